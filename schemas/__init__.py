@@ -1,0 +1,1 @@
+"""The contract between the two halves: errors, tables, manifests, configuration and storage."""

@@ -1,0 +1,104 @@
+"""The Arrow schemas of every table a run writes; each field says what it means and in which unit.
+
+A column that is null was not measured (the document was dropped before), never "zero".
+"""
+
+import pyarrow as pa
+
+from schemas.signals import SIGNALS
+
+
+def field(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> pa.Field:
+    """An Arrow field that carries its meaning and unit as metadata."""
+    return pa.field(name, kind, metadata={"meaning": meaning} | ({"unit": unit} if unit else {}))
+
+
+DOC_ID = field("doc_id", pa.binary(16), "SHA-256 of (source, split name, offset or record number, part), first 16 bytes")
+
+PROVENANCE = [
+    DOC_ID,
+    field("source", pa.string(), "source of the document as the recipe names it, such as web"),
+    field("split", pa.string(), "input file, by its canonical name without location"),
+    field("offset", pa.int64(), "start of the record in the file as stored (gzip member, line or row group row)", "bytes"),
+    field("length", pa.int64(), "length of the record as stored; records and gaps add up to the file size", "bytes"),
+    field("url", pa.string(), "target URI of the record"),
+    field("domain", pa.string(), "registrable domain of the URL, by the bundled public suffix snapshot"),
+    field("date", pa.timestamp("ms", tz="UTC"), "capture date (WARC-Date)"),
+]
+
+VERDICT = [
+    field("drop_stage", pa.string(), "stage that dropped the row; null when it was kept"),
+    field("drop_rule", pa.string(), "rule that dropped it, one of the stage's declared reasons"),
+    field("drop_value", pa.float64(), "measured value the rule looked at, where it has one"),
+    field("drop_limit", pa.float64(), "limit the value was compared with"),
+]
+
+DOCUMENTS = pa.schema(
+    [
+        *PROVENANCE,
+        field("record_type", pa.string(), "WARC record type, `row` for JSONL and Parquet, `gap` for bytes of no record"),
+        field("http_status", pa.int16(), "HTTP status code"),
+        field("mime", pa.string(), "media type as declared"),
+        field("page_bytes", pa.int64(), "size of the page after HTTP decoding", "bytes"),
+        field("charset", pa.string(), "encoding the page was decoded with, WHATWG name"),
+        field("charset_from", pa.string(), "what named the encoding: bom, http, meta, utf-8, detector"),
+        field("num_chars", pa.int64(), "length of the extracted text before cuts", "code points"),
+        field("num_bytes", pa.int64(), "length of the text after cuts", "bytes of UTF-8"),
+        field("language", pa.string(), "most probable language, ISO 639 code as the model names it"),
+        field("language_score", pa.float32(), "its probability", "0..1"),
+        *(field(s.name, s.kind, s.meaning, s.unit) for s in SIGNALS),
+        field("text_digest", pa.binary(16), "first 16 bytes of SHA-256 of the normalised text: equal means exact copy"),
+        field("signature", pa.binary(), "MinHash signature: little-endian uint32 per permutation"),
+        *VERDICT,
+    ]
+)
+"""One row for every record that came in, kept or dropped, and one for every gap; sorted by (split, offset, part)."""
+
+TEXT = pa.schema(
+    [
+        DOC_ID,
+        field("title", pa.string(), "title of the page, raw"),
+        field("text", pa.string(), "extracted text, RAW: may hold personal data; null where there is none or it is withheld"),
+        field(
+            "cuts",
+            pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32())])),
+            "spans [start, end) of the text that line rules cut, sorted, disjoint",
+            "code points",
+        ),
+    ],
+    metadata={"privacy": "raw text, not redacted"},
+)
+"""The text of the same rows in the same order as `documents`."""
+
+DEDUP = pa.schema(
+    [
+        DOC_ID,
+        field("cluster", pa.binary(16), "smallest doc_id of the documents joined with this one; its own if it stands alone"),
+        field("cluster_size", pa.int64(), "number of documents in the cluster", "documents"),
+        field("survivor", pa.binary(16), "the copy of the cluster that stays; null when every copy was dropped before"),
+        field("similarity", pa.float32(), "estimated Jaccard similarity to the document that joined it to the cluster", "0..1"),
+        *VERDICT,
+    ]
+)
+"""One row for every document that reached deduplication, part by part as `documents`."""
+
+CLEAN = pa.schema(
+    [
+        *PROVENANCE,
+        field("language", pa.string(), "most probable language"),
+        field("cluster", pa.binary(16), "duplicate cluster, decides between train and held-out"),
+        field("cluster_size", pa.int64(), "number of copies found", "documents"),
+        field("title", pa.string(), "title, personal data replaced"),
+        field("text", pa.string(), "text after cuts, personal data replaced; null when dropped"),
+        field("num_chars", pa.int64(), "length of this text", "code points"),
+        field("num_bytes", pa.int64(), "length of this text", "bytes of UTF-8"),
+        field("toxic_words", pa.int32(), "occurrences of words on the language's list", "words"),
+        field("toxic_word_share", pa.float32(), "share of words that are on the list", "0..1"),
+        field("toxicity_score", pa.float32(), "probability of the toxic label by the classifier; null without one", "0..1"),
+        field("pii_counts", pa.map_(pa.string(), pa.int32()), "replaced values by type", "occurrences"),
+        *VERDICT,
+    ]
+)
+"""One row for every survivor of deduplication; provenance keeps the record, url and title are redacted."""
+
+TABLES = {"documents": DOCUMENTS, "text": TEXT, "dedup": DEDUP, "clean": CLEAN}

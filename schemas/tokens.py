@@ -1,0 +1,175 @@
+"""The token dataset: what shards hold, what the tokenizer promises, and how both halves open it.
+
+A shard is an uncompressed Arrow IPC file (memory-mapped by readers) of record batches of documents, `tokens` being
+list<uint16|uint32> whose flat buffers, batch after batch, are the token stream. Beside it lies the document index.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import ContractError
+from schemas.manifest import Manifest, open_table
+from schemas.storage import Store
+from schemas.tables import PROVENANCE, field
+
+RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in range(100)))
+BATCH_DOCUMENTS = 1024
+TRAIN, HELDOUT = "train", "heldout"
+
+
+class TokenizerContract(BaseModel):
+    """What the token ids mean; the trainer refuses a dataset whose contract differs from its checkpoint's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    kind: Literal["sentencepiece", "huggingface"]
+    """Library that reads the model file."""
+    sha256: str
+    """SHA-256 of the model file."""
+    vocab_size: int
+    """Number of ids, reserved ones included."""
+    reserved: dict[str, int]
+    """Id of every reserved token, by its name in RESERVED."""
+    before: list[str]
+    """Reserved tokens written before each document, such as ["bos"]."""
+    after: list[str]
+    """Reserved tokens written after each document, such as ["eos"]."""
+
+    @property
+    def dtype(self) -> Literal["uint16", "uint32"]:
+        """The integer type of the shards."""
+        return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
+
+
+def shard_schema(dtype: str) -> pa.Schema:
+    """The schema of a shard whose token ids are `uint16` or `uint32`."""
+    return pa.schema(
+        [
+            pa.field("doc_id", pa.binary(16), nullable=False),
+            pa.field("tokens", pa.list_(pa.field("item", {"uint16": pa.uint16(), "uint32": pa.uint32()}[dtype], nullable=False)), nullable=False),
+        ]
+    )
+
+
+SHARD_DOCS = pa.schema(
+    [
+        *PROVENANCE,
+        field("language", pa.string(), "most probable language"),
+        field("cluster", pa.binary(16), "duplicate cluster"),
+        field("token_offset", pa.int64(), "first token of the document in the shard's stream", "tokens"),
+        field("num_tokens", pa.int64(), "tokens of the document, separators included", "tokens"),
+        field("num_bytes", pa.int64(), "length of its text", "bytes of UTF-8"),
+    ]
+)
+"""The document index of a shard, in shard order, so that a token offset is found by binary search. The url is redacted."""
+
+BY_URL = pa.schema(
+    [
+        field("surt", pa.string(), "sort-friendly form of the URL: host reversed, then path"),
+        field("url", pa.string(), "URL, redacted"),
+        field("domain", pa.string(), "registrable domain; decides the bucket"),
+        field("doc_id", pa.binary(16), "the document"),
+        field("stream", pa.string(), "`<source>/train` or `<source>/heldout`"),
+        field("shard", pa.int32(), "number of the shard in its stream"),
+    ]
+)
+"""The index by URL: buckets by registrable domain, sorted by SURT."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of a stream: where it lies and what it promised."""
+
+    stream: str
+    number: int
+    path: str
+    docs_path: str
+    num_tokens: int
+    num_documents: int
+    sha256: str
+    docs_sha256: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A committed token dataset, opened through its manifest; `streams` maps `<source>/<split>` to ordered shards."""
+
+    folder: Store
+    manifest: Manifest
+    tokenizer: TokenizerContract
+    tokenizer_folder: Store
+    tokenizer_path: str
+    chunk_tokens: int
+    streams: dict[str, list[Shard]]
+    by_url: list[str]
+
+    @property
+    def digest(self) -> str:
+        """Identity of the dataset (SHA-256 hex of its manifest's content)."""
+        return self.manifest.digest
+
+    def num_tokens(self, split: str = TRAIN) -> dict[str, int]:
+        """Unique tokens per source in one split."""
+        suffix = f"/{split}"
+        return {
+            name.removesuffix(suffix): sum(shard.num_tokens for shard in shards)
+            for name, shards in self.streams.items()
+            if name.endswith(suffix)
+        }
+
+
+def shard_key(stream: str, number: int) -> str:
+    """The manifest key of a shard's token file, such as `web/train/00003.tokens`."""
+    return f"{stream}/{number:05d}.tokens"
+
+
+def docs_key(stream: str, number: int) -> str:
+    """The manifest key of a shard's document index."""
+    return f"{stream}/{number:05d}.docs"
+
+
+def open_dataset(run: Store) -> Dataset:
+    """The current token dataset of a run folder. Raises ContractError if it is missing or does not hold together."""
+    folder, manifest = open_table(run, "tokens")
+    tokenizer_folder, tokenizer_manifest = open_table(run, "tokenizer")
+    figures: dict[str, Any] = manifest.content.figures
+    try:
+        contract = TokenizerContract.model_validate(figures["tokenizer"])
+        entries = {entry.key: entry for entry in manifest.content.files}
+        streams = {
+            name: [
+                Shard(
+                    stream=name,
+                    number=number,
+                    path=manifest.run.paths[shard_key(name, number)],
+                    docs_path=manifest.run.paths[docs_key(name, number)],
+                    num_tokens=tokens,
+                    num_documents=entries[docs_key(name, number)].rows,
+                    sha256=entries[shard_key(name, number)].sha256,
+                    docs_sha256=entries[docs_key(name, number)].sha256,
+                )
+                for number, tokens in enumerate(counts)
+            ]
+            for name, counts in figures["streams"].items()
+        }
+        chunk_tokens = int(figures["chunk_tokens"])
+    except (KeyError, ValidationError) as error:
+        raise ContractError(f"{folder.uri}: promised a token dataset, its manifest lacks {error}") from error
+    if tokenizer_manifest.content.figures.get("contract") != figures["tokenizer"]:
+        raise ContractError(
+            f"{folder.uri}: promised tokenizer {contract.sha256[:12]}, the run's tokenizer table holds another contract; "
+            "run the tokens stage again"
+        )
+    return Dataset(
+        folder=folder,
+        manifest=manifest,
+        tokenizer=contract,
+        tokenizer_folder=tokenizer_folder,
+        tokenizer_path=tokenizer_manifest.run.paths["model"],
+        chunk_tokens=chunk_tokens,
+        streams=streams,
+        by_url=manifest.paths_of("by_url/"),
+    )
