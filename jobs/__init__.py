@@ -1,0 +1,1 @@
+"""The spark-submit shells, the `penstock` command and the recipes; no logic of their own."""

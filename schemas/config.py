@@ -1,7 +1,7 @@
 """Recipes: a run is one TOML file, a section is one frozen model, one override form `section.key=value`.
 
 A field is *content* (it changes the result and enters the fingerprint) unless it is declared with `execution(...)`
-(partitions, memory, caches). Wrong names are all reported at once, each with the nearest valid one.
+(partitions, memory, caches) or `location(...)` (where a file lies; its digest enters instead). Wrong names are all reported at once, each with the nearest valid one.
 """
 
 import difflib
@@ -24,13 +24,18 @@ class Section(BaseModel):
     def content(self) -> dict[str, Any]:
         """The fields that change the result, as JSON values."""
         roles = {name: (info.json_schema_extra or {}) for name, info in type(self).model_fields.items()}
-        drop = {name for name, extra in roles.items() if isinstance(extra, dict) and extra.get("role") == "execution"}
+        drop = {name for name, extra in roles.items() if isinstance(extra, dict) and extra.get("role")}
         return self.model_dump(mode="json", exclude=drop)
 
 
 def execution(default: Any, **constraints: Any) -> Any:
     """A field that changes how a run executes but never what it writes; kept out of every fingerprint."""
     return Field(default, json_schema_extra={"role": "execution"}, **constraints)
+
+
+def location(default: Any, **constraints: Any) -> Any:
+    """A field that says where a file lies; the file enters the fingerprint by its digest, not by its place."""
+    return Field(default, json_schema_extra={"role": "location"}, **constraints)
 
 
 class Recipe(Mapping[str, Section]):
@@ -97,21 +102,28 @@ def _problem(section: str, kind: type[Section], item: Any) -> str:
     return f"{section}.{field}: {item['msg']}{found}" if field else f"[{section}]: {item['msg']}"
 
 
-def load_recipe(text: str, overrides: Iterable[str], kinds: Mapping[str, type[Section]], where: str) -> Recipe:
-    """The recipe in a TOML text with `section.key=value` overrides applied. Raises ConfigError."""
+def parse_recipe(text: str, where: str) -> dict[str, Any]:
+    """The values of a TOML text. Raises ConfigError if it is not TOML."""
     try:
-        raw: dict[str, Any] = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
+
+
+def load_recipe(
+    raw: Mapping[str, Any], overrides: Iterable[str], kinds: Mapping[str, type[Section]], where: str
+) -> Recipe:
+    """The recipe in `raw` with `section.key=value` overrides on top. Raises ConfigError."""
+    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in raw.items()}
     for override in overrides:
         path, equals, value = override.partition("=")
         section, dot, key = path.strip().partition(".")
         if not (equals and dot and section and key):
             raise ConfigError(f"--set {override!r}: promised section.key=value, for example quality.min_words=30")
-        target = raw.setdefault(section, {})
+        target = values.setdefault(section, {})
         if isinstance(target, dict):
             target[key] = parse_value(value)
-    return build_recipe(raw, kinds, where)
+    return build_recipe(values, kinds, where)
 
 
 def parse_value(text: str) -> Any:

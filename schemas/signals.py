@@ -54,7 +54,11 @@ FINEWEB = (
     _ratio("fineweb_newline_ratio", "newlines over words, after the C4 line rules"),
 )
 SIGNALS = (
-    Signal("quality_scope", pa.string(), "which rules could decide: `all`, or `neutral` where no rules for the language exist"),
+    Signal(
+        "quality_scope",
+        pa.string(),
+        "which rules could decide: `all`, or `neutral` where no rules for the language exist",
+    ),
     *GOPHER_REPETITION,
     *GOPHER_QUALITY,
     *C4,

@@ -13,13 +13,17 @@ def field(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> pa.Fiel
     return pa.field(name, kind, metadata={"meaning": meaning} | ({"unit": unit} if unit else {}))
 
 
-DOC_ID = field("doc_id", pa.binary(16), "SHA-256 of (source, split name, offset or record number, part), first 16 bytes")
+DOC_ID = field(
+    "doc_id", pa.binary(16), "SHA-256 of (source, split name, offset or record number, part), first 16 bytes"
+)
 
 PROVENANCE = [
     DOC_ID,
     field("source", pa.string(), "source of the document as the recipe names it, such as web"),
     field("split", pa.string(), "input file, by its canonical name without location"),
-    field("offset", pa.int64(), "start of the record in the file as stored (gzip member, line or row group row)", "bytes"),
+    field(
+        "offset", pa.int64(), "start of the record in the file as stored (gzip member, line or row group row)", "bytes"
+    ),
     field("length", pa.int64(), "length of the record as stored; records and gaps add up to the file size", "bytes"),
     field("url", pa.string(), "target URI of the record"),
     field("domain", pa.string(), "registrable domain of the URL, by the bundled public suffix snapshot"),
@@ -36,7 +40,9 @@ VERDICT = [
 DOCUMENTS = pa.schema(
     [
         *PROVENANCE,
-        field("record_type", pa.string(), "WARC record type, `row` for JSONL and Parquet, `gap` for bytes of no record"),
+        field(
+            "record_type", pa.string(), "WARC record type, `row` for JSONL and Parquet, `gap` for bytes of no record"
+        ),
         field("http_status", pa.int16(), "HTTP status code"),
         field("mime", pa.string(), "media type as declared"),
         field("page_bytes", pa.int64(), "size of the page after HTTP decoding", "bytes"),
@@ -58,7 +64,11 @@ TEXT = pa.schema(
     [
         DOC_ID,
         field("title", pa.string(), "title of the page, raw"),
-        field("text", pa.string(), "extracted text, RAW: may hold personal data; null where there is none or it is withheld"),
+        field(
+            "text",
+            pa.string(),
+            "extracted text, RAW: may hold personal data; null where there is none or it is withheld",
+        ),
         field(
             "cuts",
             pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32())])),
@@ -73,10 +83,19 @@ TEXT = pa.schema(
 DEDUP = pa.schema(
     [
         DOC_ID,
-        field("cluster", pa.binary(16), "smallest doc_id of the documents joined with this one; its own if it stands alone"),
+        field(
+            "cluster",
+            pa.binary(16),
+            "smallest doc_id of the documents joined with this one; its own if it stands alone",
+        ),
         field("cluster_size", pa.int64(), "number of documents in the cluster", "documents"),
         field("survivor", pa.binary(16), "the copy of the cluster that stays; null when every copy was dropped before"),
-        field("similarity", pa.float32(), "estimated Jaccard similarity to the document that joined it to the cluster", "0..1"),
+        field(
+            "similarity",
+            pa.float32(),
+            "estimated Jaccard similarity to the document that joined it to the cluster",
+            "0..1",
+        ),
         *VERDICT,
     ]
 )
@@ -94,7 +113,9 @@ CLEAN = pa.schema(
         field("num_bytes", pa.int64(), "length of this text", "bytes of UTF-8"),
         field("toxic_words", pa.int32(), "occurrences of words on the language's list", "words"),
         field("toxic_word_share", pa.float32(), "share of words that are on the list", "0..1"),
-        field("toxicity_score", pa.float32(), "probability of the toxic label by the classifier; null without one", "0..1"),
+        field(
+            "toxicity_score", pa.float32(), "probability of the toxic label by the classifier; null without one", "0..1"
+        ),
         field("pii_counts", pa.map_(pa.string(), pa.int32()), "replaced values by type", "occurrences"),
         *VERDICT,
     ]

@@ -49,7 +49,11 @@ def shard_schema(dtype: str) -> pa.Schema:
     return pa.schema(
         [
             pa.field("doc_id", pa.binary(16), nullable=False),
-            pa.field("tokens", pa.list_(pa.field("item", {"uint16": pa.uint16(), "uint32": pa.uint32()}[dtype], nullable=False)), nullable=False),
+            pa.field(
+                "tokens",
+                pa.list_(pa.field("item", {"uint16": pa.uint16(), "uint32": pa.uint32()}[dtype], nullable=False)),
+                nullable=False,
+            ),
         ]
     )
 

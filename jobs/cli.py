@@ -1,0 +1,228 @@
+"""The `penstock` command: one thin shell for each thing a user does, with a real example in each help text."""
+
+import argparse
+import functools
+import operator
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jobs.recipe import recipe_sections
+from jobs.run_all import run_recipe
+from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
+from pipeline.report.page import write_report
+from pipeline.show import column_equals, describe, find_documents, parse_where
+from schemas.config import Recipe, load_recipe
+from schemas.errors import ConfigError, PenstockError
+from schemas.manifest import read_run
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from train.config import PlanConfig, TrainConfig
+from train.plan import make_plan, print_plan, write_plan
+from train.trace import documents_of_step, print_documents, print_steps, steps_of_url
+
+Arguments = argparse.Namespace
+
+
+def run_command(arguments: Arguments) -> int:
+    """Run every data stage, then size the training run."""
+    run_recipe(arguments.recipe, arguments.out, arguments.overrides)
+    return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True))
+
+
+def stage_command(arguments: Arguments) -> int:
+    """Run the data stages up to one step."""
+    run_recipe(arguments.recipe, arguments.out, arguments.overrides, until=arguments.step)
+    return 0
+
+
+def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
+    """The recipe a run was made with, overrides on top. Raises ConfigError if the folder is no run."""
+    recipe = read_run(run).recipe
+    if not recipe:
+        raise ConfigError(f"{run.uri}: promised a run folder, found no recipe in it; run `penstock run RECIPE --out …`")
+    return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")
+
+
+def plan_command(arguments: Arguments) -> int:
+    """Size the training run from what was written."""
+    run = Store(arguments.run)
+    recipe = stored_recipe(run, arguments.overrides)
+    plan = make_plan(open_dataset(run), recipe.section("plan", PlanConfig), recipe.section("train", TrainConfig))
+    write_plan(run, plan)
+    print(f"plan written to {run.uri}/train/plan.json" if arguments.quiet else print_plan(plan))
+    return 0
+
+
+def train_command(arguments: Arguments) -> int:
+    """Start torchrun on this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(arguments.ranks)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "train.pretrain", "--run", arguments.run]
+    for override in arguments.overrides:
+        command += ["--set", override]
+    process = subprocess.Popen(command)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # the ranks got the same signal: they finish their step and write a checkpoint
+            continue
+
+
+def report_command(arguments: Arguments) -> int:
+    """Write the report of a run."""
+    print(f"report: {write_report(Store(arguments.run), arguments.truth)}")
+    return 0
+
+
+def show_command(arguments: Arguments) -> int:
+    """Print documents with their verdicts, signals and provenance."""
+    conditions = [parse_where(text) for text in arguments.where]
+    conditions += [column_equals("doc_id", arguments.doc)] if arguments.doc else []
+    conditions += [column_equals("url", arguments.url)] if arguments.url else []
+    if not conditions:
+        raise ConfigError("show: promised --doc, --url or --where, found none of them")
+    condition = functools.reduce(operator.and_, conditions)
+    found = 0
+    for row in find_documents(Store(arguments.run), condition, arguments.limit):
+        print(describe(row, arguments.text) + "\n")
+        found += 1
+    print(f"{found} document(s)")
+    return 0 if found else 1
+
+
+def models_command(arguments: Arguments) -> int:
+    """List, fetch or verify the models of the store."""
+    config = ModelsConfig()
+    if arguments.action == "list":
+        for row in list_models(config):
+            print(row)
+        return 0
+    if not arguments.name:
+        raise ConfigError(f"models {arguments.action}: promised a name; `penstock models list` shows them")
+    print((fetch_model if arguments.action == "fetch" else verify_model)(arguments.name, config))
+    return 0
+
+
+def trace_command(arguments: Arguments) -> int:
+    """Print the documents of a step, or the steps that saw a URL."""
+    run = Store(arguments.run)
+    if arguments.step is not None:
+        print(print_documents(documents_of_step(run, arguments.step)))
+    else:
+        print(print_steps(steps_of_url(run, arguments.url)))
+    return 0
+
+
+def generate_command(arguments: Arguments) -> int:
+    """Sample text from a checkpoint."""
+    from train.generate import generate
+
+    print(generate(Store(arguments.run), arguments.prompt, arguments.tokens, arguments.temperature, arguments.seed))
+    return 0
+
+
+def demo_crawl_command(arguments: Arguments) -> int:
+    """Build the demo crawl."""
+    truth = build_demo_crawl(Path(arguments.out), arguments.pages, arguments.seed)
+    print(f"{truth.num_pages} pages in {arguments.out}, what is planted stands in truth.jsonl")
+    return 0
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the run folder argument."""
+    parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the one override form."""
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a data run."""
+    parser.add_argument("recipe", help="TOML file")
+    parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")
+    add_overrides(parser)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every verb."""
+    parser = argparse.ArgumentParser(prog="penstock", description="From the crawled web to a pretrained language model.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, command: Callable[[Arguments], int], example: str) -> argparse.ArgumentParser:
+        text = (command.__doc__ or "").strip()
+        added = verbs.add_parser(name, help=text, description=text, epilog=f"example: penstock {example}")
+        added.set_defaults(command=command)
+        return added
+
+    add_recipe(verb("run", run_command, "run jobs/recipes/web.toml --out run --set source.paths='[\"crawl/*.warc.gz\"]'"))
+    stage = verb("stage", stage_command, "stage dedup jobs/recipes/web.toml --out run")
+    stage.add_argument("step", help="the last step to run: documents, dedup, clean, tokenizer or tokens")
+    add_recipe(stage)
+    plan = verb("plan", plan_command, "plan run --set plan.tokens_per_parameter=20")
+    add_run(plan)
+    add_overrides(plan)
+    plan.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
+    train = verb("train", train_command, "train run --ranks 2 --set train.precision=bf16")
+    add_run(train)
+    add_overrides(train)
+    train.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
+    report = verb("report", report_command, "report run --truth crawl/truth.jsonl")
+    add_run(report)
+    report.add_argument("--truth", help="truth file of a demo crawl: adds found/planted for each kind")
+    add_show(verb("show", show_command, "show run --where 'language = de and drop_rule = gopher_short_doc' --limit 3"))
+    models = verb("models", models_command, "models fetch lid.176.ftz")
+    models.add_argument("action", choices=("list", "fetch", "verify"))
+    models.add_argument("name", nargs="?", help="name in the store")
+    trace = verb("trace", trace_command, "trace run --step 12")
+    add_run(trace)
+    either = trace.add_mutually_exclusive_group(required=True)
+    either.add_argument("--step", type=int, help="print the documents of this step")
+    either.add_argument("--url", help="print the steps that saw this URL")
+    add_generate(verb("generate", generate_command, "generate run --prompt 'The function returns' --tokens 60"))
+    demo = verb("demo-crawl", demo_crawl_command, "demo-crawl demo/crawl --pages 3000")
+    demo.add_argument("out", help="folder for the WARC files and truth.jsonl")
+    demo.add_argument("--pages", type=int, default=3000, help="base pages; what is planted comes on top")
+    demo.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show`."""
+    add_run(parser)
+    parser.add_argument("--doc", help="document id, 32 hex digits")
+    parser.add_argument("--url", help="URL as it was crawled")
+    parser.add_argument("--where", action="append", default=[], help="condition on the columns of documents")
+    parser.add_argument("--limit", type=int, default=10)
+    parser.add_argument("--text", action="store_true", help="print the clean text too")
+
+
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `generate`."""
+    add_run(parser)
+    parser.add_argument("--prompt", default="")
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0 done, 1 nothing found, 2 an error the message explains, 130 interrupted."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments))
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data stage."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jobs.recipe import read_recipe
+from jobs.session import SparkConfig, open_session
+from pipeline.run import run_steps
+from schemas.errors import PenstockError
+from schemas.storage import Store
+
+
+def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
+    """Run the recipe's data stages into the run folder `out`, up to the step `until` (None: all)."""
+    recipe = read_recipe(recipe_path, overrides)
+    config = recipe.section("spark", SparkConfig)
+    spark = open_session(config)
+    try:
+        run_steps(spark, recipe, Store(out), until, config.partitions)
+    finally:
+        spark.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments and run; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", help="TOML file")
+    parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    arguments = parser.parse_args(argv)
+    try:
+        run_recipe(arguments.recipe, arguments.out, arguments.overrides)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What the builder of a table is given and what it gives back; versions, resume and commits live around it in `run`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.fused import add_figures
+from pipeline.stage import PerDocument, Relation, Source, Split
+from schemas.config import Recipe
+from schemas.manifest import Counts, FileEntry, Manifest
+from schemas.storage import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Stage = Source | PerDocument | Relation
+Answer = dict[str, Any]
+PARTS = "parts"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A committed table of the run: where it lies and what it says."""
+
+    folder: Store
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file on the driver, by its content."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """Everything a builder may look at. `folders` has one folder for each table it writes."""
+
+    spark: "SparkSession"
+    recipe: Recipe
+    folders: Mapping[str, Store]
+    inputs: Mapping[str, Table]
+    splits: Sequence[Split]
+    models: Mapping[str, Mapping[str, Model]]
+    partitions: int | None
+
+    def model_paths(self) -> dict[str, dict[str, str]]:
+        """Model paths by stage and name, as the workers' `make` functions want them."""
+        return {stage: {name: m.path for name, m in models.items()} for stage, models in self.models.items()}
+
+
+@dataclass
+class Built:
+    """The files, books and exact figures of one written table."""
+
+    files: list[FileEntry] = field(default_factory=list)
+    paths: dict[str, str] = field(default_factory=dict)
+    counts: Counts = field(default_factory=lambda: Counts(rows_in=0, rows_kept=0))
+    figures: dict[str, Any] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
+    errors: dict[str, int] = field(default_factory=dict)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """Name, size and SHA-256 of every outside file that was read."""
+
+    def add_file(self, entry: Mapping[str, Any]) -> None:
+        """List one written file, as `PartWriter.close` describes it."""
+        self.files.append(FileEntry(key=entry["key"], rows=entry["rows"], bytes=entry["bytes"], sha256=entry["sha256"]))
+        self.paths[entry["key"]] = entry["path"]
+
+
+@dataclass(frozen=True)
+class TableJob:
+    """One step of a run: the tables it writes, the stages whose settings decide them, the tables it reads."""
+
+    writes: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    reads: tuple[str, ...]
+    build: Callable[[Build], dict[str, Built]]
+
+    @property
+    def name(self) -> str:
+        """The step's name: its first table."""
+        return self.writes[0]
+
+
+def gather(answers: Sequence[Answer], tables: Sequence[str]) -> dict[str, Built]:
+    """The answers of all parts as one Built per table; the books belong to the first table, figures are summed."""
+    built = {table: Built() for table in tables}
+    first = built[tables[0]]
+    for answer in answers:
+        for table in tables:
+            built[table].add_file(answer["files"][table])
+        counts = Counts.model_validate(answer["counts"])
+        first.counts = first.counts.plus(counts)
+        first.figures = add_figures(first.figures, answer["figures"]) if first.figures else answer["figures"]
+        first.errors = add_figures(first.errors, answer["errors"])
+        first.cpu_seconds += answer["cpu_seconds"]
+        if "source" in answer:
+            first.sources.append(answer["source"])
+    for table in tables[1:]:
+        rows = sum(entry.rows for entry in built[table].files)
+        built[table].counts = Counts(rows_in=rows, rows_kept=rows)
+    return built
+
+
+def part_key(ordinal: int) -> str:
+    """The manifest key of a part, such as `part-00003`."""
+    return f"part-{ordinal:05d}"
+
+
+def standing_answer(folder: Store, ordinal: int) -> Answer | None:
+    """The answer of a part that an earlier, interrupted run has finished."""
+    name = f"{PARTS}/{part_key(ordinal)}.json"
+    return folder.read_json(name) if folder.exists(name) else None
+
+
+def keep_answer(folder: Store, ordinal: int, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
+    """The answer, made durable so that a resumed run need not do the part again."""
+    folder.write_atomic(f"{PARTS}/{part_key(ordinal)}.json", encode(answer))
+    return answer

@@ -1,0 +1,152 @@
+"""The clean pass: survivors of deduplication lose their cut lines, toxic documents and personal data.
+
+Verdicts travel to the text part by part: each task reads the same part of `documents`, `text` and `dedup`.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline.build import Build, Built, Table, gather, keep_answer, part_key, standing_answer
+from pipeline.fused import CRASHED, Books, Fused, set_verdict
+from pipeline.isolate import Crashed, Isolated
+from pipeline.lift import run_tasks, worker_path
+from pipeline.pii import PII
+from pipeline.stage import Drop, PerDocument, Row
+from pipeline.toxicity import TOXICITY
+from pipeline.writing import PartWriter
+from schemas.config import Recipe
+from schemas.errors import ContractError
+from schemas.ids import canonical_json
+from schemas.storage import Store
+from schemas.tables import CLEAN
+
+STAGES: tuple[PerDocument, ...] = (TOXICITY, PII)
+FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "language"]
+ROWS_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class CleanTask:
+    """One part of the three tables, and where its clean part goes."""
+
+    ordinal: int
+    recipe: Recipe
+    models: dict[str, dict[str, str]]
+    tables: dict[str, Store]
+    paths: dict[str, str]
+    folder: Store
+
+
+def build_clean(build: Build) -> dict[str, Built]:
+    """The table `clean`, one part for each part of `documents`."""
+    paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
+    folders = {name: table.folder for name, table in build.inputs.items()}
+    tasks = [
+        CleanTask(ordinal, build.recipe, build.model_paths(), folders, path, build.folders["clean"])
+        for ordinal, path in enumerate(paths)
+    ]
+    return gather(run_tasks(build.spark, clean_part, tasks, "clean", build.partitions), ("clean",))
+
+
+def num_parts(table: Table) -> int:
+    """How many parts a part-wise table has."""
+    return len(table.manifest.content.files)
+
+
+def part_paths(tables: Any, ordinal: int) -> dict[str, str]:
+    """The path of one part in each of the tables."""
+    return {name: table.manifest.run.paths[part_key(ordinal)] for name, table in tables.items()}
+
+
+def clean_part(task: CleanTask, retried: bool) -> dict[str, Any]:
+    """Run one part through the fused pass and write it; returns files, books and figures."""
+    standing = standing_answer(task.folder, task.ordinal)
+    if standing is not None:
+        return standing
+    started = time.process_time()
+    models = {stage: {k: worker_path(p) for k, p in paths.items()} for stage, paths in task.models.items()}
+    fused = Fused(STAGES, task.recipe, models)
+    measure = Isolated(fused) if retried else fused
+    books = Books([(stage.name, stage.reasons) for stage in STAGES])
+    writer = PartWriter(task.folder, part_key(task.ordinal), CLEAN, size_column="text")
+    try:
+        for row in survivors(task):
+            chars = len(row["text"])
+            try:
+                row = measure(row)
+            except Crashed:
+                set_verdict(row, TOXICITY.name, Drop(CRASHED))
+            _enter(row, chars, books)
+            writer.add(row)
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        if isinstance(measure, Isolated):
+            measure.close()
+    answer = {
+        "files": {"clean": writer.close()},
+        "rows": books.rows_in,
+        "errors": dict(fused.errors),
+        "cpu_seconds": time.process_time() - started,
+        **books.to_json(),
+    }
+    return keep_answer(task.folder, task.ordinal, answer, canonical_json)
+
+
+def _enter(row: Row, chars: int, books: Books) -> None:
+    kept = row.get("drop_stage") is None
+    books.enter(row, row["num_chars"] if kept else chars)
+    for kind, number in (row.get("pii_counts") or {}).items():
+        books.tally("pii", kind, number)
+    if kept:
+        books.tally("kept_bytes", row["source"], row["num_bytes"])
+        books.tally("kept_documents", row["source"])
+        books.tally("kept_languages", row["language"] or "?")
+    else:
+        row["text"] = row["title"] = None
+    row["pii_counts"] = list((row.get("pii_counts") or {}).items())
+
+
+def survivors(task: CleanTask) -> Iterator[Row]:
+    """The documents of one part that deduplication kept, their cut lines gone."""
+    verdicts = read_part(task, "dedup", ["doc_id", "cluster", "cluster_size", "drop_stage"])
+    kept = {row["doc_id"]: row for row in verdicts if row["drop_stage"] is None}
+    documents = {row["doc_id"]: row for row in read_part(task, "documents", FROM_DOCUMENTS) if row["doc_id"] in kept}
+    found = 0
+    for row in read_part(task, "text", ["doc_id", "title", "text", "cuts"]):
+        identifier = row["doc_id"]
+        if identifier not in kept:
+            continue
+        found += 1
+        text = apply_cuts(row["text"], row["cuts"] or [])
+        cluster = {name: kept[identifier][name] for name in ("cluster", "cluster_size")}
+        yield {**documents[identifier], **cluster, "title": row["title"], "text": text, "drop_stage": None}
+    if found != len(kept):
+        raise ContractError(
+            f"clean {part_key(task.ordinal)}: promised the text of {len(kept)} survivors, found {found}; "
+            "documents, text and dedup are not of the same run: run the stages again"
+        )
+
+
+def read_part(task: CleanTask, table: str, columns: list[str]) -> Iterator[Row]:
+    """The rows of one part of a table, a few hundred in memory at a time."""
+    with task.tables[table].open_input(task.paths[table]) as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+            yield from batch.to_pylist()
+
+
+def apply_cuts(text: str, cuts: list[dict[str, int]]) -> str:
+    """The text without the spans that line rules cut."""
+    if not cuts:
+        return text
+    pieces, end = [], 0
+    for cut in cuts:
+        pieces.append(text[end : cut["start"]])
+        end = cut["end"]
+    pieces.append(text[end:])
+    return "".join(pieces)

@@ -1,0 +1,153 @@
+"""The documents pass: one split goes in, its rows, signals, verdicts and texts come out, in one worker.
+
+Raw pages never leave the worker. Only extraction and the language gate end the pass for a document; every other stage
+measures all that remain, so that thresholds can be tried again without reading text.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeline.build import Build, Built, gather, keep_answer, part_key, standing_answer
+from pipeline.extract import EXTRACT
+from pipeline.fused import CRASHED, Books, Fused, set_verdict
+from pipeline.isolate import Crashed, Isolated
+from pipeline.language import LANGUAGE
+from pipeline.lift import run_tasks, worker_path
+from pipeline.minhash import MINHASH
+from pipeline.quality.decide import QUALITY
+from pipeline.sources.declare import SOURCE
+from pipeline.sources.splits import open_split_stream
+from pipeline.stage import Drop, PerDocument, Relation, Row, Split
+from pipeline.writing import PartWriter
+from schemas.config import Recipe, Section
+from schemas.errors import ContractError
+from schemas.ids import below_share, canonical_json, shuffle_key
+from schemas.storage import Store
+from schemas.tables import DOCUMENTS, TEXT
+
+MEASURED: tuple[PerDocument, ...] = (EXTRACT, LANGUAGE, QUALITY, MINHASH)
+COLUMNS = frozenset((*DOCUMENTS.names, *TEXT.names))
+
+
+class TextConfig(Section):
+    """What becomes of the text of dropped documents; ids, signals and reasons are always kept."""
+
+    dropped: Literal["keep", "sample", "leave_out"] = "keep"
+    """Keep the text of every dropped document, of a share of them, or of none."""
+    sample_share: float = Field(0.01, ge=0, le=1)
+    """Share of dropped documents whose text is kept when `dropped` is `sample`, chosen by hash of doc_id."""
+
+
+KEEP_TEXT = Relation(name="text", version=1, config=TextConfig)
+STAGES = (SOURCE, *MEASURED, KEEP_TEXT)
+
+
+@dataclass(frozen=True)
+class DocumentsTask:
+    """One split to read, and where its parts go."""
+
+    split: Split
+    recipe: Recipe
+    models: dict[str, dict[str, str]]
+    documents: Store
+    text: Store
+
+
+def build_documents(build: Build) -> dict[str, Built]:
+    """The tables `documents` and `text`, one part for each split."""
+    tasks = [
+        DocumentsTask(split, build.recipe, build.model_paths(), build.folders["documents"], build.folders["text"])
+        for split in build.splits
+    ]
+    answers = run_tasks(build.spark, documents_part, tasks, "documents", build.partitions)
+    return gather(answers, ("documents", "text"))
+
+
+def documents_part(task: DocumentsTask, retried: bool) -> dict[str, Any]:
+    """Read one split through the fused pass and write its parts; returns files, books and figures."""
+    ordinal = task.split.ordinal
+    standing = standing_answer(task.documents, ordinal)
+    if standing is not None:
+        return standing
+    started = time.process_time()
+    models = {stage: {k: worker_path(p) for k, p in paths.items()} for stage, paths in task.models.items()}
+    fused = Fused(MEASURED, task.recipe, models)
+    books = Books([(stage.name, stage.reasons) for stage in (SOURCE, *MEASURED)])
+    writers = (
+        PartWriter(task.documents, part_key(ordinal), DOCUMENTS),
+        PartWriter(task.text, part_key(ordinal), TEXT, size_column="text"),
+    )
+    try:
+        with open_split_stream(task.split) as stream:
+            rows = SOURCE.open(task.split, stream, task.recipe["source"])
+            for row in verdicts(rows, Isolated(fused) if retried else fused):
+                write_row(row, writers, books, task.recipe.section("text", TextConfig))
+            sha256, size = stream.finish()
+    except BaseException:
+        for writer in writers:
+            writer.abandon()
+        raise
+    if size != task.split.size:
+        raise ContractError(
+            f"{task.split.uri}: promised {task.split.size} bytes, found {size} while reading; "
+            "let the file be written to its end and run again"
+        )
+    answer = {
+        "files": {"documents": writers[0].close(), "text": writers[1].close()},
+        "rows": books.rows_in,
+        "source": {"name": task.split.name, "bytes": size, "sha256": sha256},
+        "errors": dict(fused.errors),
+        "cpu_seconds": time.process_time() - started,
+        **books.to_json(),
+    }
+    return keep_answer(task.documents, ordinal, answer, canonical_json)
+
+
+def verdicts(rows: Iterator[tuple[Row, Drop | None]], measure: Any) -> Iterator[Row]:
+    """Every row of a source with its verdict: the source's own, or that of the stages it runs through."""
+    try:
+        for row, drop in rows:
+            if drop is not None:
+                set_verdict(row, SOURCE.name, drop)
+                yield row
+                continue
+            try:
+                yield measure(row)
+            except Crashed:
+                set_verdict(row, EXTRACT.name, Drop(CRASHED))
+                yield row
+    finally:
+        if isinstance(measure, Isolated):
+            measure.close()
+
+
+def write_row(row: Row, writers: Sequence[PartWriter], books: Books, config: TextConfig) -> None:
+    """Write a finished row to both tables and into the books."""
+    unknown = [name for name in row if name not in COLUMNS and name[0] != "_"]
+    if unknown:
+        raise ContractError(f"documents pass: promised the columns of its schema, found {unknown}; declare them")
+    chars = row.get("num_chars") or 0
+    books.enter(row, chars)
+    if row.get("language") is not None:
+        books.tally("languages", row["language"])
+        if row["drop_stage"] is None:
+            books.tally("kept_languages", row["language"])
+            books.tally("kept_language_chars", row["language"], chars)
+    if row.get("charset") is not None:
+        books.tally("charsets", row["charset"])
+    books.tally("record_types", row["record_type"] or "?")
+    books.tally("stored_bytes", "all", row["length"] or 0)
+    if row.get("drop_stage") is not None and not _keeps_text(row, config):
+        row["text"] = row["title"] = row["cuts"] = None
+    for writer in writers:
+        writer.add(row)
+
+
+def _keeps_text(row: Row, config: TextConfig) -> bool:
+    if config.dropped == "sample":
+        return below_share(shuffle_key(0, row["doc_id"]), config.sample_share)
+    return config.dropped == "keep"

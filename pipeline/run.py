@@ -1,0 +1,181 @@
+"""A run: each step is skipped if a version of its tables stands for the same inputs and settings, else built and committed.
+
+Everything that can be wrong before the first task is checked before the first task: inputs, models, output folder.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipeline.build import PARTS, Build, Built, Model, Table, TableJob, part_key
+from pipeline.lift import ship_models
+from pipeline.models import ModelsConfig, ensure_model
+from pipeline.sources.declare import SourceConfig
+from pipeline.sources.splits import find_splits
+from pipeline.stage import PerDocument, Split
+from pipeline.stages import STEPS
+from schemas.config import Recipe
+from schemas.errors import ConfigError, ContractError
+from schemas.ids import digest_of
+from schemas.manifest import (
+    MANIFEST_NAME,
+    InputEntry,
+    RunFile,
+    make_manifest,
+    read_manifest,
+    read_run,
+    write_manifest,
+    write_run,
+)
+from schemas.storage import Store
+
+Models = dict[str, dict[str, Model]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every step of a run shares."""
+
+    spark: SparkSession
+    recipe: Recipe
+    folder: Store
+    splits: Sequence[Split]
+    models: Models
+    partitions: int | None
+
+
+def run_steps(spark: SparkSession, recipe: Recipe, folder: Store, until: str | None, partitions: int | None) -> RunFile:
+    """Bring the run up to the step `until` (None: all) and return its state. Raises ConfigError, ContractError.
+
+    Steps that stand are skipped; an interrupted step goes on from its finished parts.
+    """
+    names = [step.name for step in STEPS]
+    if until is not None and until not in names:
+        raise ConfigError(f"stage {until!r}: no such step; the steps are {', '.join(names)}")
+    steps = STEPS[: names.index(until) + 1] if until is not None else STEPS
+    splits = find_splits(recipe.section("source", SourceConfig))
+    run = Run(spark, recipe, folder, splits, find_models(recipe, steps), partitions)
+    state = RunFile(tables=read_run(folder).tables, recipe=recipe.to_json())
+    write_run(folder, state)
+    ship_models(spark, [model.path for named in run.models.values() for model in named.values()])
+    tables: dict[str, Table] = {}
+    for step in steps:
+        folders = run_step(run, step, {name: tables[name] for name in step.reads})
+        tables |= {name: Table(written, read_manifest(written)) for name, written in folders.items()}
+        pointers = {name: written.uri.rsplit("/", 1)[-1] for name, written in folders.items()}
+        state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
+        write_run(folder, state)
+    return state
+
+
+def find_models(recipe: Recipe, steps: Sequence[TableJob]) -> Models:
+    """Every model file the steps need, fetched and verified. Raises ConfigError before anything runs."""
+    config = recipe.section("models", ModelsConfig)
+    found: Models = {}
+    for step in steps:
+        for stage in step.stages:
+            wanted = stage.models(recipe[stage.name]) if isinstance(stage, PerDocument) else {}
+            if stage.name == "tokenizer" and getattr(recipe["tokenizer"], "model", None):
+                wanted = {"tokenizer": recipe["tokenizer"].model}  # type: ignore[attr-defined]
+            for name, place in wanted.items():
+                local = ensure_model(place, config)
+                found.setdefault(stage.name, {})[name] = Model(str(local.path), local.sha256)
+    return found
+
+
+def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str, Store]:
+    """The folders of the step's tables, committed: those that stood, or built now."""
+    identity = step_identity(run, step, inputs)
+    folders = {name: run.folder.child(f"{name}/v-{identity[:12]}") for name in step.writes}
+    if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
+        print(f"{step.name:<10} stands ({identity[:12]})", file=sys.stderr)
+        return folders
+    started, clock = datetime.now(UTC), time.monotonic()
+    models = models_of(run, step)
+    built = step.build(Build(run.spark, run.recipe, folders, inputs, run.splits, models, run.partitions))
+    timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
+    for table in reversed(step.writes):
+        commit(run, step, folders[table], (table, built[table], inputs, timing))
+    return folders
+
+
+def models_of(run: Run, step: TableJob) -> Models:
+    """The models of a step's stages."""
+    return {stage.name: run.models[stage.name] for stage in step.stages if stage.name in run.models}
+
+
+def step_identity(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> str:
+    """The fingerprint of a step: stages, versions, content settings, models by digest, and what it reads."""
+    reads: Any = {name: table.manifest.digest for name, table in inputs.items()}
+    if not step.reads:
+        reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
+    return digest_of({"table": step.name, **step_content(run, step), "reads": reads})
+
+
+def step_content(run: Run, step: TableJob) -> dict[str, Any]:
+    """Versions, content settings and model digests of a step's stages."""
+    models = models_of(run, step)
+    return {
+        "stages": {stage.name: stage.version for stage in step.stages},
+        "config": {stage.name: run.recipe[stage.name].content() for stage in step.stages},
+        "models": {f"{stage}/{name}": model.sha256 for stage, named in models.items() for name, model in named.items()},
+    }
+
+
+def commit(
+    run: Run, step: TableJob, folder: Store, facts: tuple[str, Built, Mapping[str, Table], dict[str, Any]]
+) -> None:
+    """Write the manifest of one table: from then on it exists. Its part answers are no longer needed and go."""
+    table, built, inputs, timing = facts
+    identities = {f"input:{split.name}": split.identity for split in run.splits} if not step.reads else {}
+    check_inputs(run.folder, table, built, identities)
+    entries = [InputEntry.model_validate(source) for source in built.sources]
+    for name, read in inputs.items():
+        size = sum(entry.bytes for entry in read.manifest.content.files)
+        entries.append(InputEntry(name=name, bytes=size, sha256=read.manifest.digest))
+    content = {
+        "table": table,
+        **step_content(run, step),
+        "inputs": [entry.model_dump() for entry in entries],
+        "files": [entry.model_dump() for entry in built.files],
+        "counts": built.counts.model_dump(),
+        "figures": built.figures,
+    }
+    how = {
+        **timing,
+        "paths": built.paths,
+        "cpu_seconds": round(built.cpu_seconds, 3),
+        "code_version": version("penstock"),
+        "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
+    }
+    write_manifest(folder, make_manifest(content, how, folder.uri))
+    for ordinal in range(len(built.files)):
+        folder.delete(f"{PARTS}/{part_key(ordinal)}.json")
+    for error, count in built.errors.items():
+        print(f"{step.name}: {count} record(s) dropped as failed, {error}", file=sys.stderr)
+
+
+def check_inputs(folder: Store, table: str, built: Built, identities: Mapping[str, str]) -> None:
+    """Compare the inputs' digests with those an earlier version read under the same name, size and time.
+
+    Raises ContractError if a file changed its content and kept its looks.
+    """
+    tables = read_run(folder).tables
+    if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):
+        return
+    earlier = read_manifest(folder.child(f"{table}/{tables[table]}"))
+    digests = {entry.name: entry.sha256 for entry in earlier.content.inputs}
+    for source in built.sources:
+        name, now = source["name"], source["sha256"]
+        same = earlier.run.lineage.get(f"input:{name}") == identities.get(f"input:{name}")
+        if same and digests.get(name, now) != now:
+            raise ContractError(
+                f"input {name}: promised SHA-256 {digests[name][:16]}… (same name, size and time as before), "
+                f"found {now[:16]}…; restore the file or use a new run folder"
+            )

@@ -1,0 +1,137 @@
+"""Documents with their verdicts, signals and provenance, read through the manifests of a run.
+
+Raw text is never printed: text, where asked for, comes from the clean table, personal data replaced.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.stage import Row
+from schemas.config import nearest
+from schemas.errors import ConfigError
+from schemas.manifest import open_table, read_run
+from schemas.storage import Store
+from schemas.tables import DOCUMENTS, TABLES
+
+CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.*?)\s*$", re.IGNORECASE)
+COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
+COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
+HIDDEN = ("signature",)
+
+
+def parse_where(text: str) -> pc.Expression:
+    """The filter of a condition such as `language = de and gopher_num_words < 60`.
+
+    Raises ConfigError if a column does not exist, a value does not fit its type, or the form is another.
+    """
+    expression: pc.Expression | None = None
+    for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
+        match = CONDITION.match(part)
+        if match is None:
+            raise ConfigError(f"--where {part!r}: promised `column < value` or `column is null`, joined by `and`")
+        name, operator, value = match.groups()
+        if name not in DOCUMENTS.names:
+            raise ConfigError(f"--where {part!r}: no column {name!r}{nearest(name, DOCUMENTS.names)}")
+        term = _term(name, operator.lower(), value)
+        expression = term if expression is None else expression & term
+    if expression is None:
+        raise ConfigError("--where: promised a condition, found none")
+    return expression
+
+
+def _term(name: str, operator: str, value: str) -> pc.Expression:
+    if operator.startswith("is"):
+        return pc.field(name).is_null() if operator == "is null" else ~pc.field(name).is_null()
+    return compare(name, operator, value.strip("'\""))
+
+
+def column_equals(name: str, value: str) -> pc.Expression:
+    """The filter `name = value`, the value taken as it is. Raises ConfigError if it does not fit the column."""
+    return compare(name, "=", value)
+
+
+def compare(name: str, operator: str, value: str) -> pc.Expression:
+    """The filter that compares a column with a value of its type; ids are given in hex. Raises ConfigError."""
+    kind = DOCUMENTS.field(name).type
+    try:
+        if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
+            scalar = pa.scalar(bytes.fromhex(value), kind)
+        else:
+            scalar = pc.cast(pa.scalar(value), kind)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise ConfigError(f"--where {name} {operator} {value}: column {name} is {kind}: {error}") from error
+    return COMPARE[operator](pc.field(name), scalar)
+
+
+def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
+    """Up to `limit` rows of `documents` that meet the condition, joined by id with `dedup` and `clean` as `dedup.x`."""
+    folder, manifest = open_table(run, "documents")
+    tables = read_run(run).tables
+    found = 0
+    for number, path in enumerate(manifest.paths_of()):
+        with folder.open_input(path) as stream:
+            names = [name for name in DOCUMENTS.names if name not in HIDDEN]
+            table = pq.read_table(stream, columns=names).filter(condition)
+        rows = table.slice(0, limit - found).to_pylist()
+        for name in ("dedup", "clean"):
+            if rows and name in tables:
+                _join(run, name, number, rows)
+        yield from rows
+        found += len(rows)
+        if found >= limit:
+            return
+
+
+def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
+    folder, manifest = open_table(run, table)
+    with folder.open_input(manifest.paths_of()[number]) as stream:
+        wanted = pa.array([row["doc_id"] for row in rows], pa.binary(16))
+        part = pq.read_table(stream).filter(pc.is_in(pc.field("doc_id"), value_set=wanted)).to_pylist()
+    known = set(DOCUMENTS.names) - {"drop_stage", "drop_rule", "drop_value", "drop_limit", "url"}
+    by_id = {row["doc_id"]: row for row in part}
+    for row in rows:
+        for name, value in by_id.get(row["doc_id"], {}).items():
+            if name not in known:
+                row[f"{table}.{name}"] = value
+
+
+def describe(row: Row, with_text: bool) -> str:
+    """A document as text: verdict first, then provenance, then every measured signal with its unit."""
+    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
+    fields = {field.name: field for schema in TABLES.values() for field in schema}
+    for name, value in row.items():
+        if value is None or name == "doc_id" or name.split(".")[-1].startswith("drop_"):
+            continue
+        if name == "clean.text":
+            continue
+        unit = (fields[name.split(".")[-1]].metadata or {}).get(b"unit", b"").decode()
+        lines.append(f"  {name:<26} {_shown(value)}{' ' + unit if unit and unit != 'ratio' else ''}")
+    if with_text and row.get("clean.text"):
+        lines += ["", *(f"  | {line}" for line in row["clean.text"].splitlines())]
+    return "\n".join(lines)
+
+
+def verdict_of(row: Row) -> str:
+    """`kept`, or the stage, rule, value and limit that dropped the document."""
+    for prefix in ("", "dedup.", "clean."):
+        stage, rule = row.get(f"{prefix}drop_stage"), row.get(f"{prefix}drop_rule")
+        if stage is not None and rule != "dropped_before":
+            value, limit = row.get(f"{prefix}drop_value"), row.get(f"{prefix}drop_limit")
+            measured = f" ({value:g}, limit {limit:g})" if value is not None and limit is not None else ""
+            return f"dropped by {stage}/{rule}{measured}"
+    return "kept"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(f"{kind} {number}" for kind, number in value) or "none"
+    return str(value)

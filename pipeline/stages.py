@@ -1,0 +1,31 @@
+"""The table of contents: every step of a run in order, the tables it writes, and the stages that decide them."""
+
+from collections.abc import Mapping
+
+from pipeline import clean, documents
+from pipeline.build import Stage, TableJob
+from pipeline.clean import build_clean
+from pipeline.dedup.declare import DEDUP
+from pipeline.dedup.survivors import build_dedup
+from pipeline.documents import build_documents
+from pipeline.tokenizer_job import TOKENIZER, build_tokenizer
+from pipeline.tokens import TOKENS, build_tokens
+from schemas.config import Section
+
+STEPS: tuple[TableJob, ...] = (
+    TableJob(("documents", "text"), documents.STAGES, (), build_documents),
+    TableJob(("dedup",), (DEDUP,), ("documents",), build_dedup),
+    TableJob(("clean",), clean.STAGES, ("documents", "text", "dedup"), build_clean),
+    TableJob(("tokenizer",), (TOKENIZER,), ("clean",), build_tokenizer),
+    TableJob(("tokens",), (TOKENS,), ("clean", "tokenizer"), build_tokens),
+)
+
+
+def all_stages() -> list[Stage]:
+    """Every stage of a run, in order."""
+    return [stage for step in STEPS for stage in step.stages]
+
+
+def sections() -> Mapping[str, type[Section]]:
+    """The recipe sections of the data half: one for each stage."""
+    return {stage.name: stage.config for stage in all_stages()}

@@ -1,0 +1,25 @@
+"""Shared fixtures: one Spark session for the whole test run, and the real data beside the project, if it is there."""
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One local session with retries, as an embedded run has it."""
+    from jobs.session import SparkConfig, open_session
+
+    session = open_session(SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4), "tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data; the test is skipped where a clone does not have it."""
+    if not SHARED.is_dir():
+        pytest.skip(f"the real data is not beside the project ({SHARED.name} is missing)")
+    return SHARED

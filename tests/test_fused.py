@@ -1,0 +1,90 @@
+"""The fused pass: first verdict wins, measuring goes on or ends as declared, a raising stage drops the row by name."""
+
+import pytest
+
+from pipeline.fused import Books, Fused, add_figures, reason_names, set_verdict
+from pipeline.stage import Drop, PerDocument
+from schemas.config import Section, build_recipe
+from schemas.errors import ContractError
+
+
+class Empty(Section):
+    pass
+
+
+def stage(name, function, ends=True, reasons=("low",)):
+    return PerDocument(
+        name=name,
+        version=1,
+        config=Empty,
+        reads=(),
+        adds=(),
+        reasons=dict.fromkeys(reasons, "because"),
+        make=lambda config, models: function,
+        ends=ends,
+    )
+
+
+def run(row, *stages):
+    fused = Fused(stages, build_recipe({}, {s.name: Empty for s in stages}, "r"), {})
+    return fused(row), fused
+
+
+def mark(name, drop=None):
+    def function(row):
+        row[name] = True
+        return drop
+
+    return function
+
+
+def test_a_drop_ends_the_pass_when_the_stage_says_so():
+    row, _ = run({}, stage("a", mark("a", Drop("low", 1.0, 2.0))), stage("b", mark("b")))
+    assert row == {"a": True, "drop_stage": "a", "drop_rule": "low", "drop_value": 1.0, "drop_limit": 2.0}
+
+
+def test_measuring_goes_on_and_the_first_verdict_stays():
+    stages = stage("a", mark("a", Drop("low")), ends=False), stage("b", mark("b", Drop("low", 7.0)), ends=False)
+    row, _ = run({}, *stages)
+    assert (row["a"], row["b"], row["drop_stage"], row["drop_value"]) == (True, True, "a", None)
+
+
+def test_a_raising_stage_drops_the_row_and_is_counted_without_its_text():
+    def bad(row):
+        raise ValueError("secret text")
+
+    row, fused = run({}, stage("a", bad), stage("b", mark("b")))
+    assert (row["drop_stage"], row["drop_rule"]) == ("a", "failed")
+    assert "b" not in row
+    (key,) = fused.errors
+    assert key.startswith("a: ValueError at test_fused.py:")
+    assert "secret" not in key
+
+
+def test_an_undeclared_reason_is_refused():
+    with pytest.raises(ContractError, match="found 'other'"):
+        run({}, stage("a", mark("a", Drop("other"))))
+
+
+def test_books_count_every_row_and_report_zeros():
+    books = Books([("a", {"low": "", "high": ""})])
+    for drop in (None, Drop("low"), Drop("low")):
+        row = {}
+        if drop:
+            set_verdict(row, "a", drop)
+        books.enter(row, 10)
+    books.tally("languages", "de")
+    answer = books.to_json()
+    assert answer["counts"] == {
+        "rows_in": 3,
+        "rows_kept": 1,
+        "dropped": {"a/low": 2, "a/high": 0, "a/failed": 0, "a/crashed": 0},
+    }
+    assert answer["figures"] == {"kept_chars": 10, "dropped_chars": {"a/low": 20}, "languages": {"de": 1}}
+    assert reason_names("a", {"low": ""}) == ["a/low", "a/failed", "a/crashed"]
+    with pytest.raises(ContractError, match="'a/new'"):
+        books.enter({"drop_stage": "a", "drop_rule": "new"}, 1)
+
+
+def test_figures_add_key_by_key():
+    assert add_figures({"x": {"a": 1}, "n": 2}, {"x": {"a": 2, "b": 5}, "n": 3}) == {"x": {"a": 3, "b": 5}, "n": 5}

@@ -1,0 +1,103 @@
+"""Manifests: the books balance or nothing is written, identity is content, a table exists when its manifest does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from schemas.errors import ContractError
+from schemas.manifest import (
+    Counts,
+    Manifest,
+    RunFile,
+    make_manifest,
+    open_table,
+    read_manifest,
+    read_run,
+    write_manifest,
+    write_run,
+)
+from schemas.storage import Store
+
+ENTRY = {"key": "part-00000", "rows": 2, "bytes": 10, "sha256": "ab"}
+
+
+def content(**changes):
+    books = {"rows_in": 3, "rows_kept": 2, "dropped": {"s/a": 1, "s/b": 0}}
+    return {
+        "table": "t",
+        "stages": {"s": 1},
+        "config": {"s": {"x": 1}},
+        "inputs": [],
+        "files": [ENTRY],
+        "counts": books,
+    } | changes
+
+
+def how(**changes):
+    paths = {"part-00000": "part-00000-x.parquet"}
+    return {"paths": paths, "started": "now", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0"} | changes
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.lists(st.integers(0, 99), max_size=3), st.integers(-3, 3))
+def test_books_balance_or_cannot_be_made(kept, extra, drops, lost):
+    dropped = {str(i): n for i, n in enumerate(drops)} | {"x": extra}
+    total = kept + sum(dropped.values()) + lost
+    if lost == 0:
+        assert Counts(rows_in=total, rows_kept=kept, dropped=dropped).rows_in == total
+    else:
+        with pytest.raises(ValidationError, match=f"so {lost} unaccounted for"):
+            Counts(rows_in=total, rows_kept=kept, dropped=dropped)
+
+
+def test_unbalanced_manifest_is_refused_with_the_numbers():
+    with pytest.raises(ContractError, match="4 rows in, 2 kept, 1 dropped by name, so 1 unaccounted for"):
+        make_manifest(content(counts={"rows_in": 4, "rows_kept": 2, "dropped": {"s/a": 1}}), how(), "t")
+
+
+def test_identity_is_content_not_place_or_time():
+    one = make_manifest(content(), how(), "t")
+    other = make_manifest(content(), how(paths={"part-00000": "elsewhere"}, started="later", wall_seconds=9.0), "t")
+    assert one.digest == other.digest
+    changed = make_manifest(content(files=[ENTRY | {"sha256": "ac"}]), how(), "t")
+    assert changed.digest != one.digest
+
+
+def test_a_file_without_a_path_is_refused():
+    with pytest.raises(ContractError, match="every file has one path"):
+        make_manifest(content(), how(paths={}), "t")
+
+
+def test_manifests_are_immutable_and_the_same_one_may_be_written_twice(tmp_path):
+    folder = Store(str(tmp_path / "t"))
+    write_manifest(folder, make_manifest(content(), how(), "t"))
+    write_manifest(folder, make_manifest(content(), how(started="later"), "t"))
+    assert read_manifest(folder).run.started == "now"
+    with pytest.raises(ContractError, match="promised immutable"):
+        write_manifest(folder, make_manifest(content(stages={"s": 2}), how(), "t"))
+
+
+def test_a_table_exists_when_its_manifest_exists(tmp_path):
+    run = Store(str(tmp_path))
+    with pytest.raises(ContractError, match="promised a table 'documents', found an empty run"):
+        open_table(run, "documents")
+    write_run(run, RunFile(tables={"documents": "v-1"}))
+    with pytest.raises(ContractError, match=r"found no manifest\.json"):
+        open_table(run, "documents")
+    write_manifest(run.child("documents/v-1"), make_manifest(content(), how(), "t"))
+    assert open_table(run, "documents")[1].content.table == "t"
+    assert read_run(run).tables == {"documents": "v-1"}
+
+
+def test_books_of_parts_add_up():
+    one = Counts(rows_in=3, rows_kept=2, dropped={"a": 1, "b": 0})
+    assert one.plus(Counts(rows_in=2, rows_kept=0, dropped={"b": 2})) == Counts(
+        rows_in=5, rows_kept=2, dropped={"a": 1, "b": 2}
+    )
+
+
+def test_the_published_json_schema_documents_every_field():
+    schema = Manifest.model_json_schema()
+    fields = [f for kind in schema["$defs"].values() for f in kind["properties"].values()]
+    assert len(fields) > 20
+    assert [f for f in fields if "description" not in f] == []

@@ -1,0 +1,44 @@
+"""Storage: atomic small writes, digests, and the same behaviour on a local folder and on S3."""
+
+import hashlib
+import os
+
+import pytest
+
+from schemas.errors import ContractError
+from schemas.storage import Store
+
+
+def test_write_is_atomic_and_leaves_nothing_behind(tmp_path):
+    store = Store(str(tmp_path))
+    store.write_atomic("a/b.json", b'{"x": 1}')
+    store.write_atomic("a/b.json", b'{"x": 2}')
+    assert store.read_json("a/b.json") == {"x": 2}
+    assert sorted(store.walk()) == ["a/b.json"]
+
+
+def test_failed_write_keeps_the_old_content(tmp_path):
+    store = Store(str(tmp_path))
+    store.write_atomic("b.json", b"{}")
+    with pytest.raises(TypeError):
+        store.write_atomic("b.json", "text")
+    assert store.read_bytes("b.json") == b"{}"
+    assert os.listdir(tmp_path) == ["b.json"]
+
+
+def test_digest_and_size(tmp_path):
+    store = Store(str(tmp_path))
+    data = os.urandom(3 << 20)
+    with store.open_output("x.bin") as stream:
+        stream.write(data)
+    assert store.sha256("x.bin") == hashlib.sha256(data).hexdigest()
+    assert store.size("x.bin") == len(data)
+
+
+def test_missing_file_and_bad_json_say_what_was_found(tmp_path):
+    store = Store(str(tmp_path))
+    with pytest.raises(ContractError, match=r"nothing\.arrow: promised by a manifest, found nothing"):
+        store.size("nothing.arrow")
+    store.write_atomic("bad.json", b"{")
+    with pytest.raises(ContractError, match=r"bad\.json: promised JSON"):
+        store.read_json("bad.json")
