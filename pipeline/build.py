@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.fused import add_figures
 from pipeline.stage import PerDocument, Relation, Source, Split
 from schemas.config import Recipe
 from schemas.manifest import Counts, FileEntry, Manifest
 from schemas.storage import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Stage = Source | PerDocument | Relation
 Answer = dict[str, Any]
@@ -38,7 +35,8 @@ class Model:
 class Build:
     """Everything a builder may look at. `folders` has one folder for each table it writes."""
 
-    spark: "SparkSession"
+    spark: Any
+    """The SparkSession, for builders to hand on to `lift`."""
     recipe: Recipe
     folders: Mapping[str, Store]
     inputs: Mapping[str, Table]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from schemas.errors import ContractError
@@ -22,7 +23,7 @@ class Store:
     """A folder on some filesystem; every path given to it is relative. Pickles by its URI."""
 
     def __init__(self, uri: str):
-        self.uri = uri.rstrip("/")
+        self.uri = uri.rstrip("/") if "://" in uri else os.path.abspath(uri)
         self.fs, self.root = _resolve(self.uri)
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
 
@@ -54,8 +55,6 @@ class Store:
     def open_input(self, name: str) -> Any:
         """A random-access file (pyarrow.NativeFile); memory-mapped when the store is local."""
         if self.is_local:
-            import pyarrow as pa
-
             return pa.memory_map(self.path(name))
         return self.fs.open_input_file(self.path(name))
 
@@ -129,7 +128,7 @@ class Store:
 
 def _resolve(uri: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in uri:
-        return pafs.LocalFileSystem(), os.path.abspath(uri)
+        return pafs.LocalFileSystem(), uri
     fs, root = pafs.FileSystem.from_uri(uri)
     return fs, root.rstrip("/")
 

@@ -1,0 +1,95 @@
+# The verbs of the project; `make` alone lists them.
+
+PYTHON ?= python3
+RUN ?= demo/run
+DEMO_PAGES ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+HEAVY := spark or dist or slow or browser or gpu
+
+.DEFAULT_GOAL := help
+.PHONY: help setup requirements demo test bench lint report clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: requirements $(INSTALLED) ## check the machine, then install everything, pinned, into .venv
+
+demo: setup ## a demo crawl, every stage, a small model in two processes, the report; again: resume (DEMO_PAGES=N pages)
+	$(BIN)/penstock demo-crawl demo/crawl $(if $(DEMO_PAGES),--pages $(DEMO_PAGES))
+	$(BIN)/penstock run jobs/recipes/demo.toml --out demo/run
+	$(BIN)/penstock plan demo/run
+	$(BIN)/penstock train demo/run --ranks 2
+	$(BIN)/penstock report demo/run --truth demo/crawl/truth.jsonl
+	@echo "The report: $(CURDIR)/demo/run/report.html"
+
+test: setup ## every test that this machine can run, the fast ones first
+	@fast=0; rest=0; \
+	$(BIN)/python -m pytest -m "not ($(HEAVY))" || fast=$$?; \
+	$(BIN)/python -m pytest -m "$(HEAVY)" || rest=$$?; \
+	exit $$(( fast ? fast : rest ))
+
+bench: setup ## measure speed, as ratios taken in one run
+	$(BIN)/python -m tests.bench
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+report: setup ## write the report of a run again (RUN=folder, demo/run unless named)
+	$(BIN)/penstock report $(RUN)
+
+clean: ## remove the demo, benchmarks, caches and build products; .venv stays
+	rm -rf demo bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The stamp makes the installation run again only when the pins or the declared dependencies change.
+$(INSTALLED): constraints.txt setup.cfg | requirements
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): a few minutes the first time (torch and Spark are large, fasttext is compiled)"
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Everything that pip cannot bring, checked before anything is made; one message names all that lacks.
+# Spark takes JAVA_HOME before the PATH, and setuptools the compiler that Python was built with unless CXX names one.
+define REQUIREMENTS
+lacking= debian= fedora= homebrew=
+lacks() {
+    lacking="$$lacking  - $$1\n" debian="$$debian $$2" fedora="$$fedora $$3" homebrew="$$homebrew $$4"
+}
+python() { "$$PYTHON" "$$@" 2>/dev/null; }
+
+if python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    python -c 'import ensurepip, venv' ||
+        lacks "the venv module of Python" python3-venv python3 python@3.11
+    python -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+        lacks "the headers of Python (Python.h)" python3-dev python3-devel python@3.11
+else
+    lacks "Python 3.11 or newer, venv and headers (found: $$(python --version || echo none); PYTHON= names another)" \
+        "python3 python3-venv python3-dev" "python3 python3-devel" python@3.11
+fi
+
+java=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1)
+[ "$${java:-0}" -ge 17 ] ||
+    lacks "Java 17 or 21 (found: $${java:-none}$${JAVA_HOME:+ in JAVA_HOME=$$JAVA_HOME})" \
+        openjdk-17-jre-headless java-21-openjdk-headless openjdk@17
+
+cxx=$${CXX:-$$(python -c 'import sysconfig; print(sysconfig.get_config_var("CXX") or "c++")' || echo c++)}
+echo '#include <vector>' | $$cxx -x c++ -fsyntax-only - 2>/dev/null ||
+    lacks "a C++ compiler, for fasttext (tried: $$cxx)" g++ gcc-c++ gcc
+
+[ -z "$$lacking" ] && exit 0
+printf '%b' "Nothing was installed. This machine lacks:\n$$lacking"
+printf '%s\n' "Install it, then call make again:" "  Debian, Ubuntu:  apt-get install$$debian" \
+    "  Fedora:          dnf install$$fedora" "  Homebrew:        brew install$$homebrew"
+exit 1
+endef
+
+requirements: export SCRIPT = $(REQUIREMENTS)
+requirements: export PYTHON := $(PYTHON)
+requirements:
+	@sh -c "$$SCRIPT"

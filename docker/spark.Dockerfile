@@ -1,0 +1,67 @@
+# The Spark half: Python, a Java runtime and the stages. No torch: the halves meet only in schemas/.
+# Built from the root of the repository: docker build --file docker/spark.Dockerfile --tag penstock-spark:0.1.0 .
+
+FROM python:3.11.14-slim-bookworm AS build
+
+# fasttext comes as source only; the compiler stays behind in this stage.
+# Debian removes superseded versions from its archive, so a pinned one would stop building; the release is pinned above.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/* \
+    && python -m venv /venv
+ENV PATH=/venv/bin:$PATH
+
+# What setup.cfg asks for but torch and tensorboard, in the versions of constraints.txt.
+WORKDIR /build
+COPY constraints.txt ./
+RUN pip install --no-cache-dir --constraint constraints.txt \
+    brotli \
+    datasketch \
+    fasttext \
+    fastwarc \
+    jinja2 \
+    matplotlib \
+    numpy \
+    pandas \
+    phonenumbers \
+    presidio-analyzer \
+    pyarrow \
+    pydantic \
+    pyspark \
+    regex \
+    resiliparse \
+    scipy \
+    sentencepiece \
+    spacy \
+    tldextract \
+    tokenizers \
+    trafilatura \
+    xxhash
+
+COPY setup.cfg pyproject.toml README.md LICENSE ./
+COPY schemas ./schemas
+COPY pipeline ./pipeline
+COPY jobs ./jobs
+COPY train ./train
+RUN pip install --no-cache-dir --no-deps .
+
+
+FROM python:3.11.14-slim-bookworm
+
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 10001 penstock \
+    && install --directory --owner penstock --group penstock /data
+
+COPY --from=build /venv /venv
+# spark-submit takes the path of a file; the packages themselves lie in /venv, for the workers too.
+COPY jobs/run_all.py /app/jobs/run_all.py
+COPY jobs/recipes /app/jobs/recipes
+ENV PATH=/venv/bin:$PATH PYSPARK_PYTHON=/venv/bin/python PYTHONUNBUFFERED=1
+
+USER 10001:10001
+WORKDIR /data
+CMD ["penstock", "--help"]
