@@ -59,6 +59,7 @@ class Built:
     figures: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
     sources: list[dict[str, Any]] = field(default_factory=list)
     """Name, size and SHA-256 of every outside file that was read."""
 

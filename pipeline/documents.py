@@ -6,6 +6,7 @@ measures all that remain, so that thresholds can be tried again without reading 
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from pipeline.lift import run_tasks, worker_path
 from pipeline.minhash import MINHASH
 from pipeline.quality.decide import QUALITY
 from pipeline.sources.declare import SOURCE
-from pipeline.sources.splits import open_split_stream
+from pipeline.sources.stream import open_stream
 from pipeline.stage import Drop, PerDocument, Relation, Row, Split
 from pipeline.writing import PartWriter
 from schemas.config import Recipe, Section
@@ -82,7 +83,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> dict[str, Any]:
         PartWriter(task.text, part_key(ordinal), TEXT, size_column="text"),
     )
     try:
-        with open_split_stream(task.split) as stream:
+        with closing(open_stream(task.split)) as stream:
             rows = SOURCE.open(task.split, stream, task.recipe["source"])
             for row in verdicts(rows, Isolated(fused) if retried else fused):
                 write_row(row, writers, books, task.recipe.section("text", TextConfig))
@@ -134,7 +135,7 @@ def write_row(row: Row, writers: Sequence[PartWriter], books: Books, config: Tex
     books.enter(row, chars)
     if row.get("language") is not None:
         books.tally("languages", row["language"])
-        if row["drop_stage"] is None:
+        if row.get("drop_stage") is None:
             books.tally("kept_languages", row["language"])
             books.tally("kept_language_chars", row["language"], chars)
     if row.get("charset") is not None:

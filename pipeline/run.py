@@ -153,6 +153,7 @@ def commit(
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
         "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
+        "notes": {**built.notes, "errors": built.errors},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
     for ordinal in range(len(built.files)):

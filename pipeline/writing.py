@@ -26,10 +26,13 @@ class HashingSink:
         self._digest = hashlib.sha256()
         self.num_bytes = 0
         self.closed = False
+        self.discards = False
 
     def write(self, data: Any) -> int:
-        """Write and hash one buffer; returns its size [bytes]."""
+        """Write and hash one buffer; returns its size [bytes]. Nothing is written once `discards` is set."""
         view = memoryview(data)
+        if self.discards:
+            return view.nbytes
         self._digest.update(view)
         self._stream.write(view)
         self.num_bytes += view.nbytes
@@ -116,5 +119,7 @@ class PartWriter:
 
     def abandon(self) -> None:
         """Close and remove the unfinished file, as far as the storage lets us; no manifest will list it."""
+        self._sink.discards = True
+        self._writer.close()
         self._sink.close()
         self._folder.delete(self._path)

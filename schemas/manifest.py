@@ -112,7 +112,9 @@ class RunBlock(_Block):
     code_version: str
     """Version of this package."""
     lineage: dict[str, str] = Field(default_factory=dict)
-    """Version folder of every input table."""
+    """Version folder of every input table; identity (size and time) of every outside file."""
+    notes: dict[str, Any] = Field(default_factory=dict)
+    """What depends on how the work was done, such as rounds of clustering, and kinds of errors met."""
 
 
 class Manifest(_Block):

@@ -63,7 +63,7 @@ def build_dedup(build: Build) -> dict[str, Built]:
     answers = write_verdicts(build.spark, members, VerdictTask(tasks, build.folders["dedup"]))
     found.unpersist()
     built = gather(answers, ("dedup",))
-    built["dedup"].figures["rounds"] = rounds
+    built["dedup"].notes["rounds"] = rounds
     return built
 
 

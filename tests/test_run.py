@@ -1,0 +1,160 @@
+"""Whole runs on a small demo crawl: same bytes at any partitioning, balanced books, resume, tables by manifest only."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.recipe import read_recipe
+from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.run import run_steps
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import open_table, read_run
+from schemas.storage import Store
+from schemas.tables import TABLES
+from schemas.tokens import open_dataset
+
+pytestmark = pytest.mark.spark
+
+RECIPE = Path(__file__).parents[1] / "jobs" / "recipes" / "demo.toml"
+SMALL = ["tokenizer.vocab_size=900", "tokens.shard_tokens=20000", "tokens.chunk_tokens=512", "tokens.heldout_share=0.1"]
+NAMES = ("documents", "text", "dedup", "clean", "tokenizer", "tokens")
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("crawl")
+    build_demo_crawl(folder, pages=240, seed=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_at(spark, crawl, tmp_path_factory):
+    """A function that runs the crawl into a folder of its own (or a given one) with some partitions and settings."""
+
+    def run(partitions=None, overrides=(), folder=None, until=None) -> Store:
+        store = Store(str(folder or tmp_path_factory.mktemp("run")))
+        paths = f'source.paths=["{crawl}/*.warc.gz"]'
+        recipe = read_recipe(str(RECIPE), [paths, *SMALL, *overrides])
+        run_steps(spark, recipe, store, until, partitions)
+        return store
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(run_at) -> Store:
+    return run_at()
+
+
+def digests(run: Store) -> dict[str, str]:
+    return {name: open_table(run, name)[1].digest for name in NAMES}
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 7])
+def test_same_bytes_at_any_partitioning(run_at, finished, partitions):
+    run = run_at(partitions, [f"dedup.partitions={partitions}", "dedup.finish_edges=0"])
+    assert digests(run) == digests(finished)
+    ours, theirs = open_dataset(run), open_dataset(finished)
+    for one, two in zip(ours.streams["web/train"], theirs.streams["web/train"], strict=True):
+        assert ours.folder.read_bytes(one.path) == theirs.folder.read_bytes(two.path)
+    assert len(ours.streams["web/train"]) > 1
+
+
+def test_books_balance_in_every_manifest_and_agree_with_the_tables(finished):
+    for name in ("documents", "dedup", "clean"):
+        folder, manifest = open_table(finished, name)
+        counts = manifest.content.counts
+        rows = [row for path in manifest.paths_of() for row in pq.read_table(folder.path(path)).to_pylist()]
+        assert len(rows) == counts.rows_in
+        assert sum(row["drop_stage"] is None for row in rows) == counts.rows_kept
+        found = {key: 0 for key in counts.dropped}
+        for row in rows:
+            if row["drop_stage"] is not None:
+                found[f"{row['drop_stage']}/{row['drop_rule']}"] += 1
+        assert found == counts.dropped
+        assert counts.rows_kept > 50
+    assert open_table(finished, "dedup")[1].content.counts.rows_kept == open_table(finished, "clean")[1].content.counts.rows_in
+
+
+def test_every_byte_of_every_archive_is_accounted_for(finished, crawl):
+    folder, manifest = open_table(finished, "documents")
+    covered: dict[str, int] = {}
+    for path in manifest.paths_of():
+        table = pq.read_table(folder.path(path), columns=["split", "length"])
+        for split, length in zip(*(column.to_pylist() for column in table.columns)):
+            covered[split] = covered.get(split, 0) + length
+    assert covered == {path.name: path.stat().st_size for path in crawl.glob("*.warc.gz")}
+
+
+def test_tables_have_their_schema_with_a_meaning_for_every_column(finished):
+    for name, schema in TABLES.items():
+        folder, manifest = open_table(finished, name)
+        assert pq.read_schema(folder.path(manifest.paths_of()[0])).equals(schema, check_metadata=True)
+        assert [field.name for field in schema if not (field.metadata or {}).get(b"meaning")] == []
+
+
+def test_tokens_lead_to_their_documents(finished):
+    dataset = open_dataset(finished)
+    clean, manifest = open_table(finished, "clean")
+    rows = [row for path in manifest.paths_of() for row in pq.read_table(clean.path(path)).to_pylist()]
+    kept = {row["doc_id"]: row for row in rows if row["drop_stage"] is None}
+    seen, clusters = set(), {}
+    for stream, shards in dataset.streams.items():
+        for shard in shards:
+            tokens = pa.ipc.open_file(dataset.folder.open_input(shard.path)).read_all()
+            docs = pa.ipc.open_file(dataset.folder.open_input(shard.docs_path)).read_all().to_pylist()
+            assert tokens.column("doc_id").to_pylist() == [row["doc_id"] for row in docs]
+            offset = 0
+            for ids, row in zip(tokens.column("tokens").to_pylist(), docs):
+                assert (row["token_offset"], row["num_tokens"]) == (offset, len(ids))
+                assert (ids[0], ids[-1]) == (dataset.tokenizer.reserved["bos"], dataset.tokenizer.reserved["eos"])
+                source = kept[row["doc_id"]]
+                expected = (source["url"], source["split"], source["offset"], source["num_bytes"])
+                assert (row["url"], row["split"], row["offset"], row["num_bytes"]) == expected
+                clusters.setdefault(row["cluster"], set()).add(stream)
+                seen.add(row["doc_id"])
+                offset += len(ids)
+            assert offset == shard.num_tokens
+    assert seen == set(kept)
+    assert {len(streams) for streams in clusters.values()} == {1}
+    assert {"web/train", "web/heldout"} == set(dataset.streams)
+
+
+def test_a_second_run_does_nothing_and_a_changed_setting_redoes_only_what_depends_on_it(run_at, finished, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(finished.root, folder)
+    run_at(folder=folder)
+    assert capsys.readouterr().err.count("stands") == 5
+    run_at(folder=folder, overrides=["tokens.seed=9"])
+    assert capsys.readouterr().err.count("stands") == 4
+    before, after = digests(finished), digests(Store(str(folder)))
+    assert {name for name in NAMES if before[name] != after[name]} == {"tokens"}
+
+
+def test_a_table_without_manifest_does_not_exist_and_finished_parts_are_kept(run_at, finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished.root, folder)
+    run = Store(str(folder))
+    version = read_run(run).tables["clean"]
+    (folder / "clean" / version / "manifest.json").unlink()
+    with pytest.raises(ContractError, match=r"clean/v-.*found no manifest\.json"):
+        open_table(run, "clean")
+    run_at(folder=folder)
+    assert digests(run) == digests(finished)
+
+
+def test_wrong_step_and_missing_input_stop_before_anything_runs(run_at, tmp_path):
+    with pytest.raises(ConfigError, match="'dedupe': no such step; the steps are documents, dedup, clean"):
+        run_at(until="dedupe")
+    with pytest.raises(ConfigError, match=r"nothing-\*"):
+        run_at(overrides=[f"source.paths=['{tmp_path}/nothing-*']"], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_model_stops_before_anything_runs(run_at, tmp_path):
+    with pytest.raises(ConfigError, match="no-such-model"):
+        run_at(overrides=[f"language.model={tmp_path}/no-such-model.ftz"], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,70 @@
+"""Tests of the skip list: what is passed over, what stays, and which lists a checkpoint accepts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import ConfigError, ContractError
+from schemas.storage import Store
+from train.skips import NO_SKIPS, SkipList, append_to_skip_list, read_skip_list
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=30))
+def test_the_rest_keeps_its_order(indices: list[int]) -> None:
+    skip = SkipList(tuple(indices))
+    rest = [index for index in range(200) if index not in indices]
+    assert skip.pass_over(np.arange(100)).tolist() == rest[:100]
+    numbers = {index: number for number, index in enumerate(rest)}
+    assert skip.number_of(np.arange(200)).tolist() == [numbers.get(index, -1) for index in range(200)]
+
+
+def test_file_grows_and_is_read_back(tmp_path: Path) -> None:
+    run = Store(str(tmp_path))
+    assert read_skip_list(run, "") is NO_SKIPS
+    assert append_to_skip_list(run, "skip.txt", [7, 3], "loss spike\nat step 4").indices == (7, 3)
+    assert append_to_skip_list(run, "skip.txt", [12], "again").indices == (7, 3, 12)
+    assert (tmp_path / "train/skip.txt").read_text() == (
+        "7  # loss spike at step 4\n3  # loss spike at step 4\n12  # again\n"
+    )
+
+
+def test_a_hand_written_file_may_lack_its_last_newline(tmp_path: Path) -> None:
+    run = Store(str(tmp_path))
+    run.write_atomic("train/skip.txt", b"# by hand\n\n5")
+    assert append_to_skip_list(run, "skip.txt", [6], "x").indices == (5, 6)
+
+
+def test_missing_file_and_bad_line_are_refused(tmp_path: Path) -> None:
+    run = Store(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"train.skip_file: promised a file .*train/gone.txt, found none"):
+        read_skip_list(run, "gone.txt")
+    run.write_atomic("train/skip.txt", b"4\n-5 # negative\n")
+    with pytest.raises(ContractError, match=r"skip.txt, line 2: promised a sample index >= 0, found '-5'"):
+        read_skip_list(run, "skip.txt")
+
+
+def test_digest_depends_on_entries_and_their_order() -> None:
+    assert SkipList((1, 2)).digest == SkipList((1, 2)).digest
+    assert len({NO_SKIPS.digest, SkipList((1, 2)).digest, SkipList((2, 1)).digest, SkipList((1,)).digest}) == 4
+
+
+def test_a_list_may_grow_by_what_was_not_reached() -> None:
+    standing = SkipList((3,))
+    # Ten samples used under the standing list are 0..10 without 3, so 11 is the first one not reached.
+    SkipList((3, 11)).check_continues(1, standing.digest, used=10)
+    standing.check_continues(1, standing.digest, used=10)
+    with pytest.raises(ContractError, match=r"new entries from sample 11 on, found \[10\]"):
+        SkipList((3, 10)).check_continues(1, standing.digest, used=10)
+
+
+@pytest.mark.parametrize("changed", [(4,), (), (4, 3)])
+def test_an_edited_list_is_refused(changed: tuple[int, ...]) -> None:
+    standing = SkipList((3,))
+    with pytest.raises(
+        ContractError, match=rf"1 entries with digest {standing.digest[:12]}.*found {len(changed)} entries"
+    ):
+        SkipList(changed).check_continues(1, standing.digest, used=0)

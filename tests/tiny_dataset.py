@@ -1,0 +1,214 @@
+"""A real run folder with a tiny token dataset of learnable text, written without Spark; shared by the tests of train/.
+
+Each source is a Markov chain over invented words in which every word has four likely successors (1.11 nats per word),
+so a model that learns anything falls well below the loss of the uniform guess.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.ids import doc_id, shuffle_key
+from schemas.manifest import RunFile, make_manifest, write_manifest, write_run
+from schemas.storage import Store
+from schemas.tokens import (
+    BATCH_DOCUMENTS,
+    BY_URL,
+    HELDOUT,
+    RESERVED,
+    SHARD_DOCS,
+    TRAIN,
+    TokenizerContract,
+    docs_key,
+    shard_key,
+    shard_schema,
+)
+
+NUM_BUCKETS = 4
+SUCCESSORS = (0.55, 0.25, 0.15, 0.05)
+
+
+def make_tiny_dataset(
+    folder: Path,
+    sources: dict[str, int] | None = None,
+    vocab_size: int = 512,
+    chunk_tokens: int = 256,
+    shard_tokens: int = 2048,
+    seed: int = 0,
+) -> Store:
+    """A run folder with the tables `tokenizer` and `tokens`; `sources` maps a source to its number of documents."""
+    sources = {"web": 60, "books": 20} if sources is None else sources
+    run = Store(str(folder))
+    contract = _write_tokenizer(run, vocab_size)
+    files = _Files(run.child("tokens/v-tiny"))
+    streams: dict[str, list[int]] = {}
+    index: list[dict[str, Any]] = []
+    for source, num_documents in sources.items():
+        documents = sorted(
+            _documents(source, num_documents, contract, seed), key=lambda row: shuffle_key(seed, row["doc_id"])
+        )
+        num_heldout = max(1, num_documents // 10)
+        for split, rows in ((HELDOUT, documents[:num_heldout]), (TRAIN, documents[num_heldout:])):
+            stream = f"{source}/{split}"
+            streams[stream] = [
+                _write_shard(files, stream, number, shard, contract)
+                for number, shard in enumerate(_cut(rows, shard_tokens))
+            ]
+            for number, shard in enumerate(_cut(rows, shard_tokens)):
+                index.extend({"surt": _surt(row["url"]), "stream": stream, "shard": number} | row for row in shard)
+    _write_by_url(files, index)
+    total = sum(sources.values())
+    figures = {"tokenizer": contract.model_dump(mode="json"), "streams": streams, "chunk_tokens": chunk_tokens}
+    _commit(files, "tokens", {"rows_in": total, "rows_kept": total}, figures)
+    write_run(run, RunFile(tables={"tokenizer": "v-tiny", "tokens": "v-tiny"}))
+    return run
+
+
+class _Files:
+    """The files of a table in the order they were written."""
+
+    def __init__(self, folder: Store):
+        self.folder = folder
+        self.entries: list[dict[str, Any]] = []
+        self.paths: dict[str, str] = {}
+
+    def add(self, key: str, path: str, rows: int) -> None:
+        sha256 = self.folder.sha256(path)
+        self.entries.append({"key": key, "rows": rows, "bytes": self.folder.size(path), "sha256": sha256})
+        self.paths[key] = path
+
+    def write_arrow(self, key: str, path: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> None:
+        self.folder.make_parent(path)
+        with pa.OSFile(self.folder.path(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            for start in range(0, len(rows), BATCH_DOCUMENTS):
+                batch = [{name: row[name] for name in schema.names} for row in rows[start : start + BATCH_DOCUMENTS]]
+                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
+        self.add(key, path, len(rows))
+
+
+def _commit(files: _Files, table: str, counts: dict[str, Any], figures: dict[str, Any]) -> None:
+    content = {
+        "table": table,
+        "stages": {table: 1},
+        "config": {},
+        "inputs": [],
+        "files": files.entries,
+        "counts": counts,
+        "figures": figures,
+    }
+    run = {
+        "paths": files.paths,
+        "started": "2026-01-01T00:00:00Z",
+        "wall_seconds": 0.0,
+        "cpu_seconds": 0.0,
+        "code_version": "test",
+    }
+    write_manifest(files.folder, make_manifest(content, run, table))
+
+
+def _write_tokenizer(run: Store, vocab_size: int) -> TokenizerContract:
+    """A word-level tokenizer.json whose ids are the reserved tokens followed by invented words."""
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
+    numbers = range(vocab_size - len(RESERVED))
+    words = [syllables[i % 70] + syllables[i // 70 % 70] + (syllables[i // 4900] if i >= 4900 else "") for i in numbers]
+    vocabulary = {f"<{name}>": i for i, name in enumerate(RESERVED)}
+    vocabulary |= {word: len(RESERVED) + i for i, word in enumerate(words)}
+    model = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<mask>"},
+    }
+    files = _Files(run.child("tokenizer/v-tiny"))
+    files.folder.write_atomic("tokenizer.json", json.dumps(model).encode())
+    files.add("model", "tokenizer.json", 1)
+    contract = TokenizerContract(
+        kind="huggingface",
+        sha256=files.entries[0]["sha256"],
+        vocab_size=vocab_size,
+        reserved={name: i for i, name in enumerate(RESERVED)},
+        before=["bos"],
+        after=["eos"],
+    )
+    _commit(files, "tokenizer", {"rows_in": 1, "rows_kept": 1}, {"contract": contract.model_dump(mode="json")})
+    return contract
+
+
+def _documents(source: str, number: int, contract: TokenizerContract, seed: int) -> Iterator[dict[str, Any]]:
+    """Documents of 20 to 300 words; every tenth URL of a source is shared by two documents."""
+    first, count = len(RESERVED), contract.vocab_size - len(RESERVED)
+    chain = random.Random(f"{source} {seed}")
+    successors = [chain.choices(range(first, first + count), k=len(SUCCESSORS)) for _ in range(count)]
+    for i in range(number):
+        chain = random.Random(f"{source} {seed} {i}")
+        word, words = chain.randrange(first, first + count), []
+        for _ in range(chain.randint(20, 300)):
+            words.append(word)
+            word = chain.choices(successors[word - first], SUCCESSORS)[0]
+        tokens = [contract.reserved["bos"], *words, contract.reserved["eos"]]
+        identifier = doc_id(source, f"{source}.warc.gz", 1000 * i)
+        page = i - 1 if i % 10 == 1 else i
+        domain = f"site{page % 7}.co.uk"
+        yield {
+            "doc_id": identifier,
+            "source": source,
+            "split": f"{source}.warc.gz",
+            "offset": 1000 * i,
+            "length": 900,
+            "url": f"http://www.{domain}/{source}/{page}?q=1",
+            "domain": domain,
+            "date": datetime(2026, 1, 1, tzinfo=UTC),
+            "language": "en",
+            "cluster": identifier,
+            "num_tokens": len(tokens),
+            "num_bytes": 5 * len(words),
+            "tokens": tokens,
+        }
+
+
+def _surt(url: str) -> str:
+    host, _, path = url.removeprefix("http://").partition("/")
+    return ",".join(reversed(host.removeprefix("www.").split("."))) + ")/" + path
+
+
+def _cut(rows: list[dict[str, Any]], shard_tokens: int) -> list[list[dict[str, Any]]]:
+    """Rows cut into shards of at least `shard_tokens` tokens (the last may have fewer), each with its token offsets."""
+    shards: list[list[dict[str, Any]]] = [[]]
+    offset = 0
+    for row in rows:
+        if offset >= shard_tokens:
+            shards.append([])
+            offset = 0
+        shards[-1].append(row | {"token_offset": offset})
+        offset += row["num_tokens"]
+    return shards
+
+
+def _write_shard(
+    files: _Files, stream: str, number: int, rows: list[dict[str, Any]], contract: TokenizerContract
+) -> int:
+    path = f"{stream}/shard-{number:05d}"
+    files.write_arrow(shard_key(stream, number), f"{path}.arrow", shard_schema(contract.dtype), rows)
+    files.write_arrow(docs_key(stream, number), f"{path}.docs.arrow", SHARD_DOCS, rows)
+    return sum(row["num_tokens"] for row in rows)
+
+
+def _write_by_url(files: _Files, rows: list[dict[str, Any]]) -> None:
+    buckets: list[list[dict[str, Any]]] = [[] for _ in range(NUM_BUCKETS)]
+    for row in sorted(rows, key=lambda row: (row["surt"], row["url"], row["doc_id"])):
+        buckets[shuffle_key(0, row["domain"].encode()) % NUM_BUCKETS].append(row)
+    for number, bucket in enumerate(buckets):
+        files.write_arrow(f"by_url/{number:05d}", f"by_url/{number:05d}.arrow", BY_URL, bucket)
+
+
+def flip_byte(path: str | Path, position: int = -100) -> None:
+    """Change one byte of a file, as a bad disk would."""
+    data = bytearray(Path(path).read_bytes())
+    data[position] ^= 1
+    Path(path).write_bytes(bytes(data))

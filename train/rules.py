@@ -1,0 +1,84 @@
+"""Published rules for batch size, learning rate and the worth of repeated data; and what a figure of the plan states.
+
+The rules disagree by up to five times at a billion parameters, so the plan prints the others beside the one it uses.
+"""
+
+import math
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+LIFE_OF_REPEATS = 15.387756
+
+DEEPSEEK = "Bi et al. 2024 (DeepSeek LLM), arXiv 2401.02954, section 3.1"
+STEP_LAW = "Li et al. 2025 (Step Law), arXiv 2503.04715, equation 1"
+PORIAN = "Porian et al. 2024, arXiv 2406.19146, as OLMo-core codes it"
+MAX_KAPLAN_PARAMS = 1e10
+KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, appendix D.6"
+MUENNIGHOFF = "Muennighoff et al. 2023, arXiv 2305.16264, section 3"
+
+
+class Figure(BaseModel):
+    """One number of a plan and where it comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """What it is; a dotted name is one of several of a kind."""
+    value: int | float
+    """The number."""
+    unit: str
+    """Its unit; empty for a plain number."""
+    formula: str
+    """How it follows: N parameters, N' without embeddings, D tokens, U unique ones, B sequences a step, L seq_len."""
+    source: str
+    """Where the formula comes from."""
+
+
+Row = tuple[str, int | float, str, str, str]
+
+
+def figures_of(rows: Iterable[Row]) -> list[Figure]:
+    """Figures from rows of (name, value, unit, formula, source)."""
+    return [Figure(name=n, value=v, unit=u, formula=f, source=s) for n, v, u, f, s in rows]
+
+
+def deepseek_learning_rate(compute: float) -> float:
+    """Peak learning rate for a budget of `compute` [FLOPs without embeddings]. Source: DEEPSEEK."""
+    return 0.3118 * math.pow(compute, -0.1250)
+
+
+def deepseek_batch(compute: float) -> float:
+    """Batch size [tokens] for a budget of `compute` [FLOPs without embeddings]. Source: DEEPSEEK."""
+    return 0.2920 * math.pow(compute, 0.3271)
+
+
+def step_law_learning_rate(params: float, tokens: float) -> float:
+    """Peak learning rate for `params` [without embeddings] and `tokens`. Source: STEP_LAW."""
+    return 1.79 * math.pow(params, -0.713) * math.pow(tokens, 0.307)
+
+
+def step_law_batch(tokens: float) -> float:
+    """Batch size [tokens] for a run of `tokens`. Source: STEP_LAW."""
+    return 0.58 * math.pow(tokens, 0.571)
+
+
+def porian_learning_rate(params: float) -> float:
+    """Peak learning rate for `params` [without embeddings]. Source: PORIAN."""
+    return 0.0047 * math.pow(params / 108e6, -1 / 3)
+
+
+def porian_batch(params: float) -> float:
+    """Batch size [tokens] for `params` [without embeddings]. Source: PORIAN."""
+    return 160 * 2048 * math.pow(params / 108e6, 2 / 3)
+
+
+def kaplan_learning_rate(params: float) -> float:
+    """Peak learning rate for `params` [without embeddings], below MAX_KAPLAN_PARAMS. Source: KAPLAN."""
+    return 0.003239 - 0.0001395 * math.log(params)
+
+
+def worth_in_unique_tokens(unique: float, tokens: float) -> float:
+    """How many unique tokens `tokens` drawn from `unique` ones are worth. Source: MUENNIGHOFF (R* of data 15.39)."""
+    repeats = max(0.0, tokens / unique - 1)
+    return min(tokens, unique) + unique * LIFE_OF_REPEATS * -math.expm1(-repeats / LIFE_OF_REPEATS)
