@@ -32,7 +32,7 @@ test: setup ## every test that this machine can run, the fast ones first
 	exit $$(( fast ? fast : rest ))
 
 bench: setup ## measure speed, as ratios taken in one run
-	$(BIN)/python -m tests.bench
+	$(BIN)/python tests/bench.py
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

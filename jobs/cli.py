@@ -59,8 +59,7 @@ def plan_command(arguments: Arguments) -> int:
 def train_command(arguments: Arguments) -> int:
     """Start torchrun on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(arguments.ranks)]
-    command += ["--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", "127.0.0.1:0", "-m", "train.pretrain", "--run", arguments.run]
+    command += ["--standalone", "-m", "train.pretrain", arguments.run]
     for override in arguments.overrides:
         command += ["--set", override]
     process = subprocess.Popen(command)
@@ -119,10 +118,10 @@ def trace_command(arguments: Arguments) -> int:
 
 def generate_command(arguments: Arguments) -> int:
     """Sample text from a checkpoint."""
-    from train.generate import generate
-
-    print(generate(Store(arguments.run), arguments.prompt, arguments.tokens, arguments.temperature, arguments.seed))
-    return 0
+    command = [sys.executable, "-m", "train.generate", arguments.run, "--prompt", arguments.prompt]
+    for name in ("tokens", "temperature", "seed"):
+        command += [f"--{name}", str(getattr(arguments, name))]
+    return subprocess.run(command, check=False).returncode
 
 
 def demo_crawl_command(arguments: Arguments) -> int:
@@ -151,7 +150,9 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every verb."""
-    parser = argparse.ArgumentParser(prog="penstock", description="From the crawled web to a pretrained language model.")
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="From the crawled web to a pretrained language model."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, command: Callable[[Arguments], int], example: str) -> argparse.ArgumentParser:
@@ -160,7 +161,9 @@ def build_parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
-    add_recipe(verb("run", run_command, "run jobs/recipes/web.toml --out run --set source.paths='[\"crawl/*.warc.gz\"]'"))
+    add_recipe(
+        verb("run", run_command, "run jobs/recipes/web.toml --out run --set source.paths='[\"crawl/*.warc.gz\"]'")
+    )
     stage = verb("stage", stage_command, "stage dedup jobs/recipes/web.toml --out run")
     stage.add_argument("step", help="the last step to run: documents, dedup, clean, tokenizer or tokens")
     add_recipe(stage)

@@ -26,6 +26,9 @@ class SparkConfig(Section):
 
 
 LOCAL_MASTER = "local[*,4]"
+MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, "MALLOC_TOP_PAD_": 1 << 26}
+"""glibc settings of the Python workers [bytes]: parsing a page then gives its memory back to the pool, not to the kernel,
+which saves a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page when measured)."""
 
 
 def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
@@ -48,6 +51,8 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     )
     if master.startswith("local"):
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    for key, value in MALLOC.items():
+        builder = builder.config(f"spark.executorEnv.{key}", str(value))
     for key, value in config.settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

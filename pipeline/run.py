@@ -86,6 +86,9 @@ def find_models(recipe: Recipe, steps: Sequence[TableJob]) -> Models:
             for name, place in wanted.items():
                 local = ensure_model(place, config)
                 found.setdefault(stage.name, {})[name] = Model(str(local.path), local.sha256)
+            if isinstance(stage, PerDocument) and stage.name in found:
+                # a model that cannot serve the settings is found out here and not on the workers
+                stage.make(recipe[stage.name], {name: model.path for name, model in found[stage.name].items()})
     return found
 
 

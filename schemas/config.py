@@ -61,8 +61,9 @@ class Recipe(Mapping[str, Section]):
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Every section with every value, defaults included."""
-        return {name: section.model_dump(mode="json") for name, section in self._sections.items()}
+        """What the recipe sets, by section; defaults are left to the code, and manifests hold every content value."""
+        sections = {name: section.model_dump(mode="json", exclude_unset=True) for name, section in self.items()}
+        return {name: values for name, values in sections.items() if values}
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -172,12 +172,12 @@ def read_manifest(folder: Store) -> Manifest:
 
 
 class RunFile(_Block):
-    """`run.json`: which version of each table the run stands on, and the recipe in full. The one file that changes."""
+    """`run.json`: which version of each table the run stands on, and what its recipe set. The one file that changes."""
 
     tables: dict[str, str] = Field(default_factory=dict)
     """Version folder (`v-…`) by table name."""
     recipe: dict[str, Any] = Field(default_factory=dict)
-    """Every section of the recipe with every value."""
+    """What the recipe set, by section."""
 
 
 def read_run(run: Store) -> RunFile:

@@ -1,21 +1,26 @@
 """Archives of altered pages: N times the input with no page twice, so that marginal cost can be measured.
 
 A copy's words are rotated inside each run of text by a step that differs from copy to copy: same bytes, same language
-and markup, other shingles.
+and markup, other shingles. Pages are written without content encoding, so that bare calls see what our reader sees.
 """
 
 import gzip
 import io
 import re
+from contextlib import closing
 from pathlib import Path
 
-from fastwarc.warc import ArchiveIterator, WarcRecordType
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.declare import SOURCE
+from pipeline.sources.splits import find_splits
+from pipeline.sources.stream import open_stream
+from pipeline.stage import Row
 
 TEXT_RUN = re.compile(rb">([^<>]{40,})<")
 
 
 def altered(page: bytes, copy: int) -> bytes:
-    """The page with the words of every longer run of text rotated by `copy` places and pairs swapped."""
+    """The page with the words of every longer run of text rotated and pairs swapped; copy 0 is the page itself."""
 
     def shuffle(match: re.Match[bytes]) -> bytes:
         words = match.group(1).split(b" ")
@@ -26,44 +31,39 @@ def altered(page: bytes, copy: int) -> bytes:
             words[start], words[start + step - 1] = words[start + step - 1], words[start]
         return b">" + b" ".join(words) + b"<"
 
-    return TEXT_RUN.sub(shuffle, page)
+    return TEXT_RUN.sub(shuffle, page) if copy else page
 
 
-def write_altered(paths: list[Path], folder: Path, copies: int) -> list[Path]:
-    """Write `copies` altered copies of each archive (copy 0 is the original as it is); returns all files."""
+def write_altered(paths: list[Path], folder: Path, copies: int) -> list[list[Path]]:
+    """Write each archive's pages `copies` times, altered; returns the files of every copy."""
     folder.mkdir(parents=True, exist_ok=True)
+    config = SourceConfig(paths=tuple(str(path) for path in paths))
     written = []
     for copy in range(copies):
-        for path in paths:
-            target = folder / f"copy{copy}-{path.name}"
-            if not target.exists():
-                _write_copy(path, target, copy)
-            written.append(target)
+        files = []
+        for split in find_splits(config):
+            target = folder / f"copy{copy}-{split.name}"
+            with closing(open_stream(split)) as stream, open(target, "wb") as out:
+                for row, drop in SOURCE.open(split, stream, config):
+                    if drop is None:
+                        out.write(record(row, copy))
+            files.append(target)
+        written.append(files)
     return written
 
 
-def _write_copy(path: Path, target: Path, copy: int) -> None:
-    if copy == 0:
-        target.write_bytes(path.read_bytes())
-        return
-    partial = target.with_suffix(".partial")
-    with open(path, "rb") as stream, open(partial, "wb") as out:
-        for record in ArchiveIterator(stream, record_types=WarcRecordType.response, parse_http=True):
-            http = record.http_headers
-            body = altered(record.reader.read(), copy)
-            lines = [f"HTTP/1.1 {http.status_line.split(' ', 1)[1]}".encode("latin-1")]
-            skipped = ("content-length", "content-encoding", "transfer-encoding")
-            lines += [f"{k}: {v}".encode("latin-1", "replace") for k, v in http.items() if k.lower() not in skipped]
-            lines += [f"Content-Length: {len(body)}".encode(), b"", b""]
-            block = b"\r\n".join(lines) + body
-            url = record.headers["WARC-Target-URI"] + f"?copy={copy}"
-            head = (
-                f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: {record.headers['WARC-Record-ID']}\r\n"
-                f"WARC-Date: {record.headers['WARC-Date']}\r\nWARC-Target-URI: {url}\r\n"
-                f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(block)}\r\n\r\n"
-            )
-            buffer = io.BytesIO()
-            with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=6, mtime=0) as member:
-                member.write(head.encode() + block + b"\r\n\r\n")
-            out.write(buffer.getvalue())
-    partial.rename(target)
+def record(row: Row, copy: int) -> bytes:
+    """One gzip member with the altered page of a row."""
+    body = altered(row["_payload"], copy)
+    charset = f"; charset={row['_http_charset']}" if row["_http_charset"] else ""
+    lines = ["HTTP/1.1 200 OK", f"Content-Type: {row['mime'] or 'text/html'}{charset}", f"Content-Length: {len(body)}"]
+    block = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
+    head = (
+        f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Record-ID: <urn:uuid:{row['doc_id'].hex()}>\r\n"
+        f"WARC-Date: {row['date']:%Y-%m-%dT%H:%M:%SZ}\r\nWARC-Target-URI: {row['url']}?copy={copy}\r\n"
+        f"Content-Type: application/http; msgtype=response\r\nContent-Length: {len(block)}\r\n\r\n"
+    )
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=6, mtime=0) as member:
+        member.write(head.encode() + block + b"\r\n\r\n")
+    return buffer.getvalue()

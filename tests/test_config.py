@@ -67,3 +67,9 @@ def test_values(text, value):
 def test_bad_toml_names_the_file():
     with pytest.raises(ConfigError, match=r"r\.toml: not valid TOML"):
         parse_recipe("[quality\n", "r.toml")
+
+
+def test_a_stored_recipe_holds_what_was_set_and_reads_back_the_same():
+    recipe = load_recipe({"quality": {"min_words": 10}}, ["language.threads=4"], KINDS, "r")
+    assert recipe.to_json() == {"quality": {"min_words": 10}, "language": {"threads": 4}}
+    assert dict(build_recipe(recipe.to_json(), KINDS, "stored")) == dict(recipe)

@@ -19,7 +19,12 @@ from schemas.tokens import open_dataset
 pytestmark = pytest.mark.spark
 
 RECIPE = Path(__file__).parents[1] / "jobs" / "recipes" / "demo.toml"
-SMALL = ["tokenizer.vocab_size=900", "tokens.shard_tokens=20000", "tokens.chunk_tokens=512", "tokens.heldout_share=0.1"]
+SMALL = [
+    "tokenizer.vocab_size=1600",
+    "tokens.shard_tokens=20000",
+    "tokens.chunk_tokens=512",
+    "tokens.heldout_share=0.1",
+]
 NAMES = ("documents", "text", "dedup", "clean", "tokenizer", "tokens")
 
 
@@ -76,7 +81,10 @@ def test_books_balance_in_every_manifest_and_agree_with_the_tables(finished):
                 found[f"{row['drop_stage']}/{row['drop_rule']}"] += 1
         assert found == counts.dropped
         assert counts.rows_kept > 50
-    assert open_table(finished, "dedup")[1].content.counts.rows_kept == open_table(finished, "clean")[1].content.counts.rows_in
+    assert (
+        open_table(finished, "dedup")[1].content.counts.rows_kept
+        == open_table(finished, "clean")[1].content.counts.rows_in
+    )
 
 
 def test_every_byte_of_every_archive_is_accounted_for(finished, crawl):
@@ -123,7 +131,9 @@ def test_tokens_lead_to_their_documents(finished):
     assert {"web/train", "web/heldout"} == set(dataset.streams)
 
 
-def test_a_second_run_does_nothing_and_a_changed_setting_redoes_only_what_depends_on_it(run_at, finished, tmp_path, capsys):
+def test_a_second_run_does_nothing_and_a_changed_setting_redoes_only_what_depends_on_it(
+    run_at, finished, tmp_path, capsys
+):
     folder = tmp_path / "run"
     shutil.copytree(finished.root, folder)
     run_at(folder=folder)

@@ -1,0 +1,114 @@
+"""Composes the demo crawl: ordinary pages, and among them a known number of cases of every kind.
+
+Text is handed out to the planted cases first, and the ordinary pages share what is left, up to a usual length: with
+fewer packages installed there are fewer cases and shorter pages, but not fewer pages.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.demo_crawl.broken import broken_captures, good_page
+from pipeline.demo_crawl.capture import ENCODINGS, capture_of
+from pipeline.demo_crawl.copies import LEVELS, NEAR_COPY_CHARS, exact_copies, near_copy
+from pipeline.demo_crawl.foreign import ENCODINGS as CHARSETS
+from pipeline.demo_crawl.foreign import foreign_page
+from pipeline.demo_crawl.harvest import harvest
+from pipeline.demo_crawl.layout import CLEAN, LAYOUTS
+from pipeline.demo_crawl.lowquality import LOW_QUALITY, UNTITLED
+from pipeline.demo_crawl.page import Page, prose
+from pipeline.demo_crawl.stock import SENTENCE_END, Stock, title_of
+from pipeline.demo_crawl.unsafe import VALUES, personal_page, toxic_page
+from pipeline.demo_crawl.urls import Urls
+from pipeline.demo_crawl.write import Truth, write_crawl
+from schemas.errors import ConfigError
+
+MEDIAN_CHARS = 900
+"""Usual length that is asked for an ordinary page; lengths are log-normal [code points]."""
+SPREAD = 0.5
+MEAN_OVER_MEDIAN = math.exp(SPREAD**2 / 2)
+OVERSHOOT_CHARS = 260
+"""What a page is longer than asked for, as paragraphs stay whole, measured [code points]."""
+MIN_CHARS = 450
+"""Least length of an ordinary page: about 70 words, where Gopher asks for 50 [code points]."""
+SPARE_CHARS = 800
+"""Text that is kept back for every ordinary page where there is little of it [code points]."""
+MIN_SENTENCES = 6
+"""Least number of sentences of an ordinary page, where C4 asks for 5."""
+CASE_CHARS = 94_000
+"""Text that one case of each kind takes, measured [code points]."""
+FIXED_CHARS = 200_000
+"""Text for what is planted in fixed numbers, and for the vocabulary [code points]."""
+MIN_CASES = 4
+"""Least number of cases of each kind."""
+MIN_PAGES = 100
+"""Least number of ordinary pages: fewer would drown among the planted ones."""
+
+
+def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
+    """What was planted in the crawl of `pages` ordinary pages and some 1,500 others that is written to `out`.
+
+    The same installed packages, pages and seed give the same bytes. Raises ConfigError if the installed documentation
+    is too little for that many pages.
+    """
+    if pages < MIN_PAGES:
+        raise ConfigError(f"demo-crawl: promised at least {MIN_PAGES} pages, found pages = {pages}; ask for more")
+    cases = max(MIN_CASES, pages // 150)
+    mean = int(MEDIAN_CHARS * MEAN_OVER_MEDIAN) + OVERSHOOT_CHARS
+    stock = Stock(harvest(FIXED_CHARS + cases * CASE_CHARS + pages * mean))
+    cases = max(MIN_CASES, min(cases, (stock.num_chars - FIXED_CHARS - pages * SPARE_CHARS) // CASE_CHARS))
+    rng = random.Random(f"demo crawl {seed}")
+    urls = Urls(rng)
+    captures = [capture_of(page) for page in planted_pages(stock, urls, cases, rng)]
+    captures += broken_captures(stock, urls, rng)
+    captures += [capture_of(page) for page in ordinary_pages(stock, urls, pages, rng)]
+    return write_crawl(out, captures, seed)
+
+
+def ordinary_pages(stock: Stock, urls: Urls, pages: int, rng: random.Random) -> Iterator[Page]:
+    """Pages of good text in all layouts, one in twelve of them in another content or transfer encoding."""
+    encodings = [name for name in ENCODINGS if name != "identity"]
+    for number in range(pages):
+        mean = stock.num_chars / (pages - number) - OVERSHOOT_CHARS
+        median = max(1.0, min(MEDIAN_CHARS, mean / MEAN_OVER_MEDIAN))
+        size = min(6 * MEDIAN_CHARS, max(MIN_CHARS, rng.lognormvariate(math.log(median), SPREAD)))
+        topic, paragraphs = stock.paragraphs(int(size))
+        while sum(len(SENTENCE_END.split(paragraph)) for paragraph in paragraphs) < MIN_SENTENCES:
+            paragraphs += stock.paragraphs(1)[1]
+        url, layout = urls.new(topic), rng.choice(list(LAYOUTS))
+        page = Page(url, title_of(topic, rng), prose(paragraphs), layout, extras=True)
+        yield page if number % 12 else encoded(page, encodings[number // 12 % len(encodings)])
+
+
+def planted_pages(stock: Stock, urls: Urls, cases: int, rng: random.Random) -> Iterator[Page]:
+    """The planted pages with their originals: `cases` of most kinds."""
+    for number in range(cases):
+        for same_bytes in (True, False):
+            original = good_page(stock, urls, rng)
+            yield from exact_copies(original, [urls.new("copy") for _ in range(1 + number % 3)], same_bytes, rng)
+        for level in LEVELS:
+            original = good_page(stock, urls, rng, NEAR_COPY_CHARS)
+            yield from near_copy(original, urls.new("copy"), level, stock.words[:3000], rng)
+        for kind in LOW_QUALITY:
+            if kind != "gopher_long_doc" or number < 2:
+                yield low_quality_page(kind, stock, urls, rng)
+        for kind in VALUES:
+            yield personal_page(stock, urls.new("contact"), kind, rng)
+        yield toxic_page(stock, urls.new("rant"), rng)
+        for charset in CHARSETS[number % 2 :: 2]:
+            yield foreign_page(charset, urls.new(charset.speech.language), rng)
+
+
+def low_quality_page(kind: str, stock: Stock, urls: Urls, rng: random.Random) -> Page:
+    """A page that the rule of its kind should drop."""
+    make, rule = LOW_QUALITY[kind]
+    title = "" if kind in UNTITLED else title_of(" ".join(rng.sample(stock.words[300:2000], 2)), rng)
+    page = Page(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN), kind=kind)
+    # Text with a fault this heavy can also look like no language at all.
+    return page.dropped_by(rule, "language_uncertain")
+
+
+def encoded(page: Page, encoding: str) -> Page:
+    """The page, sent in an encoding that a reader has to undo."""
+    return Page(page.url, page.title, page.blocks, page.layout, kind=f"encoding_{encoding}", encoding=encoding)

@@ -1,0 +1,184 @@
+"""Pages of low quality, one kind for each rule of Gopher quality, C4 and FineWeb, made so that no earlier rule fires.
+
+Each is good text with one fault, or text that is nothing but the fault.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from pipeline.demo_crawl.page import Blocks, prose
+from pipeline.demo_crawl.repetitive import REPETITIVE, Make
+from pipeline.demo_crawl.stock import Stock
+
+TINY = re.findall("[a-z]+", "a i it is to be we go up on at in so as an do he my by no of or us me if the and she you")
+"""Words of one to three letters."""
+SHORT_ADJECTIVES = ("red", "old", "new", "big", "cold", "warm", "tall", "soft", "dark", "wide", "long", "loud")
+WITHOUT = {
+    **{"the": "this", "of": "from", "to": "into", "and": "plus"},
+    **{"that": "which", "with": "using", "be": "stay", "have": "own"},
+}
+"""What stands in for the eight stop words of Gopher's list."""
+NOTICES = (
+    "See our privacy policy.",
+    "This site uses cookies.",
+    "Read the terms of use.",
+    "Turn javascript on first.",
+    "Here is the cookie policy.",
+    "Visitors accept the use of cookies.",
+    "We use cookies here.",
+    "Without javascript nothing works.",
+)
+
+
+def short_doc(stock: Stock, rng: random.Random) -> Blocks:
+    """Four or five sentences and no more."""
+    return prose(stock.distinct(180, 8, 10))
+
+
+def long_doc(stock: Stock, rng: random.Random) -> Blocks:
+    """More than 100,000 words, drawn from the vocabulary."""
+    words = rng.choices(stock.words[:4000], k=101_000)
+    sentences = [" ".join(words[start : start + 12]).capitalize() + "." for start in range(0, len(words), 12)]
+    return prose([" ".join(sentences[start : start + 8]) for start in range(0, len(sentences), 8)])
+
+
+def short_words(stock: Stock, rng: random.Random) -> Blocks:
+    """Words of one to three letters only."""
+    return prose([_sentences(TINY, 9, 4, rng) for _ in range(6)])
+
+
+def long_words(stock: Stock, rng: random.Random) -> Blocks:
+    """Words of eleven letters and more."""
+    return prose([_sentences([word for word in stock.words if len(word) > 10], 8, 3, rng) for _ in range(6)])
+
+
+def hashes(stock: Stock, rng: random.Random) -> Blocks:
+    """Every third word is a hash tag."""
+    return prose([_every(3, lambda word: f"#{word}", text) for text in stock.paragraphs(900)[1]])
+
+
+def ellipses(stock: Stock, rng: random.Random) -> Blocks:
+    """Every third word trails off, but no line does."""
+    trailing = (_every(3, lambda word: f"{word.rstrip('.')}...", text) for text in _lines(stock, 9))
+    return prose([f"{text} That is all." for text in trailing])
+
+
+def bullet_lines(stock: Stock, rng: random.Random) -> Blocks:
+    """A list of sentences with nothing around it."""
+    bullet = rng.choice(("•", "-"))
+    return prose(["\n".join(f"{bullet} {sentence}" for sentence in stock.sentences(30))])
+
+
+def ellipsis_lines(stock: Stock, rng: random.Random) -> Blocks:
+    """Four lines of five trail off."""
+    lines = stock.sentences(15, 12)
+    return prose(["\n".join(line[:-1] + "..." if number % 5 else line for number, line in enumerate(lines))])
+
+
+def alpha_words(stock: Stock, rng: random.Random) -> Blocks:
+    """Every second word is followed by a number."""
+    return prose([_every(2, lambda word: f"{word} {rng.randrange(1000, 99999)}", text) for text in _lines(stock, 8)])
+
+
+def stop_words(stock: Stock, rng: random.Random) -> Blocks:
+    """Text without the eight words that Gopher asks for."""
+    pattern = re.compile(rf"\b({'|'.join(WITHOUT)})\b")
+    return prose([pattern.sub(lambda match: WITHOUT[match[1]], text) for text in stock.paragraphs(1000)[1]])
+
+
+def lorem_ipsum(stock: Stock, rng: random.Random) -> Blocks:
+    """Good text and a placeholder that was forgotten."""
+    paragraphs = stock.paragraphs(1200)[1]
+    return prose([*paragraphs, "Lorem ipsum dolor sit amet, consectetur adipiscing elit."])
+
+
+def curly_bracket(stock: Stock, rng: random.Random) -> Blocks:
+    """Good text around one line of a template."""
+    paragraphs = stock.paragraphs(1200)[1]
+    return prose([*paragraphs[:2], "Dear {name}, your order has left our house.", *paragraphs[2:]])
+
+
+def few_sentences(stock: Stock, rng: random.Random) -> Blocks:
+    """Three very long sentences."""
+    parts = [", and ".join(sentence[:-1].lower() for sentence in stock.sentences(3, 9)) for _ in range(3)]
+    return prose([part.capitalize() + "." for part in parts])
+
+
+def policy_lines(stock: Stock, rng: random.Random) -> Blocks:
+    """Eight lines that C4 cuts for a notice in them, and too little else."""
+    lines = [f"{sentence} {notice}" for sentence, notice in zip(stock.sentences(8, 9), NOTICES)]
+    return prose([*lines, *stock.sentences(3, 9)])
+
+
+def no_terminal(stock: Stock, rng: random.Random) -> Blocks:
+    """Lines of two sentences, the second without its full stop."""
+    sentences = stock.sentences(24)
+    return prose([f"{first} {second[:-1]}" for first, second in zip(sentences[::2], sentences[1::2])])
+
+
+def short_lines(stock: Stock, rng: random.Random) -> Blocks:
+    """Lines of four short words, each a sentence."""
+    nouns = rng.sample([word for word in stock.words[200:4000] if 4 <= len(word) <= 7], 40)
+    adjectives = rng.choices(SHORT_ADJECTIVES, k=40)
+    return prose([f"The {noun} is {adjective}." for noun, adjective in zip(nouns, adjectives)] + _lines(stock, 4))
+
+
+def repeated_line(stock: Stock, rng: random.Random) -> Blocks:
+    """Good text in which one line occurs twice: too little for Gopher, too much for FineWeb."""
+    lines = _lines(stock, 9)
+    line = stock.sentences(1, 9, 14)[0]
+    return prose([*lines[:3], line, *lines[3:], line])
+
+
+def newlines(stock: Stock, rng: random.Random) -> Blocks:
+    """Lines of three words, of which two in five are longer than 30 characters and one in six ends a sentence."""
+    long = [word for word in stock.words if 10 <= len(word) <= 14]
+    short = [word for word in stock.words[100:3000] if 3 <= len(word) <= 7]
+    lines = []
+    for number in range(60):
+        words = rng.sample(long if number % 5 < 2 else short, 3)
+        if number % 5 >= 2:
+            words[1] = ("the", "to", "of", "with")[number % 4]
+        lines.append(" ".join(words).capitalize() + ("." if number % 6 == 0 else ""))
+    return prose(lines)
+
+
+def _lines(stock: Stock, count: int) -> list[str]:
+    """Paragraphs of two sentences."""
+    sentences = stock.sentences(2 * count, 8)
+    return [f"{first} {second}" for first, second in zip(sentences[::2], sentences[1::2])]
+
+
+def _every(step: int, change: Callable[[str], str], text: str) -> str:
+    return " ".join(change(word) if number % step == step - 1 else word for number, word in enumerate(text.split(" ")))
+
+
+def _sentences(words: Sequence[str], size: int, count: int, rng: random.Random) -> str:
+    return " ".join(" ".join(rng.choices(words, k=size)).capitalize() + "." for _ in range(count))
+
+
+LOW_QUALITY: dict[str, tuple[Make, str]] = {
+    **{rule: (make, rule) for rule, make in REPETITIVE.items()},
+    "gopher_short_doc": (short_doc, "gopher_short_doc"),
+    "gopher_long_doc": (long_doc, "gopher_long_doc"),
+    "gopher_short_words": (short_words, "gopher_short_words"),
+    "gopher_long_words": (long_words, "gopher_long_words"),
+    "gopher_hashes": (hashes, "gopher_hashes"),
+    "gopher_ellipses": (ellipses, "gopher_ellipses"),
+    "gopher_bullet_lines": (bullet_lines, "gopher_bullet_lines"),
+    "gopher_ellipsis_lines": (ellipsis_lines, "gopher_ellipsis_lines"),
+    "gopher_alpha_words": (alpha_words, "gopher_alpha_words"),
+    "gopher_stop_words": (stop_words, "gopher_stop_words"),
+    "c4_lorem_ipsum": (lorem_ipsum, "c4_lorem_ipsum"),
+    "c4_curly_bracket": (curly_bracket, "c4_curly_bracket"),
+    "c4_too_few_sentences": (few_sentences, "c4_too_few_sentences"),
+    "c4_policy_lines": (policy_lines, "c4_too_few_sentences"),
+    "fineweb_terminal_lines": (no_terminal, "fineweb_terminal_lines"),
+    "fineweb_short_lines": (short_lines, "fineweb_short_lines"),
+    "fineweb_dup_line_chars": (repeated_line, "fineweb_dup_line_chars"),
+    "fineweb_newline_ratio": (newlines, "fineweb_newline_ratio"),
+}
+"""The function that makes a page's blocks and the rule that should drop the page, by kind."""
+UNTITLED = frozenset({"c4_too_few_sentences", "fineweb_newline_ratio", "gopher_short_words", "gopher_stop_words"})
+"""Kinds whose page has no heading: one line more or less decides."""

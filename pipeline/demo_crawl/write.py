@@ -1,0 +1,194 @@
+"""Writes captures as WARC 1.0 files, one gzip member a record, and the truth about what was planted in them.
+
+Source: ISO 28500:2009. No clock, no host name and no random source but the seed: equal captures give equal bytes.
+"""
+
+import base64
+import gzip
+import hashlib
+import random
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.demo_crawl.capture import FIRST_DATE, Capture, date_of
+from schemas.ids import canonical_json
+
+NUM_FILES = 4
+REQUEST_STEP = 8
+"""One capture in this many is preceded by its request record."""
+NAMESPACE = uuid.UUID("5f0c2d7e-8a35-5c7b-9a0e-3d5a7c1e6b42")
+USER_AGENT = "penstock-demo/1.0 (+https://www.penrose.example/bot)"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One planted capture: where it lies, and what should become of it."""
+
+    url: str
+    record_id: str
+    file: str
+    offset: int
+    """Start of its gzip member [bytes]."""
+    length: int
+    """Length of its gzip member, or of what is there of it [bytes]."""
+    kind: str
+    expected: str
+    """`keep`, `drop` or `either`; of the pages of one `group` any one may be the page that is kept."""
+    rules: tuple[str, ...]
+    """Rules that may drop it, the intended one first."""
+    details: dict[str, Any]
+    """Group and true similarity of copies, language and charsets, personal values: by kind."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of the truth file."""
+        place = {"url": self.url, "record_id": self.record_id, "file": self.file, "offset": self.offset}
+        label = {"length": self.length, "kind": self.kind, "expected": self.expected, "rules": list(self.rules)}
+        return self.details | place | label
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a demo crawl holds."""
+
+    files: tuple[str, ...]
+    num_responses: int
+    """Number of response records, broken ones included."""
+    num_pages: int
+    """Number of ordinary pages, which should all be kept."""
+    planted: tuple[Planted, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of planted captures by kind."""
+        return dict(sorted(Counter(item.kind for item in self.planted).items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary file."""
+        numbers = {"num_responses": self.num_responses, "num_pages": self.num_pages, "planted": self.counts}
+        return {"files": list(self.files), **numbers}
+
+
+def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
+    """Write the captures in shuffled order to WARC files in `out`, with `truth.jsonl` and `truth.json` beside them."""
+    out.mkdir(parents=True, exist_ok=True)
+    planted: list[Planted] = []
+    files = _spread(captures, random.Random(f"order {seed}"))
+    for number, content in enumerate(files):
+        name = f"demo-{number:03d}.warc.gz"
+        with (out / name).open("wb") as file:
+            file.write(_member(_warcinfo(name)))
+            for capture in content:
+                if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
+                    file.write(_member(_request(capture)))
+                offset, data = file.tell(), stored(capture)
+                file.write(data)
+                if capture.kind != "page":
+                    planted.append(_planted(capture, name, offset, len(data)))
+    names = tuple(f"demo-{number:03d}.warc.gz" for number in range(len(files)))
+    num_pages = sum(capture.kind == "page" for capture in captures)
+    truth = Truth(names, sum(capture.fault != "garbage" for capture in captures), num_pages, tuple(planted))
+    lines = b"".join(canonical_json(item.to_json()) + b"\n" for item in planted)
+    (out / "truth.jsonl").write_bytes(lines)
+    (out / "truth.json").write_bytes(canonical_json(truth.to_json()) + b"\n")
+    return truth
+
+
+def stored(capture: Capture) -> bytes:
+    """The response record as it lies in the file, damaged as the capture's fault says."""
+    if capture.fault == "garbage":
+        return random.Random(capture.url).randbytes(700)
+    length = len(capture.response)
+    match capture.fault:
+        case "length_too_small":
+            length //= 2
+        case "length_too_large":
+            length += 5000
+    fields = [("WARC-Target-URI", capture.url), ("WARC-IP-Address", f"192.0.2.{1 + len(capture.url)}")]
+    fields += [("WARC-Payload-Digest", _sha1(capture.response.partition(b"\r\n\r\n")[2]))]
+    fields += [("WARC-Block-Digest", _sha1(capture.response)), ("Content-Type", "application/http; msgtype=response")]
+    fields += [("Content-Length", str(length))] if capture.fault != "no_length" else []
+    head = [("WARC-Record-ID", f"<{_record_id(capture)}>"), ("WARC-Date", _iso(capture.url))]
+    data = _member(_record("response", head + fields, capture.response))
+    if capture.fault == "corrupt":
+        middle = len(data) // 2
+        return data[:middle] + bytes(byte ^ 0x55 for byte in data[middle : middle + 64]) + data[middle + 64 :]
+    return data[: len(data) * 3 // 5] if capture.fault == "truncated" else data
+
+
+def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
+    """The captures in files, shuffled; broken records amid others, one of each fault, a cut one at the very end."""
+    whole = [capture for capture in captures if capture.fault == "none"]
+    rng.shuffle(whole)
+    files = [whole[number::NUM_FILES] for number in range(NUM_FILES)]
+    for number, capture in enumerate(capture for capture in captures if capture.fault not in ("none", "truncated")):
+        content = files[number % NUM_FILES]
+        content.insert(len(content) * (number + 1) // 8, capture)
+    files[-1] += [capture for capture in captures if capture.fault == "truncated"]
+    return files
+
+
+def _planted(capture: Capture, file: str, offset: int, length: int) -> Planted:
+    return Planted(
+        url=capture.url,
+        record_id=_record_id(capture),
+        file=file,
+        offset=offset,
+        length=length,
+        kind=capture.kind,
+        expected=capture.expected,
+        rules=capture.rules,
+        details=dict(capture.details),
+    )
+
+
+def _record(kind: str, fields: list[tuple[str, str]], block: bytes) -> bytes:
+    head = "".join(f"{name}: {value}\r\n" for name, value in [("WARC-Type", kind), *fields])
+    return f"WARC/1.0\r\n{head}\r\n".encode() + block + b"\r\n\r\n"
+
+
+def _warcinfo(name: str) -> bytes:
+    lines = ("software: penstock demo-crawl", "format: WARC File Format 1.0", "robots: obey", "isPartOf: demo crawl")
+    block = "".join(f"{line}\r\n" for line in lines).encode()
+    fields = [
+        ("WARC-Record-ID", f"<{uuid.uuid5(NAMESPACE, name).urn}>"),
+        ("WARC-Date", f"{FIRST_DATE:%Y-%m-%dT%H:%M:%SZ}"),
+    ]
+    fields += [
+        ("WARC-Filename", name),
+        ("Content-Type", "application/warc-fields"),
+        ("Content-Length", str(len(block))),
+    ]
+    return _record("warcinfo", fields, block)
+
+
+def _request(capture: Capture) -> bytes:
+    _, _, host, path = capture.url.split("/", 3)
+    block = f"GET /{path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {USER_AGENT}\r\nAccept: text/html\r\n\r\n".encode()
+    identity = uuid.uuid5(NAMESPACE, f"request {capture.url}").urn
+    fields = [("WARC-Record-ID", f"<{identity}>"), ("WARC-Date", _iso(capture.url)), ("WARC-Target-URI", capture.url)]
+    fields += [("WARC-Concurrent-To", f"<{_record_id(capture)}>")]
+    fields += [("Content-Type", "application/http; msgtype=request"), ("Content-Length", str(len(block)))]
+    return _record("request", fields, block)
+
+
+def _record_id(capture: Capture) -> str:
+    return uuid.uuid5(NAMESPACE, capture.url).urn
+
+
+def _member(data: bytes) -> bytes:
+    return gzip.compress(data, 6, mtime=0)
+
+
+def _iso(url: str) -> str:
+    return f"{date_of(url):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
+
+
+def _sha1(data: bytes) -> str:
+    return "sha1:" + base64.b32encode(bytes.fromhex(_digest(data))).decode()

@@ -1,0 +1,182 @@
+"""Phone numbers: runs of digits read as numbers of the countries where the page's language is at home.
+
+libphonenumber says whether a number is assigned or at least possible; how it is written says whether digits are a
+telephone number at all. (presidio's recogniser runs libphonenumber's matcher over the text once for each country.)
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import phonenumbers
+from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat, PhoneNumberType
+
+from pipeline.pii.candidates import FAMILIES
+
+REGIONS = {
+    language: tuple(regions.split())
+    for language, regions in {
+        "ar": "SA EG AE MA", "bg": "BG", "bn": "BD IN", "ca": "ES", "cs": "CZ", "da": "DK", "de": "DE AT CH",
+        "el": "GR", "en": "US GB AU IN", "es": "ES MX AR CO", "et": "EE", "fa": "IR", "fi": "FI", "fr": "FR BE CH CA",
+        "he": "IL", "hi": "IN", "hr": "HR", "hu": "HU", "id": "ID", "it": "IT CH", "ja": "JP", "ko": "KR", "lt": "LT",
+        "lv": "LV", "ms": "MY", "nl": "NL BE", "no": "NO", "pl": "PL", "pt": "BR PT", "ro": "RO", "ru": "RU KZ BY",
+        "sk": "SK", "sl": "SI", "sr": "RS", "sv": "SE", "th": "TH", "tr": "TR", "uk": "UA", "ur": "PK", "vi": "VN",
+        "zh": "CN TW HK",
+    }.items()
+}  # fmt: skip
+"""Countries by language code: where most pages of the language come from, the largest first."""
+ANYWHERE = ("US", "GB", "DE", "FR")
+"""Countries tried for a page in any other language."""
+
+INTERNATIONAL, ASSIGNED, WRITTEN = 0.9, 0.6, 0.45
+"""Scores: a number with its country code, an assigned national number, one that is only written like a number."""
+
+MAX_GROUPS, NEAR = 8, 32
+"""Most groups of digits in one number; how far before it the word may stand that names it [characters]."""
+
+NAMING_WORDS = frozenset({
+    "call", "cell", "celular", "cellulare", "contact", "fax", "fon", "handy", "hotline", "kontakt", "mob", "mobil",
+    "mobile", "móvil", "ph", "phone", "portable", "rufnummer", "sms", "tel", "telefon", "telefone", "telefono",
+    "telefonu", "telephone", "teléfono", "tél", "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон", "телефону",
+    "факс", "هاتف", "تلفون", "جوال",
+})  # fmt: skip
+"""Words that name a telephone number where they stand close to it, no other digits between."""
+NAMING_PARTS = (
+    "电话", "電話", "手机", "手機", "热线", "熱線", "传真", "傳真", "携帯", "전화", "휴대폰", "팩스", "โทร", "फोन",
+)  # fmt: skip
+"""The same in scripts where they stand inside longer runs of characters."""
+
+_SIGNS = re.compile(r"[+(]{0,2}\Z")
+_GROUP = re.compile("[0-9]+")
+_DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
+_INSIDE, _AFTER_AREA = re.compile(r"[ ./-]|\)?[ -]?\(|\)[ ./-]?|- "), re.compile(" [-/] ")
+"""What separates the groups of one number, and its area code from the rest; anything else separates numbers."""
+_EXTENSION = re.compile(r" ?(?:x|ext\.? ?)[0-9]{1,6}(?![0-9A-Za-z])")
+# Digits with separators that are something else: dates, years, ISBN-13, groups like an IP address or an SSN.
+_OTHER = re.compile(
+    r"(?:1[5-9]|20)[0-9]{2}[-./ ](?:0?[1-9]|1[0-2])[-./ ](?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
+    r"|(?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:1[5-9]|20)[0-9]{2}(?![0-9])"
+    r"|(?:(?:1[5-9]|20)[0-9]{2}[ -./]{0,3}){2,}(?![0-9])"
+    r"|97[89](?:[- ]?[0-9]){10}(?![0-9])"
+    r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
+)
+_BEFORE = re.compile(
+    r"(?:[0-9A-Za-z]|[0-9][-./,]|[$#_=]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku|order|no|nr|id|ref|art)[\s.:-]*)\Z", re.I
+)
+_BEHIND = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
+# Groupings that hardly anything else has, so that no other sign is needed: 415-555-0139, 138 0000 9430.
+_GROUPINGS = {(3, 3, 4), (3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 2, 2), (3, 3, 2, 2)}
+_MOBILE = (PhoneNumberType.MOBILE, PhoneNumberType.FIXED_LINE_OR_MOBILE)
+
+Groups = list[tuple[int, int]]
+Found = tuple[int, int, float]
+
+
+def find_phones(text: str, folded: str, language: str | None) -> Iterator[Found]:
+    """(start, end, score) of every telephone number in a text, given its ASCII form too."""
+    regions = REGIONS.get(language or "", ANYWHERE)
+    for run in FAMILIES["digits"].pattern.finditer(folded):
+        for groups in _segments(folded, run.span()):
+            found = _number_in(text, folded, groups, regions)
+            if found:
+                yield found
+
+
+def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
+    """The groups of digits in a run, those together that could be one number."""
+    groups: Groups = []
+    for match in _GROUP.finditer(folded, *run):
+        if groups:
+            area = len(groups) == 1 and folded[groups[0][0]] == "0"
+            gap = groups[-1][1], match.start()
+            if not _INSIDE.fullmatch(folded, *gap) and not (area and _AFTER_AREA.fullmatch(folded, *gap)):
+                yield groups
+                groups = []
+        groups.append(match.span())
+    yield groups
+
+
+def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> Found | None:
+    """The number that a segment begins with; a national one fills the segment, unless a word names it."""
+    first, begin = 0, groups[0][0]
+    start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
+    international = "+" in folded[start:begin] or folded.startswith("00", begin)
+    while not international and (other := _OTHER.match(folded, begin)):
+        first = bisect_left(groups, (other.end(),), first)
+        if first == len(groups):
+            return None
+        start = begin = groups[first][0]
+    if _BEFORE.search(folded, max(0, start - 10), start):
+        return None
+    end = groups[-1][1]
+    named = _names(text[max(0, start - NEAR) : start]) or _names(text[end : end + NEAR // 4].partition("\n")[0])
+    best: Found | None = None
+    for last in range(min(len(groups), first + MAX_GROUPS), first, -1):
+        whole, end = last == len(groups), groups[last - 1][1]
+        if not (whole or international or named):
+            break
+        extension = _EXTENSION.match(folded, end)
+        if extension or not _BEHIND.match(folded, end):
+            score = rate(folded[start:end], named or extension is not None, regions)
+            # A part of the segment must be an assigned number.
+            if score > (best[2] if best else 0.0 if whole else WRITTEN):
+                open_bracket = folded[start] == "(" and ")" not in folded[start:end]
+                best = start + open_bracket, extension.end() if extension else end, score
+    return best
+
+
+def _names(near: str) -> bool:
+    near = _DIGITS.split(near.lower())[-1]
+    return not NAMING_WORDS.isdisjoint(_WORD.findall(near)) or any(part in near for part in NAMING_PARTS)
+
+
+def rate(written: str, named: bool, regions: tuple[str, ...]) -> float:
+    """How surely digits with signs and separators are a telephone number of one of the regions: a score or 0."""
+    groups = _GROUP.findall(written)
+    lengths = tuple(map(len, groups))
+    digits, bracket = sum(lengths), written[0] == "(" and ")" in written
+    if "+" in written[:2] or groups[0].startswith("00"):
+        return _international(written, named) if 8 <= digits <= 17 else 0.0
+    if not 7 <= digits <= 12 or (lengths[0] == 1 and groups[0] not in "18" and not bracket) or written.count("/") > 1:
+        return 0.0
+    trunk = groups[0][0] == "0" or bracket
+    telling = (
+        digits > 8 and len(groups) > 1 and (trunk or lengths in _GROUPINGS or ("-" in written and len(groups) > 2))
+    )
+    bare = digits > 8 and len(groups) == 1 and groups[0][0] in "018"
+    if not (named or telling or bare):
+        return 0.0  # before libphonenumber, which takes 40 µs a country: pages are full of numbers
+    for region in regions:
+        number = _parse("".join(groups), region)
+        if number is None or not phonenumbers.is_possible_number(number):
+            continue
+        if phonenumbers.is_valid_number(number):
+            if telling or named or phonenumbers.number_type(number) in _MOBILE:
+                return ASSIGNED
+        elif trunk and telling and _GROUP.findall(_national(number)) == groups:
+            return WRITTEN
+    if trunk and len(groups) > 2 and 9 <= digits <= 11 and 2 <= lengths[0] <= 5 and min(lengths) > 1:
+        return WRITTEN  # a national number of some other country
+    return WRITTEN if named and (len(groups) > 1 or digits > 8) else 0.0
+
+
+def _international(written: str, named: bool) -> float:
+    """After `+` a possible length is enough; after 00 the number must be assigned, or named."""
+    plus = "+" in written[:2]
+    number = _parse(written if plus else f"+{''.join(_GROUP.findall(written))[2:]}", None)
+    if number is None or not phonenumbers.is_possible_number(number):
+        return 0.0
+    if phonenumbers.is_valid_number(number):
+        return INTERNATIONAL
+    return ASSIGNED if plus else WRITTEN * named
+
+
+def _parse(text: str, region: str | None) -> PhoneNumber | None:
+    try:
+        return phonenumbers.parse(text, region)
+    except NumberParseException:
+        return None
+
+
+def _national(number: PhoneNumber) -> str:
+    return phonenumbers.format_number(number, PhoneNumberFormat.NATIONAL)

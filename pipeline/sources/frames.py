@@ -1,0 +1,255 @@
+"""Frames: the gzip members, zstd frames and plain stretches of a file, decoded piece by piece with where each one lies.
+
+Every frame's exact span is known, its check sum is verified, and a piece is bounded whatever the compression ratio.
+Where bytes cannot be decoded the reader says so and goes on at the next place where a frame starts.
+"""
+
+import bz2
+import io
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, NamedTuple, cast
+
+from fastwarc.stream_io import ZstdReader
+
+from pipeline.sources.stream import Blocks, ByteStream
+
+SLICE_BYTES = 32 << 10
+PIECE_BYTES = 1 << 20
+# A decoder notices damage some way behind it; a frame that starts within this distance is still found.
+BACKTRACK_BYTES = 192 << 10
+ZSTD_BLOCK_BYTES = 128 << 10
+PEEK_BYTES = 8 << 10
+CANDIDATE = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)")
+GZIP, ZSTD, BZIP2 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh"
+# Skippable zstd frames have sixteen magic numbers. Source: RFC 8878, section 3.1.2.
+ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
+
+
+class Piece(NamedTuple):
+    """Decoded bytes; `start` is the stored offset of their frame, or of the bytes themselves when they are plain."""
+
+    data: bytes
+    start: int
+    plain: bool
+    first: bool
+    """Whether a frame or plain stretch begins here."""
+    fault: str | None = None
+    """The reason why the bytes from `start` to `resumed` cannot be decoded, or not to their end."""
+    resumed: int = 0
+
+
+class Starts(NamedTuple):
+    """How to tell where a record starts, so that reading can go on behind damage."""
+
+    begins: Callable[[bytes], bool]
+    """Whether decoded bytes begin with a record, for bytes where one is expected."""
+    pattern: re.Pattern[bytes]
+    """Finds a record among other bytes; strict. The match begins with the record or with the line end before it."""
+
+
+class _DamageError(Exception):
+    def __init__(self, reason: str, position: int):
+        self.reason = reason
+        self.position = position
+
+
+class Frames:
+    """The pieces of a file in order. `starts` is None for text, where any decodable byte will do."""
+
+    def __init__(self, stream: ByteStream, starts: Starts | None):
+        self.blocks = Blocks(stream)
+        self.starts = starts
+        self.end = 0
+        """The size of the file [bytes], once every piece was read."""
+        self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
+        self._pieces = self._read(0)
+
+    def next(self) -> Piece | None:
+        """The next piece, None at the end of the file."""
+        return next(self._pieces, None)
+
+    def seek(self, position: int) -> None:
+        """Go on at a stored offset where a frame or a plain stretch starts."""
+        self._pieces.close()
+        self._pieces = self._read(position)
+
+    def next_start(self, position: int) -> int:
+        """The first stored offset from `position` on where a frame decodes or a record starts; else the file size."""
+        return self._search(self._anything, position)
+
+    def _search(self, pattern: re.Pattern[bytes], position: int) -> int:
+        for found in self.blocks.search(pattern, position):
+            if self._decodes(found):
+                return found + (self.blocks.peek(found, 1) == b"\n")
+        return self.blocks.size()
+
+    def _decodes(self, position: int) -> bool:
+        codec = _codec(self.blocks.peek(position, 10))
+        if codec is None:
+            return True
+        try:
+            data = next((data for data, _ in codec(self.blocks, position) if data), b"")
+        except _DamageError:
+            return False
+        return self.starts is None or self.starts.begins(data)
+
+    def _read(self, position: int) -> Generator[Piece, None, None]:
+        while head := self.blocks.peek(position, 10):
+            codec = _codec(head)
+            if codec is not None:
+                position = yield from self._frame(codec, position)
+            elif self._is_plain(position):
+                position = yield from self._plain(position)
+            else:
+                start, position = position, self.next_start(position + 1)
+                yield Piece(b"", start, False, True, "unreadable_gap", position)
+        self.end = position
+
+    def _is_plain(self, position: int) -> bool:
+        if self.starts is None:
+            return position == 0
+        return self.starts.begins(self.blocks.peek(position, PEEK_BYTES).lstrip(b"\r\n"))
+
+    def _frame(self, codec: "Codec", start: int) -> Generator[Piece, None, int]:
+        first, position = True, start
+        try:
+            for data, behind in codec(self.blocks, start):
+                position = behind
+                if data:
+                    yield Piece(data, start, False, first)
+                    first = False
+        except _DamageError as damage:
+            # Frames only: a damaged frame may hold its record in stored blocks, to be seen but not to be read twice.
+            position = self._search(CANDIDATE, max(start + 1, damage.position - BACKTRACK_BYTES))
+            yield Piece(b"", start, False, first, damage.reason, position)
+        return position
+
+    def _plain(self, start: int) -> Generator[Piece, None, int]:
+        position = start
+        while data := self.blocks.at(position, PIECE_BYTES >> 2):
+            yield Piece(bytes(data), position, True, position == start)
+            position += len(data)
+        return position
+
+
+Codec = Callable[[Blocks, int], Iterator[tuple[bytes, int]]]
+"""(blocks, start of the frame) → decoded pieces, each with the stored offset behind it; raises _DamageError."""
+
+
+def _codec(head: bytes) -> Codec | None:
+    if head.startswith(GZIP):
+        return _gzip
+    if head.startswith(ZSTD) or ZSTD_SKIPPABLE.match(head):
+        return _zstd
+    return _bzip2 if head.startswith(BZIP2) and CANDIDATE.match(head) else None
+
+
+def _gzip(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
+    decoder = zlib.decompressobj(31)
+    position = start
+    while not decoder.eof:
+        stored = blocks.at(position, SLICE_BYTES)
+        try:
+            data = decoder.decompress(stored, PIECE_BYTES)
+        except zlib.error:
+            if position == start:
+                yield _salvage(stored), position
+            raise _DamageError("bad_gzip", position) from None
+        # At the end of the member both attributes hold what is left of the input.
+        position += len(stored) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+        if data or stored:
+            yield data, position
+        elif not decoder.eof:
+            raise _DamageError("truncated_record", position)
+
+
+def _salvage(stored: memoryview) -> bytes:
+    """What a damaged member gives before the damage: zlib discards the output of the call that fails."""
+    decoder = zlib.decompressobj(31)
+    parts: list[bytes] = []
+    try:
+        for offset in range(0, len(stored), 8):
+            parts.append(decoder.decompress(stored[offset : offset + 8], PIECE_BYTES))
+    except zlib.error:
+        pass
+    return b"".join(parts)
+
+
+def _bzip2(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
+    decoder = bz2.BZ2Decompressor()
+    position = start
+    while not decoder.eof:
+        stored = blocks.at(position, SLICE_BYTES) if decoder.needs_input else memoryview(b"")
+        if decoder.needs_input and not stored:
+            raise _DamageError("truncated_record", position)
+        try:
+            data = decoder.decompress(stored, PIECE_BYTES)
+        except OSError:
+            raise _DamageError("bad_gzip", position) from None
+        position += len(stored) - len(decoder.unused_data)
+        yield data, position
+
+
+def _zstd(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
+    damage = None
+    try:
+        end = _zstd_end(blocks, start)
+    except _DamageError as found:
+        damage, end = found, found.position
+    try:
+        reader = ZstdReader(cast(Any, _Range(blocks, start, end))) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
+        while data := reader.read(PIECE_BYTES):
+            yield data, end
+    except OSError:
+        raise damage or _DamageError("bad_gzip", start) from None
+    if damage:
+        raise damage
+    yield b"", end
+
+
+def _zstd_end(blocks: Blocks, start: int) -> int:
+    """Stored offset behind a zstd frame, by its block headers. Source: RFC 8878, sections 3.1.1 and 3.1.2."""
+    head = blocks.peek(start, 8).ljust(8, b"\0")
+    position = start
+    if head[:4] != ZSTD:
+        end = start + 8 + int.from_bytes(head[4:8], "little")
+    else:
+        flags = head[4]
+        single_segment = flags >> 5 & 1
+        content_size = (single_segment, 2, 4, 8)[flags >> 6]
+        position += 5 + (1 - single_segment) + (0, 1, 2, 4)[flags & 3] + content_size
+        last = False
+        while not last:
+            if len(block := blocks.peek(position, 3)) < 3:
+                raise _DamageError("truncated_record", position)
+            header = int.from_bytes(block, "little")
+            last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+            if kind == 3 or size > ZSTD_BLOCK_BYTES:
+                raise _DamageError("bad_gzip", position)
+            position += 3 + (1 if kind == 1 else size)
+        end = position + (4 if flags >> 2 & 1 else 0)
+    if not blocks.peek(end - 1, 1):
+        raise _DamageError("truncated_record", position)
+    return end
+
+
+class _Range:
+    """The stored bytes from `start` to `end`, as a stream for a decoder that pulls."""
+
+    def __init__(self, blocks: Blocks, start: int, end: int):
+        self._blocks = blocks
+        self._position = start
+        self._end = end
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes, empty at the end of the range."""
+        left = self._end - self._position
+        data = bytes(self._blocks.at(self._position, min(left, size if size >= 0 else SLICE_BYTES)))
+        self._position += len(data)
+        return data
+
+    def tell(self) -> int:
+        """The stored offset of the next byte."""
+        return self._position

@@ -1,0 +1,226 @@
+"""HTTP responses as archives keep them: status, media type and the decoded page, bounded in bytes.
+
+Crawlers store responses in every state: encoded as received, decoded with the old headers left in place, cut short.
+A declared encoding that the body plainly does not have is therefore taken as already undone.
+"""
+
+import io
+import re
+import zlib
+from dataclasses import dataclass
+
+import brotli
+from fastwarc.stream_io import ZstdReader
+
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.headers import MAX_HEADER_BYTES, parse_fields
+from pipeline.stage import Drop
+
+BLANK_LINE = re.compile(rb"\r{0,2}\n\r{0,2}\n")
+STATUS_LINE = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
+CHARSET = re.compile(r"""charset[ \t]*=[ \t]*["']?([^"';\s]+)""", re.IGNORECASE)
+CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r?\n")
+# Source: WHATWG MIME Sniffing, section 7.1, the patterns of text/html; section 3, binary data bytes.
+HTML = re.compile(
+    rb"(?:\xef\xbb\xbf)?[\t\n\x0c\r ]*<(?:(?:!doctype html|html|head|script|iframe|h1|div|font|table|a|style|title"
+    rb"|b|body|br|p)[ >]|!--[ >])",
+    re.IGNORECASE,
+)
+BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+UNDECODABLE = {"compress", "x-compress", "sdch", "dcb", "dcz", "pack200-gzip", "exi", "aes128gcm"}
+MAX_CODINGS = 4
+SLICE_BYTES = 64 << 10
+SNIFF_BYTES = 1445
+GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+@dataclass(slots=True)
+class Page:
+    """An HTTP response: what its header says, and its page, or the reason why it has none."""
+
+    status: int | None = None
+    mime: str | None = None
+    charset: str | None = None
+    body: bytes | None = None
+    drop: Drop | None = None
+
+
+class _EncodingError(Exception):
+    """The body does not hold what its encoding promises."""
+
+
+class _TooLargeError(Exception):
+    """The decoded body is larger than the limit."""
+
+
+def read_response(block: bytes, config: SourceConfig) -> Page:
+    """The page in the block of a response record; never raises for what the block holds."""
+    page = Page()
+    if not block.startswith(b"HTTP/"):
+        page.drop = Drop("no_http_header")
+        return page
+    blank = BLANK_LINE.search(block, 0, MAX_HEADER_BYTES)
+    head_end, body_start = (blank.start(), blank.end()) if blank else (len(block), len(block))
+    status = STATUS_LINE.match(block)
+    if status is None or head_end > MAX_HEADER_BYTES:
+        page.drop = Drop("bad_http")
+        return page
+    fields = parse_fields(block[:head_end])
+    page.status = int(status.group(1))
+    page.mime, page.charset = split_content_type(fields.get("content-type"))
+    if page.status not in config.http_statuses:
+        page.drop = Drop("http_status", float(page.status))
+    elif page.mime is not None and page.mime not in config.mime_types:
+        page.drop = Drop("not_html")
+    else:
+        codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
+        named = [coding.strip() for coding in codings if coding.strip()]
+        take_body(page, memoryview(block)[body_start:], named, config)
+    return page
+
+
+def take_body(page: Page, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
+    """Set the page's body, decoded from the outermost (last) coding inwards, or the reason why it cannot be used."""
+    limit = config.max_page_bytes
+    try:
+        if len(codings) > MAX_CODINGS:
+            raise _EncodingError
+        for coding in reversed(codings):
+            stored = memoryview(_decode(stored, coding, limit))
+    except _EncodingError:
+        page.drop = Drop("bad_encoding")
+    except _TooLargeError:
+        page.drop = Drop("page_too_large", None, float(limit))
+    else:
+        if len(stored) > limit:
+            page.drop = Drop("page_too_large", float(len(stored)), float(limit))
+        elif not len(stored):
+            page.drop = Drop("empty_page")
+        elif page.mime is None and not HTML.match(stored[:SNIFF_BYTES]):
+            page.drop = Drop("not_html")
+        else:
+            page.body = bytes(stored)
+
+
+def split_content_type(value: str | None) -> tuple[str | None, str | None]:
+    """Media type in lower case and charset of a Content-Type; None where it names none."""
+    if value is None:
+        return None, None
+    mime, _, parameters = value.partition(";")
+    found = CHARSET.search(parameters) if parameters else None
+    return mime.strip().lower() or None, found.group(1) if found else None
+
+
+def _decode(stored: memoryview, coding: str, limit: int) -> bytes | memoryview:
+    match coding:
+        case "chunked":
+            return _dechunk(stored)
+        case "gzip" | "x-gzip":
+            return _gunzip(stored, limit) if stored[:2] == GZIP_MAGIC else _already_decoded(stored)
+        case "deflate":
+            return _inflate(stored, limit)
+        case "br":
+            return _unbrotli(stored, limit)
+        case "zstd":
+            return _unzstd(stored, limit) if stored[:4] == ZSTD_MAGIC else _already_decoded(stored)
+    if coding in UNDECODABLE:
+        raise _EncodingError
+    return stored  # Browsers ignore what is no coding ("identity", "utf-8", "none"); so do servers' authors.
+
+
+def _already_decoded(stored: memoryview) -> memoryview:
+    if BINARY.search(stored[:SNIFF_BYTES]):
+        raise _EncodingError
+    return stored
+
+
+def _dechunk(stored: memoryview) -> bytes | memoryview:
+    """The chunks joined. A body that does not begin with a chunk was joined before; one that ends between two chunks
+    is whole as far as it goes. Source: RFC 9112, section 7.1."""
+    header = CHUNK.match(stored)
+    if header is None:
+        return stored
+    parts: list[memoryview] = []
+    position = 0
+    while header is not None and (size := int(header.group(1), 16)):
+        start = header.end()
+        if start + size > len(stored):
+            raise _EncodingError
+        parts.append(stored[start : start + size])
+        position = start + size
+        position += 2 if bytes(stored[position : position + 2]) == b"\r\n" else 1
+        header = CHUNK.match(stored, position)
+    if header is None and position < len(stored):
+        raise _EncodingError
+    return b"".join(parts)
+
+
+def _gunzip(stored: memoryview, limit: int) -> bytes:
+    parts: list[bytes] = []
+    position = size = 0
+    while stored[position : position + 2] == GZIP_MAGIC:
+        data, position = _zlib(stored, position, 31, limit - size)
+        parts.append(data)
+        size += len(data)
+    return b"".join(parts)
+
+
+def _inflate(stored: memoryview, limit: int) -> bytes | memoryview:
+    # "deflate" means the zlib format, but as many servers send the bare one.
+    for window_bits in (15, -15):
+        try:
+            return _zlib(stored, 0, window_bits, limit)[0]
+        except _EncodingError:
+            continue
+    return _already_decoded(stored)
+
+
+def _zlib(stored: memoryview, position: int, window_bits: int, limit: int) -> tuple[bytes, int]:
+    """The stream at `position` decoded, and the position behind it."""
+    decoder = zlib.decompressobj(window_bits)
+    parts: list[bytes] = []
+    size = 0
+    while not decoder.eof:
+        chunk = stored[position : position + SLICE_BYTES]
+        try:
+            data = decoder.decompress(chunk, limit + 1 - size)
+        except zlib.error as error:
+            raise _EncodingError from error
+        parts.append(data)
+        size += len(data)
+        if size > limit:
+            raise _TooLargeError
+        if not chunk and not data and not decoder.eof:
+            raise _EncodingError
+        position += len(chunk) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+    return b"".join(parts), position
+
+
+def _unbrotli(stored: memoryview, limit: int) -> bytes | memoryview:
+    decoder = brotli.Decompressor()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        data = decoder.process(bytes(stored), output_buffer_limit=limit + 1)
+        while data and size <= limit:
+            parts.append(data)
+            size += len(data)
+            data = decoder.process(b"", output_buffer_limit=limit + 1)
+    except brotli.error:
+        return _already_decoded(stored)
+    if size > limit:
+        raise _TooLargeError
+    return b"".join(parts) if decoder.is_finished() else _already_decoded(stored)
+
+
+def _unzstd(stored: memoryview, limit: int) -> bytes:
+    reader = ZstdReader(io.BytesIO(stored))
+    try:
+        data: bytes = reader.read(limit + 1)
+        while len(data) <= limit and (more := reader.read(limit + 1 - len(data))):
+            data += more
+    except OSError as error:
+        raise _EncodingError from error
+    if len(data) > limit:
+        raise _TooLargeError
+    return data

@@ -1,0 +1,131 @@
+"""Which files a source reads: paths and patterns become splits with canonical names, before anything runs.
+
+A split's name is its path below the longest folder of the pattern that is fixed, so moving a crawl changes no name
+and no doc_id; its identity (size and time) tells whether the file changed.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pyarrow.fs as pafs
+
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.stream import resolve
+from pipeline.stage import Split
+from schemas.errors import ConfigError
+
+SUFFIXES = {
+    "warc": re.compile(r"\.(?:warc|arc|wet|wat)(?:\.(?:gz|zst))?$", re.IGNORECASE),
+    "jsonl": re.compile(r"\.(?:jsonl|ndjson|json)(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE),
+    "parquet": re.compile(r"\.(?:parquet|pq)$", re.IGNORECASE),
+}
+# In a URI a question mark begins the options of the filesystem.
+LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
+TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
+
+
+class _File(NamedTuple):
+    name: str
+    uri: str
+    info: pafs.FileInfo
+
+
+def find_splits(config: SourceConfig) -> list[Split]:
+    """The files of the source in the order of their names. Raises ConfigError, naming every path that is wrong, if a
+    pattern matches nothing, a file cannot be read, or two files have one name."""
+    problems: list[str] = []
+    files: dict[str, _File] = {}
+    for path in config.paths:
+        try:
+            for file in _match(path):
+                if other := files.get(file.name):
+                    problems.append(
+                        f"promised one file of the name {file.name!r}, found {other.uri} and {file.uri}; rename one"
+                    )
+                files[file.name] = file
+        except (OSError, ValueError, re.error) as error:
+            problems.append(f"promised files at {path}, found {error}; correct the path")
+    splits: list[Split] = []
+    for ordinal, name in enumerate(sorted(files)):
+        file = files[name]
+        try:
+            format_name = config.format if config.format != "auto" else _format_of(name)
+            _check_readable(file)
+        except (OSError, ValueError) as error:
+            problems.append(f"promised a file at {file.uri}, found {error}")
+            continue
+        identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
+        splits.append(Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name))
+    if problems:
+        raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
+    return splits
+
+
+def _match(path: str) -> Iterator[_File]:
+    """Every file that a path or pattern stands for. Raises ValueError or OSError if there is none."""
+    is_uri = "://" in path
+    location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
+    parts = location.split("/")
+    magic = URI_MAGIC if is_uri else LOCAL_MAGIC
+    first = next((index for index, part in enumerate(parts) if magic.search(part)), None)
+    if first is None or (not is_uri and os.path.lexists(path)):
+        fs, plain = resolve(path if is_uri else location)
+        yield _File(parts[-1], path if is_uri else location, fs.get_file_info(plain))
+        return
+    folder = "/".join(parts[:first])
+    fs, root = resolve(f"{folder}{question}{options}" if is_uri else folder or "/")
+    names = re.compile(_translate(parts[first:]))
+    found = False
+    deep = len(parts) - first > 1 or parts[-1] == "**"
+    for info in fs.get_file_info(pafs.FileSelector(root, recursive=deep)):
+        name = info.path[len(root.rstrip("/")) + 1 :]
+        if info.type != pafs.FileType.Directory and names.fullmatch(name):
+            found = True
+            yield _File(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
+    if not found:
+        raise ValueError("none that matches")
+
+
+def _translate(parts: list[str]) -> str:
+    """The regular expression of a glob pattern. As in a shell, wildcards match no name that begins with a dot."""
+    folders = "".join(r"(?:(?!\.)[^/]+/)*" if part == "**" else f"{_translate_name(part)}/" for part in parts[:-1])
+    return folders + (r"(?:(?!\.)[^/]+/)*(?!\.)[^/]+" if parts[-1] == "**" else _translate_name(parts[-1]))
+
+
+def _translate_name(part: str) -> str:
+    expression = r"(?!\.)" if part[:1] in ("*", "?", "[") else ""
+    for token in TOKEN.findall(part):
+        if token.startswith("*"):
+            expression += "[^/]*"
+        elif token == "?":
+            expression += "[^/]"
+        elif token.startswith("[") and len(token) > 2:
+            inside = re.sub(r"[\\\[&~|]", r"\\\g<0>", token[1:-1])
+            expression += f"[^/{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+        else:
+            expression += re.escape(token)
+    return expression
+
+
+def _format_of(name: str) -> str:
+    for format_name, suffix in SUFFIXES.items():
+        if suffix.search(name):
+            return format_name
+    raise ValueError("a suffix that names no format; set source.format to warc, jsonl or parquet")
+
+
+def _check_readable(file: _File) -> None:
+    """Raise ValueError or OSError if the file is none that can be opened."""
+    kind = file.info.type
+    if kind == pafs.FileType.NotFound:
+        raise ValueError("nothing; correct the path")
+    if kind == pafs.FileType.Directory:
+        raise ValueError("a folder; name its files, such as FOLDER/*.warc.gz")
+    if kind != pafs.FileType.File:
+        raise ValueError("no regular file; correct the path")
+    if "://" not in file.uri:
+        with open(file.uri, "rb") as stream:
+            stream.read(1)

@@ -1,0 +1,194 @@
+"""WARC, WET, WAT and ARC archives, compressed or not: one row for every record, and one for every gap between them.
+
+Reading never stops at damage. A record ends where its declared length says if something that can follow a record is
+there; otherwise it is dropped, and the next place where a record starts is looked for behind its header.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.frames import PEEK_BYTES, Frames
+from pipeline.sources.headers import ARC_LINE, RECORD_STARTS, Header, begins_record, parse_arc_line, parse_warc_header
+from pipeline.sources.http import Page, read_response, split_content_type, take_body
+from pipeline.sources.provenance import Item, account, new_row
+from pipeline.sources.stream import ByteStream
+from pipeline.sources.text import set_text
+from pipeline.sources.window import Window
+from pipeline.stage import Drop, Row, Split
+
+TERMINATOR = re.compile(rb"\r?\n\r?\n")
+DIGESTS = frozenset({"md5", "sha1", "sha256", "sha384", "sha512"})
+PAGES = frozenset({"response", "resource", "conversion"})
+
+
+@dataclass(slots=True)
+class Record:
+    """A record as it lies in the file, or a gap (no header); `drop` says what is wrong with its bytes."""
+
+    start: int
+    header: Header | None = None
+    block: bytes = b""
+    drop: Drop | None = None
+
+
+def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+    """The rows of an archive in the order of the file. Offsets and lengths are stored bytes and add up to its size."""
+    frames = Frames(stream, RECORD_STARTS)
+    records = read_records(Window(frames), config.max_record_bytes)
+    return account((_item(record, config) for record in records), split, lambda: frames.end)
+
+
+def read_records(window: Window, max_bytes: int) -> Iterator[Record]:
+    """Every record and gap in order; a block above `max_bytes` is passed over without being held."""
+    while True:
+        if window.skip_newlines():
+            start, plain = window.stored()
+            if begins_record(window.peek()):
+                yield _read_plain(window, start, max_bytes) if plain else _read_framed(window, start, max_bytes)
+            else:
+                window.skip(1)
+                yield Record(start, drop=_lost(window, start, plain, "unreadable_gap"))
+        elif (piece := window.advance()) is None:
+            return
+        elif piece.fault is not None:
+            yield Record(piece.start, drop=Drop(piece.fault))
+
+
+def _read_plain(window: Window, start: int, max_bytes: int) -> Record:
+    """A record in uncompressed bytes. The place where it says it ends is looked at before the record is read, so a
+    wrong length costs one look, however large it is."""
+    header = _take_header(window)
+    if header is None:
+        return Record(start, drop=_lost(window, start, True, "bad_header"))
+    blocks = window.frames.blocks
+    end = window.stored()[0] + header.length if header.length else None
+    if end is not None and not blocks.peek(end - 1, 1):
+        return Record(start, header, drop=_lost(window, start, True, "truncated_record", "lying_length"))
+    behind = blocks.peek(end, PEEK_BYTES) if end is not None else window.peek()
+    if not _may_follow(behind):
+        return Record(start, header, drop=_lost(window, start, True, "lying_length"))
+    if end is not None and header.length > max_bytes:
+        window.seek(end + len(behind) - len(behind.lstrip(b"\r\n")))
+        return Record(start, header, drop=Drop("record_too_large", float(header.length), float(max_bytes)))
+    return Record(start, header, window.take(header.length))
+
+
+def _read_framed(window: Window, start: int, max_bytes: int) -> Record:
+    """A record in decoded bytes of gzip members or zstd frames, which can only be read forwards."""
+    header = _take_header(window)
+    if header is None:
+        return Record(start, drop=_lost(window, start, False, "bad_header"))
+    block, drop = b"", None
+    if header.length > max_bytes:
+        drop = Drop("record_too_large", float(header.length), float(max_bytes))
+        behind = window.peek() if window.skip(header.length) == header.length else None
+    else:
+        behind = window.ahead(header.length)
+    if behind is None or not _may_follow(behind):
+        reason = "truncated_record" if behind is None and window.next is None else "lying_length"
+        return Record(start, header, drop=_lost(window, start, False, reason, "lying_length"))
+    if drop is None:
+        block = window.take(header.length)
+    if not window.skip_newlines() and (fault := _fault_of(window, start)):
+        drop = Drop(fault)
+    return Record(start, header, block, drop)
+
+
+def _take_header(window: Window) -> Header | None:
+    """The header at the window's position, which moves behind it; None if it has no end or no length."""
+    head = window.peek()
+    if line := ARC_LINE.match(head):
+        return parse_arc_line(window.take(line.end()))
+    block = window.take_header()
+    return parse_warc_header(block) if block is not None else None
+
+
+def _may_follow(data: bytes) -> bool:
+    """Whether these bytes may stand behind a record: line ends and then another record, the end, or anything at all
+    behind the two line ends that close a WARC record."""
+    rest = data.lstrip(b"\r\n")
+    return not rest or TERMINATOR.match(data) is not None or begins_record(rest)
+
+
+def _lost(window: Window, start: int, plain: bool, reason: str, found_reason: str | None = None) -> Drop:
+    """Move to the next record and return the drop for what is passed: for `found_reason` if one starts before the
+    stretch ends, for `reason` if not, unless the stretch ends in damage that explains it."""
+    if plain:
+        # One byte back, for the line end in front of an ARC line.
+        here = window.stored()[0] - 1 if window.fill(1) else start
+        found = window.frames.next_start(max(here, start + 1))
+        window.seek(found)
+        is_found = found < window.frames.blocks.size()
+    else:
+        is_found = window.search(RECORD_STARTS.pattern)
+        if not is_found and (fault := _fault_of(window, start)):
+            return Drop(fault)
+    return Drop(found_reason if is_found and found_reason else reason)
+
+
+def _fault_of(window: Window, start: int) -> str | None:
+    """The fault of the frame at `start` if the run ends in it; it is then taken as dealt with."""
+    piece = window.next
+    if piece is None or piece.fault is None or piece.start != start:
+        return None
+    window.advance()
+    return piece.fault
+
+
+def _item(record: Record, config: SourceConfig) -> Item:
+    header, drop = record.header, record.drop
+    if header is None:
+        return Item(record.start, new_row("gap"), drop)
+    row = new_row(header.kind, header.url, header.date)
+    if header.kind not in PAGES and (drop is None or drop.rule == "record_too_large"):
+        drop = Drop("not_a_page")
+    if drop is None:
+        drop = _read_page(row, header, record.block, config)
+    return Item(record.start, row, drop)
+
+
+def _read_page(row: Row, header: Header, block: bytes, config: SourceConfig) -> Drop | None:
+    """Fill in the columns of a page from its whole block; the reason why it is none, if so."""
+    if config.drop_truncated and header.truncated:
+        return Drop("truncated_record")
+    if config.verify_digests and not digest_matches(header, block):
+        return Drop("digest_mismatch")
+    mime, charset = split_content_type(header.content_type)
+    if header.kind == "conversion" and mime in (None, "text/plain"):
+        row["mime"] = mime
+        return set_text(row, block.decode("utf-8", "replace").removeprefix("\ufeff"), config)
+    if header.kind == "response":
+        is_http = (header.url or "").lower().startswith("http") if header.arc else mime in (None, "application/http")
+        if not is_http:
+            row["mime"] = mime
+            return Drop("not_a_page")
+        page = read_response(block, config)
+    else:
+        page = Page(mime=mime, charset=charset)
+        if mime is None or mime in config.mime_types:
+            take_body(page, memoryview(block), [], config)
+        else:
+            page.drop = Drop("not_html")
+    row["http_status"], row["mime"], row["_http_charset"] = page.status, page.mime, page.charset
+    if page.body is not None:
+        row["_payload"], row["page_bytes"] = page.body, len(page.body)
+    return page.drop
+
+
+def digest_matches(header: Header, block: bytes) -> bool:
+    """Whether the block has the digest its header gives: of the block, else of the payload. True if it gives none that
+    can be compared. Source: ISO 28500:2017, sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16)."""
+    declared = header.block_digest or header.payload_digest or ""
+    if not header.block_digest and header.kind == "response" and (blank := TERMINATOR.search(block)):
+        block = block[blank.end() :]
+    algorithm, _, value = declared.partition(":")
+    algorithm = algorithm.strip().lower().replace("-", "")
+    if algorithm not in DIGESTS:
+        return True
+    digest = hashlib.new(algorithm, block, usedforsecurity=False).digest()
+    value = value.strip()
+    return value.lower() == digest.hex() or value.upper().rstrip("=") == base64.b32encode(digest).decode().rstrip("=")

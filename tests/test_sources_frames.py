@@ -1,0 +1,127 @@
+"""Frames: exact spans of gzip members, zstd frames and plain bytes, bounded pieces, and going on behind damage."""
+
+import bz2
+import gzip
+import io
+import random
+
+import pytest
+from fastwarc.stream_io import ZstdWriter
+
+from pipeline.sources.frames import PIECE_BYTES, Frames
+from pipeline.sources.headers import RECORD_STARTS
+
+RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"
+NOISE = random.Random(1).randbytes(90_000)
+
+
+def zstd(data):
+    out = io.BytesIO()
+    with ZstdWriter(out) as writer:
+        writer.write(data)
+    return out.getvalue()
+
+
+def skippable(data):
+    return b"\x5a\x2a\x4d\x18" + len(data).to_bytes(4, "little") + data
+
+
+def spans(stored, starts=RECORD_STARTS):
+    """(start, decoded bytes, fault) of every frame, and the size that the reader found."""
+    frames = Frames(io.BytesIO(stored), starts)
+    found = []
+    while (piece := frames.next()) is not None:
+        assert len(piece.data) <= PIECE_BYTES
+        if piece.first and not (piece.fault and found and found[-1][0] == piece.start):
+            found.append((piece.start, b"", None))
+        start, data, _ = found[-1]
+        found[-1] = (start, data + piece.data, piece.fault)
+    return found, frames.end
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])
+def test_every_frame_has_its_exact_start(pack):
+    contents = [RECORD, RECORD + NOISE, b"", RECORD * 20_000]
+    packed = [pack(content) for content in contents]
+    found, end = spans(b"".join(packed))
+    starts = [sum(map(len, packed[:index])) for index in range(4)]
+    assert found == [(start, data, None) for start, data in zip(starts, contents, strict=True) if data]
+    assert end == sum(map(len, packed))
+
+
+def test_plain_bytes_and_frames_of_every_kind_follow_each_other():
+    packed = [skippable(b"dictionary"), zstd(RECORD), gzip.compress(RECORD), bz2.compress(RECORD), RECORD]
+    found, end = spans(b"".join(packed))
+    starts = [sum(map(len, packed[:index])) for index in range(1, 5)]
+    assert found == [(start, RECORD, None) for start in starts]
+    assert end == sum(map(len, packed))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])
+@pytest.mark.parametrize(
+    "junk", [b"\0" * 512, b"no record", NOISE[:700], b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd\xff\xff\xff\xff", b"\n\n"]
+)
+def test_junk_between_frames_is_one_fault(pack, junk):
+    member = pack(RECORD)
+    found, end = spans(member + junk + member + junk)
+    kinds = {None, "unreadable_gap", "bad_gzip", "truncated_record"}
+    assert [(start, data) for start, data, fault in found if fault is None] == [
+        (0, RECORD),
+        (len(member) + len(junk), RECORD),
+    ]
+    assert [start for start, _, fault in found if fault] == [len(member), 2 * len(member) + len(junk)]
+    assert {fault for _, _, fault in found} <= kinds
+    assert end == 2 * len(member + junk)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])
+def test_damage_inside_a_frame_costs_that_frame_only(pack):
+    member = pack(RECORD + NOISE)
+    damaged = bytearray(member)
+    middle = len(member) // 2
+    damaged[middle : middle + 16] = bytes(byte ^ 0x55 for byte in member[middle : middle + 16])
+    found, end = spans(member + bytes(damaged) + member)
+    assert [start for start, _, _ in found] == [0, len(member), 2 * len(member)]
+    assert [fault for _, _, fault in found] == [None, found[1][2], None]
+    assert found[1][2] in ("bad_gzip", "truncated_record") or pack is zstd  # incompressible zstd blocks have no check
+    assert end == 3 * len(member)
+
+
+def test_a_damaged_first_slice_still_gives_the_bytes_before_the_damage():
+    member = bytearray(gzip.compress(RECORD + NOISE[:20_000]))
+    member[10_000:10_016] = bytes(16)
+    ((start, data, fault),), _ = spans(bytes(member))
+    assert (start, fault) == (0, "bad_gzip")
+    assert data.startswith(RECORD)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])
+@pytest.mark.parametrize("lost", [1, 4, 9])
+def test_a_frame_that_the_file_ends_in(pack, lost):
+    member = pack(RECORD + NOISE[:50_000])
+    found, end = spans(member + member[:-lost])
+    assert found[0] == (0, RECORD + NOISE[:50_000], None)
+    assert (found[1][0], found[1][2], end) == (len(member), "truncated_record", 2 * len(member) - lost)
+
+
+def test_a_checksum_that_does_not_match():
+    member = bytearray(gzip.compress(RECORD))
+    member[-8] ^= 1
+    assert spans(bytes(member) + gzip.compress(RECORD))[0][1:] == [(len(member), RECORD, None)]
+    assert spans(bytes(member))[0][0][2] == "bad_gzip"
+
+
+def test_text_needs_no_record_to_start_with():
+    assert spans(b"any words", None) == ([(0, b"any words", None)], 9)
+    packed = gzip.compress(b"words")
+    found, end = spans(packed + b"junk" + packed, None)
+    assert found == [(0, b"words", None), (len(packed), b"", "unreadable_gap"), (len(packed) + 4, b"words", None)]
+    assert end == 2 * len(packed) + 4
+
+
+def test_next_start_passes_over_magic_bytes_that_do_not_decode_to_a_record():
+    stored = b"\x1f\x8b\x08\0" + gzip.compress(b"not a record") + b"WARC/1.0 in a text " + gzip.compress(RECORD)
+    frames = Frames(io.BytesIO(stored), RECORD_STARTS)
+    assert frames.next_start(0) == len(stored) - len(gzip.compress(RECORD))
+    arc = b"...\nhttp://a.com/ 1.2.3.4 20080101000000 text/html 3\nabc"
+    assert Frames(io.BytesIO(arc), RECORD_STARTS).next_start(0) == 4

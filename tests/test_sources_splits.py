@@ -1,0 +1,146 @@
+"""Splits: canonical names, their order, and every mistake in `source.paths` told before anything runs."""
+
+import os
+
+import pytest
+
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.splits import find_splits
+from schemas.config import build_recipe
+from schemas.errors import ConfigError
+
+
+@pytest.fixture
+def crawl(tmp_path):
+    for name in (
+        "b.warc.gz",
+        "a.warc.gz",
+        "deep/c.warc.gz",
+        "deep/er/d.warc",
+        "deep/x.jsonl.zst",
+        "t.parquet",
+        ".e.warc",
+    ):
+        path = tmp_path / "crawl" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "crawl"
+
+
+def names(*paths, **settings):
+    return [split.name for split in find_splits(SourceConfig(paths=paths, **settings))]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.warc.gz", ["a.warc.gz", "b.warc.gz"]),
+        ("a.warc.gz", ["a.warc.gz"]),
+        ("?.warc.gz", ["a.warc.gz", "b.warc.gz"]),
+        ("[!a].warc.gz", ["b.warc.gz"]),
+        ("[a-b].*", ["a.warc.gz", "b.warc.gz"]),
+        ("*/*.warc.gz", ["deep/c.warc.gz"]),
+        ("**/*.warc*", ["a.warc.gz", "b.warc.gz", "deep/c.warc.gz", "deep/er/d.warc"]),
+        ("deep/**", ["c.warc.gz", "er/d.warc", "x.jsonl.zst"]),
+        ("d*/er/*", ["deep/er/d.warc"]),
+        (".e.*", [".e.warc"]),
+    ],
+)
+def test_names_are_relative_to_the_fixed_folder_and_sorted(crawl, pattern, expected):
+    assert names(f"{crawl}/{pattern}") == expected
+    if "?" not in pattern:  # which begins the options of a URI
+        assert names(f"file://{crawl}/{pattern}") == expected
+
+
+def test_a_split_says_everything_about_its_file(crawl):
+    first, second = find_splits(SourceConfig(name="books", paths=(f"{crawl}/deep/*.zst", f"{crawl}/b.warc.gz")))
+    path = crawl / "b.warc.gz"
+    assert (first.ordinal, first.name, first.uri, first.size) == (0, "b.warc.gz", str(path), 9)
+    assert (first.source, first.format) == ("books", "warc")
+    assert first.identity == f"9:{path.stat().st_mtime_ns}"
+    assert (second.ordinal, second.name, second.format) == (1, "x.jsonl.zst", "jsonl")
+    os.utime(path, ns=(0, 5))
+    assert find_splits(SourceConfig(paths=(str(path),)))[0].identity == "9:5"
+
+
+def test_a_crawl_that_moved_keeps_its_names_and_its_fingerprint(crawl):
+    here = SourceConfig(paths=(f"{crawl}/**/*.warc",))
+    moved = crawl.rename(crawl.parent / "moved")
+    there = SourceConfig(paths=(f"{moved}/**/*.warc",))
+    assert [split.name for split in find_splits(there)] == ["deep/er/d.warc"]
+    assert here.content() == there.content()
+    assert "paths" not in here.content()
+
+
+def test_a_relative_path_and_a_name_with_wildcards_in_it(crawl, monkeypatch):
+    (crawl / "odd[1].warc").write_bytes(b"")
+    monkeypatch.chdir(crawl)
+    assert names("odd[1].warc", "*.parquet") == ["odd[1].warc", "t.parquet"]
+    assert find_splits(SourceConfig(paths=("deep/../*.parquet",)))[0].uri == str(crawl / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["{}/*.arc"], r"\*\.arc, found none that matches"),
+        (["{}/none/*.warc"], r"none/\*\.warc, found .*none"),
+        (["{}/none.warc"], r"none\.warc, found nothing"),
+        (["{}/deep.warc"], r"deep\.warc, found a folder"),
+        (["{}/gone.warc"], r"gone\.warc, found nothing"),
+        (["{}/note.txt"], r"note\.txt, found a suffix that names no format; set source\.format"),
+        (
+            ["{}/a.warc.gz", "{}/two/*.gz"],
+            r"'a\.warc\.gz', found \S*/crawl/a\.warc\.gz and \S*/two/a\.warc\.gz; rename",
+        ),
+        (["nope://bucket/*.warc"], r"nope://bucket/\*\.warc, found .*nope"),
+        (["{}/[z-a].warc"], r"\[z-a\]\.warc, found bad character range"),
+    ],
+)
+def test_a_wrong_path_is_named(crawl, paths, message):
+    (crawl / "deep.warc").mkdir()
+    (crawl / "gone.warc").symlink_to(crawl / "nowhere")
+    (crawl / "note.txt").write_text("x")
+    (crawl / "two").mkdir()
+    (crawl / "two" / "a.warc.gz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=message):
+        names(*(path.format(crawl) for path in paths))
+
+
+def test_every_problem_is_reported_at_once(crawl):
+    with pytest.raises(ConfigError, match=r"3 problem\(s\)") as error:
+        names(f"{crawl}/*.arc", f"{crawl}/none.warc", f"{crawl}/a.warc.gz", f"{crawl}/a.warc.gz")
+    assert len(str(error.value).splitlines()) == 4
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_an_unreadable_file_is_named(crawl):
+    (crawl / "a.warc.gz").chmod(0)
+    with pytest.raises(ConfigError, match=r"a\.warc\.gz, found .*Permission"):
+        names(f"{crawl}/*.gz")
+
+
+def test_format_by_setting_wins_over_the_suffix(crawl):
+    (crawl / "note.txt").write_text("{}")
+    assert find_splits(SourceConfig(paths=(f"{crawl}/note.txt",), format="jsonl"))[0].format == "jsonl"
+    (crawl / "UPPER.WARC.GZ").write_bytes(b"")
+    assert find_splits(SourceConfig(paths=(f"{crawl}/UPPER*",)))[0].format == "warc"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, r"source\.paths: is required: name at least one file"),
+        ({"paths": []}, r"source\.paths: is required"),
+        ({"paths": "x", "mime_types": ["Text/HTML"]}, r"source\.mime_types: media types are lower case.*Text/HTML"),
+        ({"paths": "x", "max_page_bytes": 0}, r"source\.max_page_bytes: .*greater than or equal to 1, found 0"),
+        ({"paths": "x", "name": "a/b"}, r"source\.name: .*found 'a/b'"),
+        ({"paths": "x", "http_status": [200]}, r"source\.http_status: no such key \(did you mean 'http_statuses'\?\)"),
+    ],
+)
+def test_a_wrong_setting_is_named(section, message):
+    with pytest.raises(ConfigError, match=message):
+        build_recipe({"source": section}, {"source": SourceConfig}, "test.toml")
+
+
+def test_one_path_needs_no_list():
+    assert build_recipe({"source": {"paths": "x.warc"}}, {"source": SourceConfig}, "t")["source"].paths == ("x.warc",)

@@ -1,0 +1,340 @@
+"""Tokenizers: nothing is lost, nothing can be injected, the same sample gives the same bytes."""
+
+import argparse
+import gzip
+import hashlib
+import inspect
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from pipeline.tokenizer import (
+    CHUNK_CHARS,
+    ESCAPE,
+    LINE_CHARS,
+    PROBES,
+    SPACE,
+    Tokenizer,
+    TokenizerConfig,
+    cut_at_newlines,
+    escape,
+    load_tokenizer,
+    tokenizer_kind,
+    train_tokenizer,
+    training_lines,
+    unescape,
+)
+from schemas.errors import ConfigError
+from schemas.tokens import RESERVED
+
+SAMPLE = [
+    inspect.getsource(argparse),
+    "Der schnelle braune Fuchs springt über den faulen Hund.\nLe cœur déçu mais l'âme plutôt naïve.",
+    "Съешь ещё этих мягких французских булок\n我能吞下玻璃而不伤身体。いろはにほへと",
+]
+BPE = TokenizerConfig(vocab_size=700)
+UNIGRAM = TokenizerConfig(vocab_size=700, algorithm="unigram")
+
+
+@pytest.fixture(scope="module")
+def bpe_model() -> bytes:
+    return train_tokenizer(SAMPLE, BPE)
+
+
+@pytest.fixture(scope="module")
+def bpe(bpe_model: bytes) -> Tokenizer:
+    return load_tokenizer(bpe_model, "sentencepiece", BPE)
+
+
+@pytest.fixture(scope="module")
+def unigram() -> Tokenizer:
+    return load_tokenizer(train_tokenizer(SAMPLE, UNIGRAM), "sentencepiece", UNIGRAM)
+
+
+def byte_level(normalizer: object = None) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer of the Hugging Face library, trained on the sample."""
+    model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    if normalizer:
+        model.normalizer = normalizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|start|>"]
+    model.train_from_iterator(
+        SAMPLE,
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False),
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def given_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("given") / "tokenizer.json"
+    byte_level().save(str(path))
+    return path
+
+
+def given_config(path: Path, **settings: object) -> TokenizerConfig:
+    return TokenizerConfig.model_validate({"model": str(path), **settings})
+
+
+@pytest.fixture(scope="module")
+def huggingface(given_json: Path) -> Tokenizer:
+    return load_tokenizer(given_json, "huggingface", given_config(given_json, special={"eos": "<|endoftext|>"}))
+
+
+@pytest.fixture(params=["bpe", "unigram", "huggingface"], scope="module")
+def each(request: pytest.FixtureRequest) -> Tokenizer:
+    return request.getfixturevalue(request.param)
+
+
+# ------------------------------------------------------------------------------------------------------- the contract
+
+
+@given(st.text())
+@example("\u2581 \u2581\ufdd0\ufdd01")
+@example(" \n\n  \0\t ")
+@example("<bos><eos></s><|endoftext|><sentinel_7><0x0A>")
+def test_nothing_is_lost_and_nothing_injected(each: Tokenizer, text: str) -> None:
+    ids = each.encode(text)
+    assert each.decode(ids) == text
+    assert not set(ids.tolist()) & set(each.contract.reserved.values())
+    assert ids.dtype == each.contract.dtype
+
+
+def test_real_text_in_many_languages_is_kept(each: Tokenizer, shared_data: Path) -> None:
+    seen: dict[str, int] = {}
+    for name in ("ud", "lingua"):
+        with gzip.open(shared_data / "langid" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            for record in map(json.loads, lines):
+                seen[record["lang"]] = seen.get(record["lang"], 0) + 1
+                if seen[record["lang"]] <= 20:
+                    assert each.decode(each.encode(record["text"])) == record["text"]
+    assert len(seen) > 70
+
+
+def test_the_contract_of_a_trained_model(bpe: Tokenizer, bpe_model: bytes) -> None:
+    contract = bpe.contract
+    assert (contract.kind, contract.vocab_size, contract.dtype) == ("sentencepiece", 700, "uint16")
+    assert contract.sha256 == hashlib.sha256(bpe_model).hexdigest()
+    assert tuple(contract.reserved) == RESERVED
+    assert sorted(contract.reserved.values()) == [0, 1, 2, *range(4, 106)]
+    assert [contract.reserved[name] for name in ("pad", "bos", "eos", "mask", "sentinel_99")] == [0, 1, 2, 4, 105]
+    assert (contract.before, contract.after) == (["bos"], ["eos"])
+
+
+def test_reserved_ids_have_no_text(bpe: Tokenizer, huggingface: Tokenizer) -> None:
+    for tokenizer in (bpe, huggingface):
+        reserved = [tokenizer.contract.reserved[name] for name in ("bos", "eos", "sentinel_3")]
+        assert tokenizer.decode([reserved[0], *tokenizer.encode("a b").tolist(), *reserved[1:]]) == "a b"
+
+
+def test_the_same_sample_gives_the_same_bytes(bpe_model: bytes) -> None:
+    assert train_tokenizer(iter(SAMPLE), BPE) == bpe_model
+    assert train_tokenizer(SAMPLE, UNIGRAM) == train_tokenizer(SAMPLE, UNIGRAM)
+    assert train_tokenizer(SAMPLE[:-1], BPE) != bpe_model
+
+
+def test_digits_are_split_or_not(bpe: Tokenizer) -> None:
+    assert len(bpe.encode("2024")) == 4
+    config = TokenizerConfig(vocab_size=700, split_digits=False)
+    merged = load_tokenizer(train_tokenizer([*SAMPLE, "2024 " * 400], config), "sentencepiece", config)
+    assert len(merged.encode(" 2024 2024")) == 2
+
+
+# --------------------------------------------------------------------------------------------------------- long texts
+
+
+@given(
+    st.lists(st.sampled_from(["a", " ", "\n", "\n\n", "word ", "\u2581", "é", "\n x"]), max_size=40).map("".join),
+    st.integers(1, 9),
+)
+def test_cutting_behind_newlines_changes_nothing(bpe: Tokenizer, text: str, size: int) -> None:
+    whole = Tokenizer(bpe.contract, bpe._encode, bpe._decode, cuttable=False).encode(text)
+    ends = [0, *(end for end in range(1, len(text)) if text[end - 1] == "\n" and end % size == 0), len(text)]
+    pieces = [bpe.encode(text[start:end]) for start, end in itertools.pairwise(ends)]
+    assert np.concatenate(pieces).tolist() == whole.tolist()
+
+
+def test_a_long_text_is_encoded_as_if_whole(bpe: Tokenizer) -> None:
+    text = "".join(itertools.islice(itertools.cycle(SAMPLE), 4)) + "\n" * 9 + "x" * (3 * CHUNK_CHARS)
+    whole = Tokenizer(bpe.contract, bpe._encode, bpe._decode, cuttable=False)
+    assert len(text) > 4 * CHUNK_CHARS
+    assert bpe.encode(text).tolist() == whole.encode(text).tolist()
+    assert bpe.decode(bpe.encode(text)) == text
+    assert [ids.tolist() for ids in bpe.encode_batch([text, "", "a"])] == [
+        bpe.encode(t).tolist() for t in (text, "", "a")
+    ]
+
+
+def test_cut_at_newlines() -> None:
+    text = "x" * CHUNK_CHARS + "\n\n" + "y" * CHUNK_CHARS + "\nz"
+    assert [len(piece) for piece in cut_at_newlines(text)] == [CHUNK_CHARS + 1, CHUNK_CHARS + 2, 1]
+    assert "".join(cut_at_newlines(text)) == text
+    assert cut_at_newlines("") == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "lines"),
+    [
+        (["a\n\nb ", "", "\n"], ["a", "b "]),
+        ([SPACE], [f"{ESCAPE}1"]),
+        (["x" * LINE_CHARS], ["x" * LINE_CHARS]),
+        (["x" * (LINE_CHARS + 1)], ["x" * LINE_CHARS, "x"]),
+        (["x" * 2000 + " " + "y" * 2000], ["x" * 2000, " " + "y" * 2000]),
+        ([" " + "y" * (LINE_CHARS + 5)], [" " + "y" * (LINE_CHARS - 1), "y" * 6]),
+    ],
+)
+def test_training_lines(texts: list[str], lines: list[str]) -> None:
+    assert list(training_lines(texts)) == lines
+
+
+@given(st.text(alphabet=f"ab01{SPACE}{ESCAPE}"))
+def test_escaping_is_undone(text: str) -> None:
+    assert SPACE not in escape(text)
+    assert unescape(escape(text)) == text
+
+
+# ------------------------------------------------------------------------------------------------------- given models
+
+
+def test_a_given_json_gets_its_missing_roles_behind_the_vocabulary(given_json: Path, huggingface: Tokenizer) -> None:
+    size = byte_level().get_vocab_size()
+    contract = huggingface.contract
+    assert (contract.kind, contract.vocab_size) == ("huggingface", size + len(RESERVED) - 1)
+    assert contract.reserved["eos"] == tokenizers.Tokenizer.from_file(str(given_json)).token_to_id("<|endoftext|>")
+    others = [number for name, number in contract.reserved.items() if name != "eos"]
+    assert others == list(range(size, size + len(RESERVED) - 1))
+
+
+def test_a_given_sentencepiece_model_keeps_its_own_ids(bpe_model: bytes, tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SAMPLE[0].splitlines()), model_writer=model, vocab_size=500, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        control_symbols=["<cloze>"], minloglevel=2,
+    )  # fmt: skip
+    config = given_config(tmp_path / "given.model", special={"mask": "<cloze>"}, after=())
+    given = load_tokenizer(model.getvalue(), "sentencepiece", config)
+    names = ("bos", "eos", "mask", "pad", "tombstone", "sentinel_0")
+    assert [given.contract.reserved[name] for name in names] == [1, 2, 3, 500, 501, 502]
+    assert (given.contract.vocab_size, given.contract.after) == (500 + len(RESERVED) - 3, [])
+    assert given.decode(given.encode(f" two  {SPACE} spaces\n")) == f" two  {SPACE} spaces\n"
+
+
+def test_a_normalising_model_is_refused_unless_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    byte_level(normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])).save(str(path))
+    with pytest.raises(ConfigError, match=r"promised decode\(encode\(x\)\) == x, found 'é é ﬁ ½ å № ａｂ' for 'é e"):
+        load_tokenizer(path, "huggingface", given_config(path))
+    lossy = load_tokenizer(path, "huggingface", given_config(path, allow_lossy=True))
+    assert lossy.decode(lossy.encode("ABC")) == "abc"
+
+
+def test_a_model_that_guesses_unknown_characters_is_refused(tmp_path: Path) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SAMPLE[0].splitlines()),
+        model_writer=model,
+        vocab_size=200,
+        model_type="bpe",
+        minloglevel=2,
+    )
+    path = tmp_path / "given.model"
+    path.write_bytes(model.getvalue())
+    with pytest.raises(ConfigError, match=r"promised decode\(encode\(x\)\) == x, found '' for ' '; give a byte-level"):
+        load_tokenizer(path, "sentencepiece", given_config(path))
+
+
+@pytest.mark.parametrize(
+    ("special", "message"),
+    [
+        ({"eos": "<|end|>"}, r"tokenizer\.special\.eos: the model has no token '<\|end\|>'; name one that it has"),
+        ({"eos": "a"}, r"promised reserved ids that no text produces, found 'eos' for "),
+    ],
+)
+def test_a_reserved_role_needs_a_special_token(given_json: Path, special: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(given_json, "huggingface", given_config(given_json, special=special))
+
+
+def test_a_reserved_role_needs_a_control_symbol(bpe_model: bytes, tmp_path: Path) -> None:
+    config = given_config(tmp_path / "given.model", special={"mask": "self"})
+    with pytest.raises(ConfigError, match=r"tokenizer\.special\.mask: the model has no control symbol 'self'"):
+        load_tokenizer(bpe_model, "sentencepiece", config)
+
+
+@pytest.mark.parametrize(("path", "kind"), [("a/tokenizer.json", "huggingface"), ("a/b.model", "sentencepiece")])
+def test_the_kind_follows_the_name(path: str, kind: str) -> None:
+    assert tokenizer_kind(path) == kind
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("config", [BPE, UNIGRAM], ids=["bpe", "unigram"])
+def test_a_vocabulary_too_large_names_the_largest_possible(config: TokenizerConfig) -> None:
+    texts = ["ab ba cab abba " * 9]
+    with pytest.raises(
+        ConfigError, match=r"promised 700 pieces, the sample has at most (\d+); set vocab_size = "
+    ) as error:
+        train_tokenizer(texts, config)
+    largest = int(str(error.value).split("at most ")[1].split(";")[0])
+    with pytest.raises(ValidationError):  # so little text allows less than any setting
+        config.model_validate({"vocab_size": largest})
+    assert train_tokenizer(texts, config.model_copy(update={"vocab_size": largest}))
+
+
+def test_a_vocabulary_too_small_names_the_least() -> None:
+    texts = ["".join(map(chr, range(0x4E00, 0x4F00)))]
+    config = TokenizerConfig(vocab_size=400, character_coverage=1)
+    with pytest.raises(
+        ConfigError, match=r"promised 400 pieces, the sample's characters, bytes and reserved ids alone are 619"
+    ):
+        train_tokenizer(texts, config)
+    assert train_tokenizer(texts, TokenizerConfig(vocab_size=619, character_coverage=1))
+
+
+def test_no_text_and_a_failing_sample_say_so() -> None:
+    with pytest.raises(ConfigError, match="promised text to train on, found none"):
+        train_tokenizer(["", "\n"], BPE)
+
+    def broken():
+        yield "a line"
+        raise FileNotFoundError("part-00003")
+
+    with pytest.raises(FileNotFoundError, match="part-00003"):
+        train_tokenizer(broken(), BPE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"before": ["boss"]}, "no such reserved token: 'boss' (did you mean 'bos'?)"),
+        ({"model": "a.json", "special": {"end": "</s>"}}, "no such reserved token: 'end'"),
+        ({"special": {"eos": "</s>"}}, "special would be ignored without a given model"),
+        (
+            {"model": "a.json", "vocab_size": 32000, "algorithm": "bpe"},
+            "algorithm, vocab_size would be ignored with a given",
+        ),
+        ({"vocab_size": 399}, "greater than or equal to 400"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        TokenizerConfig.model_validate(settings)
+    assert message in str(error.value)
+
+
+def test_every_probe_is_a_different_text() -> None:
+    assert len(set(PROBES)) == len(PROBES)
