@@ -215,7 +215,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0 done, 1 nothing found, 2 an error the message explains, 130 interrupted."""
+    """Run one verb; returns the exit code: 0 done, 1 nothing found, 2 an explained error, 130 interrupted."""
     arguments = build_parser().parse_args(argv)
     try:
         return int(arguments.command(arguments))

@@ -27,7 +27,7 @@ class SparkConfig(Section):
 
 LOCAL_MASTER = "local[*,4]"
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, "MALLOC_TOP_PAD_": 1 << 26}
-"""glibc settings of the Python workers [bytes]: parsing a page then gives its memory back to the pool, not to the kernel,
+"""glibc settings of the Python workers [bytes]: a parsed page then gives its memory to the pool, not to the kernel,
 which saves a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page when measured)."""
 
 
@@ -51,8 +51,7 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     )
     if master.startswith("local"):
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-    for key, value in MALLOC.items():
-        builder = builder.config(f"spark.executorEnv.{key}", str(value))
-    for key, value in config.settings.items():
+    malloc = {f"spark.executorEnv.{key}": str(value) for key, value in MALLOC.items()}
+    for key, value in (malloc | config.settings).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

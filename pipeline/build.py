@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.fused import add_figures
 from pipeline.stage import PerDocument, Relation, Source, Split
 from schemas.config import Recipe
 from schemas.manifest import Counts, FileEntry, Manifest
@@ -119,3 +118,13 @@ def keep_answer(folder: Store, ordinal: int, answer: Answer, encode: Callable[[A
     """The answer, made durable so that a resumed run need not do the part again."""
     folder.write_atomic(f"{PARTS}/{part_key(ordinal)}.json", encode(answer))
     return answer
+
+
+def add_figures(left: Any, right: Any) -> Any:
+    """Two figures summed: numbers add, mappings add key by key."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        keys = sorted({*left, *right})
+        return {
+            k: add_figures(left[k], right[k]) if k in left and k in right else left.get(k, right.get(k)) for k in keys
+        }
+    return left + right

@@ -22,7 +22,7 @@ from pipeline.minhash import MINHASH
 from pipeline.quality.decide import QUALITY
 from pipeline.sources.declare import SOURCE
 from pipeline.sources.stream import open_stream
-from pipeline.stage import Drop, PerDocument, Relation, Row, Split
+from pipeline.stage import Drop, PerDocument, Relation, Row, Source, Split
 from pipeline.writing import PartWriter
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
@@ -44,7 +44,8 @@ class TextConfig(Section):
 
 
 KEEP_TEXT = Relation(name="text", version=1, config=TextConfig)
-STAGES = (SOURCE, *MEASURED, KEEP_TEXT)
+COUNTED: tuple[Source | PerDocument, ...] = (SOURCE, *MEASURED)
+STAGES: tuple[Source | PerDocument | Relation, ...] = (*COUNTED, KEEP_TEXT)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> dict[str, Any]:
     started = time.process_time()
     models = {stage: {k: worker_path(p) for k, p in paths.items()} for stage, paths in task.models.items()}
     fused = Fused(MEASURED, task.recipe, models)
-    books = Books([(stage.name, stage.reasons) for stage in (SOURCE, *MEASURED)])
+    books = Books([(stage.name, stage.reasons) for stage in COUNTED])
     writers = (
         PartWriter(task.documents, part_key(ordinal), DOCUMENTS),
         PartWriter(task.text, part_key(ordinal), TEXT, size_column="text"),

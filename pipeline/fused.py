@@ -1,4 +1,4 @@
-"""The fused pass: a row runs through consecutive per-document stages in one worker, and its verdict is written beside it.
+"""The fused pass: a row runs through consecutive per-document stages in one worker and gets its verdict.
 
 A stage that raises on a row drops that row as `failed`; the kind and place of the error are counted, never its text.
 """
@@ -54,7 +54,7 @@ class Fused:
                 continue
             if drop.rule not in reasons:
                 raise ContractError(
-                    f"stage {stage.name}: promised one of the reasons {sorted(reasons)}, found {drop.rule!r}; declare it"
+                    f"stage {stage.name}: promised a reason of {sorted(reasons)}, found {drop.rule!r}; declare it"
                 )
             set_verdict(row, stage.name, drop)
             if stage.ends:
@@ -106,13 +106,3 @@ class Books:
                 **{name: dict(counter) for name, counter in self.figures.items()},
             },
         }
-
-
-def add_figures(left: Any, right: Any) -> Any:
-    """Two figures summed: numbers add, mappings add key by key."""
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        keys = sorted({*left, *right})
-        return {
-            k: add_figures(left[k], right[k]) if k in left and k in right else left.get(k, right.get(k)) for k in keys
-        }
-    return left + right

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.stage import Drop, PerDocument, Row, RowFunction
-from schemas.config import Section, nearest
+from schemas.config import Section, location, nearest
 from schemas.errors import ConfigError
 
 MODEL = "language"
@@ -17,7 +17,7 @@ LABEL_PREFIX = "__label__"
 class LanguageConfig(Section):
     """The section `[language]` of a recipe."""
 
-    model: str = "lid.176.ftz"
+    model: str = location("lid.176.ftz")
     """Name in the model store, or path, of a fastText model whose labels are language codes."""
     languages: tuple[str, ...] = ("en",)
     """Languages that stay, by the model's codes; empty: all."""

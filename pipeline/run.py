@@ -1,4 +1,4 @@
-"""A run: each step is skipped if a version of its tables stands for the same inputs and settings, else built and committed.
+"""A run: each step is skipped if its tables stand for the same inputs and settings, else built and committed.
 
 Everything that can be wrong before the first task is checked before the first task: inputs, models, output folder.
 """
@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from pipeline.build import PARTS, Build, Built, Model, Table, TableJob, part_key
 from pipeline.lift import ship_models
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.sources.declare import SourceConfig
+from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.stage import PerDocument, Split
+from pipeline.stage import PerDocument, Source, Split
 from pipeline.stages import STEPS
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
@@ -80,9 +80,7 @@ def find_models(recipe: Recipe, steps: Sequence[TableJob]) -> Models:
     found: Models = {}
     for step in steps:
         for stage in step.stages:
-            wanted = stage.models(recipe[stage.name]) if isinstance(stage, PerDocument) else {}
-            if stage.name == "tokenizer" and getattr(recipe["tokenizer"], "model", None):
-                wanted = {"tokenizer": recipe["tokenizer"].model}  # type: ignore[attr-defined]
+            wanted = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
             for name, place in wanted.items():
                 local = ensure_model(place, config)
                 found.setdefault(stage.name, {})[name] = Model(str(local.path), local.sha256)

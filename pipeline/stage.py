@@ -83,3 +83,5 @@ class Relation:
     version: int
     config: type[Section]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    models: Callable[[Any], dict[str, str]] = no_models
+    """As for PerDocument."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from schemas.config import Section, nearest
+from schemas.config import Section, location, nearest
 from schemas.errors import ConfigError
 from schemas.tokens import RESERVED, TokenizerContract
 
@@ -53,7 +53,7 @@ TO_LOAD = frozenset({"special", "allow_lossy"})
 class TokenizerConfig(Section):
     """A tokenizer to train, or a given one, and where it puts separators."""
 
-    model: str | None = None
+    model: str | None = location(None)
     """Path of a SentencePiece model or a Hugging Face `tokenizer.json`; None = train one on a sample of clean text."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """What to train: byte-pair merges (Sennrich et al. 2016) or a unigram model (Kudo 2018, arXiv 1804.10959)."""

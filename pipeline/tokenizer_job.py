@@ -14,17 +14,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.build import Build, Built
-from pipeline.clean import num_parts
 from pipeline.lift import run_tasks
 from pipeline.stage import Relation
-from pipeline.tokenizer import TokenizerConfig, load_tokenizer, tokenizer_kind, train_tokenizer
+from pipeline.tokenizer import Kind, TokenizerConfig, load_tokenizer, tokenizer_kind, train_tokenizer
 from pipeline.writing import HashingSink, unique_name
 from schemas.errors import ContractError
 from schemas.ids import below_share, shuffle_key
 from schemas.manifest import Counts
 from schemas.storage import Store
 
-TOKENIZER = Relation(name="tokenizer", version=1, config=TokenizerConfig)
+
+def given_model(config: TokenizerConfig) -> dict[str, str]:
+    """The model file of the recipe, if it names one."""
+    return {"tokenizer": config.model} if config.model is not None else {}
+
+
+TOKENIZER = Relation(name="tokenizer", version=1, config=TokenizerConfig, models=given_model)
 SAMPLE_SEED = 7
 SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary(16)), pa.field("text", pa.string())])
 
@@ -47,7 +52,7 @@ def build_tokenizer(build: Build) -> dict[str, Built]:
     built = Built()
     if config.model is None:
         data = train_tokenizer(sampled_texts(build, config, folder, built), config)
-        kind = "sentencepiece"
+        kind: Kind = "sentencepiece"
     else:
         model = build.models["tokenizer"]["tokenizer"]
         with open(model.path, "rb") as stream:
@@ -82,8 +87,7 @@ def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: B
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
     tasks = [
-        SampleTask(clean.folder, path, share, folder, f"sample-{ordinal:05d}")
-        for ordinal, path in enumerate(paths[: num_parts(clean)])
+        SampleTask(clean.folder, path, share, folder, f"sample-{ordinal:05d}") for ordinal, path in enumerate(paths)
     ]
     answers = run_tasks(build.spark, sample_part, tasks, "tokenizer", build.partitions)
     rows: list[tuple[int, bytes, str]] = []

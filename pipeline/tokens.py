@@ -6,7 +6,7 @@ its hash alone, so any partitioning writes the same bytes.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from schemas.tokens import HELDOUT, TRAIN, TokenizerContract
 from schemas.urls import surt
 
 CROSSING = {"doc_id": pa.binary(), "date": pa.int64()}
-"""Types that Spark refuses or reinterprets on the way from a worker: ids lose their width, dates cross as milliseconds."""
+"""Types that Spark refuses or reinterprets on the way from a worker: ids lose their width, dates are milliseconds."""
 ENCODED = pa.schema(
     [
         pa.field("stream", pa.string()),
@@ -75,7 +75,7 @@ class EncodeTask:
     path: str
     tokenizer: Store
     model_path: str
-    kind: str
+    kind: Literal["sentencepiece", "huggingface"]
     tokenizer_config: TokenizerConfig
     config: TokensConfig
 

@@ -11,7 +11,7 @@ import regex
 from pydantic import Field, model_validator
 
 from pipeline.stage import Drop, PerDocument, Row, RowFunction
-from schemas.config import Section, nearest
+from schemas.config import Section, location, nearest
 from schemas.errors import ConfigError, ContractError
 
 BUILT_IN = "builtin"
@@ -28,7 +28,7 @@ _PUNCTUATION = regex.compile(r"[\u0080-\u00bf\u2000-\u206f\u2e00-\u2e7f\u3000-\u
 class ToxicityConfig(Section):
     """What counts as toxic. Without a list for its language and without a classifier a document passes unmeasured."""
 
-    wordlists: dict[str, str] = dict.fromkeys(LANGUAGES, BUILT_IN)
+    wordlists: dict[str, str] = location(dict.fromkeys(LANGUAGES, BUILT_IN))
     """Word list by language: `builtin`, or the path of a text file with one word or phrase a line, `#` begins a
     comment line. Empty turns word lists off."""
     max_word_share: float | None = Field(0.01, ge=0, le=1)
@@ -36,7 +36,7 @@ class ToxicityConfig(Section):
     the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None only measures."""
     max_words: int | None = Field(None, ge=0)
     """Largest number of occurrences [words]; 0 is the rule of C4 (Raffel et al. 2020, arXiv 1910.10683, 2.2)."""
-    classifier: str | None = None
+    classifier: str | None = location(None)
     """Path of a supervised fastText model."""
     classifier_label: str | None = None
     """Label of that model whose probability is the score, such as `__label__toxic`."""

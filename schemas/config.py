@@ -1,7 +1,8 @@
 """Recipes: a run is one TOML file, a section is one frozen model, one override form `section.key=value`.
 
 A field is *content* (it changes the result and enters the fingerprint) unless it is declared with `execution(...)`
-(partitions, memory, caches) or `location(...)` (where a file lies; its digest enters instead). Wrong names are all reported at once, each with the nearest valid one.
+(partitions, memory, caches) or `location(...)` (where a file lies; its digest enters instead). Wrong names are all
+reported at once, each with the nearest valid one.
 """
 
 import difflib

@@ -11,7 +11,7 @@ DOC_ID_BYTES = 16
 
 
 def doc_id(source: str, split: str, position: int, part: int = 0) -> bytes:
-    """The 16-byte id of a document: SHA-256 over source, split name without location, byte offset or row, sub-document."""
+    """The 16-byte id of a document: SHA-256 over source, split name, byte offset or row, sub-document."""
     key = f"{source}\x1f{split}\x1f{position}\x1f{part}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(key).digest()[:DOC_ID_BYTES]
 

@@ -197,7 +197,7 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
     tables = read_run(run).tables
     if table not in tables:
         raise ContractError(
-            f"{run.uri}: promised a table {table!r}, found {sorted(tables) or 'an empty run'}; run the stage that writes it"
+            f"{run.uri}: promised a table {table!r}, found {sorted(tables) or 'an empty run'}; run its stage"
         )
     folder = run.child(f"{table}/{tables[table]}")
     return folder, read_manifest(folder)

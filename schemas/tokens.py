@@ -68,7 +68,7 @@ SHARD_DOCS = pa.schema(
         field("num_bytes", pa.int64(), "length of its text", "bytes of UTF-8"),
     ]
 )
-"""The document index of a shard, in shard order, so that a token offset is found by binary search. The url is redacted."""
+"""The document index of a shard, in shard order: a token offset is found by binary search. The url is redacted."""
 
 BY_URL = pa.schema(
     [
@@ -164,7 +164,7 @@ def open_dataset(run: Store) -> Dataset:
         raise ContractError(f"{folder.uri}: promised a token dataset, its manifest lacks {error}") from error
     if tokenizer_manifest.content.figures.get("contract") != figures["tokenizer"]:
         raise ContractError(
-            f"{folder.uri}: promised tokenizer {contract.sha256[:12]}, the run's tokenizer table holds another contract; "
+            f"{folder.uri}: promised tokenizer {contract.sha256[:12]}, the run's tokenizer table holds another; "
             "run the tokens stage again"
         )
     return Dataset(

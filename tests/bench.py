@@ -20,6 +20,7 @@ from pathlib import Path
 
 import fasttext
 import numpy as np
+from bench_inputs import write_altered
 from datasketch import MinHash
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
@@ -34,7 +35,6 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from schemas.storage import Store
-from bench_inputs import write_altered
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "jobs" / "recipes" / "web.toml"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.fused import Books, Fused, add_figures, reason_names, set_verdict
+from pipeline.build import add_figures
+from pipeline.fused import Books, Fused, reason_names, set_verdict
 from pipeline.stage import Drop, PerDocument
 from schemas.config import Section, build_recipe
 from schemas.errors import ContractError

@@ -262,18 +262,34 @@ def cycles(modules: Modules) -> list[str]:
     return found
 
 
+def step_of(name: str) -> str:
+    """The step a module stands on: a folder below a half is one, and so are jobs/ and the ground (schemas/ and the
+    declarations in pipeline/stage)."""
+    parts = name.split(".")
+    if parts[0] == "schemas" or name == "pipeline.stage":
+        return "schemas"
+    if parts[0] == "jobs":
+        return "jobs"
+    return ".".join(parts[:2])
+
+
 def depth(modules: Modules) -> list[str]:
-    """From any module the ground is a few steps away; all of schemas/ is the ground, below it chains start anew."""
-    edges, found = graph(modules), []
+    """From any module of a half, the ground is a few steps away; the shells in jobs/ stand on top."""
+    edges: dict[str, set[str]] = {}
+    for name, targets in graph(modules).items():
+        edges.setdefault(step_of(name), set()).update(step_of(target) for target in targets)
+    found = []
 
     def longest(name: str, trail: tuple[str, ...]) -> list[str]:
-        if within(name, ("schemas",)) and trail and not within(trail[0], ("schemas",)):
-            return ["schemas"]
-        chains = [longest(target, (*trail, name)) for target in sorted(edges[name] - set(trail))]
+        if name == "schemas":
+            return [name]
+        chains = [longest(target, (*trail, name)) for target in sorted(edges.get(name, set()) - {*trail, name})]
         return [name, *max(chains, key=len, default=[])]
 
     for module in modules:
-        chain = longest(module.name, ())
+        if module.package in ("schemas", "jobs"):
+            continue
+        chain = longest(step_of(module.name), ())
         if len(chain) - 1 > MAX_DEPTH:
             found.append(f"{module.path}:1: depth {len(chain) - 1}, limit {MAX_DEPTH}: {' -> '.join(chain)}")
     return found

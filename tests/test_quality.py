@@ -48,9 +48,6 @@ def stored(row: dict[str, Any]) -> dict[str, Any]:
     return dict(pa.RecordBatch.from_pylist([{name: row[name] for name in names}], schema=schema).to_pylist()[0])
 
 
-# ------------------------------------------------------------------------------------------------------ every decision
-
-
 def test_a_plain_page_is_kept() -> None:
     row, drop = run(PAGE)
     assert drop is None
@@ -98,9 +95,6 @@ def test_an_unknown_rule_set_or_threshold_is_refused() -> None:
         QualityConfig(min_wrds=3)
 
 
-# ------------------------------------------------------------------------------------------- real texts for each limit
-
-
 def parts(count: int, repeated: int, between: str) -> str:
     """`count` parts of two words, the last `repeated` of them copies of the first."""
     distinct = [f"{WORDS[2 * i]} {WORDS[2 * i + 1]}" for i in range(count - repeated)]
@@ -137,8 +131,7 @@ def passages(n: int, num_words: int) -> str:
 def test_repeated_parts(reason: str, kept: str, dropped: str, others: dict[str, float]) -> None:
     limits = {"max_dup_line_char_frac": 1, "max_dup_line_frac": 0.3} | others
     limits |= {rule.limit: 9 for rule in RULES["gopher_repetition"] if "gram" in rule.limit}
-    if "para" in reason:
-        limits |= {"max_dup_line_frac": 1}
+    limits |= {"max_dup_line_frac": 1} if "para" in reason else {}
     assert rule_of(kept, rules=("gopher_repetition",), **limits) is None
     assert rule_of(dropped, rules=("gopher_repetition",), **limits) == reason
 
@@ -233,8 +226,7 @@ def sentences(lengths: list[int]) -> str:
 )
 def test_fineweb(reason: str, kept: tuple[str, int], dropped: tuple[str, int]) -> None:
     limits = {"max_newline_ratio": 1.0} if reason == "fineweb_short_lines" else {"max_short_lines": 1.0}
-    if reason == "fineweb_newline_ratio":
-        limits |= {"max_newline_ratio": 0.25}  # 11 newlines and 44 or 43 tokens
+    limits |= {"max_newline_ratio": 0.25} if reason == "fineweb_newline_ratio" else {}  # 11 newlines, 44 or 43 tokens
     assert rule_of(kept[0].replace(".", "", kept[1]), rules=("fineweb",), **limits) is None
     assert rule_of(dropped[0].replace(".", "", dropped[1]), rules=("fineweb",), **limits) == reason
 
@@ -246,9 +238,6 @@ def test_fineweb_repeated_lines() -> None:
     shorter = [sentences([295]), *lines[1:]]
     drop = run("\n".join(shorter + twice), rules=("fineweb",))[1]
     assert drop == Drop("fineweb_dup_line_chars", pytest.approx(100 / 9995), 0.01)
-
-
-# ------------------------------------------------------------------------------------------------- replay and languages
 
 
 def test_a_share_equal_to_its_limit_is_kept_although_the_table_rounds_it_up() -> None:

@@ -75,7 +75,7 @@ def test_books_balance_in_every_manifest_and_agree_with_the_tables(finished):
         rows = [row for path in manifest.paths_of() for row in pq.read_table(folder.path(path)).to_pylist()]
         assert len(rows) == counts.rows_in
         assert sum(row["drop_stage"] is None for row in rows) == counts.rows_kept
-        found = {key: 0 for key in counts.dropped}
+        found = dict.fromkeys(counts.dropped, 0)
         for row in rows:
             if row["drop_stage"] is not None:
                 found[f"{row['drop_stage']}/{row['drop_rule']}"] += 1

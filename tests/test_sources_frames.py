@@ -9,7 +9,7 @@ import pytest
 from fastwarc.stream_io import ZstdWriter
 
 from pipeline.sources.frames import PIECE_BYTES, Frames
-from pipeline.sources.headers import RECORD_STARTS
+from pipeline.sources.warc import RECORD_STARTS
 
 RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"
 NOISE = random.Random(1).randbytes(90_000)

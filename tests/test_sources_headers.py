@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sources.headers import (
-    RECORD_STARTS,
+    RECORD,
     begins_record,
     parse_arc_line,
     parse_date,
@@ -91,7 +91,7 @@ def test_arc_line(line, expected):
     ],
 )
 def test_starts(data, weakly, strictly):
-    found = RECORD_STARTS.pattern.search(data)
+    found = RECORD.search(data)
     assert (begins_record(data), found.start() if found else None) == (weakly, strictly)
 
 

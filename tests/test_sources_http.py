@@ -120,8 +120,14 @@ def test_drop(block, rule):
 
 @pytest.mark.parametrize(
     ("encode", "name"),
-    [(bytes, ""), (gzip.compress, "gzip"), (zlib.compress, "deflate"), (raw_deflate, "deflate")]
-    + [(brotli.compress, "br"), (zstd, "zstd")],
+    [
+        (bytes, ""),
+        (gzip.compress, "gzip"),
+        (zlib.compress, "deflate"),
+        (raw_deflate, "deflate"),
+        (brotli.compress, "br"),
+        (zstd, "zstd"),
+    ],
 )
 def test_page_limit_holds_for_every_coding(encode, name):
     kept = read_response(response(encode(b"a" * 1000), Content_Encoding=name), CONFIG)

@@ -17,7 +17,7 @@ from pipeline.pii.candidates import FAMILIES, fold, join_windows, windows
 from pipeline.pii.phones import find_phones
 from pipeline.pii.types import TYPE_NAMES, Loaded, load_types
 from pipeline.stage import PerDocument, Row, RowFunction
-from schemas.config import Section, nearest
+from schemas.config import Section, location, nearest
 from schemas.errors import ConfigError
 
 Span = tuple[int, int, str, float]
@@ -33,7 +33,7 @@ class PiiConfig(Section):
 
     types: tuple[str, ...] = TYPE_NAMES
     """Types that are replaced, each by its placeholder such as `<EMAIL>`."""
-    ner_model: str | None = None
+    ner_model: str | None = location(None)
     """Path of a spaCy pipeline that finds names, as a wheel or zip file (one file, one digest); None = names stay."""
     ner_labels: dict[str, str] = dict.fromkeys(("PERSON", "PER"), "person")
     """Type by label of that pipeline; other labels are left alone."""

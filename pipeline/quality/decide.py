@@ -166,8 +166,8 @@ RULES: dict[RuleSet, tuple[Rule, ...]] = {
 
 Neutral, because no language is in their terms: repetition; number of words; symbols, bullets, ellipses; placeholder and
 brackets. English alone: length of words, letters, stop words (Gopher); the line rules and sentences (C4: words between
-spaces, English phrases), so no line of another language is cut; and FineWeb's four, whose limits were set on English text
-after the line rules. Where writing does not separate words, a character counts as one and n-grams are not measured.
+spaces, English phrases), so no line of another language is cut; and FineWeb's four, whose limits were set on English
+text after the line rules. Where writing does not separate words, a character counts as one and no n-gram is measured.
 """
 
 

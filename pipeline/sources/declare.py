@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.rows import open_jsonl, open_parquet
-from pipeline.sources.stream import ByteStream
 from pipeline.sources.warc import open_warc
 from pipeline.stage import Drop, Row, Source, Split
+
+__all__ = ["REASONS", "SOURCE", "SourceConfig", "open_split"]
 
 REASONS = {
     "not_a_page": "a record of another kind: warcinfo, request, metadata, revisit, a DNS answer, an archive header",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from fastwarc.stream_io import ZstdReader
 
-from pipeline.sources.stream import Blocks, ByteStream
+from pipeline.sources.blocks import Blocks, ByteStream
 
 SLICE_BYTES = 32 << 10
 PIECE_BYTES = 1 << 20

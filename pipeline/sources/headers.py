@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipeline.sources.frames import Starts
-
 MAX_HEADER_BYTES = 64 << 10
 WARC_VERSION = re.compile(rb"(?i:WARC)/\d")
 # URL, IP address, date, media type (may be empty), in v2 five more fields, length.
@@ -50,9 +48,6 @@ class Header:
 def begins_record(data: bytes) -> bool:
     """Whether the bytes begin with a WARC version line or an ARC record line."""
     return WARC_VERSION.match(data) is not None or ARC_LINE.match(data) is not None
-
-
-RECORD_STARTS = Starts(begins_record, RECORD)
 
 
 def parse_warc_header(block: bytes) -> Header | None:

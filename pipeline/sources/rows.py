@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.frames import Frames
 from pipeline.sources.provenance import Item, account, new_row
-from pipeline.sources.stream import ByteStream
 from pipeline.sources.text import encodable, set_text
 from pipeline.stage import Drop, Row, Split
 

@@ -10,18 +10,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.frames import PEEK_BYTES, Frames
-from pipeline.sources.headers import ARC_LINE, RECORD_STARTS, Header, begins_record, parse_arc_line, parse_warc_header
+from pipeline.sources.frames import PEEK_BYTES, Frames, Starts
+from pipeline.sources.headers import ARC_LINE, RECORD, Header, begins_record, parse_arc_line, parse_warc_header
 from pipeline.sources.http import Page, read_response, split_content_type, take_body
 from pipeline.sources.provenance import Item, account, new_row
-from pipeline.sources.stream import ByteStream
 from pipeline.sources.text import set_text
 from pipeline.sources.window import Window
 from pipeline.stage import Drop, Row, Split
 
 TERMINATOR = re.compile(rb"\r?\n\r?\n")
 DIGESTS = frozenset({"md5", "sha1", "sha256", "sha384", "sha512"})
+RECORD_STARTS = Starts(begins_record, RECORD)
 PAGES = frozenset({"response", "resource", "conversion"})
 
 
@@ -124,7 +125,7 @@ def _lost(window: Window, start: int, plain: bool, reason: str, found_reason: st
         window.seek(found)
         is_found = found < window.frames.blocks.size()
     else:
-        is_found = window.search(RECORD_STARTS.pattern)
+        is_found = window.search(RECORD)
         if not is_found and (fault := _fault_of(window, start)):
             return Drop(fault)
     return Drop(found_reason if is_found and found_reason else reason)

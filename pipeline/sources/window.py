@@ -7,9 +7,9 @@ record begins a new run, so a record whose declared length is wrong cannot swall
 import re
 from collections import deque
 
+from pipeline.sources.blocks import BLOCK_BYTES, OVERLAP_BYTES
 from pipeline.sources.frames import PEEK_BYTES, Frames, Piece
 from pipeline.sources.headers import MAX_HEADER_BYTES
-from pipeline.sources.stream import BLOCK_BYTES, OVERLAP_BYTES
 
 NEWLINES = re.compile(rb"[\r\n]*")
 BLANK_LINE = re.compile(rb"\n\r{0,2}\n")
