@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jobs.recipe import recipe_sections
 from jobs.run_all import run_recipe
+from jobs.session import worker_environment
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.report.page import write_report
@@ -62,12 +63,12 @@ def train_command(arguments: Arguments) -> int:
     command += ["--standalone", "-m", "train.pretrain", arguments.run]
     for override in arguments.overrides:
         command += ["--set", override]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, env=worker_environment())
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # the ranks got the same signal: they finish their step and write a checkpoint
+            # torchrun got the same signal and hands it to the ranks, which finish their step and write a checkpoint
             continue
 
 

@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
     return 0
 
 

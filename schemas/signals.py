@@ -1,4 +1,7 @@
-"""The quality signals of a document: name, type, meaning and unit, each named after the work that introduced it."""
+"""The quality signals of a document: name, type, meaning and unit, each named after the work that introduced it.
+
+Where writing does not separate words, a character counts as a word and the n-gram signals are null.
+"""
 
 from dataclasses import dataclass
 

@@ -22,9 +22,14 @@ PROVENANCE = [
     field("source", pa.string(), "source of the document as the recipe names it, such as web"),
     field("split", pa.string(), "input file, by its canonical name without location"),
     field(
-        "offset", pa.int64(), "start of the record in the file as stored (gzip member, line or row group row)", "bytes"
+        "offset",
+        pa.int64(),
+        "start of the record in the archive as stored; of a line in the decompressed file; or the row number",
+        "bytes",
     ),
-    field("length", pa.int64(), "length of the record as stored; records and gaps add up to the file size", "bytes"),
+    field(
+        "length", pa.int64(), "length in the same unit; in an archive records and gaps add up to the file size", "bytes"
+    ),
     field("url", pa.string(), "target URI of the record"),
     field("domain", pa.string(), "registrable domain of the URL, by the bundled public suffix snapshot"),
     field("date", pa.timestamp("ms", tz="UTC"), "capture date (WARC-Date)"),
@@ -71,7 +76,7 @@ TEXT = pa.schema(
         ),
         field(
             "cuts",
-            pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32())])),
+            pa.list_(pa.field("element", pa.struct([("start", pa.int32()), ("end", pa.int32())]))),
             "spans [start, end) of the text that line rules cut, sorted, disjoint",
             "code points",
         ),

@@ -6,6 +6,7 @@ Source: ISO 28500:2009. No clock, no host name and no random source but the seed
 import base64
 import gzip
 import hashlib
+import io
 import random
 import uuid
 from collections import Counter
@@ -78,22 +79,29 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
     files = _spread(captures, random.Random(f"order {seed}"))
     for number, content in enumerate(files):
         name = f"demo-{number:03d}.warc.gz"
-        with (out / name).open("wb") as file:
-            file.write(_member(_warcinfo(name)))
-            for capture in content:
-                if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
-                    file.write(_member(_request(capture)))
-                offset, data = file.tell(), stored(capture)
-                file.write(data)
-                if capture.kind != "page":
-                    planted.append(_planted(capture, name, offset, len(data)))
+        file = io.BytesIO()
+        file.write(_member(_warcinfo(name)))
+        for capture in content:
+            if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
+                file.write(_member(_request(capture)))
+            offset, data = file.tell(), stored(capture)
+            file.write(data)
+            if capture.kind != "page":
+                planted.append(_planted(capture, name, offset, len(data)))
+        _write_if_new(out / name, file.getvalue())
     names = tuple(f"demo-{number:03d}.warc.gz" for number in range(len(files)))
     num_pages = sum(capture.kind == "page" for capture in captures)
     truth = Truth(names, sum(capture.fault != "garbage" for capture in captures), num_pages, tuple(planted))
     lines = b"".join(canonical_json(item.to_json()) + b"\n" for item in planted)
-    (out / "truth.jsonl").write_bytes(lines)
-    (out / "truth.json").write_bytes(canonical_json(truth.to_json()) + b"\n")
+    _write_if_new(out / "truth.jsonl", lines)
+    _write_if_new(out / "truth.json", canonical_json(truth.to_json()) + b"\n")
     return truth
+
+
+def _write_if_new(path: Path, data: bytes) -> None:
+    """Write a file unless it holds these bytes: an input that did not change keeps its time, and runs on it stand."""
+    if not path.exists() or path.read_bytes() != data:
+        path.write_bytes(data)
 
 
 def stored(capture: Capture) -> bytes:
