@@ -21,7 +21,6 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     fasttext \
     fastwarc \
     jinja2 \
-    matplotlib \
     numpy \
     pandas \
     phonenumbers \

@@ -142,7 +142,8 @@ def write_row(row: Row, writers: Sequence[PartWriter], books: Books, config: Tex
     if row.get("charset") is not None:
         books.tally("charsets", row["charset"])
     books.tally("record_types", row["record_type"] or "?")
-    books.tally("stored_bytes", "all", row["length"] or 0)
+    cause = f"gap/{row.get('drop_rule')}" if row["record_type"] == "gap" else row["record_type"] or "?"
+    books.tally("stored_bytes", cause, row["length"] or 0)
     if row.get("drop_stage") is not None and not _keeps_text(row, config):
         row["text"] = row["title"] = row["cuts"] = None
     for writer in writers:

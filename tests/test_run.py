@@ -1,5 +1,6 @@
 """Whole runs on a small demo crawl: same bytes at any partitioning, balanced books, resume, tables by manifest only."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,48 @@ def test_books_balance_in_every_manifest_and_agree_with_the_tables(finished):
         open_table(finished, "dedup")[1].content.counts.rows_kept
         == open_table(finished, "clean")[1].content.counts.rows_in
     )
+
+
+def verdicts(run: Store) -> dict[tuple[str, int], str | None]:
+    """The final rule of every record (None: kept) by its place in the crawl."""
+    found, places = {}, {}
+    for name in ("documents", "dedup", "clean"):
+        folder, manifest = open_table(run, name)
+        for path in manifest.paths_of():
+            for row in pq.read_table(folder.path(path)).to_pylist():
+                if name == "documents":
+                    places[row["doc_id"]] = (row["split"], row["offset"])
+                if row["drop_rule"] != "dropped_before":
+                    found[places[row["doc_id"]]] = row["drop_rule"]
+    return found
+
+
+def test_what_was_planted_is_found(finished, crawl):
+    rules = verdicts(finished)
+    groups: dict[str, list[tuple[str, str | None]]] = {}
+    wrong = []
+    for line in (crawl / "truth.jsonl").read_text().splitlines():
+        case = json.loads(line)
+        rule = rules[case["file"], case["offset"]]
+        if "group" in case:
+            groups.setdefault(case["group"], []).append((case["kind"], rule))
+        elif (case["expected"] == "drop" and rule not in case["rules"]) or (case["expected"] == "keep" and rule):
+            wrong.append((case["kind"], rule))
+    assert len(wrong) <= 1, wrong
+    exact = [
+        rules for group in groups.values() if any("exact" in kind for kind, _ in group) for _, rules in [zip(*group)]
+    ]
+    assert len(exact) >= 4
+    assert {rules.count(None) for rules in exact} == {1}
+    near = [
+        [rule for _, rule in group] for group in groups.values() if any(k in ("near_95", "near_90") for k, _ in group)
+    ]
+    assert len(near) >= 8
+    assert {rules.count(None) for rules in near} == {1}
+    far = [
+        [rule for _, rule in group] for group in groups.values() if any(k in ("near_30", "near_50") for k, _ in group)
+    ]
+    assert {rule for rules in far for rule in rules} == {None}
 
 
 def test_every_byte_of_every_archive_is_accounted_for(finished, crawl):

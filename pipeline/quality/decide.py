@@ -117,8 +117,8 @@ class Rule:
 
 def _repetition_rules() -> tuple[Rule, ...]:
     parts = [
-        (f"dup_{part}_{kind}", f"too many repeated {part}s")
-        for part in ("para", "line")
+        (f"dup_{part}_{kind}", f"too many repeated {whole}s")
+        for part, whole in (("para", "paragraph"), ("line", "line"))
         for kind in ("frac", "char_frac")
     ]
     parts += [(f"top_{n}gram", f"one {n}-gram of words fills too much of the text") for n in (2, 3, 4)]

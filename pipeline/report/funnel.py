@@ -1,0 +1,180 @@
+"""The way of the documents through the run: what each stage left, what each rule dropped, and whether the books meet.
+
+Everything here is a sum over manifests; no row is read.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeline.fused import EVERY_STAGE
+from pipeline.report.collect import BEFORE, FROM_OUTSIDE, Facts
+from schemas.manifest import Counts
+
+Reasons = Mapping[str, Mapping[str, str]]
+"""Every stage in the order of the run, with the meaning of each of its reasons."""
+LEAVES = {
+    "source": "records that hold a page",
+    "extract": "pages with a main text",
+    "language": "texts in a wanted language",
+    "quality": "texts that pass every quality rule",
+    "dedup": "one copy of each cluster",
+    "toxicity": "texts below the toxicity limits",
+}
+"""What a stage leaves, in words."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What was left at one point of the way; characters and tokens are None before there was any text."""
+
+    name: str
+    meaning: str
+    documents: int
+    chars: int | None
+    tokens: float | None
+    exact: bool = False
+    """Whether the tokens were counted; before the last step they are an estimate from the characters."""
+
+
+@dataclass(frozen=True)
+class RuleDrops:
+    """What one rule dropped."""
+
+    stage: str
+    rule: str
+    meaning: str
+    count: int
+    share: float
+    """Of all records of the run, 0..1."""
+    chars: int
+
+    @property
+    def name(self) -> str:
+        """`stage/rule`, as the manifests write it."""
+        return f"{self.stage}/{self.rule}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Two numbers or digests that must be equal, and what they are."""
+
+    claim: str
+    left: int | str
+    right: int | str
+
+    @property
+    def holds(self) -> bool:
+        """Whether they are equal."""
+        return self.left == self.right
+
+
+def levels(facts: Facts, reasons: Reasons) -> list[Level]:
+    """What was left after each step, first the records as they came in; empty while there are no documents."""
+    if "documents" not in facts.tables:
+        return []
+    left = facts.tables["documents"].content.counts.rows_in
+    text = _kept_chars(facts, "documents") + sum(_dropped_chars(facts, "documents").values())
+    found: list[tuple[str, str, int, int | None]] = [("records", "records and gaps as they came in", left, None)]
+    for table in ("documents", "dedup", "clean"):
+        if table not in facts.tables:
+            continue
+        chars = _dropped_chars(facts, table)
+        for stage, dropped in _by_stage(facts.tables[table].content.counts, reasons).items():
+            left -= dropped
+            text -= sum(number for name, number in chars.items() if _stage_of(name) == stage)
+            if dropped or stage in LEAVES:
+                found.append((stage, LEAVES.get(stage, ""), left, text))
+        if table == "clean":
+            text = _kept_chars(facts, "clean")
+            found.append(("redaction", "the same texts, lines cut and personal data replaced", left, text))
+    return _with_tokens(facts, found)
+
+
+def _with_tokens(facts: Facts, found: list[tuple[str, str, int, int | None]]) -> list[Level]:
+    total = sum(sum(shards) for shards in facts.figures("tokens").get("streams", {}).values())
+    clean = _kept_chars(facts, "clean")
+    rate = total / clean if clean else None
+    rows = [Level(*row, None if rate is None or row[3] is None else row[3] * rate) for row in found]
+    if "tokens" in facts.tables:
+        documents = facts.tables["tokens"].content.counts.rows_kept
+        rows.append(Level("tokens", "documents in the shards, separators counted", documents, clean, total, True))
+    return rows
+
+
+def _kept_chars(facts: Facts, table: str) -> int:
+    return int(facts.figures(table).get("kept_chars", 0))
+
+
+def _dropped_chars(facts: Facts, table: str) -> dict[str, int]:
+    return {name: number for name, number in facts.figures(table).get("dropped_chars", {}).items() if name != BEFORE}
+
+
+def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
+    """Drops by stage, in the order of the run."""
+    totals: dict[str, int] = {}
+    for name, number in _in_order(counts.dropped, reasons):
+        if name != BEFORE:
+            totals[_stage_of(name)] = totals.get(_stage_of(name), 0) + number
+    return totals
+
+
+def _stage_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _in_order(dropped: Mapping[str, int], reasons: Reasons) -> list[tuple[str, int]]:
+    order = {stage: place for place, stage in enumerate(reasons)}
+    return sorted(dropped.items(), key=lambda item: order.get(_stage_of(item[0]), len(order)))
+
+
+def drops_by_rule(facts: Facts, reasons: Reasons) -> dict[str, list[RuleDrops]]:
+    """Every declared rule by stage, in the order of the run, the rules that dropped most first."""
+    total = facts.tables["documents"].content.counts.rows_in if "documents" in facts.tables else 0
+    found: dict[str, list[RuleDrops]] = {}
+    for table in ("documents", "dedup", "clean"):
+        if table not in facts.tables:
+            continue
+        chars = _dropped_chars(facts, table)
+        for name, count in _in_order(facts.tables[table].content.counts.dropped, reasons):
+            stage, _, rule = name.partition("/")
+            meaning = reasons.get(stage, {}).get(rule) or EVERY_STAGE.get(rule, "")
+            row = RuleDrops(stage, rule, meaning, count, count / total if total else 0.0, chars.get(name, 0))
+            if name != BEFORE:
+                found.setdefault(stage, []).append(row)
+    return {stage: sorted(rows, key=lambda row: (-row.count, row.rule)) for stage, rows in found.items()}
+
+
+def checks(facts: Facts) -> list[Check]:
+    """Every equation between tables, plan and checkpoints that the run's standing parts allow to check."""
+    return [*_book_checks(facts), *_identity_checks(facts)]
+
+
+def _book_checks(facts: Facts) -> Iterator[Check]:
+    """Within a table the books balance, or its manifest could not be read; here they meet from table to table."""
+    counts = {name: table.content.counts for name, table in facts.tables.items()}
+    if "documents" in facts.tables:
+        inputs = sum(entry.bytes for entry in facts.tables["documents"].content.inputs)
+        stored = sum(facts.figures("documents").get("stored_bytes", {}).values())
+        yield Check("bytes of records and gaps = bytes of the inputs", stored, inputs)
+    if "text" in counts:
+        yield Check("rows of text = rows of documents", counts["text"].rows_in, counts["documents"].rows_in)
+    if "dedup" in counts:
+        entered = counts["dedup"].rows_in - counts["dedup"].dropped.get(BEFORE, 0)
+        yield Check("documents kept = documents deduplicated", counts["documents"].rows_kept, entered)
+    if "clean" in counts:
+        yield Check("copies kept = documents cleaned", counts["dedup"].rows_kept, counts["clean"].rows_in)
+    if "tokens" in counts and "clean" in counts:
+        yield Check("clean documents = documents in shards", counts["clean"].rows_kept, counts["tokens"].rows_kept)
+
+
+def _identity_checks(facts: Facts) -> Iterator[Check]:
+    digests = {name: table.digest for name, table in facts.tables.items()}
+    for name, table in facts.tables.items():
+        for entry in table.content.inputs if name not in FROM_OUTSIDE else ():
+            yield Check(f"{name} read the {entry.name} shown here", entry.sha256, digests[entry.name])
+    if facts.plan and "tokens" in digests:
+        yield Check("the plan is for this dataset", facts.plan.dataset, digests["tokens"])
+    for checkpoint in facts.checkpoints:
+        if "tokens" in digests:
+            claim = f"checkpoint of step {checkpoint.step:,} was trained on this dataset"
+            yield Check(claim, checkpoint.dataset, digests["tokens"])

@@ -1,0 +1,130 @@
+"""The report of a run: one HTML file that needs nothing else, runs no script and asks no network.
+
+Whatever came from the web passes the templates' escaping; no value is ever marked as safe.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pipeline.report import numbers
+from pipeline.report.collect import Facts, Figure, collect
+from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.plots import cluster_plot, training_plots
+from pipeline.report.samples import draw_samples
+from pipeline.report.tallies import (
+    clusters,
+    contract,
+    costs,
+    counts_of,
+    languages,
+    num_pages,
+    streams,
+    without_wordlist,
+    wordlists,
+)
+from pipeline.report.truth import Score, score
+from pipeline.stages import all_stages
+from schemas.storage import Store
+
+REPORT_NAME = "report.html"
+MAX_INPUTS = 12
+MAX_SHARDS = 40
+"""Inputs, and shards of a stream, that are listed one by one."""
+HEADLINE = {
+    "params": "Parameters",
+    "tokens": "Training tokens",
+    "steps": "Steps",
+    "batch_tokens": "Tokens per step",
+    "learning_rate": "Peak learning rate",
+    "compute": "Compute",
+}
+"""Figures of the plan that are shown large, with their labels."""
+MEMORY = "memory."
+"""Figures of the plan that are folded away: a few for each number of ranks."""
+
+
+def write_report(run: Store, truth: str | None) -> str:
+    """The place of the report that is written; `truth` is the truth file of a demo crawl, None without one.
+
+    Raises ConfigError if the folder is no run or the truth file is missing.
+    """
+    facts = collect(run)
+    scores = score(facts, truth) if truth is not None else []
+    page = _environment().get_template("page.html").render(_view(facts, scores))
+    run.write_atomic(REPORT_NAME, page.encode("utf-8", "replace"))
+    return f"{run.uri}/{REPORT_NAME}"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("number", "estimate", "short", "percent", "size", "seconds", "digest"):
+        environment.filters[name] = getattr(numbers, name)
+    environment.filters["figure"] = figure_text
+    return environment
+
+
+def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
+    """Everything the templates may look at."""
+    reasons = {stage.name: stage.reasons for stage in all_stages()}
+    sizes = clusters(facts)
+    documents = facts.figures("documents")
+    figures = facts.plan.figures if facts.plan else ()
+    named = {figure.name: figure for figure in figures}
+    steps = costs(facts)
+    return {
+        "name": facts.run.uri.rstrip("/").rpartition("/")[2],
+        "facts": facts,
+        "tables": facts.tables,
+        "levels": levels(facts, reasons),
+        "drops": drops_by_rule(facts, reasons),
+        "samples": draw_samples(facts),
+        "checks": checks(facts),
+        "stored": counts_of(documents.get("stored_bytes", {})),
+        "record_types": counts_of(documents.get("record_types", {})),
+        "languages": languages(facts),
+        "charsets": counts_of(documents.get("charsets", {})),
+        "clusters": sizes,
+        "cluster_plot": cluster_plot(sizes.sizes) if sizes else None,
+        "toxicity": facts.settings("toxicity"),
+        "wordlists": wordlists(facts),
+        "without_wordlist": without_wordlist(facts),
+        "classifier": "classifier" in facts.models("toxicity"),
+        "pii": counts_of(facts.figures("clean").get("pii", {})),
+        "contract": contract(facts),
+        "streams": streams(facts),
+        "costs": steps,
+        "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
+        "num_pages": num_pages(facts),
+        "headline": [(label, named[name]) for name, label in HEADLINE.items() if name in named],
+        "figures": [figure for figure in figures if not figure.name.startswith(MEMORY)],
+        "memory": [figure for figure in figures if figure.name.startswith(MEMORY)],
+        "plots": training_plots(facts.steps),
+        "scores": _by_group(scores),
+        "max_inputs": MAX_INPUTS,
+        "max_shards": MAX_SHARDS,
+    }
+
+
+def _by_group(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    groups: dict[str, list[Score]] = {}
+    for row in scores:
+        groups.setdefault(row.group, []).append(row)
+    return groups
+
+
+def figure_text(figure: Figure) -> str:
+    """The value of a plan's figure as its unit asks."""
+    if figure.unit == "bytes":
+        return numbers.size(figure.value)
+    if figure.unit == "FLOPs":
+        return numbers.short(figure.value)
+    return numbers.number(figure.value)

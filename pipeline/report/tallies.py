@@ -1,0 +1,212 @@
+"""Tallies of a run, ready to be shown: bytes, languages, charsets, clusters, personal data, streams and costs.
+
+Everything here is a sum over manifests; no row is read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.report.collect import Facts
+from schemas.manifest import FileEntry
+from schemas.tokens import HELDOUT, docs_key, shard_key
+
+MAX_LANGUAGES = 20
+WORDLIST = "wordlist_"
+"""How the toxicity stage names the word list of a language among its models."""
+SINGLE_SIZES = 8
+"""Clusters up to this size have a column of their own; above, a column spans a power of two."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """One name of a tally and its share of the sum, 0..1."""
+
+    name: str
+    number: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Language:
+    """Documents of one language: how many had it, how many were kept by the documents pass and in the end."""
+
+    code: str
+    found: int
+    passed: int
+    passed_chars: int
+    clean: int
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Clusters of a range of sizes."""
+
+    label: str
+    clusters: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What deduplication joined."""
+
+    exact: int
+    near: int
+    rounds: int
+    num_clusters: int
+    """Clusters of two or more documents of which a copy stayed."""
+    largest: int
+    sizes: tuple[SizeClass, ...]
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """One shard and the index of its documents."""
+
+    number: int
+    tokens: int
+    file: FileEntry
+    index: FileEntry
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream of the dataset."""
+
+    name: str
+    documents: int
+    tokens: int
+    bytes: int
+    shards: tuple[ShardFiles, ...]
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the trainer never sees it."""
+        return self.name.endswith(f"/{HELDOUT}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one step took."""
+
+    step: str
+    started: str
+    rows: int
+    wall_seconds: float
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> float | None:
+        """Rows per CPU second of the Python workers; None if no time was measured."""
+        return self.rows / self.cpu_seconds if self.cpu_seconds else None
+
+
+def counts_of(tally: Mapping[str, int]) -> list[Count]:
+    """The names of a tally, most frequent first."""
+    total = sum(tally.values())
+    ranked = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
+    return [Count(name, number, number / total if total else 0.0) for name, number in ranked]
+
+
+def languages(facts: Facts) -> tuple[list[Language], int]:
+    """The most frequent languages, and how many further ones there are."""
+    documents, clean = facts.figures("documents"), facts.figures("clean")
+    kept, chars = documents.get("kept_languages", {}), documents.get("kept_language_chars", {})
+    last = clean.get("kept_languages", {})
+    rows = [
+        Language(count.name, count.number, kept.get(count.name, 0), chars.get(count.name, 0), last.get(count.name, 0))
+        for count in counts_of(documents.get("languages", {}))
+    ]
+    return rows[:MAX_LANGUAGES], max(0, len(rows) - MAX_LANGUAGES)
+
+
+def wordlists(facts: Facts) -> list[str]:
+    """The languages whose toxic words were counted."""
+    return [name.removeprefix(WORDLIST) for name in facts.models("toxicity") if name.startswith(WORDLIST)]
+
+
+def without_wordlist(facts: Facts) -> int:
+    """Clean documents in languages that have no word list, so that their words were not measured."""
+    kept: Mapping[str, int] = facts.figures("clean").get("kept_languages", {})
+    return sum(number for language, number in kept.items() if language not in wordlists(facts))
+
+
+def clusters(facts: Facts) -> Clusters | None:
+    """Sizes of the duplicate clusters; None while deduplication has not run."""
+    if "dedup" not in facts.tables:
+        return None
+    figures, dropped = facts.figures("dedup"), facts.tables["dedup"].content.counts.dropped
+    sizes = {int(size): number for size, number in figures.get("cluster_sizes", {}).items()}
+    return Clusters(
+        exact=dropped.get("dedup/exact_duplicate", 0),
+        near=dropped.get("dedup/near_duplicate", 0),
+        rounds=figures.get("rounds", 0),
+        num_clusters=sum(sizes.values()),
+        largest=max(sizes, default=1),
+        sizes=tuple(_size_classes(sizes)),
+    )
+
+
+def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
+    """Every class from 2 to the largest, empty ones included, so that the axis has no gaps."""
+    bounds = [(size, size) for size in range(2, SINGLE_SIZES + 1)]
+    while sizes and bounds[-1][1] < max(sizes):
+        bounds.append((bounds[-1][1] + 1, 2 * bounds[-1][1]))
+    classes = []
+    for low, high in bounds:
+        inside = {size: number for size, number in sizes.items() if low <= size <= high}
+        label = str(low) if low == high else f"{low:,}–{high:,}"
+        classes.append(SizeClass(label, sum(inside.values()), sum(size * number for size, number in inside.items())))
+    return classes[: next((place for place in range(len(classes), 0, -1) if classes[place - 1].clusters), 0)]
+
+
+def streams(facts: Facts) -> list[Stream]:
+    """The streams of the dataset with their shards; empty while there is none."""
+    if "tokens" not in facts.tables:
+        return []
+    figures = facts.figures("tokens")
+    entries = {entry.key: entry for entry in facts.tables["tokens"].content.files}
+    found = []
+    for name, numbers in sorted(figures["streams"].items()):
+        shards = tuple(
+            ShardFiles(number, tokens, entries[shard_key(name, number)], entries[docs_key(name, number)])
+            for number, tokens in enumerate(numbers)
+        )
+        documents, size = sum(shard.index.rows for shard in shards), sum(shard.file.bytes for shard in shards)
+        found.append(Stream(name, documents, sum(numbers), size, shards))
+    return found
+
+
+def contract(facts: Facts) -> Mapping[str, Any]:
+    """What the tokenizer promises, and the bytes of text a token stands for; empty while there is none."""
+    figures = facts.figures("tokenizer")
+    if "contract" not in figures:
+        return {}
+    tokens = sum(stream.tokens for stream in streams(facts))
+    text = sum(facts.figures("clean").get("kept_bytes", {}).values())
+    found = {**figures["contract"], "sample_documents": figures.get("sample_documents")}
+    return found | {"sample_bytes": figures.get("sample_bytes"), "bytes_per_token": text / tokens if tokens else None}
+
+
+def costs(facts: Facts) -> list[Cost]:
+    """What each step of the run took, in order; the text table is written by the documents step."""
+    return [
+        Cost(
+            step=name,
+            started=table.run.started,
+            rows=table.content.counts.rows_in,
+            wall_seconds=table.run.wall_seconds,
+            cpu_seconds=table.run.cpu_seconds,
+        )
+        for name, table in facts.tables.items()
+        if name != "text"
+    ]
+
+
+def num_pages(facts: Facts) -> int:
+    """Records that held a page: everything that the source stage did not drop."""
+    if "documents" not in facts.tables:
+        return 0
+    counts = facts.tables["documents"].content.counts
+    return counts.rows_in - sum(number for name, number in counts.dropped.items() if name.startswith("source/"))
