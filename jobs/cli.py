@@ -16,7 +16,7 @@ from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.report.page import write_report
 from pipeline.show import column_equals, describe, find_documents, parse_where
 from schemas.config import Recipe, load_recipe
-from schemas.errors import ConfigError, PenstockError
+from schemas.errors import ConfigError, PenstockError, storage_problem
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -222,6 +222,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.command(arguments))
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        problem = storage_problem(error)
+        if problem is None:
+            raise
+        print(f"penstock: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jobs.recipe import read_recipe
 from jobs.session import SparkConfig, open_session
 from pipeline.run import run_steps
-from schemas.errors import PenstockError
+from schemas.errors import PenstockError, storage_problem
 from schemas.storage import Store
 
 
@@ -33,6 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_recipe(arguments.recipe, arguments.out, arguments.overrides)
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        problem = storage_problem(error)
+        if problem is None:
+            raise
+        print(f"penstock: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)

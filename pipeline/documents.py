@@ -89,15 +89,11 @@ def documents_part(task: DocumentsTask, retried: bool) -> dict[str, Any]:
             for row in verdicts(rows, Isolated(fused) if retried else fused):
                 write_row(row, writers, books, task.recipe.section("text", TextConfig))
             sha256, size = stream.finish()
+        check_size(task.split, size)
     except BaseException:
         for writer in writers:
             writer.abandon()
         raise
-    if size != task.split.size:
-        raise ContractError(
-            f"{task.split.uri}: promised {task.split.size} bytes, found {size} while reading; "
-            "let the file be written to its end and run again"
-        )
     answer = {
         "files": {"documents": writers[0].close(), "text": writers[1].close()},
         "rows": books.rows_in,
@@ -107,6 +103,15 @@ def documents_part(task: DocumentsTask, retried: bool) -> dict[str, Any]:
         **books.to_json(),
     }
     return keep_answer(task.documents, ordinal, answer, canonical_json)
+
+
+def check_size(split: Split, size: int) -> None:
+    """Raise ContractError if the file is not of the size [bytes] that it had when the run was planned."""
+    if size != split.size:
+        raise ContractError(
+            f"{split.uri}: promised {split.size} bytes, found {size} while reading; "
+            "let the file be written to its end and run again"
+        )
 
 
 def verdicts(rows: Iterator[tuple[Row, Drop | None]], measure: Any) -> Iterator[Row]:

@@ -4,7 +4,6 @@ Answers are what committed attempts returned, so retries and speculation count o
 travels back as an answer instead of failing the task four times.
 """
 
-import errno
 import functools
 import json
 import os
@@ -17,11 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
 from pipeline.progress import Progress
-from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.errors import ConfigError, ContractError, PenstockError, storage_problem
 
 T = TypeVar("T")
 Answer = dict[str, Any]
-FATAL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
 ANSWER = pa.schema([pa.field("ordinal", pa.int64()), pa.field("answer", pa.string())])
 KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
 
@@ -90,10 +88,10 @@ def guarded(call: Callable[[], Answer]) -> Answer:
     except PenstockError as error:
         return {"error": str(error), "kind": type(error).__name__}
     except OSError as error:
-        if error.errno not in FATAL:
+        problem = storage_problem(error)
+        if problem is None:
             raise
-        where = error.filename or "output folder"
-        return {"error": f"{where}: cannot be written, {FATAL[error.errno]}; free it and run the same command again"}
+        return {"error": problem}
 
 
 def checked(answer: Answer) -> Answer:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from schemas.config import Section, location, nearest
 from schemas.errors import ConfigError
-from schemas.tokens import RESERVED, TokenizerContract
+from schemas.tokens import RESERVED, TokenizerContract, escape, unescape
 
 Kind = Literal["sentencepiece", "huggingface"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -26,8 +26,6 @@ Decode = Callable[[list[int]], str]
 Loaded = tuple[Encode, Decode, int, dict[str, int]]
 """Of a model: how to encode and decode, the number of its ids, and those that play reserved roles."""
 
-SPACE, ESCAPE = "\u2581", "\ufdd0"
-"""The character SentencePiece writes for a space, and a noncharacter of Unicode that stands before an escaped one."""
 LINE_CHARS = 2048
 """Longest line the trainer sees; it would leave out longer ones than its own limit [characters]."""
 CHUNK_CHARS = 1 << 14
@@ -158,20 +156,6 @@ def _explained(message: str, config: TokenizerConfig) -> ConfigError:
     if "sentences_.empty()" in message:
         return ConfigError("tokenizer: promised text to train on, found none; take a larger sample or give a model")
     return ConfigError(f"tokenizer: SentencePiece could not train: {message.strip()}")
-
-
-def escape(text: str) -> str:
-    """The text without the character SentencePiece takes for a space."""
-    if SPACE in text or ESCAPE in text:
-        return text.replace(ESCAPE, f"{ESCAPE}0").replace(SPACE, f"{ESCAPE}1")
-    return text
-
-
-def unescape(text: str) -> str:
-    """The text that was escaped."""
-    if ESCAPE in text:
-        return text.replace(f"{ESCAPE}1", SPACE).replace(f"{ESCAPE}0", ESCAPE)
-    return text
 
 
 class Tokenizer:

@@ -3,6 +3,10 @@
 Every message has the form *where: promised X, found Y; do Z*.
 """
 
+import errno
+
+UNWRITABLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
+
 
 class PenstockError(Exception):
     """An error whose message tells the user what to do; shown without a traceback by the command line."""
@@ -14,3 +18,11 @@ class ConfigError(PenstockError):
 
 class ContractError(PenstockError):
     """Data disagrees with what its manifest, schema or digest promised; the run stops."""
+
+
+def storage_problem(error: OSError) -> str | None:
+    """What the user can do about an error of the storage; None if it is another kind of error."""
+    if error.errno not in UNWRITABLE:
+        return None
+    where = error.filename or "the run folder"
+    return f"{where}: cannot be written, {UNWRITABLE[error.errno]}; free it and run the same command again"

@@ -18,6 +18,22 @@ from schemas.tables import PROVENANCE, field
 RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in range(100)))
 BATCH_DOCUMENTS = 1024
 TRAIN, HELDOUT = "train", "heldout"
+SPACE, ESCAPE = "\u2581", "\ufdd0"
+"""The character SentencePiece writes for a space, and a noncharacter of Unicode that stands before an escaped one."""
+
+
+def escape(text: str) -> str:
+    """The text without the character SentencePiece takes for a space."""
+    if SPACE in text or ESCAPE in text:
+        return text.replace(ESCAPE, f"{ESCAPE}0").replace(SPACE, f"{ESCAPE}1")
+    return text
+
+
+def unescape(text: str) -> str:
+    """The text that was escaped."""
+    if ESCAPE in text:
+        return text.replace(f"{ESCAPE}1", SPACE).replace(f"{ESCAPE}0", ESCAPE)
+    return text
 
 
 class TokenizerContract(BaseModel):

@@ -185,3 +185,26 @@ def test_a_run_that_was_ended_goes_on_to_the_same_bytes(crawl, expected, tmp_pat
     assert not list((tmp_path / "run").glob("tokens/v-*/manifest.json"))
     subprocess.run(embedded(arguments), cwd=ROOT, check=True, timeout=500)
     assert digest(tmp_path / "run") == digest(expected)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of its own with room for little."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(folder)], capture_output=True
+    ).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on_to_the_same_bytes(crawl, expected, small_disk):
+    arguments = command(small_disk / "run", f"{crawl}/*.warc.gz", *SETTINGS)
+    failed = subprocess.run(embedded(arguments), cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert failed.returncode == 2
+    assert "cannot be written, the disk is full; free it and run the same command again" in failed.stderr
+    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    subprocess.run(embedded(arguments), cwd=ROOT, check=True, timeout=500)
+    assert digest(small_disk / "run") == digest(expected)

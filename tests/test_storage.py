@@ -1,4 +1,4 @@
-"""Storage: atomic small writes, digests, and the same behaviour on a local folder and on S3."""
+"""Storage: atomic small writes, digests, and errors that say what was found."""
 
 import hashlib
 import os

@@ -20,22 +20,18 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pipeline.tokenizer import (
     CHUNK_CHARS,
-    ESCAPE,
     LINE_CHARS,
     PROBES,
-    SPACE,
     Tokenizer,
     TokenizerConfig,
     cut_at_newlines,
-    escape,
     load_tokenizer,
     tokenizer_kind,
     train_tokenizer,
     training_lines,
-    unescape,
 )
 from schemas.errors import ConfigError
-from schemas.tokens import RESERVED
+from schemas.tokens import ESCAPE, RESERVED, SPACE, escape, unescape
 
 SAMPLE = [
     inspect.getsource(argparse),

@@ -15,14 +15,11 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import digest_of
 from schemas.storage import Store
-from schemas.tokens import Dataset, TokenizerContract, open_dataset
+from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset, unescape
 from train.checkpoint import Note, read_state, standing_notes, training_state
 from train.model import Transformer, build_model
 from train.ranks import open_ranks
 from train.shape import ModelShape
-
-SPACE, ESCAPE = "\u2581", "\ufdd0"
-"""The character SentencePiece writes for a space, and what the token dataset puts before one that was in the text."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,8 @@ def open_codec(dataset: Dataset) -> Codec:
 
         processor = SentencePieceProcessor(model_proto=data)
         return Codec(
-            encode=lambda text: processor.encode(text.replace(ESCAPE, f"{ESCAPE}0").replace(SPACE, f"{ESCAPE}1")),
-            decode=lambda ids: processor.decode(ids).replace(f"{ESCAPE}1", SPACE).replace(f"{ESCAPE}0", ESCAPE),
+            encode=lambda text: processor.encode(escape(text)),
+            decode=lambda ids: unescape(processor.decode(ids)),
         )
     from tokenizers import Tokenizer
 
