@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jobs.recipe import recipe_sections
-from jobs.run_all import run_recipe
+from jobs.run_all import explained, run_recipe
 from jobs.session import worker_environment
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.report.page import write_report
 from pipeline.show import column_equals, describe, find_documents, parse_where
 from schemas.config import Recipe, load_recipe
-from schemas.errors import ConfigError, PenstockError, storage_problem
+from schemas.errors import ConfigError
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -218,20 +218,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0 done, 1 nothing found, 2 an explained error, 130 interrupted."""
     arguments = build_parser().parse_args(argv)
-    try:
-        return int(arguments.command(arguments))
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        problem = storage_problem(error)
-        if problem is None:
-            raise
-        print(f"penstock: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
+    return explained(lambda: arguments.command(arguments))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jobs.recipe import read_recipe
 from jobs.session import SparkConfig, open_session
@@ -22,15 +22,10 @@ def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str 
         spark.stop()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and run; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", help="TOML file")
-    parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    arguments = parser.parse_args(argv)
+def explained(call: Callable[[], int | None]) -> int:
+    """The exit code of a call: its own, 2 for an error whose message says what to do, 130 when interrupted."""
     try:
-        run_recipe(arguments.recipe, arguments.out, arguments.overrides)
+        return call() or 0
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
@@ -43,7 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)
         return 130
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments and run; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", help="TOML file")
+    parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    arguments = parser.parse_args(argv)
+    return explained(lambda: run_recipe(arguments.recipe, arguments.out, arguments.overrides))
 
 
 if __name__ == "__main__":

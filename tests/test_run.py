@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import read_recipe
+from pipeline.build import Built
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.run import run_steps
+from pipeline.run import check_inputs, run_steps
 from pipeline.show import column_equals, describe, find_documents, parse_where
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table, read_run
@@ -228,6 +229,18 @@ def test_a_table_without_manifest_does_not_exist_and_finished_parts_are_kept(run
         open_table(run, "clean")
     run_at(folder=folder)
     assert digests(run) == digests(finished)
+
+
+def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finished):
+    _, manifest = open_table(finished, "documents")
+    sources = [entry.model_dump() for entry in manifest.content.inputs]
+    identities = {name: value for name, value in manifest.run.lineage.items() if name.startswith("input:")}
+    check_inputs(finished, "documents", Built(sources=sources), identities)
+    changed = [sources[0] | {"sha256": "0" * 64}, *sources[1:]]
+    with pytest.raises(ContractError, match=f"promised SHA-256 {sources[0]['sha256'][:16]}.*found 0000"):
+        check_inputs(finished, "documents", Built(sources=changed), identities)
+    touched = identities | {f"input:{sources[0]['name']}": "another size and time"}
+    check_inputs(finished, "documents", Built(sources=changed), touched)
 
 
 def test_wrong_step_and_missing_input_stop_before_anything_runs(run_at, tmp_path):
