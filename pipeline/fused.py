@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.stage import Drop, PerDocument, Row
 from schemas.config import Recipe
-from schemas.errors import ContractError
+from schemas.errors import ContractError, PenstockError
 
 FAILED = "failed"
 CRASHED = "crashed"
@@ -46,6 +46,8 @@ class Fused:
         for stage, function, reasons in self._steps:
             try:
                 drop = function(row)
+            except PenstockError:
+                raise  # a broken promise, such as a model that is no model of its kind: no fault of this record
             except Exception as error:
                 self.errors[f"{stage.name}: {_place(error)}"] += 1
                 set_verdict(row, stage.name, Drop(FAILED))

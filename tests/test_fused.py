@@ -62,6 +62,14 @@ def test_a_raising_stage_drops_the_row_and_is_counted_without_its_text():
     assert "secret" not in key
 
 
+def test_a_broken_promise_stops_the_run_and_is_no_drop():
+    def broken(row):
+        raise ContractError("promised a probability, found 3.5")
+
+    with pytest.raises(ContractError, match=r"found 3\.5"):
+        run({}, stage("a", broken))
+
+
 def test_an_undeclared_reason_is_refused():
     with pytest.raises(ContractError, match="found 'other'"):
         run({}, stage("a", mark("a", Drop("other"))))
