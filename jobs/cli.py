@@ -163,7 +163,9 @@ def build_parser() -> argparse.ArgumentParser:
         verb("run", run_command, "run jobs/recipes/web.toml --out run --set source.paths='[\"crawl/*.warc.gz\"]'")
     )
     stage = verb("stage", stage_command, "stage dedup jobs/recipes/web.toml --out run")
-    stage.add_argument("step", help="the last step to run: documents, dedup, clean, tokenizer or tokens")
+    stage.add_argument(
+        "step", help="the last step to run: documents, verdicts, clusters, dedup, audit, clean, tokenizer or tokens"
+    )
     add_recipe(stage)
     plan = verb("plan", plan_command, "plan run --set plan.tokens_per_parameter=20")
     add_run(plan)

@@ -69,6 +69,10 @@ def _always(recipe: Recipe) -> bool:
     return True
 
 
+def _nothing(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+    return {}
+
+
 @dataclass(frozen=True)
 class TableJob:
     """One step of a run: the tables it writes, the stages whose settings decide them, the tables it reads."""
@@ -82,6 +86,8 @@ class TableJob:
     """Which settings of the stages change what this step writes."""
     wanted: Callable[[Recipe], bool] = _always
     """Whether the recipe asks for the step at all."""
+    outside: Callable[[Recipe, Sequence[Split]], dict[str, Table]] = _nothing
+    """Tables of other runs that it reads too; raises ConfigError for what cannot serve, before anything runs."""
 
     @property
     def name(self) -> str:

@@ -8,11 +8,14 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import SparkFiles, TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from pipeline.progress import Progress
@@ -135,3 +138,36 @@ def worker_path(path: str) -> str:
 def persisted(frame: DataFrame) -> DataFrame:
     """The frame kept on the workers' disks, so that it is computed once."""
     return frame.persist(StorageLevel.DISK_ONLY)
+
+
+def by_part(
+    frame: DataFrame,
+    parts: int,
+    function: Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """The rows that `function(part number, its rows)` yields for every part, also for those without a row.
+
+    The column `part` of `frame` says where a row goes, 0 to `parts` - 1. Every part gets a row of its own that names
+    it, because the number of a partition is another one inside a union.
+    """
+    marks = frame.sparkSession.range(parts).select(
+        *(
+            F.col("id").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)
+            for name, kind in frame.dtypes
+        ),
+        F.lit(True).alias("_mark"),
+    )
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next(batches, None)
+        if first is not None:
+            rows = (batch.filter(pc.invert(batch.column("_mark"))) for batch in chain([first], batches))
+            yield from function(first.column("part")[0].as_py(), rows)
+
+    return by_part_rows(frame.withColumn("_mark", F.lit(False)).union(marks), parts).mapInArrow(work, schema)
+
+
+def by_part_rows(frame: DataFrame, parts: int) -> DataFrame:
+    """The frame with one partition for each part, the rows in that of their column `part`."""
+    return frame.repartitionById(max(1, parts), F.col("part"))

@@ -69,7 +69,10 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
     if until is not None and until not in names:
         raise ConfigError(f"stage {until!r}: no such step; the steps are {', '.join(names)}")
     steps = [step for step in STEPS[: names.index(until) + 1 if until else None] if step.wanted(recipe)]
-    return Prepared(recipe, steps, find_splits(recipe.section("source", SourceConfig)), find_models(recipe, steps))
+    splits = find_splits(recipe.section("source", SourceConfig))
+    for step in steps:
+        step.outside(recipe, splits)
+    return Prepared(recipe, steps, splits, find_models(recipe, steps))
 
 
 def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
@@ -86,7 +89,8 @@ def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions
     ship_models(spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
     tables: dict[str, Table] = {}
     for step in steps:
-        folders = run_step(run, step, {name: tables[name] for name in step.reads if name in tables})
+        inputs = {name: tables[name] for name in step.reads if name in tables}
+        folders = run_step(run, step, inputs | step.outside(recipe, prepared.splits))
         tables |= {name: Table(written, read_manifest(written)) for name, written in folders.items()}
         pointers = {name: written.uri.rsplit("/", 1)[-1] for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)

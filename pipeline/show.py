@@ -22,7 +22,11 @@ CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.
 COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
 COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
 HIDDEN = ("signature",)
-LATER = ("scores", "verdicts", "dedup", "clean")
+LATER = ("scores", "verdicts", "clusters", "dedup", "repeats", "clean")
+"""Tables with a row for each document that they know."""
+WITHOUT_VERDICT = ("clusters",)
+STEPS = ("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "repeats", "clean")
+"""What is looked at to find out which tables belong together, in the order of the run."""
 VERDICT = ["drop_stage", "drop_rule", "drop_value", "drop_limit"]
 SCORED = [name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")]
 BUCKET = ["perplexity_bucket"]
@@ -93,10 +97,11 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
 def current_tables(run: Store) -> set[str]:
     """The tables that were made from those that stand; a later one of other thresholds or models is left out."""
     standing, found = read_run(run).tables, dict[str, str]()
-    for name in ("documents", "text", *LATER):
+    for name in STEPS:
         if name in standing:
             manifest = open_table(run, name)[1]
-            reads = {} if name in ("documents", "text") else {e.name: e.sha256 for e in manifest.content.inputs}
+            inputs = [] if name in ("documents", "text") else manifest.content.inputs
+            reads = {entry.name: entry.sha256 for entry in inputs if "/" not in entry.name}  # else of another run
             if all(found.get(read) == digest for read, digest in reads.items()):
                 found[name] = manifest.digest
     return set(found)
@@ -108,7 +113,7 @@ def _judged_part(run: Store, number: int, tables: Collection[str]) -> pa.Table:
     places = {identifier: place for place, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT).to_pylist()
     for name in LATER:
-        if name not in tables:
+        if name not in tables or name in WITHOUT_VERDICT:
             continue
         if name == "scores":
             part = _with_columns(part, _read_part(run, name, number, ["doc_id", *SCORED]), SCORED)
@@ -143,6 +148,8 @@ def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
     wanted = pa.array([row["doc_id"] for row in rows], pa.binary(16))
     part = _read_part(run, table, number).filter(pc.is_in(pc.field("doc_id"), value_set=wanted)).to_pylist()
     known = (set(DOCUMENTS.names) - {"url"}) | {*SCORED, *BUCKET}
+    if table == "repeats":  # what the same signals measure after the cuts
+        known = {"doc_id", *VERDICT}
     by_id = {row["doc_id"]: row for row in part}
     for row in rows:
         for name, value in by_id.get(row["doc_id"], {}).items():
@@ -183,6 +190,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         shown = (f"{item[0]} {_shown(item[1])}" if isinstance(item, tuple) else _shown(item) for item in value)
         return ", ".join(shown) or "none"
-    if isinstance(value, dict):  # a span
-        return f"{value['start']}-{value['end']}"
+    if isinstance(value, dict):  # a span, some with what asked for it
+        return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
     return str(value)

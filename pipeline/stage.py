@@ -36,6 +36,8 @@ class Split:
     identity: str
     source: str
     format: str
+    snapshot: str | None = None
+    """Crawl that it belongs to."""
 
 
 EVERY = "*"

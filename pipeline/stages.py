@@ -1,14 +1,25 @@
 """The table of contents: every step of a run in order, the tables it writes, and the stages that decide them."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from pipeline.build import Stage, TableJob
+from pipeline.dedup.audit.build import build_audit
+from pipeline.dedup.audit.declare import AUDIT
+from pipeline.dedup.audit.declare import wanted as audits
+from pipeline.dedup.clusters import build_clusters
 from pipeline.dedup.declare import DEDUP
+from pipeline.dedup.index import indexes_of, representatives_of
+from pipeline.dedup.repeats.build import build_repeats
+from pipeline.dedup.repeats.build import wanted as cuts_repeats
+from pipeline.dedup.repeats.declare import REPEATS
 from pipeline.dedup.survivors import build_dedup
 from pipeline.passes import clean, documents, scores
 from pipeline.passes.clean import build_clean
 from pipeline.passes.documents import build_documents
+from pipeline.passes.rejudge import Rejudge
 from pipeline.passes.verdicts import JUDGED, build_verdicts
+from pipeline.signature import SIGNATURE
 from pipeline.tokenizer_job import TOKENIZER, build_tokenizer
 from pipeline.tokens import TOKENS, build_tokens
 from schemas.config import Section
@@ -17,8 +28,30 @@ STEPS: tuple[TableJob, ...] = (
     TableJob(("documents", "text"), documents.STAGES, (), build_documents),
     TableJob(("scores",), scores.STAGES, ("documents", "text"), scores.build_scores, wanted=scores.wanted),
     TableJob(("verdicts",), JUDGED, ("documents", "scores"), build_verdicts, settings="decision"),
-    TableJob(("dedup",), (DEDUP,), ("documents", "verdicts"), build_dedup),
-    TableJob(("clean",), clean.STAGES, ("documents", "text", "dedup"), build_clean),
+    TableJob(
+        ("clusters", "index"),
+        (SIGNATURE, DEDUP),
+        ("documents", "text", "scores"),
+        build_clusters,
+        outside=indexes_of,
+    ),
+    TableJob(
+        ("dedup", "representatives"),
+        (DEDUP,),
+        ("documents", "scores", "verdicts", "clusters", "index"),
+        build_dedup,
+        settings="decision",
+        outside=representatives_of,
+    ),
+    TableJob(("audit",), (AUDIT,), ("documents", "text", "clusters"), build_audit, wanted=audits),
+    TableJob(
+        ("repeats",),
+        (REPEATS, *JUDGED),
+        ("documents", "text", "scores", "verdicts", "dedup"),
+        partial(build_repeats, make_judge=Rejudge),
+        wanted=cuts_repeats,
+    ),
+    TableJob(("clean",), clean.STAGES, ("documents", "text", "dedup", "repeats"), build_clean),
     TableJob(("tokenizer",), (TOKENIZER,), ("clean",), build_tokenizer),
     TableJob(("tokens",), (TOKENS,), ("clean", "tokenizer"), build_tokens),
 )

@@ -33,6 +33,7 @@ PROVENANCE = [
     field("url", pa.string(), "target URI of the record"),
     field("domain", pa.string(), "registrable domain of the URL, by the bundled public suffix snapshot"),
     field("date", pa.timestamp("ms", tz="UTC"), "capture date (WARC-Date)"),
+    field("snapshot", pa.string(), "crawl it belongs to, by the recipe or the name of its split; null: unnamed"),
 ]
 
 VERDICT = [
@@ -85,12 +86,14 @@ DOCUMENTS = pa.schema(
             "pieces",
         ),
         field("canaries", pa.int32(), "occurrences of canary strings", "occurrences"),
+        field("raw_digest", pa.binary(16), "first 16 bytes of SHA-256 of the text after cuts, as it is"),
         field("text_digest", pa.binary(16), "first 16 bytes of SHA-256 of the normalised text: equal means exact copy"),
         field(
             "signature",
             pa.binary(),
-            "MinHash signature: little-endian uint32 per permutation, uint64 with the family datatrove",
+            "MinHash: little-endian uint32 per permutation, uint64 with the family datatrove; SimHash: 8 bytes",
         ),
+        field("anchor", pa.int64(), "smallest shingle under a hash of its own; near copies mostly share it (audits)"),
         *VERDICT,
     ]
 )
@@ -156,7 +159,7 @@ VERDICTS = pa.schema(
 )
 """What the thresholds decide: one row for every document that ran through the documents pass."""
 
-DEDUP = pa.schema(
+CLUSTERS = pa.schema(
     [
         DOC_ID,
         field(
@@ -164,18 +167,73 @@ DEDUP = pa.schema(
             pa.binary(16),
             "smallest doc_id of the documents joined with this one; its own if it stands alone",
         ),
-        field("cluster_size", pa.int64(), "number of documents in the cluster", "documents"),
-        field("survivor", pa.binary(16), "the copy of the cluster that stays; null when every copy was dropped before"),
         field(
             "similarity",
             pa.float32(),
-            "estimated Jaccard similarity to the document that joined it to the cluster",
+            "highest estimated (or true) Jaccard similarity, or share of equal bits, to a document it was joined with",
             "0..1",
         ),
+        field("leader", pa.binary(16), "the document it was joined with at that similarity; null if it joined none"),
+    ]
+)
+"""Which documents are copies of each other, whatever their verdicts: one row for every measured document."""
+
+DEDUP = pa.schema(
+    [
+        DOC_ID,
+        field("cluster", pa.binary(16), "as in `clusters`"),
+        field(
+            "cluster_size", pa.int64(), "number of documents in the cluster, earlier snapshots included", "documents"
+        ),
+        field("survivor", pa.binary(16), "the copy of the cluster that stays; null when every copy was dropped before"),
+        field("similarity", pa.float32(), "as in `clusters`", "0..1"),
+        field("weight", pa.int32(), "how often the document may be repeated for the size of its cluster", "copies"),
         *VERDICT,
     ]
 )
-"""One row for every document that reached deduplication, part by part as `documents`."""
+"""One row for every measured document, part by part as `documents`."""
+
+AUDIT = pa.schema(
+    [
+        field(
+            "sample",
+            pa.string(),
+            "joined: a document and the one it was joined with; cluster: and the first of its cluster; uniform: drawn "
+            "alike; anchored: of one anchor",
+        ),
+        field("a", pa.binary(16), "doc_id of one document"),
+        field("b", pa.binary(16), "doc_id of the other, the larger"),
+        field("jaccard", pa.float32(), "true Jaccard similarity of their shingles", "0..1"),
+        field("estimate", pa.float32(), "what their signatures say: share of equal values or bits", "0..1"),
+        field("candidate", pa.bool_(), "whether they share a key, so that deduplication could compare them"),
+        field("same_cluster", pa.bool_(), "whether they ended in one cluster"),
+        field("weight", pa.float32(), "pairs of the run that it stands for, up to a factor", "pairs"),
+    ]
+)
+"""The pairs that the audit of deduplication looked at, sorted by sample and documents; of `uniform` and `anchored` at
+most 50,000 each, from a similarity of 0.2 on."""
+
+REPEATS = pa.schema(
+    [
+        DOC_ID,
+        field(
+            "cuts",
+            pa.list_(
+                pa.field(
+                    "element",
+                    pa.struct([("start", pa.int32()), ("end", pa.int32()), ("reason", pa.string())]),
+                )
+            ),
+            "spans [start, end) of the text that repeat what stands elsewhere, sorted, disjoint, with the kind of unit",
+            "code points",
+        ),
+        field("body_chars", pa.int64(), "length of the text after all cuts", "code points"),
+        field("num_bytes", pa.int64(), "length of the text after all cuts", "bytes of UTF-8"),
+        *(field(s.name, s.kind, f"after the cuts: {s.meaning}; null where nothing was cut", s.unit) for s in SIGNALS),
+        *VERDICT,
+    ]
+)
+"""What is cut because it stands elsewhere, and whether the rest still passes: one row for every measured document."""
 
 CLEAN = pa.schema(
     [
@@ -183,6 +241,7 @@ CLEAN = pa.schema(
         field("language", pa.string(), "most probable language"),
         field("cluster", pa.binary(16), "duplicate cluster, decides between train and held-out"),
         field("cluster_size", pa.int64(), "number of copies found", "documents"),
+        field("weight", pa.int32(), "how often it may be repeated for the size of its cluster", "copies"),
         field("title", pa.string(), "title, personal data replaced"),
         field("text", pa.string(), "text after cuts, personal data replaced; null when dropped"),
         field("num_chars", pa.int64(), "length of this text", "code points"),
@@ -193,4 +252,14 @@ CLEAN = pa.schema(
 )
 """One row for every survivor of deduplication; provenance keeps the record, url and title are redacted."""
 
-TABLES = {"documents": DOCUMENTS, "text": TEXT, "scores": SCORES, "verdicts": VERDICTS, "dedup": DEDUP, "clean": CLEAN}
+TABLES = {
+    "documents": DOCUMENTS,
+    "text": TEXT,
+    "scores": SCORES,
+    "verdicts": VERDICTS,
+    "clusters": CLUSTERS,
+    "dedup": DEDUP,
+    "audit": AUDIT,
+    "repeats": REPEATS,
+    "clean": CLEAN,
+}

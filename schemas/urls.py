@@ -1,6 +1,91 @@
-"""URLs as keys: the sort-friendly form, and the names under which a host may be filed."""
+"""URLs as keys: the form in which two URLs name one page, the sort-friendly form, and the names of a host.
 
-from urllib.parse import urlsplit
+The canonical form follows RFC 3986 section 6.2 (case, percent-encoding, dot segments, default ports, empty paths) and
+RFC 3987 with UTS 46 for hosts of other scripts. Beyond that it folds what crawlers and archives fold in their own
+indexes: http and https, `www.`, user names, fragments, session ids, tracking parameters, the order of parameters, the
+slash and the index page at the end. A wrong fold loses a document, so what may name another page stays: the case of a
+path, empty segments, parameters such as `ref` or `page`, hosts such as `m.` or `amp.`, and fragments that are routes.
+"""
+
+import hashlib
+import re
+import unicodedata
+from functools import lru_cache
+from ipaddress import IPv6Address
+from urllib.parse import quote, unquote, urlsplit
+
+KEY_BYTES = 16
+MAX_PORT = 65535
+DEFAULT_PORTS = frozenset({80, 443})
+INDEX_PAGES = frozenset(
+    {
+        *("index.html", "index.htm", "index.shtml", "index.php", "index.asp", "index.aspx", "index.jsp"),
+        *("default.html", "default.htm", "default.asp", "default.aspx"),
+    }
+)
+"""Names that servers answer a folder with (Apache's DirectoryIndex, IIS' default documents)."""
+SESSIONS = frozenset({"jsessionid", "phpsessid", "cfid", "cftoken"})
+"""Parameters that hold a visitor's session by the name of the server software."""
+LOOSE_SESSIONS = frozenset({"sid", "sess", "session", "session_id", "sessionid", "oscsid", "zenid", "s", "phpsid"})
+"""Parameters that hold one only if the value looks like it: `?s=shoes` is a search, `?sid=7` a section."""
+SESSION_VALUE = re.compile(r"[0-9a-f]{26}|[0-9a-f]{32}|[0-9a-f]{40}|(?=[^&]*\d)(?=[^&]*[a-z])[0-9a-z]{26,64}", re.I)
+"""What session ids look like: PHP's 26 and 32 characters, SHA-1; letters and digits mixed."""
+TRACKING = frozenset(
+    {
+        *("gclid", "gclsrc", "dclid", "gbraid", "wbraid", "srsltid", "_ga", "_gl", "fbclid", "igshid", "igsh"),
+        *("msclkid", "yclid", "ysclid", "_openstat", "twclid", "ttclid", "li_fat_id", "epik", "dicbo", "mkt_tok"),
+        *("mc_cid", "mc_eid", "_hsenc", "_hsmi", "hsctatracking", "vero_id", "vero_conv", "oly_enc_id"),
+        *("oly_anon_id", "s_kwcid", "ef_id", "wickedid", "rb_clickid", "ml_subscriber", "ml_subscriber_hash"),
+        *("mibextid", "__twitter_impression", "pk_campaign", "pk_kwd", "pk_keyword", "pk_source", "pk_medium"),
+    }
+)
+"""Parameters that advertisers and mailers append to a link; no server chooses a page by them."""
+TRACKING_PREFIXES = ("utm_", "mtm_", "piwik_", "matomo_")
+ROUTES = ("!", "%21", "/")
+"""What a fragment that names a page begins with."""
+
+_WEB = re.compile(
+    r"(?:https?:)?[/\\]{2}(?:[^/?#\\]*@)?(\[[^\]/?#]*\]|[^/?#:\\]*)(?::([0-9]*))?(?=[/?#\\]|\Z)"
+    r"([^?#]*)(?:\?([^#]*))?(?:#(.*))?\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+_CONTROLS = "".join(map(chr, range(33)))
+_INNER = re.compile(r"[\t\r\n]")
+_HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\Z")
+_WWW = re.compile(r"(?:www[0-9]{0,2}\.)+(?=[^.]+\.)")
+_INVISIBLE = re.compile("[\u00ad\u034f\u180b-\u180f\u200b\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]")
+_FOLDED = re.compile("[^\u00df\u03c2]+")  # all but ß and ς, which stand for themselves
+_OTHER = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/]")
+_OTHER_QUERY = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?]")
+_PATH_SESSION = re.compile(r";(?:jsessionid|phpsessid|sid)=[^/;]*", re.IGNORECASE)
+_COOKIELESS = re.compile(r"/\((?:[A-Z]\([0-9A-Za-z_-]+\))+\)(?=/|\Z)")
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+def canonical_url(url: str) -> str:
+    """The form under which two URLs name one page, such as `http://example.com/a?b=1`; never raises.
+
+    What is no URL of the web is given back without surrounding white space. The form of a form is itself.
+    """
+    stripped = _INNER.sub("", url.strip(_CONTROLS))
+    parts = _WEB.match(stripped)
+    if parts is None:
+        return stripped
+    host, port, path, query, fragment = parts.groups()
+    number = int(port.lstrip("0")[:6] or "0") if port else 80
+    name = _host(host)
+    if name is None or number > MAX_PORT:
+        return stripped
+    where = name if number in DEFAULT_PORTS else f"{name}:{number}"
+    asked = _query(query) if query else ""
+    # a crawler's fetch never holds a fragment; where a browser wrote the URL, `#!` and `#/` name the page
+    route = f"#{_encoded(fragment, _OTHER_QUERY)}" if fragment and fragment.startswith(ROUTES) else ""
+    return f"http://{where}{_path(path)}{asked}{route}"
+
+
+def url_key(url: str) -> bytes:
+    """The first 16 bytes of the SHA-256 of the canonical form."""
+    return hashlib.sha256(canonical_url(url).encode("utf-8", "surrogatepass")).digest()[:KEY_BYTES]
 
 
 def surt(url: str) -> str:
@@ -23,3 +108,107 @@ def _parts(url: str) -> tuple[str, str]:
     except ValueError:
         return "", url
     return host, (split.path or "/") + (f"?{split.query}" if split.query else "")
+
+
+@lru_cache(maxsize=1 << 12)
+def _host(host: str) -> str | None:
+    """The host in ASCII and lower case, without `www.` and final dots; None if it cannot be one."""
+    if host.startswith("["):
+        try:
+            return f"[{IPv6Address(host[1:-1]).compressed}]"
+        except ValueError:
+            return None
+    if "%" in host:
+        host = unquote(host)
+    host = host.lower() if host.isascii() else _ascii_host(host)
+    host = host.rstrip(".")
+    return _WWW.sub("", host) if _HOST.match(host) else None
+
+
+def _ascii_host(host: str) -> str:
+    """The host in Punycode. The mapping is UTS 46's, non-transitional: the standard library's codec is that of 2003,
+    which takes `straße` for `strasse`, another domain."""
+    folded = _FOLDED.sub(_casefold, unicodedata.normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
+    labels = unicodedata.normalize("NFKC", folded).replace("\u3002", ".").split(".")
+    return ".".join(label if label.isascii() else f"xn--{_punycode(label)}" for label in labels)
+
+
+def _casefold(match: re.Match[str]) -> str:
+    return match[0].casefold()
+
+
+def _punycode(label: str) -> str:
+    return label.encode("punycode").decode("ascii")
+
+
+def _path(path: str) -> str:
+    if "\\" in path:
+        path = path.replace("\\", "/")
+    path = _encoded(path, _OTHER)
+    if ";" in path:
+        path = _PATH_SESSION.sub("", path)
+    if "/(" in path:
+        path = _COOKIELESS.sub("", path)
+    if "/." in path:
+        path = _without_dots(path)
+    while True:
+        path = path.rstrip("/")
+        last = path[path.rfind("/") + 1 :]
+        if last.lower() not in INDEX_PAGES:
+            return path or "/"
+        path = path[: -len(last)]
+
+
+def _without_dots(path: str) -> str:
+    """The path without `.` and `..` segments. Source: RFC 3986, section 5.2.4."""
+    kept: list[str] = []
+    segments = path.split("/")
+    for segment in segments:
+        if segment == "..":
+            del kept[max(1, len(kept) - 1) :]
+        elif segment != ".":
+            kept.append(segment)
+    if segments[-1] in (".", ".."):
+        kept.append("")
+    return "/".join(kept)
+
+
+def _query(query: str) -> str:
+    """The parameters that may choose a page, by name; those of one name may be a list and stay in their order."""
+    parameters = _encoded(query, _OTHER_QUERY).replace("%20", "+").split("&")
+    named = [(parameter.partition("=")[0], parameter) for parameter in parameters]
+    kept = [pair for pair in named if pair[1] and not _is_noise(*pair)]
+    if not kept:
+        return ""
+    if len(kept) > 1:
+        kept.sort(key=_first)
+    return "?" + "&".join([parameter for _, parameter in kept])
+
+
+def _first(pair: tuple[str, str]) -> str:
+    return pair[0]
+
+
+def _is_noise(name: str, parameter: str) -> bool:
+    lower = name.lower()
+    if lower in LOOSE_SESSIONS:
+        return SESSION_VALUE.fullmatch(parameter, len(name) + 1) is not None
+    return lower in TRACKING or lower in SESSIONS or lower.startswith(TRACKING_PREFIXES)
+
+
+def _encoded(text: str, other: re.Pattern[str]) -> str:
+    """The text with what may not stand in it percent-encoded, unreserved characters plain, and hexadecimal digits in
+    upper case. Source: RFC 3986, section 6.2.2."""
+    return other.sub(_replacement, text)
+
+
+def _replacement(match: re.Match[str]) -> str:
+    return _one(match[0])
+
+
+@lru_cache(maxsize=1 << 12)
+def _one(piece: str) -> str:
+    if len(piece) == 1:
+        return quote(piece, safe="", errors="surrogatepass")
+    char = chr(int(piece[1:], 16))
+    return char if char in _UNRESERVED else piece.upper()

@@ -1,6 +1,6 @@
 """Speed, as ratios taken in one run: against the bare native calls, and against a peer where one is installed.
 
-    python tests/bench.py [--archives 'crawl/*.warc.gz'] [--peer PYTHON SCRIPT] [--only pass|chain|minhash|loader]
+    python tests/bench.py [--archives 'crawl/*.warc.gz'] [--peer PYTHON SCRIPT] [--only pass|chain|signature]
 
 Marginal cost is the slope between 1 and N times the input (altered texts, see bench_inputs); the fixed cost is printed
 beside it. CPU seconds are those of the whole machine, because Spark's workers are nobody's waited-for children: run it
@@ -20,9 +20,8 @@ import time
 from pathlib import Path
 
 import fasttext
-import numpy as np
 from bench_inputs import write_altered
-from datasketch import MinHash
+from bench_signatures import bench_signatures
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
@@ -30,7 +29,6 @@ from resiliparse.parse.html import HTMLTree
 
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.minhash import MinHashConfig, signature
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.passes.documents import MEASURED, DocumentsTask, documents_part
 from pipeline.sources.config import SourceConfig
@@ -149,39 +147,13 @@ def bench_chain(one: list[Path], many: list[Path], folder: Path, peer: list[str]
     print(f"chain, pages per CPU second / peer's = {theirs[0] / ours[0]:.2f} (asked: at least 4)")
 
 
-def _word(number: int) -> str:
-    """A word of letters for a number: digits would all be read as one."""
-    return "".join(chr(97 + int(digit)) for digit in str(number))
-
-
-def bench_minhash() -> None:
-    """Print the signature of a 600-word text against datasketch's `update_batch` on the same shingles."""
-    generator = np.random.default_rng(0)
-    texts = [" ".join(_word(n) for n in generator.integers(0, 5000, 600)) for _ in range(200)]
-    config = MinHashConfig()
-    started = time.process_time()
-    for text in texts:
-        signature(text, "en", config)
-    ours = time.process_time() - started
-    started = time.process_time()
-    for text in texts:
-        words = text.split()
-        sketch = MinHash(num_perm=config.permutations)
-        sketch.update_batch({" ".join(words[i : i + 5]).encode() for i in range(len(words) - 4)})
-    theirs = time.process_time() - started
-    print(
-        f"signature           {ours / len(texts) * 1000:7.2f} ms/text   datasketch {theirs / len(texts) * 1000:.2f} ms"
-    )
-    print(f"datasketch / signature = {theirs / ours:.2f}")
-
-
 def main() -> None:
     """Parse the arguments, prepare the inputs and print every figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archives", help="glob of WARC files")
     parser.add_argument("--times", type=int, default=8, help="how many times the input the large run has")
     parser.add_argument("--peer", nargs=2, metavar=("PYTHON", "SCRIPT"))
-    parser.add_argument("--only", choices=("pass", "chain", "minhash"))
+    parser.add_argument("--only", choices=("pass", "chain", "signature"))
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
@@ -192,8 +164,8 @@ def main() -> None:
             archives = sorted((folder / "crawl").glob("*.warc.gz"))
         copies = write_altered(archives, folder / "altered", arguments.times)
         archives, many = copies[0], [path for files in copies for path in files]
-        if arguments.only in (None, "minhash"):
-            bench_minhash()
+        if arguments.only in (None, "signature"):
+            bench_signatures()
         if arguments.only in (None, "pass"):
             bench_pass(archives, many, folder)
         if arguments.only in (None, "chain"):

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report_audit import FIGURES, NOTES
 from tiny_dataset import make_tiny_dataset
 
 from pipeline.build import add_figures
+from pipeline.dedup.audit.declare import AUDIT
 from pipeline.fused import Books, set_verdict
 from pipeline.histogram import COARSE, count_bins
 from pipeline.pii import PiiConfig
@@ -32,13 +34,17 @@ from schemas.tables import TABLES
 SCRIPT = "<script>document.title='PWNED'</script>"
 IMAGE = '"><img src=x onerror="document.title=\'PWNED\'">'
 ADDRESS = "jane.roe@penrose.com"
-MAKERS = {name: TABLES[name] for name in ("documents", "text", "verdicts", "dedup", "clean")}
+MAKERS = {name: TABLES[name] for name in ("documents", "text", "verdicts", "clusters", "dedup", "audit", "clean")}
 READS = {
     "verdicts": ("documents",),
-    "dedup": ("documents", "verdicts"),
+    "clusters": ("documents", "text"),
+    "dedup": ("documents", "verdicts", "clusters"),
+    "audit": ("documents", "text", "clusters"),
     "clean": ("documents", "text", "dedup"),
 }
-STAGES = {name: step.stages for step in STEPS for name in step.writes if name in MAKERS}
+WITHOUT_BOOKS = ("text", "clusters", "audit")
+"""Tables of steps that drop nothing."""
+STAGES = {name: step.stages for step in STEPS for name in step.writes if name in MAKERS} | {"audit": (AUDIT,)}
 MEASURED = [stage for stage in STAGES["verdicts"] if isinstance(stage, PerDocument)]
 VERDICTS = {f"{stage.name}/{reason}" for stage in MEASURED for reason in stage.verdicts}
 REASONS = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
@@ -204,6 +210,7 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
     """Add a record to dedup and, if it survives there, to clean."""
     stage, _, rule = record.outcome.partition("/")
     members = {"cluster": row["doc_id"] if record.cluster is None else doc_id("cluster", "", record.cluster)}
+    tables.rows["clusters"][part].append({"doc_id": row["doc_id"], "cluster": members["cluster"]})
     members["cluster_size"] = SIZES.get(record.cluster or 0, 1)
     second = row | members | {"survivor": members["cluster"], "drop_stage": None}
     books = tables.books["dedup"][part]
@@ -231,7 +238,7 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
 def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, str], extra: Mapping[str, Any]) -> str:
     """Write the parts and the manifest of a table; returns its digest."""
     folder, files, paths = run.child(f"{name}/v-tiny"), [], {}
-    figures: dict[str, Any] = {"rounds": 3} if name == "dedup" else {}
+    figures: dict[str, Any] = {}
     counts = None
     for part, rows in enumerate(tables.rows[name]):
         writer = PartWriter(folder, part_key(part), MAKERS[name])
@@ -241,9 +248,9 @@ def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, st
         paths[entry["key"]] = entry.pop("path")
         files.append(entry)
         answer = tables.books[name][part].to_json()
-        if name == "text":
-            answer["counts"] = {"rows_in": len(rows), "rows_kept": len(rows)}
-        figures = add_figures(figures, answer["figures"]) if name != "text" else {}
+        if name in WITHOUT_BOOKS:
+            answer = {"counts": {"rows_in": len(rows), "rows_kept": len(rows)}, "figures": {}}
+        figures = add_figures(figures, answer["figures"])
         counts = add_figures(counts, answer["counts"]) if counts else answer["counts"]
     sizes = [sum(row["length"] for row in rows) for rows in tables.rows["documents"]]
     inputs = [
@@ -263,10 +270,11 @@ def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, st
         "inputs": [{"name": read, "bytes": 1, "sha256": digests[read]} for read in READS.get(name, ())] or inputs,
         "files": files,
         "counts": counts,
-        "figures": figures | dict(extra),
+        "figures": figures | FIGURES.get(name, {}) | dict(extra),
     }
     how = {"paths": paths, "started": "2026-01-01T00:00:00+00:00", "wall_seconds": 8.0, "code_version": "0.1.0"}
-    manifest = make_manifest(content, how | {"cpu_seconds": 11.0 if name == "documents" else 2.5}, name)
+    how |= {"cpu_seconds": 11.0 if name == "documents" else 2.5, "notes": NOTES.get(name, {})}
+    manifest = make_manifest(content, how, name)
     write_manifest(folder, manifest)
     return manifest.digest
 

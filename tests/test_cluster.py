@@ -1,12 +1,13 @@
 """The same run through spark-submit on a standalone master with two workers, and runs whose processes are killed."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,13 +81,15 @@ def command(out: Path, pattern: str, *settings: str) -> list[str]:
     return arguments
 
 
-def submit(master: str, arguments: list[str]) -> None:
+def submission(master: str, arguments: list[str], settings: Sequence[str] = ()) -> list[str]:
+    """The command that runs the job on a master."""
     submit_path = str(SPARK_HOME / "bin" / "spark-submit")
     memory = ["--conf", "spark.executor.memory=1500m", "--driver-memory", "1g"]
-    script = str(ROOT / "jobs" / "run_all.py")
-    subprocess.run(
-        [submit_path, "--master", master, *memory, script, *arguments], env=ENVIRONMENT, check=True, timeout=500
-    )
+    return [submit_path, "--master", master, *memory, *settings, str(ROOT / "jobs" / "run_all.py"), *arguments]
+
+
+def submit(master: str, arguments: list[str]) -> None:
+    subprocess.run(submission(master, arguments), env=ENVIRONMENT, check=True, timeout=500)
 
 
 def digest(run: Path, table: str = "tokens") -> str:
@@ -190,6 +193,72 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bytes(crawl, expected, tmp_pa
     end_early(arguments, tmp_path / "run", signal.SIGKILL)
     subprocess.run(arguments, cwd=ROOT, check=True, timeout=500)
     assert digest(tmp_path / "run") == digest(expected)
+
+
+@pytest.fixture
+def judged(expected, tmp_path) -> Path:
+    """A copy of the undisturbed run as it was before deduplication."""
+    later = ("clusters", "index", "dedup", "representatives", "audit", "clean", "tokenizer", "tokens", "train")
+    shutil.copytree(expected, tmp_path / "run", ignore=lambda folder, names: later if folder == str(expected) else ())
+    return tmp_path / "run"
+
+
+DEDUP_TABLES = ("clusters", "index", "dedup", "representatives")
+ROUNDS = ["dedup.finish_edges=0", "dedup.partitions=16"]
+
+
+def until_kept(run: Path, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until deduplication has kept the rows of this name."""
+    end = time.monotonic() + 200
+    while not list(run.glob(f"clusters/v-*/scratch/{name}")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def executors(folder: Path) -> list[int]:
+    """The executor processes of the workers of a master in this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+            place = os.readlink(entry / "cwd") if b"CoarseGrainedExecutorBackend" in line else ""
+        except OSError:
+            continue
+        if place.startswith(str(folder)):
+            found.append(int(entry.name))
+    return found
+
+
+def test_clusters_survive_speculation_and_the_loss_of_a_worker(crawl, expected, judged, tmp_path):
+    arguments = command(judged, f"{crawl}/*.warc.gz", *SETTINGS, *ROUNDS)
+    speculation = ["spark.speculation=true", "spark.speculation.multiplier=1", "spark.speculation.quantile=0.1"]
+    speculation += ["spark.speculation.minTaskRuntime=1ms", "spark.speculation.interval=10ms"]
+    settings = [word for setting in speculation for word in ("--conf", setting)]
+    with standalone(tmp_path, workers=2) as master:
+        process = subprocess.Popen(submission(master, arguments, settings), env=ENVIRONMENT)
+        until_kept(judged, "round-0.json", process)
+        os.kill(executors(tmp_path)[0], signal.SIGKILL)
+        assert process.wait(500) == 0
+    for table in DEDUP_TABLES:
+        assert digest(judged, table) == digest(expected, table), table
+
+
+def test_deduplication_that_was_killed_goes_on_behind_its_last_round(crawl, expected, judged):
+    arguments = embedded(command(judged, f"{crawl}/*.warc.gz", *SETTINGS, *ROUNDS))
+    process = subprocess.Popen(arguments, cwd=ROOT)
+    until_kept(judged, "round-0.json", process)
+    process.kill()
+    process.wait(60)
+    (kept,) = judged.glob("clusters/v-*/scratch/round-0.json")
+    listed = kept.read_text()
+    process = subprocess.Popen(arguments, cwd=ROOT)
+    until_kept(judged, "components/edges.json", process)
+    assert kept.read_text() == listed
+    assert process.wait(500) == 0
+    assert not list(judged.glob("clusters/v-*/scratch"))
+    for table in DEDUP_TABLES:
+        assert digest(judged, table) == digest(expected, table), table
 
 
 def first_step(arguments: list[str]) -> list[str]:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decontaminate import DecontaminateConfig, make
-from pipeline.decontaminate.cut import between, pieces_left, select
+from pipeline.decontaminate.cut import pieces_left
 from pipeline.decontaminate.index import compile_index
 from pipeline.languages.words import normal_words, word_keys
+from pipeline.spans import between
 from schemas.errors import ContractError
 
 ITEM = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
@@ -150,11 +151,7 @@ def test_nothing_shared_is_left_of_any_text(cutters, words: list[str], edges: li
     cut(cutters[which], text, list(zip(inside[::2], inside[1::2])))
 
 
-def test_spans() -> None:
-    assert between([], 5) == [(0, 5)]
-    assert between([(0, 2), (4, 5)], 5) == [(2, 4)]
-    assert select([(2, 5), (7, 9)], [(0, 1), (2, 5)]) == [(2, 3), (4, 5), (7, 9)]
-    assert select([(2, 5), (5, 9)], [(1, 6)]) == [(3, 8)]
+def test_pieces_left() -> None:
     assert pieces_left("aa bb cc", np.array([[3, 5]]), 0, 0) == [(0, 3), (6, 8)]
     assert pieces_left("aa bb cc", np.array([[3, 5]]), 1, 0) == [(0, 3), (6, 8)]
     assert pieces_left("aa bb cc", np.array([[3, 5]]), 2, 0) == []

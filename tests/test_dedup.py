@@ -1,85 +1,260 @@
-"""Candidate pairs of streamed buckets, verification, and the verdicts that go back to the parts."""
+"""Streams of deduplication, cut anywhere: equal documents of a window, buckets, verification, and what is decided."""
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from pipeline.dedup.candidates import KEYS, pairs_of_buckets, verified
-from pipeline.dedup.components import finish
-from pipeline.dedup.declare import DEDUP
+from pipeline.dedup.buckets import KEYS, LED, PAIRED, WANTED, pairs_of_buckets, rows_of_buckets
+from pipeline.dedup.copies import equal_documents, in_windows, words
+from pipeline.dedup.decide import Facts, cluster_tallies, decide, losers, url_tallies, weight_of
+from pipeline.dedup.declare import DEDUP, DedupConfig
+from pipeline.dedup.keys import layout, num_keys
 from pipeline.dedup.survivors import write_verdict
+from pipeline.dedup.verify import BEST, FAILED, JOINED, MET, OUTCOMES, attach, compared, comparison
 from pipeline.fused import Books
+from pipeline.signature import SignatureConfig
+from schemas.errors import ConfigError, ContractError
 
 
-def name(number: int) -> bytes:
-    return number.to_bytes(16, "big")
+def node(number: int) -> bytes:
+    return number.to_bytes(20, "big")
 
 
-def pairs(rows: list[tuple[int, int]], cut: int) -> list[tuple[int, int]]:
-    """The pairs of sorted (key, document) rows that arrive in batches of `cut`."""
-    batches = (
-        pa.RecordBatch.from_pydict({"key": [k for k, _ in part], "doc": [name(d) for _, d in part]}, schema=KEYS)
-        for part in (rows[i : i + cut] for i in range(0, len(rows), cut))
+def order(number: int) -> bytes:
+    """A keep order of one byte before the node."""
+    return bytes([number % 7]) + node(number)
+
+
+def cut(rows: list[dict], schema: pa.Schema, size: int) -> list[pa.RecordBatch]:
+    return [
+        pa.RecordBatch.from_pylist(rows[start : start + size], schema=schema) for start in range(0, len(rows), size)
+    ]
+
+
+def number(value: bytes) -> int:
+    return int.from_bytes(value[-20:], "big")
+
+
+BUCKETS = [(-5, 1), (0, 7), (0, 1), (0, 8), (3, 14), (4, 21), (4, 2), (9, 3)]
+"""(key, document) sorted by key and keep order."""
+
+
+def bucket_rows(size: int, kind: str) -> list[dict]:
+    rows = [{"key": key, "order": order(doc)} for key, doc in BUCKETS]
+    found = rows_of_buckets(0, iter(cut(rows, KEYS, size)), 21)
+    return [row for name, batch in found if name == kind for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_members_pair_with_the_first_of_their_bucket_however_the_batches_are_cut(size):
+    rows = bucket_rows(size, PAIRED)
+    pairs = [row for row in rows if row["leader"] != WANTED]
+    found = [(row["key"], number(row["node"]), number(row["leader"]), number(row["order"])) for row in pairs]
+    assert found == [(0, 1, 7, 1), (0, 8, 7, 8), (4, 2, 21, 2)]
+    assert [number(row["node"]) for row in rows if row["leader"] == WANTED] == [7, 21]
+    leads = [(row["key"], row["order"]) for row in bucket_rows(size, LED)]
+    assert leads == [(-5, order(1)), (0, order(7)), (3, order(14)), (4, order(21)), (9, order(3))]
+
+
+def test_a_huge_bucket_gives_one_pair_a_member():
+    rows = [{"key": 1, "order": order(7 * doc)} for doc in range(1, 5001)]
+    found = [row for batch in pairs_of_buckets(iter(cut(rows, KEYS, 700)), 21) for row in batch.to_pylist()]
+    assert len(found) == 4999 + 1
+    assert {row["leader"] for row in found} == {WANTED, node(7)}
+
+
+VALUES = np.arange(10, dtype="<u4")
+
+
+def signed(shift: int) -> bytes:
+    """A signature that differs from VALUES in its last `shift` places."""
+    values = VALUES.copy()
+    values[10 - shift :] += 100 if shift else 0
+    return values.tobytes()
+
+
+def met() -> list[dict]:
+    """Documents 1 to 4 and the pairs (2, 1), (3, 1), (4, 1) under two keys, (4, 3); sorted by node and leader."""
+    rows = [
+        {"node": node(doc), "leader": b"", "payload": signed(shift)} for doc, shift in ((1, 0), (2, 3), (3, 4), (4, 4))
+    ]
+    rows += [{"node": node(doc), "leader": WANTED} for doc in (1, 1, 3)]
+    pairs = [(2, 1, 11), (3, 1, 12), (4, 1, 13), (4, 1, 14), (4, 3, 15)]
+    rows += [{"node": node(a), "leader": node(b), "key": key, "order": order(a)} for a, b, key in pairs]
+    filled = [{"key": 0, "order": b"", "payload": b"", **row} for row in rows]
+    return sorted(filled, key=lambda row: (row["node"], row["leader"], row["key"]))
+
+
+def outcomes(size: int, config: DedupConfig) -> dict[str, list[dict]]:
+    carried = [row for batch in attach(iter(cut(met(), MET, size))) for row in batch.to_pylist()]
+    carried.sort(key=lambda row: (row["leader"], row["node"]))
+    schema = pa.schema([pa.field(name, pa.binary()) for name in ("leader", "node", "payload", "keys", "order")])
+    compare = comparison(config, SignatureConfig(permutations=10))
+    found: dict[str, list[dict]] = {kind: [] for kind in OUTCOMES}
+    for kind, batch in compared(iter(cut(carried, schema, size)), compare):
+        found[kind] += batch.to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
+def test_pairs_meet_their_signatures_and_those_at_the_limit_are_joined(size):
+    rows = outcomes(size, DedupConfig(exact="off", min_similarity=0.7))
+    joined = {(number(row["node"]), number(row["other"]), round(row["similarity"], 6)) for row in rows[JOINED]}
+    assert joined == {(2, 1, 0.7), (4, 3, 1.0)}
+    assert {(number(row["node"]), number(row["other"])) for row in rows[BEST]} == {(1, 2), (3, 4)}
+    again = sorted((row["key"], number(row["order"])) for row in rows[FAILED])
+    assert again == [(12, 3), (13, 4), (14, 4)]
+
+
+def test_a_document_without_a_signature_is_an_error_and_not_a_loss():
+    rows = [row for row in met() if row["leader"] or row["node"] != node(2)]
+    with pytest.raises(ContractError, match="promised a signature for every document of a bucket"):
+        list(attach(iter(cut(rows, MET, 4))))
+
+
+def payloads(*values: bytes) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def test_equal_digests_join_whatever_the_signatures_say():
+    compare = comparison(DedupConfig(min_similarity=0.9), SignatureConfig(permutations=10))
+    same, other = b"d" * 16, b"e" * 16
+    found = compare(payloads(same + signed(0), same + signed(0)), payloads(same + signed(9), other + signed(9)))
+    assert found[0] == 1
+    assert np.isnan(found[1])
+    only = comparison(DedupConfig(near=False), SignatureConfig())
+    assert np.isnan(only(payloads(same), payloads(other))).all()
+    assert only(payloads(same), payloads(same)).tolist() == [1.0]
+
+
+def test_simhashes_join_up_to_the_distance():
+    compare = comparison(DedupConfig(exact="off"), SignatureConfig(family="simhash"))
+    base = np.uint64(0xF0F0)
+    near, far = (np.uint64(base ^ np.uint64(bits)).tobytes() for bits in (0b111, 0b1111))
+    found = compare(payloads(base.tobytes(), base.tobytes()), payloads(near, far))
+    assert found[0] == np.float32(1 - 3 / 64)
+    assert np.isnan(found[1])
+
+
+def test_true_jaccard_decides_where_it_is_asked_for():
+    config = DedupConfig(verify="jaccard", exact="off", min_similarity=0.5)
+    compare = comparison(config, SignatureConfig())
+    sets = [np.array(values, "<u8").tobytes() for values in ([1, 2, 3], [2, 3, 4], [3, 4, 5])]
+    found = compare(payloads(sets[0], sets[0]), payloads(sets[1], sets[2]))
+    assert found[0] == np.float32(0.5)
+    assert np.isnan(found[1])
+
+
+def test_windows_have_the_same_rows_however_the_batches_are_cut(monkeypatch):
+    monkeypatch.setattr("pipeline.dedup.copies.WINDOW", 4)
+    schema = pa.schema([("x", pa.int64())])
+    for size in (1, 3, 4, 9, 11):
+        rows = [{"x": value} for value in range(11)]
+        found = [batch.column(0).to_pylist() for batch in in_windows(iter(cut(rows, schema, size)))]
+        assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+
+def test_equal_documents_know_the_first_in_keep_order_and_the_smallest_id():
+    identity = np.array([[5, 5], [9, 9], [5, 5], [5, 6], [5, 5]], np.uint64)
+    rows = np.array(
+        [list(bytes([rank]) + node(doc)) for rank, doc in ((2, 1), (0, 2), (1, 3), (0, 4), (3, 0))], np.uint8
     )
-    found = [batch.to_pylist() for batch in pairs_of_buckets(batches)]
-    return [(int.from_bytes(row["a"], "big"), int.from_bytes(row["b"], "big")) for part in found for row in part]
+    leads, smallest = equal_documents(identity, rows)
+    assert leads.tolist() == [2, 1, 2, 3, 2]
+    assert smallest.tolist() == [4, 1, 4, 3, 4]
+    assert np.lexsort(words(rows)).tolist() == [1, 3, 2, 0, 4]
 
 
-def test_members_pair_with_the_first_and_the_previous_however_the_batches_are_cut():
-    rows = [(-5, 1), (0, 2), (0, 3), (0, 4), (0, 4), (7, 9), (8, 1), (8, 5)]
-    expected = [(2, 3), (2, 4), (3, 4), (1, 5)]
-    for cut in range(1, 9):
-        assert pairs(rows, cut) == expected
+def test_bands_must_fit_the_signature():
+    assert layout(DedupConfig(bands=20, rows=5), SignatureConfig()) == (20, 5)
+    with pytest.raises(ConfigError, match=r"at most signature\.permutations = 112 values, found 20 x 6 = 120"):
+        layout(DedupConfig(bands=20, rows=6), SignatureConfig())
+    assert num_keys(DedupConfig(), SignatureConfig()) == 15
+    assert num_keys(DedupConfig(exact="off"), SignatureConfig(family="simhash")) == 20
+    assert num_keys(DedupConfig(near=False), SignatureConfig()) == 1
 
 
-def test_a_huge_bucket_gives_pairs_in_proportion_to_its_size():
-    found = pairs([(1, number) for number in range(5000)], 700)
-    assert len(found) == 2 * 4999 - 1
+def facts(**columns) -> Facts:
+    """Three documents of one cluster: 1 was dropped by a verdict, 2 and 3 share a URL and 2 is the longer text."""
+    values = {
+        "ids": [bytes(15) + bytes([number]) for number in (1, 2, 3)],
+        "dropped": [True, False, False],
+        "clusters": [b"k" * 16] * 3,
+        "similarities": [1.0, 1.0, 0.75],
+        "digest": 0,
+        "urls": [None, b"u", b"u"],
+        "url_orders": [b"", b"9", b"1"],
+        "chars": [10, 20, 30],
+    } | columns
+    orders = [bytes([rank]) + identifier + bytes(4) for rank, identifier in zip((0, 1, 2), values["ids"])]
+    return Facts(orders=orders, **values)
 
 
-def test_only_pairs_at_or_above_the_limit_stay():
-    base = np.arange(10, dtype="<u4")
-    rows = []
-    for equal in (10, 7, 6):
-        other = base.copy()
-        other[equal:] += 100
-        rows.append({"a": name(0), "b": name(equal), "left": base.tobytes(), "right": other.tobytes()})
-    schema = pa.schema([(column, pa.binary()) for column in ("a", "b", "left", "right")])
-    found = verified(pa.RecordBatch.from_pylist(rows, schema=schema), 0.7).to_pylist()
-    assert [(int.from_bytes(row["b"], "big"), round(row["similarity"], 6)) for row in found] == [(10, 1.0), (7, 0.7)]
+def totals_of(found: Facts, known: dict) -> dict:
+    """What a single part would be told."""
+    urls, clusters = {}, {}
+    url_tallies(found, urls)
+    told = known | {b"u" + key: value for key, value in urls.items() if value[0] > 1}
+    cluster_tallies(found, told, clusters, alone=False)
+    return told | {b"c" + key: value for key, value in clusters.items()}
 
 
-def test_finish_gives_every_document_the_smallest_of_its_cluster():
-    batch = pa.RecordBatch.from_pydict(
-        {"u": [name(i) for i in (9, 4, 7)], "v": [name(i) for i in (4, 2, 8)]},
-        schema=pa.schema([("u", pa.binary()), ("v", pa.binary())]),
-    )
-    (links,) = finish(iter([batch]))
-    found = {(int.from_bytes(r["doc"], "big"), int.from_bytes(r["cluster"], "big")) for r in links.to_pylist()}
-    assert found == {(2, 2), (4, 2), (9, 2), (7, 7), (8, 7)}
-    assert list(finish(iter([]))) == []
+def test_documents_of_one_url_come_first_then_copies_of_one_text():
+    found = facts()
+    known = totals_of(found, {})
+    assert losers(found, known) == ["dropped_before", "same_url", None]
+    rows = [(row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars in decide(found, known)]
+    assert rows == [(3, 3, "dropped_before", 10), (3, 3, "same_url", 20), (3, 3, None, 30)]
 
 
-def verdict(dropped_before: bool, member: dict | None) -> dict:
-    row = {"doc_id": name(1), "body_chars": 5, "drop_stage": "quality" if dropped_before else None}
-    books = Books([(DEDUP.name, DEDUP.reasons)])
-    write_verdict(row, member, books)
-    assert sum(books.dropped.values()) + books.rows_kept == 1
-    return row
+def test_the_first_in_keep_order_that_no_verdict_dropped_survives():
+    found = facts(urls=[None] * 3)
+    reasons = [reason for _, reason, _ in decide(found, totals_of(found, {}))]
+    assert reasons == ["dropped_before", None, "near_duplicate"]
+    equal = facts(urls=[None] * 3, digest=2)
+    assert [reason for _, reason, _ in decide(equal, totals_of(equal, {}))][2] == "exact_duplicate"
+    gone = facts(urls=[None] * 3, dropped=[True] * 3)
+    assert {row["survivor"] for row, _, _ in decide(gone, totals_of(gone, {}))} == {None}
 
 
-def test_every_verdict_is_reached():
-    member = {"cluster": name(1), "cluster_size": 2, "survivor": name(2), "similarity": 0.9, "exact": False}
-    alone = verdict(False, None)
-    assert (alone["drop_stage"], alone["cluster"], alone["cluster_size"], alone["survivor"]) == (
-        None,
-        name(1),
+def test_a_document_alone_is_its_own_survivor():
+    found = facts(urls=[None] * 3, similarities=[None] * 3, clusters=[b"1" * 16, b"2" * 16, b"3" * 16])
+    rows = [(row["survivor"] == row["doc_id"], row["cluster_size"], reason) for row, reason, _ in decide(found, {})]
+    assert rows == [(False, 1, "dropped_before"), (True, 1, None), (True, 1, None)]
+
+
+def test_an_earlier_url_or_copy_always_wins():
+    found = facts()
+    known = {b"uu": (2, b"")}
+    assert losers(found, known) == ["dropped_before", "same_url", "same_url"]
+    earlier = (4, b"\0" + b"\0" * 21)
+    assert [reason for _, reason, _ in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
+        "dropped_before",
+        "near_duplicate",
+        "near_duplicate",
+    ]
+
+
+def test_every_verdict_is_booked_and_weights_follow_the_size():
+    config = DedupConfig()
+    assert [weight_of(size, config) for size in (1, 2, 3, 4, 5, 99, 100, 999, 1000, 10**9)] == [
         1,
-        name(1),
-    )
-    assert verdict(True, None)["drop_rule"] == "dropped_before"
-    assert verdict(True, None)["survivor"] is None
-    assert verdict(True, member)["drop_rule"] == "dropped_before"
-    near = verdict(False, member)
-    assert (near["drop_rule"], near["drop_value"]) == ("near_duplicate", 0.9)
-    assert verdict(False, member | {"exact": True})["drop_rule"] == "exact_duplicate"
-    assert verdict(False, member | {"survivor": name(1)})["drop_stage"] is None
+        2,
+        3,
+        3,
+        5,
+        5,
+        8,
+        8,
+        1,
+        1,
+    ]
+    books = Books([(DEDUP.name, DEDUP.reasons)], raises=False)
+    rows = []
+    for reason in (None, *DEDUP.reasons):
+        rows.append({"cluster_size": 3, "similarity": 0.9})
+        write_verdict(rows[-1], reason, 5, config, books)
+    assert [row["weight"] for row in rows] == [3, None, None, None, None]
+    assert [row.get("drop_value") for row in rows] == [None, None, None, 0.9, 0.9]
+    assert books.dropped == {f"dedup/{reason}": 1 for reason in DEDUP.reasons}
+    assert books.figures["cluster_sizes"] == {"3": 1}

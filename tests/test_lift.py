@@ -15,7 +15,12 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 PIPELINE = Path(__file__).parents[1] / "pipeline"
 GATHERING = {"collect", "toPandas", "toArrow", "toLocalIterator"}
 SMALL = {("lift.py", "run_tasks"), ("lift.py", "answers_of_partitions")}
-SMALL |= {("tokens.py", "build_tokens"), ("predict.py", "count_cells"), ("run_sample.py", "_rows")}
+SMALL |= {
+    ("build.py", "lowest"),
+    ("tokens.py", "build_tokens"),
+    ("predict.py", "count_cells"),
+    ("run_sample.py", "_rows"),
+}
 """Where answers of tasks, a row for each stream, for each fate, or a sample, are gathered on the driver."""
 
 

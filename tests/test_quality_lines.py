@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pipeline.languages.pieces import split_english
 from pipeline.languages.words import Vocabulary
-from pipeline.quality.c4 import union, without
 from pipeline.quality.lines import COUNTER
 from pipeline.quality.measure import Measures, measure
 from pipeline.quality.refinedweb import RefinedWebRules
+from pipeline.spans import union, without
 from schemas.signals import LINE_SIGNALS
 from tests.test_quality_dialects import TEXT
 

@@ -13,7 +13,7 @@ from pipeline.report.collect import collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.page import write_report
 from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, plain, shortened
-from pipeline.report.tallies import clusters, contract, counts_of, languages, num_pages, streams, without_wordlist
+from pipeline.report.tallies import contract, counts_of, languages, num_pages, streams, without_wordlist
 from schemas.ids import shuffle_key
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
@@ -81,34 +81,9 @@ def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
     ]
     assert more == 0
     assert without_wordlist(facts) == 5
-    found = clusters(facts)
-    assert found is not None
-    assert (found.exact, found.near, found.rounds, found.num_clusters, found.largest) == (4, 3, 3, 3, 5)
-    assert [(size.label, size.clusters, size.documents) for size in found.sizes] == [
-        ("2", 1, 2),
-        ("3", 1, 3),
-        ("4", 0, 0),
-        ("5", 1, 5),
-    ]
     assert [stream.name for stream in streams(facts)] == ["web/heldout", "web/train"]
     assert contract(facts)["bytes_per_token"] == 20 * 950 / sum(stream.tokens for stream in streams(facts))
     assert [(count.name, count.number) for count in counts_of({"a": 1, "b": 3})] == [("b", 3), ("a", 1)]
-
-
-def test_large_clusters_share_columns_of_powers_of_two(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "dedup")
-    facts = collect(run)
-    sizes = facts.tables["dedup"].content.figures["cluster_sizes"]
-    sizes |= {"8": 2, "9": 1, "16": 4, "17": 1, "100": 1}
-    found = clusters(facts)
-    assert found is not None
-    assert [(size.label, size.clusters, size.documents) for size in found.sizes[6:]] == [
-        ("8", 2, 16),
-        ("9–16", 5, 73),
-        ("17–32", 1, 17),
-        ("33–64", 0, 0),
-        ("65–128", 1, 100),
-    ]
 
 
 def test_the_books_meet_from_table_to_table(run: Store) -> None:
@@ -116,10 +91,15 @@ def test_the_books_meet_from_table_to_table(run: Store) -> None:
     assert all(left == right for left, right in found.values())
     assert found["bytes of records and gaps = bytes of the inputs"] == (52_000, 52_000)
     assert found["documents measured = rows of verdicts"] == (37, 37)
+    assert found["documents measured = rows of clusters"] == (37, 37)
     assert found["documents that pass the verdicts = documents deduplicated"] == (27, 27)
     assert found["copies kept = documents cleaned"] == (20, 20)
     assert found["clean documents = documents in shards"] == (20, 20)
-    assert {"clean read the dedup shown here", "the plan is for this dataset"} < set(found)
+    assert {
+        "clean read the dedup shown here",
+        "audit read the clusters shown here",
+        "the plan is for this dataset",
+    } < set(found)
     assert "checkpoint of step 40 was trained on this dataset" in found
 
 

@@ -41,9 +41,9 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
     tokens = open_table(run, "tokens")[1]
     total = sum(sum(shards) for shards in tokens.content.figures["streams"].values())
     for expected in (
-        f"2 files of 52 kB held 53 records; 20 documents are left, cut into {total:,} tokens. All 14 checks",
+        f"2 files of 52 kB held 53 records; 20 documents are left, cut into {total:,} tokens. All 21 checks",
         tokens.digest,
-        "Pages per CPU second 2.4 18.5 s of CPU in 6 steps",
+        "Pages per CPU second 1.9 23.5 s of CPU in 8 steps",
         "Held-out loss 4.568 after 40 steps",
         "gopher_short_doc too few words 6 11.3 % 540",
         "52,000 bytes in the rows, 52,000 in the files. The account balances.",
@@ -66,7 +66,7 @@ def test_the_same_run_gives_the_same_report(run: Store, page: str) -> None:
     assert Path(write_report(run, None)).read_text() == page
 
 
-@pytest.mark.parametrize("until", ["documents", "text", "verdicts", "dedup", "clean"])
+@pytest.mark.parametrize("until", ["documents", "text", "verdicts", "clusters", "dedup", "audit", "clean"])
 def test_a_run_that_is_not_done_has_a_report(tmp_path: Path, until: str) -> None:
     run = make_run(tmp_path / "run", until)
     text = words_of(Path(write_report(run, None)).read_text())
@@ -90,7 +90,7 @@ def test_tables_of_an_earlier_version_are_left_out(tmp_path: Path) -> None:
     path.write_text(json.dumps(manifest))
     facts = collect(run)
     assert (list(facts.tables), facts.stale) == (
-        ["documents", "text", "verdicts", "tokenizer", "tokens"],
+        ["documents", "text", "verdicts", "clusters", "audit", "tokenizer", "tokens"],
         ["dedup", "clean"],
     )
     text = words_of(Path(write_report(run, None)).read_text())
@@ -231,7 +231,7 @@ def test_a_browser_runs_no_script_and_asks_no_network(
     title = "<title>harbour · Penstock report</title>"
     shown = chromium(report, "escaped")
     assert title in shown
-    assert "All 12 checks" in words_of(shown)
+    assert "All 19 checks" in words_of(shown)
     assert asked == []
     # The policy is the second wall: it holds where the escaping is taken away ...
     raw = html.unescape(report.read_text())

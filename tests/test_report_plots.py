@@ -7,8 +7,7 @@ import pytest
 from pipeline.report.collect import Figure, Step
 from pipeline.report.numbers import brief, estimate, number, percent, seconds, short, size
 from pipeline.report.page import figure_text
-from pipeline.report.plots import averaged, cluster_plot, line_plot, nice_ticks, training_plots
-from pipeline.report.tallies import SizeClass
+from pipeline.report.plots import SizeClass, averaged, cluster_plot, line_plot, nice_ticks, training_plots
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ SMALL = [
     "tokens.chunk_tokens=512",
     "tokens.heldout_share=0.1",
 ]
-NAMES = ("documents", "text", "verdicts", "dedup", "clean", "tokenizer", "tokens")
+NAMES = ("documents", "text", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_every_byte_of_every_archive_is_accounted_for(finished, crawl):
 
 def test_tables_have_their_schema_with_a_meaning_for_every_column(finished):
     for name, schema in TABLES.items():
-        if name == "scores":  # see test_run_models: no model is asked for here
+        if name in ("scores", "repeats"):  # see test_run_models, test_repeats_part: they are not asked for here
             continue
         folder, manifest = open_table(finished, name)
         found = pq.read_schema(folder.path(manifest.paths_of()[0]))
@@ -217,9 +217,9 @@ def test_a_second_run_does_nothing_and_a_changed_setting_redoes_only_what_depend
     folder = tmp_path / "run"
     shutil.copytree(finished.root, folder)
     run_at(folder=folder)
-    assert capsys.readouterr().err.count("stands") == 6
+    assert capsys.readouterr().err.count("stands") == 8
     run_at(folder=folder, overrides=["tokens.seed=9"])
-    assert capsys.readouterr().err.count("stands") == 5
+    assert capsys.readouterr().err.count("stands") == 7
     before, after = digests(finished), digests(Store(str(folder)))
     assert {name for name in NAMES if before[name] != after[name]} == {"tokens"}
 
@@ -249,7 +249,9 @@ def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finishe
 
 
 def test_wrong_step_and_missing_input_stop_before_anything_runs(run_at, tmp_path):
-    with pytest.raises(ConfigError, match="'dedupe': no such step; the steps are documents, scores, verdicts, dedup"):
+    with pytest.raises(
+        ConfigError, match="'dedupe': no such step; the steps are documents, scores, verdicts, clusters, dedup"
+    ):
         run_at(until="dedupe")
     with pytest.raises(ConfigError, match=r"nothing-\*"):
         run_at(overrides=[f"source.paths=['{tmp_path}/nothing-*']"], folder=tmp_path / "run")

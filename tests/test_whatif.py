@@ -34,7 +34,7 @@ def test_settings_that_only_decide_are_named_with_both_values():
     [
         ("quality.c4_min_line_words=5", "quality.c4_min_line_words: it changes what is measured, or the text itself"),
         ("language.min_score=0.9", "language.min_score: it changes what is measured, or the text itself"),
-        ("minhash.seed=2", "minhash.seed: it changes what is measured, or the text itself"),
+        ("signature.seed=2", "signature.seed: it changes what is measured, or the text itself"),
         ("dedup.min_similarity=0.9", "dedup.min_similarity: it changes which documents are copies of one another"),
         ("pii.types=[]", "pii.types: it changes the text that is kept, not which documents are"),
         ("tokenizer.vocab_size=999", "tokenizer.vocab_size: it has no part in which documents are kept"),
@@ -48,8 +48,8 @@ def test_settings_that_change_more_are_refused_with_the_reason(override, message
 
 
 def test_every_refused_setting_is_named_at_once():
-    with pytest.raises(ConfigError, match=r"minhash\.seed") as found:
-        changed_settings(recipe(), recipe("minhash.seed=2", "language.min_score=0.9", "quality.min_words=9"))
+    with pytest.raises(ConfigError, match=r"signature\.seed") as found:
+        changed_settings(recipe(), recipe("signature.seed=2", "language.min_score=0.9", "quality.min_words=9"))
     assert "language.min_score" in str(found.value)
     assert "min_words" not in str(found.value)
 

@@ -164,6 +164,7 @@ def _documents(source: str, number: int, contract: TokenizerContract, seed: int)
             "url": f"http://www.{domain}/{source}/{page}?q=1",
             "domain": domain,
             "date": datetime(2026, 1, 1, tzinfo=UTC),
+            "snapshot": None,
             "language": "en",
             "cluster": identifier,
             "num_tokens": len(tokens),

@@ -5,8 +5,6 @@ it, so that no two words become one. Source: Brown et al. 2020 (GPT-3), arXiv 20
 become documents of their own; here they stay one.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,10 +13,10 @@ from pipeline.decontaminate.index import CHARACTERS, WORDS
 from pipeline.decontaminate.lookup import Index
 from pipeline.decontaminate.ngrams import TOKEN, has_unspaced, located_characters, located_words
 from pipeline.languages.words import Ints, normal_words, word_keys
+from pipeline.spans import Span, append_span, between, select
 from pipeline.stage import Row
 from schemas.errors import ContractError
 
-Span = tuple[int, int]
 ROUNDS = 20
 """How often a text is looked through for what only the cuts before have brought together. What still shares n-grams
 then is cut whole, so that no text made for it takes more than linear time."""
@@ -81,35 +79,6 @@ def pieces_left(text: str, spans: Ints, margin: int, min_chars: int) -> list[Spa
             if separator < 0 and text[gap].isspace():
                 separator = gap
             if separator >= 0:
-                _append(kept, separator, separator + 1)
-        _append(kept, start, end)
+                append_span(kept, separator, separator + 1)
+        append_span(kept, start, end)
     return kept
-
-
-def _append(spans: list[Span], start: int, end: int) -> None:
-    if spans and spans[-1][1] == start:
-        spans[-1] = (spans[-1][0], end)
-    else:
-        spans.append((start, end))
-
-
-def between(spans: Sequence[Span], size: int) -> list[Span]:
-    """What lies between sorted spans in a text of this size: sorted, disjoint, none empty."""
-    edges = [0, *(edge for span in spans for edge in span), size]
-    return [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end]
-
-
-def select(visible: Sequence[Span], wanted: Sequence[Span]) -> list[Span]:
-    """The spans of a text that hold the wanted spans of what is visible of it; both sorted and disjoint."""
-    selected: list[Span] = []
-    at = passed = 0  # the visible span under look, and the visible code points before it
-    for start, end in wanted:
-        while start < end:
-            low, high = visible[at]
-            if start >= passed + high - low:
-                at, passed = at + 1, passed + high - low
-                continue
-            stop = min(end, passed + high - low)
-            _append(selected, low + start - passed, low + stop - passed)
-            start = stop
-    return selected

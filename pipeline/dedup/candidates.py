@@ -1,138 +1,194 @@
-"""Candidate pairs: documents that share a key (a band of the signature, or the digest of the text), then verified.
+"""Copies across all parts: rounds of buckets and verification over DataFrames, every round kept on storage.
 
-A bucket is streamed in order and never collected: each member is paired with the bucket's first document and with the
-one before it, so a boilerplate bucket of a million documents gives two million edges, not 5 * 10^11.
+A round shuffles narrow rows by key, each member of a bucket to its own signature, and the two together to the document
+that leads; members that do not match go into the next round.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from pipeline.dedup.declare import DedupConfig
-from pipeline.lift import frame_of_tasks
-from pipeline.minhash import MinHashConfig, as_matrix, band_keys, similarity, value_type
-from pipeline.parts import Part, measured
+from pipeline.dedup.buckets import (
+    KEYS_DDL,
+    KINDS,
+    LED,
+    PAIRED,
+    PAIRS_DDL,
+    key_rows,
+    pairs_of_buckets,
+    rows_of_buckets,
+)
+from pipeline.dedup.copies import DedupTask, keys_of, windows
+from pipeline.dedup.keys import payloads_of
+from pipeline.dedup.order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
+from pipeline.dedup.scratch import Kept, Scratch
+from pipeline.dedup.verify import (
+    CARRIED_DDL,
+    FAILED,
+    OUTCOMES,
+    PAYLOADS,
+    PAYLOADS_DDL,
+    Compare,
+    Outcomes,
+    attach,
+    compared,
+    comparison,
+)
+from pipeline.lift import by_part, frame_of_tasks
+from pipeline.parts import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.signature import shingle_hashes
 
-KEYS = pa.schema([pa.field("key", pa.int64()), pa.field("doc", pa.binary())])
-PAIRS = pa.schema([pa.field("a", pa.binary()), pa.field("b", pa.binary())])
-EDGES = pa.schema([*PAIRS, pa.field("similarity", pa.float32())])
-SIGNATURES = pa.schema([pa.field("doc", pa.binary()), pa.field("signature", pa.binary())])
+FEW = 200_000
+"""Documents that are sent to every worker rather than shuffled [rows]."""
 
 
 @dataclass(frozen=True)
-class PartTask:
-    """One part of the documents, with their verdicts."""
+class Earlier:
+    """What indexes of earlier snapshots hold of the buckets."""
 
-    part: Part
-    dedup: DedupConfig
-    minhash: MinHashConfig
-
-
-def edges(spark: SparkSession, tasks: Sequence[PartTask], partitions: int, min_similarity: float) -> DataFrame:
-    """Verified pairs (a < b, similarity): exact copies and near copies at or above `min_similarity` [0..1]."""
-    keys = frame_of_tasks(spark, keys_of_part, tasks, "key long, doc binary")
-    pairs = keys.repartition(partitions, "key").sortWithinPartitions("key", "doc")
-    pairs = pairs.mapInArrow(pairs_of_buckets, "a binary, b binary").dropDuplicates(["a", "b"])
-    signatures = frame_of_tasks(spark, signatures_of_part, tasks, "doc binary, signature binary")
-    left = signatures.withColumnsRenamed({"doc": "a", "signature": "left"})
-    right = signatures.withColumnsRenamed({"doc": "b", "signature": "right"})
-    both = pairs.join(left, "a").join(right, "b").select("a", "b", "left", "right")
-
-    value = value_type(tasks[0].minhash) if tasks else "<u4"
-
-    def verify(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                yield verified(batch, min_similarity, value)
-
-    return both.mapInArrow(verify, "a binary, b binary, similarity float")
+    bands: DataFrame
+    """(key, order, position)"""
+    payloads: DataFrame
+    """(node, payload)"""
 
 
-def read_columns(task: PartTask, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of the documents of a part that were measured, in batches."""
-    return measured(task.part, {"documents": columns})
+@dataclass
+class Found:
+    """Outcomes of every round, and what an index is made of."""
+
+    rounds: list[Mapping[str, Kept]] = field(default_factory=list)
+    """By kind: see `verify.OUTCOMES`."""
+    leads: list[DataFrame] = field(default_factory=list)
+    """(key, order, position) of the documents that lead a bucket, by round; empty unless asked for."""
+
+    def similar(self, *kinds: str) -> Iterator[DataFrame]:
+        """(node, other, similarity) of every round."""
+        return (kept[kind].frame for kept in self.rounds for kind in kinds)
 
 
-def keys_of_part(task: PartTask) -> Iterator[pa.RecordBatch]:
-    """One row (key, doc) for each band of each document, and one for its text digest."""
-    for batch in read_columns(task, ["signature", "text_digest"]):
-        columns: list[npt.NDArray[np.int64]] = []
-        if task.dedup.near:
-            signatures = as_matrix(batch.column("signature").to_pylist(), value_type(task.minhash))
-            bands = band_keys(signatures, task.minhash.bands, task.minhash.rows)
-            columns.extend(bands.view(np.int64).T)
-        if task.dedup.exact:
-            digests = b"".join(batch.column("text_digest").to_pylist())
-            columns.append(np.frombuffer(digests, dtype="<i8").reshape(-1, 2)[:, 0])
-        docs = batch.column("doc_id").cast(pa.binary())
-        for column in columns:
-            yield pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(column)), docs], schema=KEYS)
+@dataclass(frozen=True)
+class Search:
+    """What the rounds share."""
+
+    spark: SparkSession
+    tasks: Sequence[DedupTask]
+    scratch: Scratch
+    partitions: int
+    earlier: Earlier | None
 
 
-def signatures_of_part(task: PartTask) -> Iterator[pa.RecordBatch]:
-    """One row (doc, signature) for each document."""
-    for batch in read_columns(task, ["signature"]):
-        docs = batch.column("doc_id").cast(pa.binary())
-        yield pa.RecordBatch.from_arrays([docs, batch.column("signature").cast(pa.binary())], schema=SIGNATURES)
+def find_copies(search: Search) -> Found:
+    """All rounds of buckets and verification."""
+    config = search.tasks[0].dedup
+    compare = comparison(config, search.tasks[0].signature)
+    found = Found()
+    rest: Kept | None = None
+    rows = frame_of_tasks(search.spark, keys_of_part, search.tasks, KEYS_DDL)
+    for number in range(config.rounds):
+        if search.earlier is not None:
+            rows = rows.union(search.earlier.bands.where(F.col("position") == number).select("key", "order"))
+        pairs = bucket_pairs(search, rows, number, found)
+        met = meeting(search, pairs, rest)
+        kept = search.scratch.keep_each(f"round-{number}", met, partial(outcomes_of, compare=compare), OUTCOMES)
+        found.rounds.append(kept)
+        rest = kept[FAILED]
+        if not rest.rows:
+            break
+        rows = rest.frame
+    return found
 
 
-def pairs_of_buckets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Pairs (first, member) and (previous, member) of every bucket, of rows sorted by (key, doc)."""
-    last_key: int | None = None
-    leader = previous = b""
-    for batch in batches:
-        keys = batch.column(0).to_numpy()
-        docs = batch.column(1).to_pylist()
-        left: list[bytes] = []
-        right: list[bytes] = []
-        starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1)) if len(keys) else np.empty(0, np.int64)
-        if len(keys) and last_key is not None and keys[0] == last_key:
-            starts = starts[1:]
-        members = np.ones(len(keys), bool)
-        members[starts] = False
-        alone = _alone(keys, last_key)
-        for row in np.flatnonzero(~alone):
-            doc = docs[row]
-            if not members[row]:
-                leader = previous = doc
-                continue
-            if doc != previous:
-                left.append(leader)
-                right.append(doc)
-                if previous != leader:
-                    left.append(previous)
-                    right.append(doc)
-                previous = doc
-        if len(keys):
-            if not members[-1]:
-                leader = previous = docs[-1]
-            last_key = int(keys[-1])
-        if left:
-            yield pa.RecordBatch.from_arrays([pa.array(left, pa.binary()), pa.array(right, pa.binary())], schema=PAIRS)
+def bucket_pairs(search: Search, rows: DataFrame, number: int, found: Found) -> DataFrame:
+    """The pairs of one round; with an index to write, the leaders of its buckets are put aside in `found`."""
+    config = search.tasks[0].dedup
+    width = order_bytes(config)
+    in_order = rows.repartition(search.partitions, "key").sortWithinPartitions("key", "order")
+    if not config.write_index and config.verify != "jaccard":
+        return in_order.mapInArrow(partial(pairs_of_buckets, width=width), PAIRS_DDL)
+    streamed = partial(rows_of_buckets, width=width)
+    kept = search.scratch.keep_each(f"buckets-{number}", in_order, streamed, KINDS)
+    if config.write_index:
+        own = kept[LED].frame.where(part_of("order") != EARLIER)
+        found.leads.append(own.withColumn("position", F.lit(number)))
+    return kept[PAIRED].frame
 
 
-def _alone(keys: npt.NDArray[np.int64], last_key: int | None) -> npt.NDArray[np.bool_]:
-    """Rows whose key neither neighbour in the batch shares; they make no pair and need no Python loop."""
-    if not len(keys):
-        return np.zeros(0, bool)
-    before = np.empty(len(keys), bool)
-    before[0] = last_key is not None and keys[0] == last_key
-    before[1:] = keys[1:] == keys[:-1]
-    after = np.zeros(len(keys), bool)
-    after[:-1] = before[1:]
-    return ~(before | after)
+def meeting(search: Search, pairs: DataFrame, rest: Kept | None) -> DataFrame:
+    """Every pair with the member's own payload, those of a leader together behind its own row.
 
-
-def verified(batch: pa.RecordBatch, min_similarity: float, value: str = "<u4") -> pa.RecordBatch:
-    """The pairs of a batch (a, b, left, right) whose estimated similarity is at least `min_similarity`.
-
-    `value` is the kind of number that the signatures hold.
+    `rest` has the documents that may be among them, besides earlier ones; None: all.
     """
-    left, right = (as_matrix(batch.column(name).to_pylist(), value) for name in ("left", "right"))
-    estimate = similarity(left, right).astype(np.float32)
-    table = pa.RecordBatch.from_arrays([batch.column("a"), batch.column("b"), pa.array(estimate)], schema=EDGES)
-    return table.filter(pa.array(estimate >= np.float32(min_similarity)))
+    payloads = payload_rows(search, pairs)
+    if rest is not None:
+        nodes = rest.frame.select(F.substring("order", -NODE_BYTES, NODE_BYTES).alias("node")).distinct()
+        few = F.broadcast(nodes) if rest.rows <= FEW else nodes
+        earlier = payloads.where(part_of("node") == EARLIER)
+        payloads = payloads.join(few, "node", "left_semi")
+        payloads = payloads if search.earlier is None else payloads.union(earlier)
+    nothing = F.lit(b"")
+    own = payloads.select("node", nothing.alias("leader"), F.lit(0).cast("long").alias("key"), nothing, "payload")
+    met = pairs.withColumn("payload", nothing).union(own)
+    met = met.repartition(search.partitions, "node").sortWithinPartitions("node", "leader")
+    carried = met.mapInArrow(attach, CARRIED_DDL)
+    return carried.repartition(search.partitions, "leader").sortWithinPartitions("leader", "node")
+
+
+def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
+    """The outcomes of the pairs of one partition."""
+    return compared(batches, compare)
+
+
+def payload_rows(search: Search, pairs: DataFrame) -> DataFrame:
+    """(node, payload): what documents are compared by."""
+    task = search.tasks[0]
+    if task.dedup.near and task.dedup.verify == "jaccard":
+        members = pairs.select("node", part_of("node").cast("int").alias("part")).distinct()
+        read = partial(shingles_of_part, tasks=list(search.tasks))
+        return by_part(members, len(search.tasks), read, PAYLOADS_DDL)
+    own = frame_of_tasks(search.spark, payloads_of_part, search.tasks, PAYLOADS_DDL)
+    return own if search.earlier is None else own.union(search.earlier.payloads)
+
+
+def part_of(column: str) -> Column:
+    """The number of the part at the end of a node."""
+    return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
+
+
+def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
+    """One row (key, order) for each key of each document of a part that is the first of its equals."""
+    for window in windows(task):
+        yield from key_rows(keys_of(window, task), window.orders[window.first])
+
+
+def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
+    """Digest and signature of each document of a part that is the first of its equals."""
+    for window in windows(task):
+        batch = window.batch.filter(pa.array(window.first))
+        payload = payloads_of(batch, task.dedup)
+        columns = [binary_array(window.nodes[window.first]), binary_array(payload)]
+        yield pa.RecordBatch.from_arrays(columns, schema=PAYLOADS)
+
+
+def shingles_of_part(
+    number: int, batches: Iterator[pa.RecordBatch], tasks: Sequence[DedupTask]
+) -> Iterator[pa.RecordBatch]:
+    """Digest and shingles of those documents of a part that stand in `batches` (node, part)."""
+    wanted = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
+    if not wanted:
+        return
+    task = tasks[number]
+    columns = {"documents": ["language", "text_digest", "raw_digest"], "text": ["text", "cuts"]}
+    for batch in measured(task.part, columns, TEXTS_AT_ONCE):
+        rows = [row for row in batch.to_pylist() if row["doc_id"] in wanted]
+        payloads = []
+        for row in rows:
+            body = apply_cuts(row["text"], row["cuts"] or [])
+            digest = {"normalised": row["text_digest"], "raw": row["raw_digest"], "off": b""}[task.dedup.exact]
+            payloads.append(digest + shingle_hashes(body, row["language"], task.signature).astype("<u8").tobytes())
+        part = number.to_bytes(PART_BYTES, "big")
+        nodes = pa.array([row["doc_id"] + part for row in rows], pa.binary())
+        yield pa.RecordBatch.from_arrays([nodes, pa.array(payloads, pa.binary())], schema=PAYLOADS)

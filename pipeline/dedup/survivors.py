@@ -1,150 +1,207 @@
-"""Which copy stays, and the table `dedup`: verdicts go back to the parts the documents came from."""
+"""The table `dedup`: which copy of each cluster stays, once verdicts are known; and what later snapshots ask of that.
+
+Documents of one URL come first, then copies of one text. Each part tallies its own documents; the totals go back to the
+parts that hold them, so the largest cluster costs one row a part.
+"""
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.build import Build, Built, gather
-from pipeline.dedup.candidates import PartTask, edges
-from pipeline.dedup.components import components
-from pipeline.dedup.declare import DEDUP, DROPPED_BEFORE, EXACT, NEAR, DedupConfig
+from pipeline.build import Answer, Build, Built, gather
+from pipeline.dedup.decide import (
+    CLUSTER,
+    URL,
+    Facts,
+    cluster_tallies,
+    decide,
+    facts_columns,
+    facts_of,
+    url_tallies,
+    weight_of,
+)
+from pipeline.dedup.declare import DEDUP, EXACT, NEAR, DedupConfig
+from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
+from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
 from pipeline.fused import Books, set_verdict
-from pipeline.lift import Answer, answers_of_partitions, frame_of_tasks, persisted
-from pipeline.minhash import MinHashConfig
+from pipeline.lift import answers_of_partitions, by_part, by_part_rows, frame_of_tasks, persisted
 from pipeline.parts import Part, measured, parts_of
 from pipeline.stage import Drop, Row
 from pipeline.writing import PartWriter
-from schemas.manifest import part_key
+from schemas.manifest import Table, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
 
-NO_DATE = np.iinfo(np.int64).max
-FACTS = pa.schema(
-    [
-        pa.field("doc", pa.binary()),
-        pa.field("ordinal", pa.int64()),
-        pa.field("dropped", pa.bool_()),
-        pa.field("num_bytes", pa.int64()),
-        pa.field("millis", pa.int64()),
-        pa.field("rank", pa.int64()),
-        pa.field("text_digest", pa.binary()),
-    ]
-)
-MEMBERS = ["doc", "ordinal", "cluster", "cluster_size", "survivor", "similarity", "exact"]
+READ = ("documents", "scores", "verdicts", "clusters")
+OUTSIDE = -1
+"""In place of a part: a tally of an earlier snapshot."""
+COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
+COUNTED_DDL = "key binary, count long, first binary"
+ANSWERS_DDL = "part int, key binary, total long, best binary"
 
 
 @dataclass(frozen=True)
-class VerdictTask:
-    """What a worker needs to write the dedup parts."""
+class SurvivorsTask:
+    """One part to decide about, and where its table goes."""
 
-    parts: Sequence[PartTask]
-    folder: Store
+    part: Part
+    config: DedupConfig
+    dedup: Store
+    representatives: Store
+
+
+Known = Mapping[bytes, tuple[int, bytes]]
+"""Total and best of every key that a part was told of."""
 
 
 def build_dedup(build: Build) -> dict[str, Built]:
-    """The table `dedup`, one part for each part of `documents`."""
+    """The tables `dedup`, one part for each part of `documents`, and `representatives`."""
     config = build.recipe.section("dedup", DedupConfig)
-    minhash = build.recipe.section("minhash", MinHashConfig)
-    tasks = [PartTask(part, config, minhash) for part in parts_of(build.inputs)]
-    partitions = config.partitions or build.spark.sparkContext.defaultParallelism
-    found = persisted(edges(build.spark, tasks, partitions, config.min_similarity))
-    clusters, rounds = components(found.select("a", "b"), config.finish_edges)
-    members = join_members(build.spark, clusters, found, tasks, config)
-    answers = write_verdicts(build.spark, members, VerdictTask(tasks, build.folders["dedup"]))
-    found.unpersist()
-    built = gather(answers, ("dedup",))
-    built["dedup"].notes["rounds"] = rounds
+    parts = parts_of({name: build.inputs[name] for name in READ if name in build.inputs})
+    folders = build.folders["dedup"], build.folders["representatives"]
+    tasks = [SurvivorsTask(part, config, *folders) for part in parts]
+    urls = None
+    if config.by_url != "off":
+        own = frame_of_tasks(build.spark, url_tallies_of_part, tasks, TALLIES_DDL)
+        urls = persisted(told(totals(own.union(earlier_urls(build.spark, build.inputs))), URL))
+    own = cluster_frame(build, tasks, urls)
+    rows = told(totals(own.union(earlier_clusters(build.spark, build.inputs))), CLUSTER)
+    rows = rows if urls is None else rows.union(urls)
+    answers = write_parts(build, rows, tasks)
+    if urls is not None:
+        urls.unpersist()
+    built = gather(answers, ("dedup",)) | {"representatives": Built()}
+    other = built["representatives"]
+    for answer in answers:
+        for name in ("clusters", "urls"):
+            if name in answer["files"]:
+                other.add_file(answer["files"][name])
+    count = sum(entry.rows for entry in other.files)
+    other.counts = other.counts.model_copy(update={"rows_in": count, "rows_kept": count})
     return built
 
 
-def join_members(
-    spark: SparkSession, clusters: DataFrame, found: DataFrame, tasks: Sequence[PartTask], config: DedupConfig
-) -> DataFrame:
-    """Every clustered document with its part, cluster, size, survivor and similarity."""
-    schema = "doc binary, ordinal long, dropped boolean, num_bytes long, millis long, rank long, text_digest binary"
-    facts = frame_of_tasks(spark, facts_of_part, tasks, schema)
-    known = persisted(clusters.join(facts, "doc"))
-    order = F.struct("dropped", *keep_order(config), "doc", "text_digest")
-    chosen = known.groupBy("cluster").agg(F.count("*").alias("cluster_size"), F.min(order).alias("best"))
-    similar = found.select(F.col("a").alias("doc"), "similarity")
-    similar = similar.union(found.select(F.col("b").alias("doc"), "similarity"))
-    similar = similar.groupBy("doc").agg(F.max("similarity").alias("similarity"))
-    survivor = F.when(F.col("best.dropped"), F.lit(None)).otherwise(F.col("best.doc"))
-    joined = known.join(chosen, "cluster").join(similar, "doc")
-    exact = F.col("text_digest") == F.col("best.text_digest")
-    return joined.withColumns({"survivor": survivor, "exact": exact}).select(*MEMBERS)
+def told(counted: DataFrame, kind: bytes) -> DataFrame:
+    """What the parts are told: of every key that more than one document has, its total and its best."""
+    chosen = counted.where((F.col("part") != OUTSIDE) & (F.col("total") > 1))
+    return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
 
 
-def keep_order(config: DedupConfig) -> list[Column]:
-    """The columns that order the copies of a cluster, best first."""
-    columns = {
-        "longest": (-F.col("num_bytes")).alias("longest"),
-        "shortest": F.col("num_bytes").alias("shortest"),
-        "earliest": F.col("millis").alias("earliest"),
-        "latest": F.when(F.col("millis") == NO_DATE, NO_DATE).otherwise(-F.col("millis")).alias("latest"),
-        "source_rank": F.col("rank"),
-    }
-    return [columns[rule] for rule in config.keep]
+def cluster_frame(build: Build, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
+    """The tallies of clusters of all parts, which may have to know first who lost to another of its URL."""
+    if urls is None:
+        return frame_of_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
+    shared = build.spark.sparkContext.broadcast(list(tasks))
+
+    def tally(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from cluster_tallies_of_part(shared.value[number], known_of(batches))
+
+    return by_part(urls, len(tasks), tally, TALLIES_DDL)
 
 
-def facts_of_part(task: PartTask) -> Iterator[pa.RecordBatch]:
-    """What the keep rules may look at, for each document of a part."""
-    columns = {"documents": ["num_bytes", "date", "source", "text_digest"], "verdicts": ["drop_stage"]}
-    for batch in measured(task.part, columns):
-        yield facts_of(batch, task.part.ordinal, task.dedup, batch.column("drop_stage").is_valid())
+def earlier_urls(spark: SparkSession, inputs: Mapping[str, Table]) -> DataFrame:
+    """The tallies of URLs of earlier snapshots: theirs is always the document that stays."""
+    frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
+    return frame.select("key", F.lit(OUTSIDE).alias("part"), "count", F.lit(b"").alias("first"))
 
 
-def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig, dropped: pa.BooleanArray) -> pa.RecordBatch:
-    """What the keep rules may look at, for a batch of documents of one part."""
-    ranks = {name: rank for rank, name in enumerate(config.source_ranks)}
-    rank = [ranks.get(name, len(ranks)) for name in batch.column("source").to_pylist()]
-    return pa.RecordBatch.from_arrays(
-        [
-            batch.column("doc_id").cast(pa.binary()),
-            pa.array([ordinal] * batch.num_rows, pa.int64()),
-            dropped,
-            batch.column("num_bytes"),
-            batch.column("date").cast(pa.int64()).fill_null(NO_DATE),
-            pa.array(rank, pa.int64()),
-            batch.column("text_digest").cast(pa.binary()),
-        ],
-        schema=FACTS,
-    )
+def earlier_clusters(spark: SparkSession, inputs: Mapping[str, Table]) -> DataFrame:
+    """The tallies of earlier snapshots for those of their clusters that documents of this one belong to."""
+    frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
+    index = inputs["index"]
+    places = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
+    merged = frame_of_tasks(spark, partial(rows_of_file, schema=MERGED), places, MERGED_DDL)
+    joined = frame.join(merged, frame["key"] == merged["earlier"])
+    return joined.select(F.col("cluster").alias("key"), F.lit(OUTSIDE).alias("part"), "count", "first")
 
 
-def write_verdicts(spark: SparkSession, members: DataFrame, task: VerdictTask) -> list[Answer]:
-    """Write one dedup part for each documents part, including those without a copy; returns their answers."""
-    shared = spark.sparkContext.broadcast(task)
-    parts = members.repartitionById(len(task.parts), F.col("ordinal").cast("int"))
+def facts_of_part(task: SurvivorsTask) -> Iterator[Facts]:
+    """What decides about the documents of a part, a batch at a time."""
+    for batch in measured(task.part, facts_columns(task.config)):
+        yield facts_of(batch, task.part.ordinal, task.config)
+
+
+def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
+    """The tallies (TALLIES) of the URLs of a part's documents that no verdict has dropped."""
+    found: dict[bytes, tuple[int, bytes]] = {}
+    for facts in facts_of_part(task):
+        url_tallies(facts, found)
+    yield tallies(found, task.part.ordinal)
+
+
+def cluster_tallies_of_part(task: SurvivorsTask, known: Known) -> Iterator[pa.RecordBatch]:
+    """The tallies (TALLIES) of the clusters of a part's documents that are joined with others."""
+    found: dict[bytes, tuple[int, bytes]] = {}
+    for facts in facts_of_part(task):
+        cluster_tallies(facts, known, found, alone=False)
+    yield tallies(found, task.part.ordinal)
+
+
+def tallies(found: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.RecordBatch:
+    """The tallies of one part as rows, sorted by key."""
+    keys = sorted(found)
+    columns = [
+        pa.array(keys, pa.binary()),
+        pa.array(np.full(len(keys), ordinal, np.int32)),
+        pa.array([found[key][0] for key in keys], pa.int64()),
+        pa.array([found[key][1] for key in keys], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=TALLIES)
+
+
+def known_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
+    """Total and best by kind and key, of the rows a part was told."""
+    known: dict[bytes, tuple[int, bytes]] = {}
+    for batch in batches:
+        keys, counts, best = (batch.column(name).to_pylist() for name in ("key", "total", "best"))
+        known.update(zip(keys, zip(counts, best)))
+    return known
+
+
+def write_parts(build: Build, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[Answer]:
+    """Write one part of `dedup` for each documents part, including those without a copy; returns their answers."""
+    shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        rows = [row for batch in batches for row in batch.to_pylist()]
-        return write_part(shared.value, number, {row["doc"]: row for row in rows})
+        return write_part(shared.value[number], known_of(batches))
 
-    return answers_of_partitions(parts, write)
+    return answers_of_partitions(by_part_rows(rows, len(tasks)), write)
 
 
-def write_part(task: VerdictTask, number: int, members: dict[bytes, Row]) -> Answer:
-    """Write the verdicts of one part; `members` are its clustered documents by id."""
+def write_part(task: SurvivorsTask, known: Known) -> Answer:
+    """Write the verdicts of one part and, for an index, its tallies; returns files, books and figures."""
     started = time.process_time()
-    books = Books([(DEDUP.name, DEDUP.reasons)])
-    writer = PartWriter(task.folder, part_key(number), DEDUP_SCHEMA)
+    books = Books([(DEDUP.name, DEDUP.reasons)], raises=False)
+    writer = PartWriter(task.dedup, part_key(task.part.ordinal), DEDUP_SCHEMA)
+    clusters: dict[bytes, tuple[int, bytes]] = {}
+    urls: dict[bytes, tuple[int, bytes]] = {}
     try:
-        for row in part_rows(task.parts[number].part):
-            write_verdict(row, members.get(row["doc_id"]), books)
-            writer.add(row)
+        for facts in facts_of_part(task):
+            for row, reason, chars in decide(facts, known):
+                write_verdict(row, reason, chars, task.config, books)
+                writer.add(row)
+            if task.config.write_index:
+                cluster_tallies(facts, known, clusters, alone=True)
+                url_tallies(facts, urls)
     except BaseException:
         writer.abandon()
         raise
+    files = {"dedup": writer.close()}
+    if task.config.write_index:
+        for name, found in (("clusters", clusters), ("urls", urls)):
+            rows = tallies(found, task.part.ordinal)
+            key = f"{name}/{part_key(task.part.ordinal)}"
+            files[name] = write_file(iter([rows]), task.representatives, key, COUNTED)
     errors: Counter[str] = Counter()
     return {
-        "files": {"dedup": writer.close()},
+        "files": files,
         "rows": books.rows_in,
         "errors": errors,
         "cpu_seconds": time.process_time() - started,
@@ -152,25 +209,13 @@ def write_part(task: VerdictTask, number: int, members: dict[bytes, Row]) -> Ans
     }
 
 
-def part_rows(part: Part) -> Iterator[Row]:
-    """Id, length after cuts and standing verdict of the documents of a part."""
-    for batch in measured(part, {"documents": ["body_chars"], "verdicts": ["drop_stage"]}):
-        yield from batch.to_pylist()
-
-
-def write_verdict(row: Row, member: Row | None, books: Books) -> None:
-    """Fill a row of the dedup table from its cluster, and count it."""
-    dropped_before, chars = row["drop_stage"] is not None, row.pop("body_chars")
-    identifier = row["doc_id"]
-    row["drop_stage"] = None
-    if member is None:
-        row.update(cluster=identifier, cluster_size=1, survivor=None if dropped_before else identifier, similarity=None)
+def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: Books) -> None:
+    """Give a row of the dedup table its verdict and weight, and count it."""
+    row["drop_stage"] = row["weight"] = None
+    if reason is not None:
+        set_verdict(row, DEDUP.name, Drop(reason, row["similarity"] if reason in (EXACT, NEAR) else None))
     else:
-        row.update({name: member[name] for name in ("cluster", "cluster_size", "survivor", "similarity")})
-    if dropped_before:
-        set_verdict(row, DEDUP.name, Drop(DROPPED_BEFORE))
-    elif member is not None and row["survivor"] != identifier:
-        set_verdict(row, DEDUP.name, Drop(EXACT if member["exact"] else NEAR, row["similarity"]))
-    elif row["cluster_size"] > 1:
-        books.tally("cluster_sizes", str(row["cluster_size"]))
+        row["weight"] = weight_of(row["cluster_size"], config)
+        if row["cluster_size"] > 1:
+            books.tally("cluster_sizes", str(row["cluster_size"]))
     books.enter(row, chars)

@@ -1,9 +1,10 @@
-"""The clean pass: survivors of deduplication lose their cut lines and personal data.
+"""The clean pass: survivors of deduplication lose what was cut from them and personal data.
 
-Verdicts travel to the text part by part: each task reads the same part of `documents`, `text` and `dedup`.
+Verdicts travel to the text part by part: each task reads the same part of `documents`, `text`, `dedup` and, where the
+run has it, `repeats`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,9 @@ import pyarrow.parquet as pq
 from pipeline.build import Answer, Build, Built, gather
 from pipeline.fused import Books
 from pipeline.lift import run_tasks
-from pipeline.parts import apply_cuts
 from pipeline.passes.fused_part import PartOutput, run_part
 from pipeline.pii import PII
+from pipeline.spans import Span, union, without
 from pipeline.stage import PerDocument, Row
 from schemas.config import Recipe
 from schemas.errors import ContractError
@@ -23,13 +24,14 @@ from schemas.storage import Store
 from schemas.tables import CLEAN
 
 STAGES: tuple[PerDocument, ...] = (PII,)
-FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "language"]
+FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "snapshot", "language"]
+FROM_DEDUP = ["cluster", "cluster_size", "weight"]
 ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
 class CleanTask:
-    """One part of the three tables, and where its clean part goes."""
+    """One part of the tables, and where its clean part goes."""
 
     ordinal: int
     recipe: Recipe
@@ -81,9 +83,15 @@ def _enter(row: Row, chars: int, books: Books) -> None:
 
 
 def survivors(task: CleanTask) -> Iterator[Row]:
-    """The documents of one part that deduplication kept, their cut lines gone."""
-    verdicts = read_part(task, "dedup", ["doc_id", "cluster", "cluster_size", "drop_stage"])
+    """The documents of one part that deduplication and `repeats` kept, without what was cut from them."""
+    verdicts = read_part(task, "dedup", ["doc_id", *FROM_DEDUP, "drop_stage"])
     kept = {row["doc_id"]: row for row in verdicts if row["drop_stage"] is None}
+    repeats: dict[bytes, list[Span]] = {}
+    for row in read_part(task, "repeats", ["doc_id", "cuts", "drop_stage"]) if "repeats" in task.paths else ():
+        if row["drop_stage"] is not None:
+            kept.pop(row["doc_id"], None)
+        elif row["cuts"]:
+            repeats[row["doc_id"]] = spans_of(row["cuts"])
     documents = {row["doc_id"]: row for row in read_part(task, "documents", FROM_DOCUMENTS) if row["doc_id"] in kept}
     found = 0
     for row in read_part(task, "text", ["doc_id", "title", "text", "cuts"]):
@@ -91,14 +99,19 @@ def survivors(task: CleanTask) -> Iterator[Row]:
         if identifier not in kept:
             continue
         found += 1
-        text = apply_cuts(row["text"], row["cuts"] or [])
-        cluster = {name: kept[identifier][name] for name in ("cluster", "cluster_size")}
+        text = without(row["text"], union(spans_of(row["cuts"] or []), repeats.get(identifier, [])))
+        cluster = {name: kept[identifier][name] for name in FROM_DEDUP}
         yield {**documents[identifier], **cluster, "title": row["title"], "text": text, "drop_stage": None}
     if found != len(kept):
         raise ContractError(
             f"clean {part_key(task.ordinal)}: promised the text of {len(kept)} survivors, found {found}; "
             "documents, text and dedup are not of the same run: run the stages again"
         )
+
+
+def spans_of(cuts: Sequence[Row]) -> list[Span]:
+    """Stored cuts as spans [code points]."""
+    return [(cut["start"], cut["end"]) for cut in cuts]
 
 
 def read_part(task: CleanTask, table: str, columns: list[str]) -> Iterator[Row]:

@@ -20,8 +20,8 @@ from pipeline.fused import CRASHED, Books, Fused, set_verdict
 from pipeline.isolate import Crashed, Isolated
 from pipeline.language import LANGUAGE
 from pipeline.lift import run_tasks, worker_path
-from pipeline.minhash import MINHASH
 from pipeline.quality.decide import QUALITY
+from pipeline.signature import SIGNATURE
 from pipeline.sources.declare import SOURCE
 from pipeline.sources.stream import open_stream
 from pipeline.stage import Drop, PerDocument, Relation, Row, Source, Split
@@ -34,7 +34,7 @@ from schemas.manifest import part_key
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
 
-MEASURED: tuple[PerDocument, ...] = (EXTRACT, LANGUAGE, QUALITY, DECONTAMINATE, TOXICITY, MINHASH)
+MEASURED: tuple[PerDocument, ...] = (EXTRACT, LANGUAGE, QUALITY, DECONTAMINATE, TOXICITY, SIGNATURE)
 COLUMNS = frozenset((*DOCUMENTS.names, *TEXT.names))
 
 

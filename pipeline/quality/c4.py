@@ -12,8 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeline.languages.words import ENDS_SENTENCE, MARK, Words
-
-Span = tuple[int, int]
+from pipeline.spans import Span, append_span, trim
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 TERMINAL = (".", "?", "!", '"', "'")
@@ -98,65 +97,13 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
     for before, number in zip([-1, *kept], kept):
         line, end = lines[number], ends[number]
         if before >= 0:
-            add_span(spans, ends[before] - 1, ends[before])
+            append_span(spans, ends[before] - 1, ends[before])
         start, stop = end - len(line.lstrip()), end - len(line) + len(line.rstrip())
         for match in CITATION.finditer(text, start, stop) if cited else ():
-            add_span(spans, start, match.start())
+            append_span(spans, start, match.start())
             start = match.end()
-        add_span(spans, start, stop)
+        append_span(spans, start, stop)
     return trim(text, spans)
-
-
-def add_span(spans: list[Span], start: int, stop: int) -> None:
-    """Append a span, joined to the one before if that ends where it begins."""
-    if spans and spans[-1][1] == start:
-        spans[-1] = (spans[-1][0], stop)
-    elif start < stop:
-        spans.append((start, stop))
-
-
-def trim(text: str, spans: list[Span]) -> list[Span]:
-    """The spans without the whitespace that their text would begin and end with; changed in place."""
-    while spans:
-        start, stop = spans[0]
-        size = len(text[start:stop].lstrip())
-        if size:
-            spans[0] = (stop - size, stop)
-            break
-        del spans[0]
-    while spans:
-        start, stop = spans[-1]
-        size = len(text[start:stop].rstrip())
-        if size:
-            spans[-1] = (start, start + size)
-            break
-        del spans[-1]
-    return spans
-
-
-def cuts_between(spans: Sequence[Span], size: int) -> list[Span]:
-    """What lies between the spans in a text of this size: sorted, disjoint, none empty."""
-    edges = [0, *(edge for span in spans for edge in span), size]
-    return [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end]
-
-
-def union(cuts: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What either of two lists of cuts asks for: sorted, disjoint, not adjacent."""
-    joined: list[Span] = []
-    for start, end in sorted([*cuts, *others]):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def without(text: str, cuts: Sequence[Span]) -> str:
-    """The text minus its cuts."""
-    if not cuts:
-        return text
-    edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
-    return "".join([text[start:end] for start, end in zip(edges[::2], edges[1::2])])
 
 
 def num_sentences(words: Words, pieces: Sequence[int]) -> int:

@@ -9,16 +9,7 @@ import pyarrow as pa
 
 from pipeline.languages.pieces import UNSPACED_LANGUAGES
 from pipeline.languages.words import Codes, Vocabulary
-from pipeline.quality.c4 import (
-    LineRules,
-    Span,
-    apply_line_rules,
-    cuts_between,
-    keep_every_line,
-    num_sentences,
-    union,
-    without,
-)
+from pipeline.quality.c4 import LineRules, apply_line_rules, keep_every_line, num_sentences
 from pipeline.quality.dclm import dclm_lines, dclm_words
 from pipeline.quality.dolma import dolma_lines, dolma_words
 from pipeline.quality.fineweb import fineweb
@@ -29,6 +20,7 @@ from pipeline.quality.parts import Parts
 from pipeline.quality.redpajama import redpajama_lines, redpajama_words
 from pipeline.quality.refinedweb import RefinedWebRules, apply_refinedweb, share_of_words
 from pipeline.quality.repetition import repetition
+from pipeline.spans import Span, between, union, without
 from schemas.signals import SIGNALS
 
 ENGLISH = "en"
@@ -123,7 +115,7 @@ def _c4(whole: Parts, language: str, rules: LineRules) -> tuple[dict[str, Any], 
         "c4_lorem_ipsum": kept.lorem_ipsum,
         "c4_curly_brackets": kept.curly_brackets,
     }
-    return signals, cuts_between(kept.spans, len(text)), left
+    return signals, between(kept.spans, len(text)), left
 
 
 def _refinedweb(lines: Lines, language: str, rules: RefinedWebRules) -> tuple[dict[str, Any], list[Span], Parts]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.quality.c4 import Span, cuts_between, trim, union, without
 from pipeline.quality.dclm import ASCII_SPACE, num_words
 from pipeline.quality.lines import Lines
 from pipeline.quality.parts import Parts
+from pipeline.spans import Span, between, trim, union, without
 
 MAX_DIGITS = 0.999999
 PHRASE_WORDS = 10
@@ -57,8 +57,8 @@ def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tup
             found, left = _phrases_in(text[start:stop])
             num_cut += not left.strip()
             cuts += [(start + a, start + b) for a, b in found] if left.strip() else [(start, int(edges[number + 1]))]
-    rest = cuts_between(union(cuts, []), len(text))
-    return cuts_between(trim(text, rest), len(text)), num_cut
+    rest = between(union(cuts, []), len(text))
+    return between(trim(text, rest), len(text)), num_cut
 
 
 def _numbers(lines: Lines, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

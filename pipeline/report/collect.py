@@ -15,12 +15,17 @@ from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
 
-TABLES = ("documents", "text", "scores", "verdicts", "dedup", "clean", "tokenizer", "tokens")
+TABLES = (
+    *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
+    *("clean", "tokenizer", "tokens"),
+)
 """The tables of a run in the order they are written."""
+SECOND = ("text", "index", "representatives")
+"""Those among them that a step writes besides its first."""
 FROM_OUTSIDE = ("documents", "text")
 """Those among them that were made from files, not from tables."""
-BEFORE = "dedup/dropped_before"
-"""Rows that deduplication only looks at for their cluster: their drop is counted where it happened."""
+BEFORE = ("dedup/dropped_before", "repeats/dropped_before")
+"""Rows that a step only looks at: their drop is counted where it happened."""
 PLAN_NAME = "train/plan.json"
 METRICS_NAME = "train/metrics.jsonl"
 OUTCOME_NAME = "train/manifest.json"
@@ -155,9 +160,14 @@ def collect(run: Store) -> Facts:
 
 
 def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
-    """Whether every table that this one was made from is the one that stands."""
-    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs}
+    """Whether every table of this run that it was made from is the one that stands."""
+    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not of_another_run(entry.name)}
     return all(name in tables and tables[name].digest == digest for name, digest in reads.items())
+
+
+def of_another_run(name: str) -> bool:
+    """Whether an input is a table of an earlier snapshot, such as `earlier-0/index`."""
+    return "/" in name
 
 
 def _read_plan(run: Store) -> Plan | None:

@@ -3,16 +3,17 @@
 Everything here is a sum over manifests; no row is read.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.fused import EVERY_STAGE
-from pipeline.report.collect import BEFORE, FROM_OUTSIDE, Facts
+from pipeline.report.collect import BEFORE, FROM_OUTSIDE, Facts, of_another_run
 from schemas.manifest import Counts
 
 Reasons = Mapping[str, Mapping[str, str]]
 """Every stage in the order of the run, with the meaning of each of its reasons."""
-JUDGING = ("documents", "verdicts", "dedup", "clean")
+JUDGING = ("documents", "verdicts", "dedup", "repeats", "clean")
 """Tables that drop documents, in the order of the run."""
 LEAVES: Mapping[str, Mapping[str, str]] = {
     "documents": {
@@ -93,6 +94,10 @@ def levels(facts: Facts, reasons: Reasons) -> list[Level]:
         if table not in facts.tables:
             continue
         chars = _dropped_chars(facts, table)
+        if table == "repeats":
+            left, text = facts.tables[table].content.counts.rows_kept, _kept_chars(facts, table)
+            found.append(("repeats", "texts without what stands elsewhere, judged again", left, text))
+            continue
         if table == "verdicts":
             text = _kept_chars(facts, table) + sum(chars.values())
             found.append(("cuts", "the same texts, lines cut", left, text))
@@ -123,14 +128,16 @@ def _kept_chars(facts: Facts, table: str) -> int:
 
 
 def _dropped_chars(facts: Facts, table: str) -> dict[str, int]:
-    return {name: number for name, number in facts.figures(table).get("dropped_chars", {}).items() if name != BEFORE}
+    return {
+        name: number for name, number in facts.figures(table).get("dropped_chars", {}).items() if name not in BEFORE
+    }
 
 
 def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
     """Drops by stage, in the order of the run."""
     totals: dict[str, int] = {}
     for name, number in _in_order(counts.dropped, reasons):
-        if name != BEFORE:
+        if name not in BEFORE:
             totals[_stage_of(name)] = totals.get(_stage_of(name), 0) + number
     return totals
 
@@ -147,17 +154,19 @@ def _in_order(dropped: Mapping[str, int], reasons: Reasons) -> list[tuple[str, i
 def drops_by_rule(facts: Facts, reasons: Reasons) -> dict[str, list[RuleDrops]]:
     """Every declared rule by stage, in the order of the run, the rules that dropped most first."""
     total = facts.tables["documents"].content.counts.rows_in if "documents" in facts.tables else 0
-    found: dict[str, list[RuleDrops]] = {}
+    counts: Counter[str] = Counter()  # a rule counts twice where texts were judged again after passages were cut
+    chars: Counter[str] = Counter()
     for table in JUDGING:
-        if table not in facts.tables:
-            continue
-        chars = _dropped_chars(facts, table)
-        for name, count in _in_order(facts.tables[table].content.counts.dropped, reasons):
-            stage, _, rule = name.partition("/")
-            meaning = reasons.get(stage, {}).get(rule) or EVERY_STAGE.get(rule, "")
-            row = RuleDrops(stage, rule, meaning, count, count / total if total else 0.0, chars.get(name, 0))
-            if name != BEFORE:
-                found.setdefault(stage, []).append(row)
+        if table in facts.tables:
+            counts.update(facts.tables[table].content.counts.dropped)
+            chars.update(_dropped_chars(facts, table))
+    found: dict[str, list[RuleDrops]] = {}
+    for name, count in _in_order(counts, reasons):
+        stage, _, rule = name.partition("/")
+        meaning = reasons.get(stage, {}).get(rule) or EVERY_STAGE.get(rule, "")
+        row = RuleDrops(stage, rule, meaning, count, count / total if total else 0.0, chars[name])
+        if name not in BEFORE:
+            found.setdefault(stage, []).append(row)
     return {stage: sorted(rows, key=lambda row: (-row.count, row.rule)) for stage, rows in found.items()}
 
 
@@ -175,22 +184,34 @@ def _book_checks(facts: Facts) -> Iterator[Check]:
         yield Check("bytes of records and gaps = bytes of the inputs", stored, inputs)
     if "text" in counts:
         yield Check("rows of text = rows of documents", counts["text"].rows_in, counts["documents"].rows_in)
-    for table in ("scores", "verdicts"):
+    for table in ("scores", "verdicts", "clusters"):
         if table in counts:
             yield Check(f"documents measured = rows of {table}", counts["documents"].rows_kept, counts[table].rows_in)
     if "dedup" in counts and "verdicts" in counts:
-        entered = counts["dedup"].rows_in - counts["dedup"].dropped.get(BEFORE, 0)
+        entered = _entered(counts["dedup"])
         yield Check("documents that pass the verdicts = documents deduplicated", counts["verdicts"].rows_kept, entered)
+    if "repeats" in counts and "dedup" in counts:
+        entered = _entered(counts["repeats"])
+        yield Check("copies kept = documents searched for repeats", counts["dedup"].rows_kept, entered)
     if "clean" in counts:
-        yield Check("copies kept = documents cleaned", counts["dedup"].rows_kept, counts["clean"].rows_in)
+        claim, before = ("documents left", "repeats") if "repeats" in counts else ("copies kept", "dedup")
+        yield Check(f"{claim} = documents cleaned", counts[before].rows_kept, counts["clean"].rows_in)
     if "tokens" in counts and "clean" in counts:
         yield Check("clean documents = documents in shards", counts["clean"].rows_kept, counts["tokens"].rows_kept)
+
+
+def _entered(counts: Counts) -> int:
+    """Rows that a step judged, those it only looked at left out."""
+    return counts.rows_in - sum(counts.dropped.get(name, 0) for name in BEFORE)
 
 
 def _identity_checks(facts: Facts) -> Iterator[Check]:
     digests = {name: table.digest for name, table in facts.tables.items()}
     for name, table in facts.tables.items():
-        for entry in table.content.inputs if name not in FROM_OUTSIDE else ():
+        entries = table.content.inputs if name not in FROM_OUTSIDE else []
+        for entry in entries:
+            if of_another_run(entry.name):
+                continue
             yield Check(f"{name} read the {entry.name} shown here", entry.sha256, digests[entry.name])
     if facts.plan and "tokens" in digests:
         yield Check("the plan is for this dataset", facts.plan.dataset, digests["tokens"])

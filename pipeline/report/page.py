@@ -12,12 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipeline.report import numbers
 from pipeline.report.collect import Facts, Figure, collect
 from pipeline.report.contamination import canaries, evaluation_sets
+from pipeline.report.dedup import deduplication
 from pipeline.report.funnel import checks, drops_by_rule, levels
-from pipeline.report.plots import cluster_plot, training_plots
+from pipeline.report.plots import training_plots
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
 from pipeline.report.tallies import (
-    clusters,
     contract,
     costs,
     counts_of,
@@ -81,7 +81,6 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
     reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)
-    sizes = clusters(facts)
     documents = facts.figures("documents")
     figures = facts.plan.figures if facts.plan else ()
     named = {figure.name: figure for figure in figures}
@@ -107,8 +106,7 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "record_types": counts_of(documents.get("record_types", {})),
         "languages": languages(facts),
         "charsets": counts_of(documents.get("charsets", {})),
-        "clusters": sizes,
-        "cluster_plot": cluster_plot(sizes.sizes) if sizes else None,
+        "dedup": deduplication(facts),
         "toxicity": facts.settings("toxicity"),
         "wordlists": wordlists(facts),
         "without_wordlist": without_wordlist(facts),

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from pipeline.report.collect import Step
 from pipeline.report.numbers import number, short
-from pipeline.report.tallies import SizeClass
 
 LINE_HEIGHT, COLUMN_HEIGHT = 190, 200
 TOP, BOTTOM = 14, 24
@@ -55,6 +54,15 @@ class LinePlot:
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class SizeClass:
+    """Clusters of a range of sizes."""
+
+    label: str
+    clusters: int
+    documents: int
 
 
 @dataclass(frozen=True)

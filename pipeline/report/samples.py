@@ -86,10 +86,10 @@ def _redactor(facts: Facts) -> Redactor:
 def _rows_of_part(facts: Facts, part: int, limit: int) -> Iterator[Row]:
     """Up to `limit` rows of one part of `documents`, with the verdict that any table gave them."""
     later: dict[bytes, Row] = {}
-    for name in ("verdicts", "dedup", "clean"):
+    for name in ("verdicts", "dedup", "repeats", "clean"):
         if name in facts.tables:
             rows = (row for row in facts.read_part(name, part, VERDICT) if row["drop_stage"] is not None)
-            later |= {row["doc_id"]: row for row in rows if f"{row['drop_stage']}/{row['drop_rule']}" != BEFORE}
+            later |= {row["doc_id"]: row for row in rows if f"{row['drop_stage']}/{row['drop_rule']}" not in BEFORE}
     columns = [*VERDICT, "url", "language", "num_chars"]
     for number, row in enumerate(facts.read_part("documents", part, columns)):
         if number == limit:

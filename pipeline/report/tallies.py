@@ -1,4 +1,4 @@
-"""Tallies of a run, ready to be shown: bytes, languages, charsets, clusters, personal data, streams and costs.
+"""Tallies of a run, ready to be shown: bytes, languages, charsets, personal data, streams and costs.
 
 Everything here is a sum over manifests; no row is read.
 """
@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.collect import Facts
+from pipeline.report.collect import SECOND, Facts
 from schemas.manifest import FileEntry
 from schemas.tokens import HELDOUT, docs_key, shard_key
 
 MAX_LANGUAGES = 20
 WORDLIST = "wordlist_"
 """How the toxicity stage names the word list of a language among its models."""
-SINGLE_SIZES = 8
-"""Clusters up to this size have a column of their own; above, a column spans a power of two."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +37,6 @@ class Language:
     passed: int | None
     passed_chars: int | None
     clean: int | None
-
-
-@dataclass(frozen=True)
-class SizeClass:
-    """Clusters of a range of sizes."""
-
-    label: str
-    clusters: int
-    documents: int
-
-
-@dataclass(frozen=True)
-class Clusters:
-    """What deduplication joined."""
-
-    exact: int
-    near: int
-    rounds: int
-    num_clusters: int
-    """Clusters of two or more documents of which a copy stayed."""
-    largest: int
-    sizes: tuple[SizeClass, ...]
 
 
 @dataclass(frozen=True)
@@ -134,35 +110,6 @@ def without_wordlist(facts: Facts) -> int:
     return sum(number for language, number in kept.items() if language not in wordlists(facts))
 
 
-def clusters(facts: Facts) -> Clusters | None:
-    """Sizes of the duplicate clusters; None while deduplication has not run."""
-    if "dedup" not in facts.tables:
-        return None
-    figures, dropped = facts.figures("dedup"), facts.tables["dedup"].content.counts.dropped
-    sizes = {int(size): number for size, number in figures.get("cluster_sizes", {}).items()}
-    return Clusters(
-        exact=dropped.get("dedup/exact_duplicate", 0),
-        near=dropped.get("dedup/near_duplicate", 0),
-        rounds=figures.get("rounds", 0),
-        num_clusters=sum(sizes.values()),
-        largest=max(sizes, default=1),
-        sizes=tuple(_size_classes(sizes)),
-    )
-
-
-def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
-    """Every class from 2 to the largest, empty ones included, so that the axis has no gaps."""
-    bounds = [(size, size) for size in range(2, SINGLE_SIZES + 1)]
-    while sizes and bounds[-1][1] < max(sizes):
-        bounds.append((bounds[-1][1] + 1, 2 * bounds[-1][1]))
-    classes = []
-    for low, high in bounds:
-        inside = {size: number for size, number in sizes.items() if low <= size <= high}
-        label = str(low) if low == high else f"{low:,}–{high:,}"
-        classes.append(SizeClass(label, sum(inside.values()), sum(size * number for size, number in inside.items())))
-    return classes[: next((place for place in range(len(classes), 0, -1) if classes[place - 1].clusters), 0)]
-
-
 def streams(facts: Facts) -> list[Stream]:
     """The streams of the dataset with their shards; empty while there is none."""
     if "tokens" not in facts.tables:
@@ -192,7 +139,7 @@ def contract(facts: Facts) -> Mapping[str, Any]:
 
 
 def costs(facts: Facts) -> list[Cost]:
-    """What each step of the run took, in order; the text table is written by the documents step."""
+    """What each step of the run took, in order; some steps write two tables."""
     return [
         Cost(
             step=name,
@@ -202,7 +149,7 @@ def costs(facts: Facts) -> list[Cost]:
             cpu_seconds=table.run.cpu_seconds,
         )
         for name, table in facts.tables.items()
-        if name != "text"
+        if name not in SECOND
     ]
 
 

@@ -118,7 +118,10 @@ def _fates(facts: Facts) -> list[Fate]:
     for row in _read(facts, "dedup", FROM_DEDUP):
         fate = fates[row["doc_id"]]
         fate.cluster = row["cluster"]
-        fate.outcome = fate.outcome if _outcome(row) in ("kept", BEFORE) else _outcome(row)
+        fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+    for row in _read(facts, "repeats", FROM_VERDICTS):
+        fate = fates[row["doc_id"]]
+        fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
     for row in _read(facts, "clean", FROM_CLEAN):
         fate = fates[row["doc_id"]]
         fate.pii = dict(row["pii_counts"] or [])

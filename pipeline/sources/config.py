@@ -15,6 +15,9 @@ class SourceConfig(Section):
 
     name: str = Field("web", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the source; part of every doc_id, and the folder of its token shards."""
+    snapshot: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$")
+    """Name of the crawl that the files belong to; names sort as their crawls follow each other. None: the name such as
+    CC-MAIN-2024-10 in a file's own name, where there is one."""
     paths: tuple[str, ...] = execution((), validate_default=True)
     """Files: local paths or URIs that pyarrow.fs speaks (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
     Inputs enter a manifest by name and digest, so where they lie changes no result."""

@@ -25,6 +25,7 @@ COLUMNS = (
     "url",
     "domain",
     "date",
+    "snapshot",
     "record_type",
     "http_status",
     "mime",
@@ -70,6 +71,7 @@ def account(items: Iterator[Item], split: Split, end: Callable[[], int]) -> Iter
         offset = start
         row["doc_id"] = doc_id(split.source, split.name, offset, part)
         row["source"], row["split"], row["offset"] = split.source, split.name, offset
+        row["snapshot"] = split.snapshot
         held = (row, drop)
     if held is None:
         yield from account(iter([Item(0, new_row("gap"), Drop("empty_file"))]), split, end)

@@ -24,6 +24,7 @@ SUFFIXES = {
 }
 # In a URI a question mark begins the options of the filesystem.
 LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
+CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
 
@@ -58,7 +59,9 @@ def find_splits(config: SourceConfig) -> list[Split]:
             problems.append(f"promised a file at {file.uri}, found {error}")
             continue
         identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
-        splits.append(Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name))
+        crawl = CRAWL.search(name)
+        snapshot = config.snapshot or (crawl.group() if crawl else None)
+        splits.append(Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot))
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits

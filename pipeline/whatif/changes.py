@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.dedup.declare import DEDUP
 from pipeline.passes.documents import STAGES as DOCUMENTS_STAGES
 from pipeline.passes.scores import STAGES as SCORES_STAGES
 from pipeline.passes.verdicts import JUDGED
@@ -11,7 +12,8 @@ from schemas.errors import ConfigError
 
 Settings = Mapping[str, Any]
 SURVIVORS = {("dedup", "keep"), ("dedup", "source_ranks")}
-"""Settings of deduplication that choose among copies and find none."""
+"""Settings that choose among copies. They also say which document of a bucket the others are compared with, so a run
+could find a few other pairs; a what-if takes the clusters as they are."""
 WHY = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in DOCUMENTS_STAGES},
     **{stage.name: "it changes the scores" for stage in SCORES_STAGES},
@@ -27,7 +29,7 @@ def changed_settings(committed: Recipe, wanted: Recipe) -> dict[str, tuple[Any, 
     """
     changed: dict[str, tuple[Any, Any]] = {}
     refused: list[str] = []
-    judged = {stage.name for stage in JUDGED}
+    judged = {DEDUP.name, *(stage.name for stage in JUDGED)}
     for name, section in wanted.items():
         before, after = committed[name].model_dump(mode="json"), section.model_dump(mode="json")
         decides = section.fields_of("decision") if name in judged else set()

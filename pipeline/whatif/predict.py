@@ -11,8 +11,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.declare import DEDUP, EXACT, NEAR, DedupConfig
-from pipeline.dedup.survivors import FACTS, facts_of, keep_order
+from pipeline.dedup.decide import DROPPED, STAYS, facts_columns, facts_of
+from pipeline.dedup.declare import DEDUP, EXACT, NEAR, SAME_URL, DedupConfig
+from pipeline.dedup.index import representatives_of
+from pipeline.dedup.keys import DIGEST_BYTES
+from pipeline.dedup.survivors import earlier_clusters, earlier_urls
 from pipeline.judge import KEPT, columns_of, judge
 from pipeline.lift import frame_of_tasks, persisted, run_tasks
 from pipeline.parts import measured, parts_of
@@ -32,22 +35,19 @@ from schemas.manifest import Table, open_table, read_run
 from schemas.storage import Store
 
 KEEP = "kept"
-JUDGED_DDL = (
-    "doc binary, ordinal long, dropped boolean, num_bytes long, millis long, rank long, text_digest binary, "
-    "language string, source string, chars long, cluster binary, before string, verdict string"
-)
-ADDED = pa.schema(
+JUDGED = pa.schema(
     [
-        *(pa.field(name, pa.string()) for name in ("language", "source")),
+        *(pa.field(name, pa.binary()) for name in ("doc", "cluster", "order", "url", "url_order")),
+        *(pa.field(name, pa.string()) for name in ("language", "source", "before", "verdict")),
+        pa.field("joined", pa.bool_()),
+        pa.field("dropped", pa.bool_()),
         pa.field("chars", pa.int64()),
-        pa.field("cluster", pa.binary()),
-        *(pa.field(name, pa.string()) for name in ("before", "verdict")),
     ]
 )
-READ = {
-    "documents": ["num_bytes", "date", "text_digest", "source", "body_chars"],
-    "dedup": ["cluster", "drop_stage", "drop_rule"],
-}
+JUDGED_DDL = (
+    "doc binary, cluster binary, order binary, url binary, url_order binary, language string, source string, "
+    "before string, verdict string, joined boolean, dropped boolean, chars long"
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class Prediction:
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
     """The fate of every measured document under `recipe`. Raises ContractError if the run has no `dedup` yet."""
     tables = open_tables(run)
-    empty = VerdictsTask(parts_of(tables)[0], recipe, models, {}, run)
-    tasks = [replace(empty, part=part) for part in parts_of(tables)]
+    parts = parts_of({name: table for name, table in tables.items() if name != "index"})
+    empty = VerdictsTask(parts[0], recipe, models, {}, run)
+    tasks = [replace(empty, part=part) for part in parts]
     wanted = quantiles_of(recipe)
     if wanted:
         answers = run_tasks(spark, histograms_of_part, tasks, "cut-offs", None)
@@ -87,7 +88,8 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     curves = curves_of(tasks, run_tasks(spark, sensitivity_part, tasks, "curves", None))
     judged = persisted(frame_of_tasks(spark, judged_part, tasks, JUDGED_DDL))
-    fates = with_survivors(judged, recipe.section("dedup", DedupConfig))
+    tables |= representatives_of(recipe, [])
+    fates = with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables)
     has_tokens = "tokens" in read_run(run).tables
     cells = count_cells(fates, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
@@ -96,11 +98,11 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
 
 def open_tables(run: Store) -> dict[str, Table]:
     """The tables that a prediction reads. Raises ContractError if they are not of one run."""
-    names = ["documents", "verdicts", "dedup"]
+    names = ["documents", "verdicts", "clusters", "index", "dedup"]
     names += ["scores"] if "scores" in read_run(run).tables else []
     tables = {name: Table(*open_table(run, name)) for name in names}
     lineage = tables["dedup"].manifest.run.lineage
-    for name in ("documents", "verdicts"):
+    for name in ("documents", "verdicts", "clusters"):
         standing = tables[name].folder.uri.rsplit("/", 1)[-1]
         if lineage.get(name) != standing:
             raise ContractError(
@@ -115,41 +117,63 @@ def judged_part(task: VerdictsTask) -> Iterator[pa.RecordBatch]:
     named = checks_of(task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
     names = np.array([*(f"{stage}/{check.reason}" for stage, check in named), KEEP], object)
-    columns = split_columns(columns_of(checks), task.part.paths)
-    columns = {**columns, "documents": [*columns["documents"], *READ["documents"]], "dedup": READ["dedup"]}
-    columns["verdicts"] = ["drop_stage", "drop_rule"]
     config = task.recipe.section("dedup", DedupConfig)
+    columns = split_columns(columns_of(checks), task.part.paths)
+    for table, wanted in facts_columns(config).items():
+        columns[table] = list(dict.fromkeys([*columns.get(table, []), *wanted]))
+    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language"]))
+    columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
     for batch in measured(task.part, columns):
         first = judge(checks, batch).first
-        facts = facts_of(batch, task.part.ordinal, config, pa.array(first != KEPT))
-        added = [
-            *(batch.column(name).fill_null("?") for name in ("language", "source")),
-            batch.column("body_chars"),
-            batch.column("cluster").cast(pa.binary()),
-            pa.array(fates_before(batch), pa.string()),
-            pa.array(names[first].tolist(), pa.string()),
-        ]
-        yield pa.RecordBatch.from_arrays([*facts.columns, *added], schema=pa.schema([*FACTS, *ADDED]))
+        facts = facts_of(batch, task.part.ordinal, config)
+        found = {
+            "doc": facts.ids,
+            "cluster": facts.clusters,
+            "order": facts.orders,
+            "url": facts.urls,
+            "url_order": facts.url_orders,
+            **{name: batch.column(name).fill_null("?").to_pylist() for name in ("language", "source")},
+            "before": fates_before(batch),
+            "verdict": names[first].tolist(),
+            "joined": [similarity is not None for similarity in facts.similarities],
+            "dropped": (first != KEPT).tolist(),
+            "chars": facts.chars,
+        }
+        yield pa.RecordBatch.from_pydict(found, schema=JUDGED)
 
 
 def fates_before(batch: pa.RecordBatch) -> list[str]:
     """`kept`, or `stage/rule` of what dropped the document in the committed run."""
     both = [batch.column(name).to_pylist() for name in ("drop_stage", "drop_rule")]
-    later = [batch.column(name).to_pylist() for name in ("verdicts.drop_stage", "verdicts.drop_rule")]
+    later = [batch.column(name).to_pylist() for name in ("dedup.drop_stage", "dedup.drop_rule")]
     return [
         f"{verdict}/{verdict_rule}" if verdict else f"{stage}/{rule}" if stage else KEEP
-        for stage, rule, verdict, verdict_rule in zip(*both, *later)
+        for verdict, verdict_rule, stage, rule in zip(*both, *later)
     ]
 
 
-def with_survivors(judged: DataFrame, config: DedupConfig) -> DataFrame:
-    """Adds `after`: the verdict, or that another copy stays."""
-    order = F.struct("dropped", *keep_order(config), "doc", "text_digest")
-    best = judged.groupBy("cluster").agg(F.min(order).alias("best"))
-    exact = F.col("text_digest") == F.col("best.text_digest")
-    copy = F.when(exact, F.lit(f"{DEDUP.name}/{EXACT}")).otherwise(F.lit(f"{DEDUP.name}/{NEAR}"))
-    loses = ~F.col("dropped") & (F.col("doc") != F.col("best.doc"))
-    return judged.join(best, "cluster").withColumn("after", F.when(loses, copy).otherwise(F.col("verdict")))
+def with_survivors(
+    judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, Table]
+) -> DataFrame:
+    """Adds `after`: the verdict, or that another document of its URL or of its cluster stays."""
+    stays = ~F.col("dropped")
+    if config.by_url != "off":
+        urls = judged.where(stays & F.col("url").isNotNull()).select("url", F.col("url_order").alias("first"))
+        urls = urls.union(earlier_urls(spark, tables).select("key", "first"))
+        best = urls.groupBy("url").agg(F.min("first").alias("best_url"))
+        judged = judged.join(best, "url", "left")
+        stays &= F.col("url").isNull() | (F.col("url_order") == F.col("best_url"))
+    flag = F.when(stays, F.lit(STAYS)).otherwise(F.lit(DROPPED))
+    judged = judged.withColumns({"stays": stays, "own": F.concat(flag, "order")})
+    copies = judged.where("joined").select("cluster", "own")
+    copies = copies.union(earlier_clusters(spark, tables).select("key", "first"))
+    judged = judged.join(copies.groupBy("cluster").agg(F.min("own").alias("best")), "cluster", "left")
+    loses = F.col("stays") & F.col("joined") & (F.col("own") != F.col("best"))
+    digest = DIGEST_BYTES if config.exact != "off" else 0
+    same = F.substring("own", -digest, digest) == F.substring("best", -digest, digest) if digest else F.lit(False)
+    copy = F.when(same, F.lit(f"{DEDUP.name}/{EXACT}")).otherwise(F.lit(f"{DEDUP.name}/{NEAR}"))
+    after = F.when(F.col("dropped"), F.col("verdict")).when(~F.col("stays"), F.lit(f"{DEDUP.name}/{SAME_URL}"))
+    return judged.withColumn("after", after.when(loses, copy).otherwise(F.lit(KEEP)))
 
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:

@@ -1,0 +1,186 @@
+"""Which documents of a part may belong to the samples: decided by hashes of doc_id and anchor, never by order or place.
+
+Three samples: documents that deduplication joined with another (for precision); any documents (uniform); and all
+documents of some anchors. A document's anchor is its smallest shingle under a hash of its own, so two documents of
+Jaccard similarity s share it with probability s: a second hash family, under which near copies meet by themselves.
+Sources: Broder 1997, "On the resemblance and containment of documents"; Cohen and Kaplan 2007, "Summarizing data using
+bottom-k sketches" (coordinated samples).
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.dedup.audit.declare import AuditConfig
+from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.keys import scopes_of
+from pipeline.dedup.order import big_endian, binary_array, rows_of_bytes
+from pipeline.parts import Part, measured
+from pipeline.signature.fast import mixed
+from schemas.ids import DOC_ID_BYTES
+
+JOINED, UNIFORM, ANCHORED = "joined", "uniform", "anchored"
+OVERSAMPLE = 64
+"""How many times more documents are proposed for their anchors than are wanted, because how many share one with another
+document is not known before: where less than one in 64 does, the sample is smaller than asked."""
+PROPOSALS = pa.schema(
+    [
+        pa.field("sample", pa.string()),
+        pa.field("key", pa.int64()),
+        pa.field("doc", pa.binary()),
+        pa.field("leader", pa.binary()),
+        pa.field("cluster", pa.binary()),
+        pa.field("rank", pa.int64()),
+        pa.field("group", pa.binary()),
+        pa.field("count", pa.int64()),
+    ]
+)
+"""`rank` and `group` are of the anchor; the first row of a group in a part has the `count` of its documents there."""
+PROPOSALS_DDL = (
+    "sample string, key long, doc binary, leader binary, cluster binary, rank long, group binary, count long"
+)
+Keys = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ProposeTask:
+    """One part of the documents, and how many documents all parts have."""
+
+    part: Part
+    audit: AuditConfig
+    dedup: DedupConfig
+    num_documents: int
+    num_joined: int
+    """Those that deduplication joined with another."""
+
+
+def hashes(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
+    """Numbers in [0, 2^63), one for each value, independent for every purpose."""
+    digest = hashlib.blake2b(f"audit {purpose} {seed}".encode(), digest_size=8).digest()
+    found: Keys = (mixed(mixed(values) ^ np.uint64(int.from_bytes(digest, "little"))) >> np.uint64(1)).view(np.int64)
+    return found
+
+
+def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
+    """The hash of each doc_id."""
+    return hashes(rows_of_bytes(doc_ids, DOC_ID_BYTES)[:, :8].copy().view("<u8")[:, 0], seed, purpose)
+
+
+def cut(share: float) -> int:
+    """The hashes below this number are the lowest `share` of all."""
+    return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
+
+
+def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
+    """The documents of a part (PROPOSALS) that may belong to a sample of all parts."""
+    size = task.audit.documents
+    enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
+    joined_cut, uniform_cut = (cut(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
+    anchored_cut = cut(OVERSAMPLE * size / max(1, task.num_documents))
+    columns = {"documents": ["anchor", *task.dedup.scope], "clusters": ["cluster", "leader"]}
+    anchored: list[pa.RecordBatch] = []
+    for batch in measured(task.part, columns):
+        keys = document_keys(batch.column("doc_id"), task.audit.seed, JOINED)
+        joined = batch.column("leader").is_valid().to_numpy(zero_copy_only=False) & (keys <= joined_cut)
+        yield _rows(JOINED, batch, keys, joined)
+        keys = document_keys(batch.column("doc_id"), task.audit.seed, UNIFORM)
+        yield _rows(UNIFORM, batch, keys, keys <= uniform_cut)
+        anchored.append(_with_anchors(batch, task, anchored_cut))
+    if anchored:
+        yield from _groups(pa.Table.from_batches(anchored).combine_chunks().to_batches(), task.audit.group)
+
+
+def _rows(sample: str, batch: pa.RecordBatch, keys: Keys, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    taken = batch.filter(pa.array(chosen))
+    count = taken.num_rows
+    documents = [taken.column(name).cast(pa.binary()) for name in ("doc_id", "leader", "cluster")]
+    nothing = [pa.nulls(count, pa.int64()), pa.nulls(count, pa.binary()), pa.nulls(count, pa.int64())]
+    columns = [pa.array([sample] * count, pa.string()), pa.array(keys[chosen]), *documents, *nothing]
+    return pa.RecordBatch.from_arrays(columns, schema=PROPOSALS)
+
+
+def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.RecordBatch:
+    """The documents of the chosen anchors, with group and key."""
+    batch = batch.filter(batch.column("anchor").is_valid())
+    anchors = batch.column("anchor").to_numpy().view(np.uint64)
+    ranks = hashes(anchors, task.audit.seed, "anchor")
+    chosen = ranks <= limit
+    batch = batch.filter(pa.array(chosen))
+    group = np.concatenate([big_endian(part, 8) for part in (anchors[chosen], scopes_of(batch, task.dedup))], axis=1)
+    keys = document_keys(batch.column("doc_id"), task.audit.seed, ANCHORED)
+    columns = [batch.column("doc_id").cast(pa.binary()), pa.array(ranks[chosen]), binary_array(group), pa.array(keys)]
+    return pa.RecordBatch.from_arrays(columns, ["doc", "rank", "group", "key"])
+
+
+def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """Of each group of one part the `size` documents with the lowest keys, and how many there are."""
+    for batch in batches:  # one, or none where the part has no document
+        if not batch.num_rows:
+            continue
+        batch = batch.sort_by([("group", "ascending"), ("key", "ascending"), ("doc", "ascending")])
+        group = rows_of_bytes(batch.column("group"), 16).view("V16")[:, 0]
+        starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+        counts = np.diff(np.append(starts, len(group)))
+        place = np.arange(len(group)) - np.repeat(starts, counts)
+        batch = batch.append_column("count", pa.array(np.where(place == 0, np.repeat(counts, counts), 0)))
+        batch = batch.filter(pa.array(place < size))
+        nothing = pa.nulls(batch.num_rows, pa.binary())
+        known = {"sample": pa.array([ANCHORED] * batch.num_rows), "leader": nothing, "cluster": nothing}
+        columns = [known[name] if name in known else batch.column(name) for name in PROPOSALS.names]
+        yield pa.RecordBatch.from_arrays(columns, schema=PROPOSALS)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The samples of a run."""
+
+    joined: Sequence[tuple[bytes, bytes, bytes]]
+    """Document, the document it was joined with, and the first document of its cluster."""
+    uniform: Sequence[bytes]
+    anchored: Sequence[Sequence[bytes]]
+    """Documents of one anchor and scope, two at least."""
+    every_joined: bool
+    """Whether no other document was joined."""
+    every_document: bool
+    """Whether the uniform sample holds every document."""
+    capped: Sequence[int]
+    """Sizes of the groups of which only a part is in the sample."""
+
+    def wanted(self) -> list[bytes]:
+        """Every document that a sample needs, sorted."""
+        joined = {doc for row in self.joined for doc in row}
+        return sorted({*joined, *self.uniform, *(doc for group in self.anchored for doc in group)})
+
+
+def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> Chosen:
+    """The samples, from the proposals with the lowest keys: at least `audit.documents` of each kind, if there are as
+    many, and of the anchors those with the lowest ranks, `count` being the size of the whole group."""
+    by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
+    for row in rows.to_pylist():
+        by_sample[row["sample"]].append(row)
+    size = audit.documents
+    joined, uniform = (sorted(by_sample[name], key=lambda row: (row["key"], row["doc"])) for name in (JOINED, UNIFORM))
+    groups: dict[tuple[int, bytes], list[dict[str, Any]]] = {}
+    for row in by_sample[ANCHORED]:
+        groups.setdefault((row["rank"], row["group"]), []).append(row)
+    anchored, taken, capped = [], 0, []
+    for _, members in sorted(groups.items()):
+        total = members[0]["count"]
+        taken += min(total, audit.group)
+        if taken > size:  # all later groups are left out too, or small ones would be preferred
+            break
+        anchored.append(sorted(row["doc"] for row in members))
+        capped += [total] if total > audit.group else []
+    return Chosen(
+        joined=[(row["doc"], row["leader"], row["cluster"]) for row in joined[:size]],
+        uniform=[row["doc"] for row in uniform[:size]],
+        anchored=anchored,
+        every_joined=num_joined <= size,
+        every_document=num_documents <= size,
+        capped=capped,
+    )

@@ -1,0 +1,233 @@
+"""The table `clusters`: which documents are copies of each other, whatever becomes of them; and what an index holds.
+
+It depends on documents only, so other thresholds for quality choose other survivors from the same clusters.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pipeline.build import Answer, Build, Built, gather
+from pipeline.dedup.candidates import Found, Search, find_copies, part_of
+from pipeline.dedup.components import components
+from pipeline.dedup.copies import DedupTask, Window, windows
+from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.index import BANDS, LEADERS, MERGED, Indexes, snapshots_of, write_file, write_files
+from pipeline.dedup.keys import layout, payloads_of
+from pipeline.dedup.order import EARLIER, Bytes, binary_array
+from pipeline.dedup.scratch import Scratch, shuffled_bytes
+from pipeline.dedup.verify import BEST, FAILED, JOINED
+from pipeline.lift import answers_of_partitions, by_part_rows, frame_of_tasks
+from pipeline.parts import parts_of
+from pipeline.signature import SignatureConfig
+from pipeline.stage import Row
+from pipeline.writing import PartWriter
+from schemas.ids import DOC_ID_BYTES
+from schemas.manifest import part_key
+from schemas.storage import Store
+from schemas.tables import CLUSTERS
+
+EDGES = pa.schema([pa.field("a", pa.binary()), pa.field("b", pa.binary())])
+EDGES_DDL = "a binary, b binary"
+READ = ("documents", "text", "scores")
+
+
+@dataclass(frozen=True)
+class ClustersTask:
+    """What a worker needs to write the parts."""
+
+    tasks: Sequence[DedupTask]
+    clusters: Store
+    index: Store
+
+
+@dataclass
+class Links:
+    """What is known of the documents of one part, by doc_id."""
+
+    cluster: dict[bytes, bytes] = field(default_factory=dict)
+    similar: dict[bytes, tuple[float, bytes]] = field(default_factory=dict)
+    """The highest similarity, and the document it was found with."""
+
+
+def build_clusters(build: Build) -> dict[str, Built]:
+    """The tables `clusters`, one part for each part of `documents`, and `index`."""
+    config = build.recipe.section("dedup", DedupConfig)
+    signature = build.recipe.section("signature", SignatureConfig)
+    tables = {name: build.inputs[name] for name in READ if name in build.inputs}
+    tasks = [DedupTask(part, config, signature) for part in parts_of(tables)]
+    scratch = Scratch(build.spark, build.folders["clusters"].child("scratch"))
+    indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
+    partitions = config.partitions or build.spark.sparkContext.defaultParallelism
+    shuffled = shuffled_bytes(build.spark)
+    search = Search(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
+    found = find_copies(search)
+    linked = components(edges_of(search, found, indexes), scratch, config.finish_edges, partitions)
+    links = linked.links
+    task = ClustersTask(tasks, build.folders["clusters"], build.folders["index"])
+    answers = write_parts(build, rows_of_parts(links, found, len(tasks)), task)
+    built = gather(answers, ("clusters",)) | {"index": build_index(answers, found, links, task)}
+    built["index"].figures["snapshots"] = snapshots_of(build.splits)
+    if config.near and signature.family != "simhash":
+        built["clusters"].figures["layout"] = dict(zip(("bands", "rows"), layout(config, signature)))
+    built["clusters"].notes |= {
+        # a pair that the end of a batch falls on is compared twice, so how often is no property of the table
+        "pairs": [{kind: kept[kind].rows for kind in (JOINED, FAILED)} for kept in found.rounds],
+        "rounds": linked.rounds,
+        "edges_by_round": list(linked.edges_by_round),
+        "shuffled_bytes": shuffled_bytes(build.spark) - shuffled,
+    }
+    scratch.clear()
+    return built
+
+
+def edges_of(search: Search, found: Found, indexes: Indexes) -> DataFrame:
+    """(a, b): everything that joins two documents, or a document and an earlier cluster."""
+    edges = frame_of_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
+    for frame in found.similar(JOINED):
+        edges = edges.union(frame.select(F.col("node").alias("a"), F.col("other").alias("b")))
+    if not indexes:
+        return edges
+    roots = indexes.clusters()
+    ends = edges.join(roots.withColumnsRenamed({"node": "b", "root": "b_root"}), "b", "left")
+    ends = ends.join(roots.withColumnsRenamed({"node": "a", "root": "a_root"}), "a", "left")
+    contracted = ends.select(F.coalesce("a_root", "a").alias("a"), F.coalesce("b_root", "b").alias("b"))
+    return contracted.union(indexes.merged())
+
+
+def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
+    """For equal documents inside a window one edge, from the one that leads to the one with the smallest doc_id."""
+    for window in windows(task):
+        chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
+        ends = (window.nodes[chosen], window.nodes[window.smallest[chosen]])
+        yield pa.RecordBatch.from_arrays([binary_array(end) for end in ends], schema=EDGES)
+
+
+def rows_of_parts(links: DataFrame, found: Found, parts: int) -> DataFrame:
+    """(node, other, similarity, part): what each part is to know of its documents; without a similarity `other` is the
+    cluster."""
+    rows = links.select("node", F.col("cluster").alias("other"), F.lit(None).cast("float").alias("similarity"))
+    for frame in found.similar(JOINED, BEST):
+        rows = rows.union(frame)
+    rows = rows.withColumn("part", part_of("node")).where(F.col("part") < parts)
+    return rows.withColumn("part", F.col("part").cast("int"))
+
+
+def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[Answer]:
+    """Write one part of `clusters` for each documents part, and its leaders where an index is wanted."""
+    shared = build.spark.sparkContext.broadcast(task)
+
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+        return write_part(shared.value, number, links_of(batches))
+
+    return answers_of_partitions(by_part_rows(rows, len(task.tasks)), write)
+
+
+def links_of(batches: Iterator[pa.RecordBatch]) -> Links:
+    """What the rows say of the documents of one part."""
+    links = Links()
+    for batch in batches:
+        nodes, others, similarities = (batch.column(name).to_pylist() for name in ("node", "other", "similarity"))
+        for node, other, similarity in zip(nodes, others, similarities):
+            doc, other = node[:DOC_ID_BYTES], other[:DOC_ID_BYTES]
+            if similarity is None:
+                links.cluster[doc] = other
+                continue
+            best = links.similar.get(doc)
+            if best is None or (-similarity, other) < (-best[0], best[1]):
+                links.similar[doc] = (similarity, other)
+    return links
+
+
+def write_part(task: ClustersTask, number: int, links: Links) -> Answer:
+    """Write the clusters of one part; returns files, books and figures."""
+    started = time.process_time()
+    writer = PartWriter(task.clusters, part_key(number), CLUSTERS)
+    leaders: list[pa.RecordBatch] = []
+    own = task.tasks[number]
+    rows = joined = 0
+    try:
+        for window in windows(own):
+            clusters = clusters_of(window, links)
+            for row in part_rows(window, clusters, links):
+                writer.add(row)
+                rows += 1
+                joined += row["similarity"] is not None
+            if own.dedup.write_index:
+                leaders.append(leaders_of(window, clusters, own))
+    except BaseException:
+        writer.abandon()
+        raise
+    files = {"clusters": writer.close()}
+    if own.dedup.write_index:
+        files["leaders"] = write_file(iter(leaders), task.index, f"leaders/{part_key(number)}", LEADERS)
+    return {
+        "files": files,
+        "rows": rows,
+        "errors": {},
+        "cpu_seconds": time.process_time() - started,
+        "counts": {"rows_in": rows, "rows_kept": rows, "dropped": {}},
+        "figures": {"joined_documents": joined},
+    }
+
+
+def clusters_of(window: Window, links: Links) -> list[bytes]:
+    """The cluster of every document of a window."""
+    ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
+    places = zip(window.leads.tolist(), window.smallest.tolist())
+    return [links.cluster.get(ids[lead]) or ids[smallest] for lead, smallest in places]
+
+
+def part_rows(window: Window, clusters: Sequence[bytes], links: Links) -> Iterator[Row]:
+    """The row of every document of a window; one that is equal to another has similarity 1."""
+    ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
+    leads = window.leads.tolist()
+    equals: dict[int, int] = {}
+    for place, lead in enumerate(leads):
+        if place != lead:
+            equals.setdefault(lead, place)
+    for place, (doc, lead, cluster) in enumerate(zip(ids, leads, clusters)):
+        similarity, other = links.similar.get(doc, (None, None))
+        if place != lead:
+            similarity, other = 1.0, ids[lead]
+        elif place in equals:
+            similarity, other = 1.0, ids[equals[place]]
+        yield {"doc_id": doc, "cluster": cluster, "similarity": similarity, "leader": other}
+
+
+def leaders_of(window: Window, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
+    """(doc_id, cluster, payload) of the documents of a window that may lead a bucket."""
+    first = window.first
+    chosen = np.flatnonzero(first)
+    payload = payloads_of(window.batch.filter(pa.array(first)), task.dedup)
+    cluster = pa.array([clusters[place] for place in chosen.tolist()], pa.binary())
+    ids: Bytes = window.nodes[first][:, :DOC_ID_BYTES]
+    return pa.RecordBatch.from_arrays([binary_array(ids), cluster, binary_array(payload)], schema=LEADERS)
+
+
+def build_index(answers: Sequence[Answer], found: Found, links: DataFrame, task: ClustersTask) -> Built:
+    """The table `index`: the snapshot's own buckets where that was asked for, and the earlier clusters it joins."""
+    built = Built()
+    if task.tasks and task.tasks[0].dedup.indexes:
+        earlier = links.where(part_of("node") == EARLIER).select(
+            F.substring("node", 1, DOC_ID_BYTES).alias("earlier"),
+            F.substring("cluster", 1, DOC_ID_BYTES).alias("cluster"),
+        )
+        for answer in write_files(earlier, earlier.count(), task.index, "merged", MERGED):
+            built.add_file(answer)
+    if found.leads:
+        bands = found.leads[0]
+        for frame in found.leads[1:]:
+            bands = bands.union(frame)
+        for answer in write_files(bands, bands.count(), task.index, "bands", BANDS):
+            built.add_file(answer)
+        for answer in answers:
+            built.add_file(answer["files"]["leaders"])
+    rows = sum(entry.rows for entry in built.files)
+    built.counts = built.counts.model_copy(update={"rows_in": rows, "rows_kept": rows})
+    return built

@@ -1,0 +1,210 @@
+"""The index of a snapshot: what later snapshots need to find copies of its documents without touching its text.
+
+Three kinds of files: `bands` (key → documents that lead its bucket), `leaders` (document → what it is compared by, and
+its cluster) and `merged` (cluster of a still earlier index → the cluster that it became part of). Which copy of a
+cluster stayed is in the table `representatives`, which is written once verdicts are known.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline.dedup.candidates import Earlier
+from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.keys import num_keys
+from pipeline.dedup.order import EARLIER, PART_BYTES
+from pipeline.lift import Answer, answers_of_partitions, frame_of_tasks
+from pipeline.signature import SignatureConfig
+from pipeline.stage import Split
+from pipeline.writing import HashingSink, unique_name
+from schemas.config import Recipe
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import Table, open_table
+from schemas.storage import Store
+
+BANDS = pa.schema([pa.field("key", pa.int64()), pa.field("position", pa.int32()), pa.field("order", pa.binary())])
+LEADERS = pa.schema([pa.field(name, pa.binary()) for name in ("doc_id", "cluster", "payload")])
+MERGED = pa.schema([pa.field(name, pa.binary()) for name in ("earlier", "cluster")])
+BANDS_DDL = "key long, position int, order binary"
+LEADERS_DDL = "doc_id binary, cluster binary, payload binary"
+MERGED_DDL = "earlier binary, cluster binary"
+ROWS_PER_FILE = 4_000_000
+"""Rows of a file; how many files there are follows from the rows alone."""
+PART = EARLIER.to_bytes(PART_BYTES, "big")
+"""In a node of an earlier snapshot, in place of the part."""
+EARLIER_NAME = "earlier-"
+SAME = ("exact", "near", "min_similarity", "threshold", "bands", "rows", "max_distance", "blocks", "verify", "rounds")
+SAME_DEDUP = (*SAME, "scope", "keep", "source_ranks")
+"""Settings in which a snapshot and the index it is compared with must agree."""
+
+
+def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+    """The earlier indexes that the recipe names, as `earlier-<n>/index`.
+
+    Raises ConfigError if the signature does not fit the bands, or an index cannot answer this run.
+    """
+    config = recipe.section("dedup", DedupConfig)
+    num_keys(config, recipe.section("signature", SignatureConfig))
+    found = _open(config, "index")
+    digests: set[str] = set()
+    for place, index in zip(config.indexes, found.values()):
+        problems = problems_of(index, recipe, splits, digests)
+        if problems:
+            raise ConfigError(f"dedup.indexes: {place} cannot answer this run\n  " + "\n  ".join(problems))
+        digests.add(index.manifest.digest)
+    return found
+
+
+def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+    """What became of the clusters of the earlier indexes, as `earlier-<n>/representatives`."""
+    return _open(recipe.section("dedup", DedupConfig), "representatives")
+
+
+def _open(config: DedupConfig, table: str) -> dict[str, Table]:
+    found = {}
+    for number, place in enumerate(config.indexes):
+        try:
+            found[f"{EARLIER_NAME}{number}/{table}"] = Table(*open_table(Store(place), table))
+        except ContractError as error:
+            raise ConfigError(f"dedup.indexes: promised a finished run at {place}, found none: {error}") from error
+    return found
+
+
+def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
+    """What keeps an index from answering a run, given the digests of those listed before it; empty if nothing does."""
+    content = index.manifest.content
+    config = recipe.section("dedup", DedupConfig)
+    if not content.config["dedup"]["write_index"]:
+        return ["promised an index, found a run without one; run it with dedup.write_index=true"]
+    problems = []
+    if config.keep[:1] != ("snapshot",):
+        problems.append(
+            "dedup.keep: promised to begin with 'snapshot', or an earlier choice could be undone; found "
+            f"{list(config.keep)}"
+        )
+    wanted = {
+        "dedup": {name: config.content()[name] for name in SAME_DEDUP},
+        "signature": recipe["signature"].content(),
+    }
+    for section, values in wanted.items():
+        for name, value in values.items():
+            theirs = content.config[section].get(name)
+            if theirs != value:
+                problems.append(
+                    f"{section}.{name}: promised {theirs!r}, with which the index was made, found {value!r}"
+                )
+    for entry in content.inputs:
+        if entry.name.startswith(EARLIER_NAME) and entry.sha256 not in digests:
+            problems.append(
+                f"promised the indexes that it was made with before it, found none of digest {entry.sha256[:12]}"
+            )
+    last, first = content.figures["snapshots"][-1], snapshots_of(splits)[0]
+    if first <= last:
+        problems.append(
+            f"source.snapshot: promised snapshots that come after {last!r}, the last of the index, found {first!r}"
+        )
+    return problems
+
+
+def snapshots_of(splits: Sequence[Split]) -> list[str]:
+    """The names of the snapshots of the inputs, sorted; an unnamed one is empty."""
+    return sorted({split.snapshot or "" for split in splits})
+
+
+@dataclass(frozen=True)
+class Indexes:
+    """The earlier indexes of a run."""
+
+    spark: SparkSession
+    tables: Mapping[str, Table]
+    """As `indexes_of` gives them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.tables)
+
+    def bands_and_payloads(self) -> Earlier:
+        """What buckets and verification need of them."""
+        node = F.concat("doc_id", F.lit(PART)).alias("node")
+        order = F.expr(f"substring(order, 1, octet_length(order) - {PART_BYTES})")
+        bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(PART)))
+        return Earlier(bands, self._leaders().select(node, "payload"))
+
+    def clusters(self) -> DataFrame:
+        """(node, cluster): for each leader the node of its cluster."""
+        return self._leaders().select(
+            F.concat("doc_id", F.lit(PART)).alias("node"), F.concat("cluster", F.lit(PART)).alias("root")
+        )
+
+    def merged(self) -> DataFrame:
+        """(a, b): nodes of earlier clusters that a later snapshot has joined."""
+        frame = self._read("merged", MERGED, MERGED_DDL)
+        return frame.select(
+            *(F.concat(name, F.lit(PART)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
+        )
+
+    def _leaders(self) -> DataFrame:
+        return self._read("leaders", LEADERS, LEADERS_DDL)
+
+    def _read(self, kind: str, schema: pa.Schema, ddl: str) -> DataFrame:
+        return read_files(self.spark, self.tables, ("index", f"{kind}/"), schema, ddl)
+
+
+def read_files(
+    spark: SparkSession, tables: Mapping[str, Table], which: tuple[str, str], schema: pa.Schema, ddl: str
+) -> DataFrame:
+    """The rows of the files whose key begins with a prefix, of every earlier table of a name: `which` names both."""
+    name, prefix = which
+    found = [
+        (table.folder, path)
+        for key, table in tables.items()
+        if key.endswith(f"/{name}")
+        for path in table.manifest.paths_of(prefix)
+    ]
+    return frame_of_tasks(spark, partial(rows_of_file, schema=schema), found, ddl)
+
+
+def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of one file."""
+    folder, path = task
+    with folder.open_input(path) as stream:
+        for batch in pq.ParquetFile(stream).iter_batches(batch_size=1 << 14, columns=schema.names):
+            yield batch.cast(schema)
+
+
+def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[Answer]:
+    """Write a frame as files `<kind>/00000` …, cut by a hash of the first column and sorted; returns their entries."""
+    count = max(1, -(-rows // ROWS_PER_FILE))
+    first = schema.names[0]
+    cut = frame.select(*schema.names, F.pmod(F.xxhash64(first), F.lit(count)).cast("int").alias("part"))
+    cut = cut.repartitionById(count, F.col("part")).drop("part").sortWithinPartitions(*schema.names)
+
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+        return write_file(batches, folder, f"{kind}/{number:05d}", schema)
+
+    return answers_of_partitions(cut, write)
+
+
+def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> Answer:
+    """Write one file of rows that arrive sorted; row groups are cut by the rows alone."""
+    path = unique_name(key, "parquet")
+    folder.make_parent(path)
+    sink = HashingSink(folder.open_output(path))
+    rows = 0
+    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_statistics=False) as writer:
+        held: list[pa.RecordBatch] = []
+        for batch in batches:
+            held.append(batch.select(schema.names).cast(schema))
+            rows += batch.num_rows
+            if sum(item.num_rows for item in held) >= 1 << 17:
+                whole = pa.Table.from_batches(held)
+                writer.write_table(whole.slice(0, 1 << 17), row_group_size=1 << 17)
+                held = whole.slice(1 << 17).to_batches()
+        writer.write_table(pa.Table.from_batches(held, schema))
+    sink.close()
+    folder.sync(path)
+    return {"key": key, "path": path, "rows": rows, "bytes": sink.num_bytes, "sha256": sink.sha256}

@@ -1,0 +1,171 @@
+"""The cuts of one part: what stands elsewhere goes, what is left is judged again, and the table gets its rows."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.build import Answer, keep_answer, standing_answer
+from pipeline.dedup.keys import scopes_of
+from pipeline.dedup.repeats.cut import Cut, cuts_of, placed
+from pipeline.dedup.repeats.declare import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
+from pipeline.dedup.repeats.known import Known, known_of
+from pipeline.dedup.repeats.part import NOWHERE, SUBSTRING, Document, Judge, RepeatsTask
+from pipeline.dedup.repeats.substring import Tokens, covered, grams
+from pipeline.dedup.repeats.units import scoped, units_of
+from pipeline.fused import Books, set_verdict
+from pipeline.parts import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.spans import Span, between, without
+from pipeline.stage import Drop, Row
+from pipeline.writing import PartWriter
+from schemas.ids import canonical_json
+from schemas.manifest import part_key
+from schemas.tables import REPEATS as REPEATS_SCHEMA
+
+ANY = "any"
+"""In the figures: documents with a cut of whatever kind."""
+
+
+def passages_of(
+    document: Document, units: Known, windows: Known, config: RepeatsConfig
+) -> list[tuple[str, list[Span]]]:
+    """The spans of a document that stand elsewhere, by kind in the order of the settings [code points]."""
+    found: list[tuple[str, list[Span]]] = []
+    for kind in config.units:
+        if kind == SUBSTRING:
+            spans = repeated_runs(document, windows, config)
+        else:
+            all_units = units_of(document.body, kind, config)
+            keys = scoped(all_units.keys, kind, document.scope)
+            gone = units.stands_elsewhere(keys[:, None], all_units.starts, document.doc_id)
+            spans = list(zip(all_units.starts[gone].tolist(), all_units.ends[gone].tolist()))
+        found.append((kind, spans))
+    return found
+
+
+def repeated_runs(document: Document, windows: Known, config: RepeatsConfig) -> list[Span]:
+    """The spans of a document that windows cover which stand elsewhere [code points]."""
+    if not len(windows):
+        return []
+    tokens = Tokens(document.body, config.substring_unit)
+    prints = scoped(grams(tokens.codes, config.length), SUBSTRING, document.scope)
+    near = np.flatnonzero(windows.begins_like(prints))
+    keys = np.stack([prints[near], tokens.checks(near, config.length)], axis=1)
+    gone = windows.stands_elsewhere(keys, near, document.doc_id)
+    return tokens.chars(covered(near[gone], config.length))
+
+
+def write_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> Answer:
+    """Cut and judge one part, given its repeats (key, part, first), and write it; returns files, books and figures."""
+    standing = standing_answer(task.folder, task.part.ordinal)
+    units, windows = known_of(rows, (1, 2))
+    if standing is not None:
+        return standing
+    started = time.process_time()
+    judge = task.make_judge(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
+    books = Books([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
+    writer = PartWriter(task.folder, part_key(task.part.ordinal), REPEATS_SCHEMA)
+    try:
+        for batch in measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
+            written = rows_of(batch, task, units, windows)
+            rejudge(written, batch, judge)
+            for row in written:
+                enter(row, books)
+                writer.add(row)
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        judge.close()
+    answer = {
+        "files": {REPEATS.name: writer.close()},
+        "rows": books.rows_in,
+        "errors": dict(judge.errors),
+        "cpu_seconds": time.process_time() - started,
+        **books.to_json(),
+    }
+    return keep_answer(task.folder, task.part.ordinal, answer, canonical_json)
+
+
+def columns_for(task: RepeatsTask, judge: Judge) -> dict[str, Sequence[str]]:
+    """The stored columns that cutting and judging look at, by table."""
+    own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
+    others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
+    return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
+
+
+def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: Known, windows: Known) -> list[Row]:
+    """The rows of a batch with their cuts; those to be judged again have `_rest`, what is left, and `_without`."""
+    columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
+    rows: list[Row] = []
+    for stored, scope in zip(batch.select(columns).to_pylist(), scopes_of(batch, task.dedup)):
+        row: dict[str, Any] = {"doc_id": stored["doc_id"], "_chars": stored["body_chars"]}
+        rows.append(row)
+        if stored["drop_stage"] is not None:
+            set_verdict(row, REPEATS.name, Drop(DROPPED_BEFORE))
+            continue
+        row |= {"cuts": [], "body_chars": stored["body_chars"], "num_bytes": stored["num_bytes"]}
+        body = apply_cuts(stored["text"], stored["cuts"] or [])
+        document = Document(stored["doc_id"], body, scope, NOWHERE)
+        passages = passages_of(document, units, windows, task.config)
+        if task.config.on_substring == "drop":
+            passages = without_runs(row, passages, len(body), task.config)
+        cuts = cuts_of(body, passages)
+        if cuts:
+            visible = between([(cut["start"], cut["end"]) for cut in stored["cuts"] or []], len(stored["text"]))
+            cut_row(row, stored["text"], body, (cuts, placed(cuts, visible)))
+            left = row["body_chars"]
+            if left < task.config.min_left_chars:
+                set_verdict(row, REPEATS.name, Drop(NOTHING_LEFT, left, task.config.min_left_chars))
+    return rows
+
+
+def without_runs(
+    row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
+) -> list[tuple[str, list[Span]]]:
+    """The passages but runs, for which the document is dropped if they make too large a share of its `size`."""
+    runs = dict(passages)[SUBSTRING]
+    share = sum(end - start for start, end in runs) / max(1, size)
+    if share > config.max_repeated_share:
+        set_verdict(row, REPEATS.name, Drop(REPEATED_SHARE, share, config.max_repeated_share))
+        return []
+    return [(kind, spans) for kind, spans in passages if kind != SUBSTRING]
+
+
+def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
+    """Fill in what the cuts leave of a document, given them as places of its body and of its text."""
+    in_body, in_text = ([(start, end) for start, end, _ in some] for some in cuts)
+    row["cuts"] = cuts[1]
+    row["_rest"], row["_without"] = without(body, in_body), without(text, in_text)
+    row["body_chars"] = len(row["_rest"])
+    row["num_bytes"] = len(row["_rest"].encode("utf-8", "surrogatepass"))
+
+
+def rejudge(rows: list[Row], batch: pa.RecordBatch, judge: Judge) -> None:
+    """Signals and verdicts of the rows of a batch that were cut and not dropped for it."""
+    again = [number for number, row in enumerate(rows) if "_rest" in row and row.get("drop_stage") is None]
+    names = list(dict.fromkeys(["doc_id", *(name for columns in judge.columns.values() for name in columns)]))
+    stored = batch.select(names).take(pa.array(again, pa.int64())).to_pylist()
+    judged = [
+        known | {"text": rows[number]["_without"], "_rest": rows[number]["_rest"], "drop_stage": None}
+        for number, known in zip(again, stored)
+    ]
+    if judged:
+        judge(judged)
+    for number, row in zip(again, judged):
+        kept = ("cuts", "body_chars", "num_bytes")
+        rows[number] |= {name: row[name] for name in REPEATS_SCHEMA.names if name in row and name not in kept}
+
+
+def enter(row: Row, books: Books) -> None:
+    """Count one row, and what was cut from it by kind of unit."""
+    kept = row.get("drop_stage") is None
+    books.enter(row, row["body_chars"] if kept else row["_chars"])
+    cuts = row.get("cuts") or []
+    for start, end, kind in cuts:
+        books.tally("cut_spans", kind)
+        books.tally("cut_chars", kind, end - start)
+    for kind in {kind for _, _, kind in cuts} | ({ANY} if cuts else set()):
+        books.tally("cut_documents", kind)

@@ -1,0 +1,284 @@
+"""What deduplication joined, how it went about it, how good it was, and which passages were cut.
+
+Everything here is read from the manifests of `clusters`, `dedup`, `audit` and `repeats`; no row is read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.report.collect import Facts, of_another_run
+from pipeline.report.curve import CurvePlot, Measured, curve_plot
+from pipeline.report.numbers import number, percent
+from pipeline.report.plots import ColumnPlot, SizeClass, cluster_plot
+
+SINGLE_SIZES = 8
+"""Clusters up to this size have a column of their own; above, a column spans a power of two."""
+SAMPLES = ("anchored", "uniform")
+ANY = "any"
+"""How the figures of `repeats` name documents with a cut of whatever kind."""
+EARLIER_INDEX = "/index"
+"""How the names of earlier indexes end among the inputs of `clusters`."""
+JOINED_WITH = {"joined": "with the document each was joined with", "cluster": "with the first document of its cluster"}
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What deduplication joined."""
+
+    exact: int
+    near: int
+    same_url: int
+    num_clusters: int
+    """Clusters of two or more documents of which a copy stayed."""
+    largest: int
+    sizes: tuple[SizeClass, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A measured share, 0..1, with its interval of 95 %."""
+
+    value: float | None
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def text(self) -> str:
+        """The share in per cent; a dash where nothing was measured."""
+        return number(None) if self.value is None else percent(self.value)
+
+    @property
+    def interval(self) -> str:
+        """From where to where; empty where nothing is left to chance."""
+        if self.value is None or self.low == self.high:
+            return ""
+        return f"{percent(self.low)} to {percent(self.high)}"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How many joined pairs are as similar as promised."""
+
+    kind: str
+    near: Share
+    """Of texts that differ."""
+    all: Share
+    not_compared: int
+    earlier: int
+    """Pairs with a document of an earlier snapshot, whose text is not here."""
+    spread: tuple[tuple[str, int], ...]
+    """Pairs by true similarity, the most similar first."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Of the pairs from one similarity on, by sample: how many are in one cluster, and how many shared a key."""
+
+    jaccard: float
+    is_limit: bool
+    joined: Mapping[str, Share]
+    candidates: Mapping[str, Share]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the audit measured."""
+
+    min_jaccard: float
+    layout: tuple[int, int] | None
+    documents: int
+    """Documents of the precision sample."""
+    precision: tuple[Precision, ...]
+    recall: tuple[Recall, ...]
+    samples: Mapping[str, Mapping[str, Any]]
+    plot: CurvePlot | None
+
+    @property
+    def best(self) -> str:
+        """The sample that says most: the uniform one where it is the whole run."""
+        return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
+
+    @property
+    def at_limit(self) -> Share:
+        """Recall from the least similarity of a copy on."""
+        return next(row.joined[self.best] for row in self.recall if row.is_limit)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How copies were found."""
+
+    compared: tuple[tuple[int, int], ...]
+    """Pairs that were joined and pairs that were compared, by round of buckets."""
+    rounds: int | None
+    """Of the components; None where the run does not say."""
+    edges_by_round: tuple[int, ...]
+    shuffled_bytes: int | None
+    layout: tuple[int, int] | None
+    earlier: tuple[str, ...]
+    """Digests of the earlier indexes."""
+
+
+@dataclass(frozen=True)
+class CutKind:
+    """Passages of one kind that stand elsewhere."""
+
+    kind: str
+    documents: int
+    passages: int
+    chars: int
+    share: float
+    """Of all characters that were cut, 0..1."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What the step `repeats` cut and dropped."""
+
+    kinds: tuple[CutKind, ...]
+    documents: int
+    chars: int
+    dropped: int
+    """Documents that did not pass once their passages were cut."""
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """The whole section; None where its table does not stand."""
+
+    clusters: Clusters | None
+    plot: ColumnPlot | None
+    search: Search | None
+    audit: Audit | None
+    repeats: Repeats | None
+
+
+def deduplication(facts: Facts) -> Dedup:
+    """What the report says of deduplication."""
+    found = clusters(facts)
+    plot = cluster_plot(found.sizes) if found else None
+    return Dedup(found, plot, search(facts), audit(facts), repeats(facts))
+
+
+def clusters(facts: Facts) -> Clusters | None:
+    """Sizes of the duplicate clusters; None while deduplication has not run."""
+    if "dedup" not in facts.tables:
+        return None
+    figures, dropped = facts.figures("dedup"), facts.tables["dedup"].content.counts.dropped
+    sizes = {int(size): count for size, count in figures.get("cluster_sizes", {}).items()}
+    return Clusters(
+        exact=dropped.get("dedup/exact_duplicate", 0),
+        near=dropped.get("dedup/near_duplicate", 0),
+        same_url=dropped.get("dedup/same_url", 0),
+        num_clusters=sum(sizes.values()),
+        largest=max(sizes, default=1),
+        sizes=tuple(_size_classes(sizes)),
+    )
+
+
+def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
+    """Every class from 2 to the largest, empty ones included, so that the axis has no gaps."""
+    bounds = [(size, size) for size in range(2, SINGLE_SIZES + 1)]
+    while sizes and bounds[-1][1] < max(sizes):
+        bounds.append((bounds[-1][1] + 1, 2 * bounds[-1][1]))
+    classes = []
+    for low, high in bounds:
+        inside = {size: count for size, count in sizes.items() if low <= size <= high}
+        label = str(low) if low == high else f"{low:,}–{high:,}"
+        classes.append(SizeClass(label, sum(inside.values()), sum(size * count for size, count in inside.items())))
+    return classes[: next((place for place in range(len(classes), 0, -1) if classes[place - 1].clusters), 0)]
+
+
+def search(facts: Facts) -> Search | None:
+    """How copies were found; None while clusters do not stand."""
+    if "clusters" not in facts.tables:
+        return None
+    table = facts.tables["clusters"]
+    figures, notes = table.content.figures, table.run.notes
+    layout = figures.get("layout")
+    inputs = (entry for entry in table.content.inputs if of_another_run(entry.name))
+    return Search(
+        compared=tuple((pairs["joined"], pairs["joined"] + pairs["failed"]) for pairs in notes.get("pairs", ())),
+        rounds=notes.get("rounds"),
+        edges_by_round=tuple(notes.get("edges_by_round", ())),
+        shuffled_bytes=notes.get("shuffled_bytes"),
+        layout=(layout["bands"], layout["rows"]) if layout else None,
+        earlier=tuple(entry.sha256 for entry in inputs if entry.name.endswith(EARLIER_INDEX)),
+    )
+
+
+def audit(facts: Facts) -> Audit | None:
+    """What the audit measured; None where there was none."""
+    figures = facts.figures("audit")
+    if not figures:
+        return None
+    limit, layout, samples = figures["min_jaccard"], figures["bands_rows"], figures["recall"]
+    return Audit(
+        min_jaccard=limit,
+        layout=tuple(layout) if layout else None,
+        documents=figures["precision"]["documents"],
+        precision=tuple(
+            Precision(
+                meaning,
+                _share(found["near"]),
+                _share(found["all"]),
+                found["not_compared"],
+                found["earlier_snapshots"],
+                tuple(sorted(found["jaccard"].items(), reverse=True)),
+            )
+            for kind, meaning in JOINED_WITH.items()
+            if (found := figures["precision"][kind])
+        ),
+        recall=tuple(_recall(samples, limit)),
+        samples=samples,
+        plot=curve_plot({name: _points(samples[name]["curve"]) for name in SAMPLES}, limit, layout),
+    )
+
+
+def _share(found: Mapping[str, Any]) -> Share:
+    return Share(found["value"], found["low"] or 0.0, found["high"] or 0.0, found["pairs"])
+
+
+def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
+    by_sample = {name: {row["jaccard"]: row for row in samples[name]["by_jaccard"]} for name in SAMPLES}
+    return [
+        Recall(
+            jaccard,
+            jaccard == limit,
+            *({name: _share(by_sample[name][jaccard][what]) for name in SAMPLES} for what in ("joined", "candidates")),
+        )
+        for jaccard in by_sample[SAMPLES[0]]
+    ]
+
+
+def _points(curve: Sequence[Mapping[str, Any]]) -> list[Measured]:
+    return [
+        Measured(
+            row["lower"],
+            row["upper"],
+            row["jaccard"],
+            row["share"]["value"],
+            row["share"]["low"],
+            row["share"]["high"],
+            row["pairs"],
+            row["expected"],
+        )
+        for row in curve
+    ]
+
+
+def repeats(facts: Facts) -> Repeats | None:
+    """What was cut, the kind that cut most first; None where nothing was looked for."""
+    if "repeats" not in facts.tables:
+        return None
+    figures, counts = facts.figures("repeats"), facts.tables["repeats"].content.counts
+    chars, spans, documents = (figures.get(name, {}) for name in ("cut_chars", "cut_spans", "cut_documents"))
+    total = sum(chars.values())
+    kinds = [
+        CutKind(kind, documents.get(kind, 0), spans.get(kind, 0), count, count / total if total else 0.0)
+        for kind, count in sorted(chars.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    dropped = sum(count for name, count in counts.dropped.items() if not name.endswith("/dropped_before"))
+    return Repeats(tuple(kinds), documents.get(ANY, 0), total, dropped)

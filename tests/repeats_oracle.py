@@ -1,0 +1,68 @@
+"""The step `repeats` without Spark: totals over the tallies of all parts by a dictionary, for tests."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.dedup.repeats.declare import RepeatsConfig
+from pipeline.dedup.repeats.known import Known, known_of
+from pipeline.dedup.repeats.part import NOWHERE, SEED, SUBSTRING
+from pipeline.dedup.repeats.substring import Tokens, grams, seeds, window_seeds
+from pipeline.dedup.repeats.tally import Places, tallies
+from pipeline.dedup.repeats.units import scoped
+
+KNOWN = pa.schema([("key", pa.binary()), ("part", pa.int32()), ("first", pa.binary())])
+NO_SCOPE = np.uint64(0)
+
+
+def total_rows(batches: Sequence[pa.RecordBatch], min_count: int, keep_first: bool) -> list[pa.RecordBatch]:
+    """What `pipeline.dedup.repeats.build.repeated` makes of tallies: (key, part, first)."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    totals: dict[bytes, int] = defaultdict(int)
+    best: dict[bytes, bytes] = {}
+    for row in rows:
+        totals[row["key"]] += row["count"]
+        best[row["key"]] = min(row["first"], best.get(row["key"], row["first"]))
+    kept = [
+        {"key": row["key"], "part": row["part"], "first": row["first"] if keep_first and here else None}
+        for row in rows
+        if totals[row["key"]] >= min_count
+        for here in [row["first"] == best[row["key"]]]
+    ]
+    return pa.Table.from_pylist(kept, KNOWN).to_batches()
+
+
+def of_part(rows: Sequence[pa.RecordBatch], part: int) -> list[pa.RecordBatch]:
+    """The rows of one part."""
+    return [batch.filter(pa.compute.equal(batch.column("part"), part)) for batch in rows]
+
+
+def found_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[Known]:
+    """For each text the windows that its part is told of; text i is in part i modulo `parts`, and in order of i."""
+    n = config.length
+    tokens = [Tokens(text, config.substring_unit) for text in texts]
+    orders = [number.to_bytes(16, "big") + (number % parts).to_bytes(4, "big") for number in range(len(texts))]
+    order = [np.frombuffer(one, np.uint8) for one in orders]
+    seed_rows, window_rows = [], []
+    for part in range(parts):
+        own = range(part, len(texts), parts)
+        places = (
+            Places(NOWHERE, scoped(found, SEED, NO_SCOPE)[:, None], np.zeros(len(found), np.int64))
+            for found in (seeds(tokens[number].codes, n) for number in own)
+        )
+        seed_rows += tallies(places, part, at_once)
+    known_seeds = total_rows(seed_rows, config.min_count, False)
+    for part in range(parts):
+        (known,) = known_of(of_part(known_seeds, part), (1,))
+        found = []
+        for number in range(part, len(texts), parts):
+            codes = tokens[number].codes
+            at = np.flatnonzero(known.begins_like(scoped(window_seeds(codes, n), SEED, NO_SCOPE)))
+            prints = scoped(grams(codes, n)[at], SUBSTRING, NO_SCOPE)
+            found.append(Places(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
+        window_rows += tallies(iter(found), part, at_once)
+    known_windows = total_rows(window_rows, config.min_count, config.keep_first)
+    told = [known_of(of_part(known_windows, part), (2,))[0] for part in range(parts)]
+    return [told[number % parts] for number in range(len(texts))]

@@ -1,0 +1,118 @@
+"""The keep order as bytes: sorting the bytes sorts the documents by the rules, on real and missing values."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.order import (
+    EARLIER,
+    NODE_BYTES,
+    binary_array,
+    nodes,
+    order_bytes,
+    order_columns,
+    orders,
+    rows_of_bytes,
+)
+
+
+def batch(rows: list[dict]) -> pa.RecordBatch:
+    schema = pa.schema(
+        [
+            pa.field("doc_id", pa.binary(16)),
+            pa.field("source", pa.string()),
+            pa.field("snapshot", pa.string()),
+            pa.field("date", pa.timestamp("ms", tz="UTC")),
+            pa.field("num_bytes", pa.int64()),
+            pa.field("gopher_stop_words", pa.int32()),
+            pa.field("language_score", pa.float32()),
+        ]
+    )
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def ranking(rows: list[dict], *keep: str, **settings) -> list[int]:
+    """The places of the rows, best first."""
+    config = DedupConfig(keep=keep, **settings)
+    found = orders(batch([{"doc_id": name(place), **row} for place, row in enumerate(rows)]), 3, config)
+    assert found.shape == (len(rows), order_bytes(config))
+    return sorted(range(len(rows)), key=lambda place: found[place].tobytes())
+
+
+def day(number: int, year: int = 2024) -> datetime:
+    return datetime(year, 1, number, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "keep", "expected"),
+    [
+        ("num_bytes", [7, 300, 256, 70_000_000_000], "longest", [3, 1, 2, 0]),
+        ("num_bytes", [7, 300, 256, 70_000_000_000], "shortest", [0, 2, 1, 3]),
+        ("date", [day(2), None, day(1), day(1, 1960)], "earliest", [3, 2, 0, 1]),
+        ("date", [day(2), None, day(1), day(1, 1960)], "latest", [0, 2, 3, 1]),
+        ("snapshot", ["CC-MAIN-2024-10", "CC-MAIN-2023-50", None], "snapshot", [2, 1, 0]),
+        ("source", ["web", "wiki", "books", "web"], "source_rank", [1, 0, 3, 2]),
+        ("language_score", [0.5, float("nan"), None, -2.0, 0.75], "highest:language_score", [4, 0, 3, 1, 2]),
+        ("language_score", [0.5, float("nan"), None, -2.0, 0.75], "lowest:language_score", [3, 0, 4, 1, 2]),
+        ("language_score", [0.0, -0.0], "lowest:language_score", [0, 1]),
+        ("language_score", [-0.0, 0.0], "highest:language_score", [0, 1]),
+    ],
+)
+def test_bytes_sort_as_the_rules_do(column, values, keep, expected):
+    settings = {"source_ranks": ("wiki", "web")} if keep == "source_rank" else {}
+    assert ranking([{column: value} for value in values], keep, **settings) == expected
+
+
+def test_rules_decide_in_turn_and_then_the_smaller_doc_id():
+    rows = [{"num_bytes": 5, "date": day(2)}, {"num_bytes": 5, "date": day(1)}, {"num_bytes": 6, "date": day(3)}]
+    assert ranking([*rows, rows[1]], "longest", "earliest") == [2, 1, 3, 0]
+    assert ranking(rows, "earliest", "longest") == [1, 0, 2]
+
+
+def test_a_node_is_the_doc_id_and_its_part_and_ends_the_order():
+    rows = batch([{"doc_id": name(7), "num_bytes": 1}])
+    assert nodes(rows.column("doc_id"), 258)[0].tobytes() == name(7) + b"\0\0\1\2"
+    assert orders(rows, 258, DedupConfig(keep=("longest",)))[0, -NODE_BYTES:].tobytes() == name(7) + b"\0\0\1\2"
+    assert EARLIER.to_bytes(4, "big") == b"\xff" * 4
+
+
+def test_columns_are_those_that_the_rules_need():
+    config = DedupConfig(keep=("source_rank", "highest:perplexity", "longest", "latest"))
+    assert order_columns(config) == {"documents": ["source", "num_bytes", "date"], "scores": ["perplexity"]}
+
+
+def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
+    rows = np.arange(60, dtype=np.uint8).reshape(5, 12)
+    array = binary_array(rows)
+    assert array.to_pylist() == [row.tobytes() for row in rows]
+    assert (rows_of_bytes(array.slice(2, 2), 12) == rows[2:4]).all()
+    fixed = pa.array([row.tobytes() for row in rows], pa.binary(12))
+    assert (rows_of_bytes(fixed.slice(1), 12) == rows[1:]).all()
+    assert rows_of_bytes(array.slice(5), 12).shape == (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": ("newest",)}, "promised rules of source_rank, .*found 'newest'"),
+        ({"keep": ("highest:url",)}, "found 'highest:url'"),
+        ({"threshold": 0.8, "rows": 5}, "promised a threshold or bands and rows, found both"),
+        ({"blocks": 3}, "blocks must be more than max_distance, found 3 and 3"),
+        ({"keep": ("longest",), "source_ranks": ("web",)}, "keep does not name source_rank"),
+        ({"write_index": True}, "promised keep rules that begin with 'snapshot'"),
+        ({"write_index": True, "keep": ("snapshot",), "verify": "jaccard"}, "verify = 'jaccard'"),
+        ({"indexes": ("run",), "by_url": "newest"}, "by_url must be off or first, found 'newest'"),
+        ({"rehydration": {2: 1}}, "sizes from 1 on, found"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        DedupConfig(**settings)

@@ -1,0 +1,42 @@
+"""Documents as they are shown: the verdict of the last table that has one, and what later tables say."""
+
+import json
+from pathlib import Path
+
+import pyarrow.compute as pc
+from report_repeats import add_repeats
+from report_run import make_run
+
+from pipeline.show import current_tables, describe, find_documents, parse_where
+
+
+def test_what_repeats_cut_and_decided_is_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "audit")
+    add_repeats(run)
+    assert current_tables(run) == {"documents", "text", "verdicts", "clusters", "dedup", "repeats"}
+    gone = list(find_documents(run, parse_where("drop_rule = nothing_left"), 5))
+    assert [row["drop_stage"] for row in gone] == ["repeats"]
+    (again,) = [
+        row for row in find_documents(run, parse_where("drop_rule = gopher_short_doc"), 99) if row.get("repeats.cuts")
+    ]
+    text = describe(again, False)
+    assert "dropped by quality/gopher_short_doc" in text
+    assert "repeats.cuts               3-9 line" in text
+    assert "repeats.body_chars         894 code points" in text
+    assert "repeats.gopher_num_words   8" in text
+    assert f"clusters.cluster           {again['doc_id'].hex()}" in text
+    copies = list(find_documents(run, pc.field("drop_rule") == "near_duplicate", 99))
+    assert len(copies) == 3  # what `repeats` only looks at keeps its verdict
+
+
+def test_an_index_of_another_run_does_not_hide_a_table(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "dedup")
+    path = Path(run.uri) / "dedup/v-tiny/manifest.json"
+    manifest = json.loads(path.read_text())
+    outside = {"name": "earlier-0/representatives", "bytes": 1, "sha256": "0" * 64}
+    manifest["content"]["inputs"].append(outside)
+    path.write_text(json.dumps(manifest))
+    assert "dedup" in current_tables(run)
+    manifest["content"]["inputs"].append(outside | {"name": "index"})
+    path.write_text(json.dumps(manifest))
+    assert "dedup" not in current_tables(run)
