@@ -18,7 +18,7 @@ from pipeline.dedup.components import components
 from pipeline.dedup.copies import DedupTask, Window, windows
 from pipeline.dedup.declare import DedupConfig
 from pipeline.dedup.index import BANDS, LEADERS, MERGED, Indexes, snapshots_of, write_file, write_files
-from pipeline.dedup.keys import layout, payloads_of
+from pipeline.dedup.keys import layout, num_keys, payloads_of
 from pipeline.dedup.order import EARLIER, Bytes, binary_array
 from pipeline.dedup.scratch import Scratch, shuffled_bytes
 from pipeline.dedup.verify import BEST, FAILED, JOINED
@@ -35,6 +35,8 @@ from schemas.tables import CLUSTERS
 EDGES = pa.schema([pa.field("a", pa.binary()), pa.field("b", pa.binary())])
 EDGES_DDL = "a binary, b binary"
 READ = ("documents", "text", "scores")
+PARTITION_ROWS = 4_000_000
+"""Rows of keys that a partition of a shuffle holds on average at most: its memory does not grow with the data."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def build_clusters(build: Build) -> dict[str, Built]:
     tasks = [DedupTask(part, config, signature) for part in parts_of(tables)]
     scratch = Scratch(build.spark, build.folders["clusters"].child("scratch"))
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
-    partitions = config.partitions or build.spark.sparkContext.defaultParallelism
+    rows = build.inputs["documents"].manifest.content.counts.rows_in * num_keys(config, signature)
+    partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))
     shuffled = shuffled_bytes(build.spark)
     search = Search(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
     found = find_copies(search)

@@ -69,7 +69,7 @@ class DedupConfig(Section):
     finish_edges: int = execution(4_000_000, ge=0)
     """Clusters are finished in one task once at most this many edges are left; 0 runs the rounds to their end."""
     partitions: int | None = execution(None, ge=1)
-    """Partitions of the shuffles; None: as many as Spark's default parallelism."""
+    """Partitions of the shuffles; None: as many as Spark's default parallelism, more where data are many."""
 
     @field_validator("keep")
     @classmethod
