@@ -37,6 +37,7 @@ test: setup ## every test that this machine can run, the fast ones first
 
 bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="python script": signals; LMPLZ=, TEXTS=: n-grams)
 	$(BIN)/python tests/bench.py
+	$(BIN)/python tests/bench_dedup.py --skew
 	$(if $(PAGES),$(BIN)/python tests/bench_signals.py $(PAGES) $(PEER))
 	$(if $(LMPLZ),$(BIN)/python tests/bench_lm.py --lmplz $(LMPLZ) $(TEXTS))
 
