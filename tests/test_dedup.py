@@ -8,7 +8,7 @@ from pipeline.dedup.buckets import KEYS, LED, PAIRED, WANTED, pairs_of_buckets, 
 from pipeline.dedup.copies import equal_documents, in_windows, words
 from pipeline.dedup.decide import Facts, cluster_tallies, decide, losers, url_tallies, weight_of
 from pipeline.dedup.declare import DEDUP, DedupConfig
-from pipeline.dedup.keys import layout, num_keys
+from pipeline.dedup.keys import check_method, layout, num_keys
 from pipeline.dedup.survivors import write_verdict
 from pipeline.dedup.verify import BEST, FAILED, JOINED, MET, OUTCOMES, attach, compared, comparison
 from pipeline.fused import Books
@@ -169,6 +169,10 @@ def test_bands_must_fit_the_signature():
     assert layout(DedupConfig(bands=20, rows=5), SignatureConfig()) == (20, 5)
     with pytest.raises(ConfigError, match=r"at most signature\.permutations = 112 values, found 20 x 6 = 120"):
         layout(DedupConfig(bands=20, rows=6), SignatureConfig())
+    with pytest.raises(ConfigError, match=r"dedup\.blocks: promised settings of the method, found .* = 'fast'"):
+        check_method(DedupConfig(blocks=7), SignatureConfig())
+    with pytest.raises(ConfigError, match=r"dedup\.bands, dedup\.rows: .* = 'simhash', which ignores them"):
+        check_method(DedupConfig(bands=7, rows=2), SignatureConfig(family="simhash"))
     assert num_keys(DedupConfig(), SignatureConfig()) == 15
     assert num_keys(DedupConfig(exact="off"), SignatureConfig(family="simhash")) == 20
     assert num_keys(DedupConfig(near=False), SignatureConfig()) == 1

@@ -119,4 +119,6 @@ def test_the_text_shows_what_changes():
     assert "quality/short          7  (same)         300  (-65)" in text
     assert "quality.min_words (short) = 40 to 50: 30 → 12  50 → 10" in text
     assert "tokens" in text
+    assert "before repeated passages are cut" not in text
+    assert "before repeated passages are cut" in tell(Prediction(CELLS, (), True, cuts_repeats=True), {})
     assert "≈" not in tell(Prediction(CELLS[:2], (curve,), True), {})

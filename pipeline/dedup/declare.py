@@ -14,6 +14,12 @@ SIDES = ("highest", "lowest")
 REHYDRATION = {1: 1, 2: 2, 3: 3, 5: 5, 100: 8, 1000: 1}
 
 
+MINHASH_ONLY = frozenset(("threshold", "bands", "rows"))
+SIMHASH_ONLY = frozenset(("max_distance", "blocks"))
+NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds"}
+"""Settings that only say something where near copies are looked for, by the one kind of signature or the other."""
+
+
 def _numeric(schema: pa.Schema) -> set[str]:
     kinds = (pa.types.is_floating, pa.types.is_integer)
     return {field.name for field in schema if any(kind(field.type) for kind in kinds)}
@@ -93,6 +99,10 @@ class DedupConfig(Section):
     @model_validator(mode="after")
     def _is_of_use(self) -> "DedupConfig":
         given = self.model_fields_set
+        if not self.near and self.exact == "off":
+            raise ValueError("exact is off and near is false, so no copy would be found; turn one of them on")
+        if not self.near and (idle := sorted(given & NEAR_ONLY)):
+            raise ValueError(f"near is false, so {', '.join(idle)} would be ignored; leave them out")
         if self.threshold is not None and given & {"bands", "rows"}:
             raise ValueError("promised a threshold or bands and rows, found both; leave one out")
         if self.blocks <= self.max_distance:

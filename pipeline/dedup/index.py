@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from pipeline.dedup.candidates import Earlier
 from pipeline.dedup.declare import DedupConfig
-from pipeline.dedup.keys import num_keys
+from pipeline.dedup.keys import check_method
 from pipeline.dedup.order import EARLIER, PART_BYTES
 from pipeline.lift import Answer, answers_of_partitions, frame_of_tasks
 from pipeline.signature import SignatureConfig
@@ -46,10 +46,10 @@ SAME_DEDUP = (*SAME, "scope", "keep", "source_ranks")
 def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     """The earlier indexes that the recipe names, as `earlier-<n>/index`.
 
-    Raises ConfigError if the signature does not fit the bands, or an index cannot answer this run.
+    Raises ConfigError if settings and signature do not fit each other, or an index cannot answer this run.
     """
     config = recipe.section("dedup", DedupConfig)
-    num_keys(config, recipe.section("signature", SignatureConfig))
+    check_method(config, recipe.section("signature", SignatureConfig))
     found = _open(config, "index")
     digests: set[str] = set()
     for place, index in zip(config.indexes, found.values()):

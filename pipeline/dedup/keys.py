@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.declare import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
 from pipeline.dedup.order import rows_of_bytes
 from pipeline.signature import SignatureConfig, band_keys, value_type
 from pipeline.signature.fast import mixed
@@ -37,6 +37,18 @@ def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
             f"found {dedup.bands} x {dedup.rows} = {dedup.bands * dedup.rows}; lower them or raise permutations"
         )
     return dedup.bands, dedup.rows
+
+
+def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
+    """Raise ConfigError if the signature is too short for the bands, or a setting is for another kind of signature."""
+    is_simhash = signature.family == "simhash"
+    idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))
+    if idle:
+        raise ConfigError(
+            f"dedup.{', dedup.'.join(idle)}: promised settings of the method, found signature.family = "
+            f"{signature.family!r}, which ignores them; leave them out or choose another family"
+        )
+    num_keys(dedup, signature)
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:

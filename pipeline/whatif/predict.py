@@ -73,6 +73,8 @@ class Prediction:
     cells: tuple[Cell, ...]
     curves: tuple[Curve, ...]
     has_tokens: bool
+    cuts_repeats: bool = False
+    """Whether the run cuts passages after that and judges again, which takes text to predict."""
 
 
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
@@ -93,7 +95,7 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     has_tokens = "tokens" in read_run(run).tables
     cells = count_cells(fates, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
-    return Prediction(tuple(cells), tuple(curves), has_tokens)
+    return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables)
 
 
 def open_tables(run: Store) -> dict[str, Table]:

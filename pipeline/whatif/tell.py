@@ -34,6 +34,8 @@ def tell(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
     """The prediction as text, with the curves of the settings that are tried."""
     lines = [f"{name}: {before} -> {after}" for name, (before, after) in changed.items()] or ["no setting is changed"]
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
+    if prediction.cuts_repeats:
+        lines.append("before repeated passages are cut: what that drops or shortens is not predicted")
     lines += [
         "",
         *_table(("kept", "documents", "", "characters", "", "tokens", ""), [_total("all", prediction.cells, rates)]),
