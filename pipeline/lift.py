@@ -151,6 +151,34 @@ def by_part(
     The column `part` of `frame` says where a row goes, 0 to `parts` - 1. Every part gets a row of its own that names
     it, because the number of a partition is another one inside a union.
     """
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next(batches, None)
+        if first is not None:
+            yield from function(first.column("part")[0].as_py(), map(_without_marks, chain([first], batches)))
+
+    return _by_part(frame, parts).mapInArrow(work, schema)
+
+
+def answers_of_parts(
+    frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], Answer]
+) -> list[Answer]:
+    """The answers of `function(part number, its rows)` for every part, also for those without a row.
+
+    Raises ContractError if a part did not answer.
+    """
+
+    def answer(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+        return function(number, map(_without_marks, batches))
+
+    answers = answers_of_partitions(_by_part(frame, parts), answer)
+    if len(answers) != parts:
+        raise ContractError(f"promised an answer of each of {parts} parts, found {len(answers)}; run again")
+    return answers
+
+
+def _by_part(frame: DataFrame, parts: int) -> DataFrame:
+    """One partition for each part, with a row of its own: Spark leaves out a shuffle of what it knows to be empty."""
     marks = frame.sparkSession.range(parts).select(
         *(
             F.col("id").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)
@@ -158,16 +186,8 @@ def by_part(
         ),
         F.lit(True).alias("_mark"),
     )
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = next(batches, None)
-        if first is not None:
-            rows = (batch.filter(pc.invert(batch.column("_mark"))) for batch in chain([first], batches))
-            yield from function(first.column("part")[0].as_py(), rows)
-
-    return by_part_rows(frame.withColumn("_mark", F.lit(False)).union(marks), parts).mapInArrow(work, schema)
+    return frame.withColumn("_mark", F.lit(False)).union(marks).repartitionById(max(1, parts), F.col("part"))
 
 
-def by_part_rows(frame: DataFrame, parts: int) -> DataFrame:
-    """The frame with one partition for each part, the rows in that of their column `part`."""
-    return frame.repartitionById(max(1, parts), F.col("part"))
+def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.invert(batch.column("_mark")))

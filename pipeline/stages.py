@@ -1,6 +1,6 @@
 """The table of contents: every step of a run in order, the tables it writes, and the stages that decide them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pipeline.build import Stage, TableJob
@@ -8,8 +8,9 @@ from pipeline.dedup.audit.build import build_audit
 from pipeline.dedup.audit.declare import AUDIT
 from pipeline.dedup.audit.declare import wanted as audits
 from pipeline.dedup.clusters import build_clusters
-from pipeline.dedup.declare import DEDUP
+from pipeline.dedup.declare import DEDUP, DedupConfig
 from pipeline.dedup.index import indexes_of, representatives_of
+from pipeline.dedup.order import order_columns
 from pipeline.dedup.repeats.build import build_repeats
 from pipeline.dedup.repeats.build import wanted as cuts_repeats
 from pipeline.dedup.repeats.declare import REPEATS
@@ -20,9 +21,21 @@ from pipeline.passes.documents import build_documents
 from pipeline.passes.rejudge import Rejudge
 from pipeline.passes.verdicts import JUDGED, build_verdicts
 from pipeline.signature import SIGNATURE
+from pipeline.stage import Split
 from pipeline.tokenizer_job import TOKENIZER, build_tokenizer
 from pipeline.tokens import TOKENS, build_tokens
-from schemas.config import Section
+from schemas.config import Recipe, Section
+from schemas.errors import ConfigError
+from schemas.manifest import Table
+
+
+def checked_indexes(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+    """The earlier indexes of a run. Raises ConfigError if keep rules ask for scores that no step makes."""
+    keep = recipe.section(DEDUP.name, DedupConfig)
+    if "scores" in order_columns(keep) and not scores.wanted(recipe):
+        raise ConfigError(f"dedup.keep: promised scores of models, found {list(keep.keep)} and no model that is asked")
+    return indexes_of(recipe, splits)
+
 
 STEPS: tuple[TableJob, ...] = (
     TableJob(("documents", "text"), documents.STAGES, (), build_documents),
@@ -33,7 +46,7 @@ STEPS: tuple[TableJob, ...] = (
         (SIGNATURE, DEDUP),
         ("documents", "text", "scores"),
         build_clusters,
-        outside=indexes_of,
+        outside=checked_indexes,
     ),
     TableJob(
         ("dedup", "representatives"),

@@ -132,10 +132,10 @@ def test_spark_submit_takes_the_real_pages_and_gives_the_embedded_runs_bytes(sha
         assert digest(tmp_path / "run", table) == digest(tmp_path / "embedded", table), table
 
 
-def python_workers(parent: int) -> list[int]:
-    """Python processes that Spark started below a process and that have forked from its daemon."""
+def processes() -> tuple[dict[int, list[int]], dict[int, bytes]]:
+    """Children and command line of every process."""
     tree: dict[int, list[int]] = {}
-    names = {}
+    names: dict[int, bytes] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -144,12 +144,23 @@ def python_workers(parent: int) -> list[int]:
             except OSError:
                 continue
             tree.setdefault(int(fields[1]), []).append(int(entry.name))
-    below, pending = [], [parent]
+    return tree, names
+
+
+def below(parent: int, tree: dict[int, list[int]]) -> list[int]:
+    """Every process that descends from one."""
+    found, pending = [], [parent]
     while pending:
         children = tree.get(pending.pop(), [])
-        below += children
+        found += children
         pending += children
-    daemons = [pid for pid in below if b"pyspark.daemon" in names.get(pid, b"")]
+    return found
+
+
+def python_workers(parent: int) -> list[int]:
+    """Python processes that Spark started below a process and that have forked from its daemon."""
+    tree, names = processes()
+    daemons = [pid for pid in below(parent, tree) if b"pyspark.daemon" in names.get(pid, b"")]
     return [pid for pid in daemons if pid not in tree and any(pid in tree.get(other, []) for other in daemons)]
 
 
@@ -216,18 +227,10 @@ def until_kept(run: Path, name: str, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def executors(folder: Path) -> list[int]:
-    """The executor processes of the workers of a master in this folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            line = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
-            place = os.readlink(entry / "cwd") if b"CoarseGrainedExecutorBackend" in line else ""
-        except OSError:
-            continue
-        if place.startswith(str(folder)):
-            found.append(int(entry.name))
-    return found
+def executors() -> list[int]:
+    """The executor processes below this one."""
+    tree, names = processes()
+    return [pid for pid in below(os.getpid(), tree) if b"CoarseGrainedExecutorBackend" in names.get(pid, b"")]
 
 
 def test_clusters_survive_speculation_and_the_loss_of_a_worker(crawl, expected, judged, tmp_path):
@@ -238,7 +241,7 @@ def test_clusters_survive_speculation_and_the_loss_of_a_worker(crawl, expected, 
     with standalone(tmp_path, workers=2) as master:
         process = subprocess.Popen(submission(master, arguments, settings), env=ENVIRONMENT)
         until_kept(judged, "round-0.json", process)
-        os.kill(executors(tmp_path)[0], signal.SIGKILL)
+        os.kill(executors()[0], signal.SIGKILL)
         assert process.wait(500) == 0
     for table in DEDUP_TABLES:
         assert digest(judged, table) == digest(expected, table), table

@@ -184,6 +184,8 @@ def test_an_index_needs_no_text_of_its_snapshot(run_of, indexed, tmp_path):
             ['source.snapshot="CC-MAIN-2024-01"'],
             "come after 'CC-MAIN-2024-10', the last of the index, found 'CC-MAIN-2024-01'",
         ),
+        (["dedup.by_url=first"], "dedup.by_url: promised 'off', with which .* was made, found 'first'"),
+        (["dedup.scope=['snapshot']"], "scope keeps snapshots apart"),
         (["dedup.verify=jaccard"], "dedup.verify: promised 'estimate', with which the index was made, found 'jaccard'"),
     ],
 )
@@ -202,10 +204,41 @@ def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, in
     with pytest.raises(ConfigError, match=r"found a run without one; run it with dedup\.write_index=true"):
         run_of([THIRD], f'dedup.indexes=["{whole.uri}"]', folder=tmp_path / "run")
     second = run_of([SECOND], "dedup.write_index=true", f'dedup.indexes=["{indexed.uri}"]')
+    alone = run_of([SECOND], "dedup.write_index=true", until="clusters")
     with pytest.raises(ConfigError, match="promised the indexes that it was made with before it"):
         run_of([THIRD], f'dedup.indexes=["{second.uri}"]', folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match="promised every index once, found it listed before"):
+        run_of([THIRD], f'dedup.indexes=["{indexed.uri}","{indexed.uri}"]', folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match="promised indexes in the order of their snapshots"):
+        run_of([THIRD], f'dedup.indexes=["{alone.uri}","{indexed.uri}"]', folder=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"promised a finished run at .*nowhere"):
         run_of([THIRD], f'dedup.indexes=["{tmp_path}/nowhere"]', folder=tmp_path / "run")
+
+
+def test_texts_that_share_nothing_all_stay(spark, tmp_path):
+    draw = np.random.default_rng(3)
+    for place in range(3):
+        row = {"text": " ".join(text_of(draw, 60)), "url": f"https://site.org/{place}"}
+        (tmp_path / f"{place}.jsonl").write_text(json.dumps(row) + "\n")
+    settings = [f'source.paths="{tmp_path}/*.jsonl"', "repeats.units=['substring']", *SETTINGS]
+    run = Store(str(tmp_path / "run"))
+    run_steps(spark, prepare(read_recipe(str(RECIPE), settings), "clean"), run, 2)
+    for table in ("clusters", "dedup", "repeats", "clean"):
+        content = open_table(run, table)[1].content
+        assert (len(content.files), content.counts.rows_in, content.counts.rows_kept) == (3, 3, 3)
+
+
+def test_files_of_one_name_in_two_snapshots_have_other_ids(spark, inputs, tmp_path):
+    ids = []
+    for snapshot in ("2024-10", "2024-18"):
+        folder = tmp_path / snapshot
+        folder.mkdir()
+        shutil.copy(inputs / f"{FIRST}-0.jsonl", folder / "part.jsonl")
+        paths = [f'source.paths="{folder}/part.jsonl"', f"source.snapshot={snapshot}"]
+        run = Store(str(tmp_path / f"run-{snapshot}"))
+        run_steps(spark, prepare(read_recipe(str(RECIPE), [*paths, *SETTINGS]), "documents"), run, 2)
+        ids += [row["doc_id"] for row in rows_of(run, "documents")]
+    assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from pipeline.dedup.keys import layout, num_keys, payloads_of
 from pipeline.dedup.order import EARLIER, Bytes, binary_array
 from pipeline.dedup.scratch import Scratch, shuffled_bytes
 from pipeline.dedup.verify import BEST, FAILED, JOINED
-from pipeline.lift import answers_of_partitions, by_part_rows, frame_of_tasks
+from pipeline.lift import answers_of_parts, frame_of_tasks
 from pipeline.parts import parts_of
 from pipeline.signature import SignatureConfig
 from pipeline.stage import Row
@@ -128,7 +128,7 @@ def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[Answe
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
         return write_part(shared.value, number, links_of(batches))
 
-    return answers_of_partitions(by_part_rows(rows, len(task.tasks)), write)
+    return answers_of_parts(rows, len(task.tasks), write)
 
 
 def links_of(batches: Iterator[pa.RecordBatch]) -> Links:

@@ -25,7 +25,7 @@ def _numeric(schema: pa.Schema) -> set[str]:
     return {field.name for field in schema if any(kind(field.type) for kind in kinds)}
 
 
-SIGNAL_COLUMNS = frozenset(_numeric(DOCUMENTS) | _numeric(SCORES))
+SIGNAL_COLUMNS = frozenset((_numeric(DOCUMENTS) | _numeric(SCORES)) - {"drop_value", "drop_limit", "anchor"})
 """What `highest:<signal>` and `lowest:<signal>` may name."""
 
 
@@ -116,6 +116,10 @@ class DedupConfig(Section):
             raise ValueError(
                 f"indexes are given, and earlier snapshots keep their documents: by_url must be off or first, found "
                 f"{self.by_url!r}"
+            )
+        if self.indexes and "snapshot" in self.scope:
+            raise ValueError(
+                "indexes are given, but scope keeps snapshots apart, so none would be asked; drop one of them"
             )
         if "source_rank" not in self.keep and self.source_ranks:
             raise ValueError("source_ranks are given, but keep does not name source_rank")

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.dedup.candidates import Earlier
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.declare import DEDUP, DedupConfig
 from pipeline.dedup.keys import check_method
 from pipeline.dedup.order import EARLIER, PART_BYTES
 from pipeline.lift import Answer, answers_of_partitions, frame_of_tasks
-from pipeline.signature import SignatureConfig
+from pipeline.signature import SIGNATURE, SignatureConfig
 from pipeline.stage import Split
 from pipeline.writing import HashingSink, unique_name
 from schemas.config import Recipe
@@ -52,17 +52,38 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     check_method(config, recipe.section("signature", SignatureConfig))
     found = _open(config, "index")
     digests: set[str] = set()
+    last = ""
     for place, index in zip(config.indexes, found.values()):
         problems = problems_of(index, recipe, splits, digests)
+        if index.manifest.digest in digests:
+            problems.append("promised every index once, found it listed before")
+        snapshots = index.manifest.content.figures["snapshots"]
+        if snapshots[0] < last:
+            problems.append(f"promised indexes in the order of their snapshots, found {snapshots[0]!r} after {last!r}")
         if problems:
             raise ConfigError(f"dedup.indexes: {place} cannot answer this run\n  " + "\n  ".join(problems))
         digests.add(index.manifest.digest)
+        last = snapshots[-1]
     return found
 
 
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     """What became of the clusters of the earlier indexes, as `earlier-<n>/representatives`."""
-    return _open(recipe.section("dedup", DedupConfig), "representatives")
+    config = recipe.section("dedup", DedupConfig)
+    indexes, found = _open(config, "index"), _open(config, "representatives")
+    for place, index, table in zip(config.indexes, indexes.values(), found.values()):
+        content = table.manifest.content
+        if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
+            raise ConfigError(
+                f"dedup.indexes: promised a finished run at {place}, found representatives of another index; run its "
+                "recipe to the end of dedup"
+            )
+        if content.config["dedup"]["by_url"] != config.by_url:
+            raise ConfigError(
+                f"dedup.by_url: promised {content.config['dedup']['by_url']!r}, with which {place} was made, found "
+                f"{config.by_url!r}"
+            )
+    return found
 
 
 def _open(config: DedupConfig, table: str) -> dict[str, Table]:
@@ -98,6 +119,9 @@ def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: 
                 problems.append(
                     f"{section}.{name}: promised {theirs!r}, with which the index was made, found {value!r}"
                 )
+    versions = {stage.name: stage.version for stage in (SIGNATURE, DEDUP)}
+    if content.stages != versions:
+        problems.append(f"promised an index of stages {versions}, found one of {content.stages}; make it again")
     for entry in content.inputs:
         if entry.name.startswith(EARLIER_NAME) and entry.sha256 not in digests:
             problems.append(

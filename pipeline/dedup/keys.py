@@ -23,6 +23,7 @@ from schemas.errors import ConfigError
 Keys = npt.NDArray[np.int64]
 DIGESTS = {"normalised": "text_digest", "raw": "raw_digest"}
 DIGEST_BYTES = 16
+MAX_KEYS = 1000
 _EXACT = np.uint64(0x6C62272E07BB0142)
 """Sets the keys of digests apart from those of bands."""
 
@@ -48,7 +49,11 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
             f"dedup.{', dedup.'.join(idle)}: promised settings of the method, found signature.family = "
             f"{signature.family!r}, which ignores them; leave them out or choose another family"
         )
-    num_keys(dedup, signature)
+    if num_keys(dedup, signature) > MAX_KEYS:
+        raise ConfigError(
+            f"dedup.blocks, dedup.max_distance: promised at most {MAX_KEYS} keys a document, found "
+            f"{num_keys(dedup, signature)}; take fewer blocks or a smaller distance"
+        )
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:

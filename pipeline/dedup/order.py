@@ -86,6 +86,7 @@ def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
     """Milliseconds of the date shifted to be positive; NEVER where there is none."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
+    shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659
     return np.where(millis.is_null().to_numpy(zero_copy_only=False), NEVER, shifted).astype(np.uint64)
 
 

@@ -31,7 +31,7 @@ from pipeline.dedup.declare import DEDUP, EXACT, NEAR, DedupConfig
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
 from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
 from pipeline.fused import Books, set_verdict
-from pipeline.lift import answers_of_partitions, by_part, by_part_rows, frame_of_tasks, persisted
+from pipeline.lift import answers_of_parts, by_part, frame_of_tasks, persisted
 from pipeline.parts import Part, measured, parts_of
 from pipeline.stage import Drop, Row
 from pipeline.writing import PartWriter
@@ -172,7 +172,7 @@ def write_parts(build: Build, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
         return write_part(shared.value[number], known_of(batches))
 
-    return answers_of_partitions(by_part_rows(rows, len(tasks)), write)
+    return answers_of_parts(rows, len(tasks), write)
 
 
 def write_part(task: SurvivorsTask, known: Known) -> Answer:

@@ -59,6 +59,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
             problems.append(f"promised a file at {file.uri}, found {error}")
             continue
         identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
+        if config.snapshot is not None:  # ids follow from names, and two crawls may name their files alike
+            name = f"{config.snapshot}/{name}"
         crawl = CRAWL.search(name)
         snapshot = config.snapshot or (crawl.group() if crawl else None)
         splits.append(Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot))

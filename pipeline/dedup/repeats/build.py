@@ -19,7 +19,7 @@ from pipeline.dedup.repeats.part import (
 )
 from pipeline.dedup.repeats.write import write_part
 from pipeline.dedup.totals import TALLIES_DDL, totals
-from pipeline.lift import answers_of_partitions, by_part, frame_of_tasks, is_retry
+from pipeline.lift import answers_of_parts, by_part, frame_of_tasks, is_retry
 from pipeline.parts import parts_of
 from schemas.config import Recipe
 
@@ -41,8 +41,7 @@ def build_repeats(build: Build, make_judge: MakeJudge) -> dict[str, Built]:
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
         return write_part(shared.value[number], batches, is_retry())
 
-    known = repeats_of(build, tasks).repartitionById(len(tasks), F.col("part"))
-    return gather(answers_of_partitions(known, write), (REPEATS.name,))
+    return gather(answers_of_parts(repeats_of(build, tasks), len(tasks), write), (REPEATS.name,))
 
 
 def repeats_of(build: Build, tasks: list[RepeatsTask]) -> DataFrame:
