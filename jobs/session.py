@@ -4,7 +4,7 @@ import os
 import sys
 
 from pydantic import Field
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from schemas.config import Section, execution
@@ -41,6 +41,8 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     """The session for this process, started if there is none; quiet, with Arrow batches bounded in rows."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # only a JVM that runs already knows what spark-submit was told
+        SparkContext._ensure_initialized()
     given = SparkConf()
     master = config.master or given.get("spark.master") or LOCAL_MASTER
     cores = os.cpu_count() or 1

@@ -128,6 +128,7 @@ def test_spark_submit_takes_the_real_pages_and_gives_the_embedded_runs_bytes(sha
     languages = judged.content.figures["kept_languages"]
     assert {"en", "de", "zh", "ru", "pl", "ja"} <= set(languages)
     subprocess.run(embedded(command(tmp_path / "embedded", pattern, *settings)), cwd=ROOT, check=True, timeout=500)
+    assert len(list(tmp_path.glob("work*/app-*/*"))) >= 2  # both workers had an executor
     for table in read_run(Store(str(tmp_path / "run"))).tables:
         assert digest(tmp_path / "run", table) == digest(tmp_path / "embedded", table), table
 
