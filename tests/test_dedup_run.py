@@ -228,6 +228,19 @@ def test_texts_that_share_nothing_all_stay(spark, tmp_path):
         assert (len(content.files), content.counts.rows_in, content.counts.rows_kept) == (3, 3, 3)
 
 
+def test_an_index_of_which_nothing_is_found_joins_nothing(spark, tmp_path):
+    draw, before = np.random.default_rng(4), "[]"
+    for snapshot in (FIRST, SECOND):
+        row = {"text": " ".join(text_of(draw, 60)), "url": "https://site.org/"}
+        (tmp_path / f"{snapshot}.jsonl").write_text(json.dumps(row) + "\n")
+        settings = [f'source.paths="{tmp_path}/{snapshot}.jsonl"', "dedup.write_index=true", f"dedup.indexes={before}"]
+        run = Store(str(tmp_path / snapshot))
+        run_steps(spark, prepare(read_recipe(str(RECIPE), [*settings, *SETTINGS, KEEP]), "dedup"), run, 2)
+        before = f'["{run.uri}"]'
+        assert [row["cluster_size"] for row in rows_of(run, "dedup") if row["drop_stage"] is None] == [1]
+        assert open_table(run, "index")[1].paths_of("merged/") == []
+
+
 def test_files_of_one_name_in_two_snapshots_have_other_ids(spark, inputs, tmp_path):
     ids = []
     for snapshot in ("2024-10", "2024-18"):

@@ -24,6 +24,7 @@ DROPPED = b"\1"
 STAYS = b"\0"
 URL_RULES = {"newest": ("latest",), "longest": ("longest",), "first": ("snapshot", "earliest")}
 Known = Mapping[bytes, tuple[int, bytes]]
+"""Total and best of every key that a part was told of, by kind and key."""
 Tally = dict[bytes, tuple[int, bytes]]
 
 

@@ -12,8 +12,6 @@ from schemas.tables import DOCUMENTS, SCORES
 RULES = ("source_rank", "snapshot", "earliest", "latest", "longest", "shortest")
 SIDES = ("highest", "lowest")
 REHYDRATION = {1: 1, 2: 2, 3: 3, 5: 5, 100: 8, 1000: 1}
-
-
 MINHASH_ONLY = frozenset(("threshold", "bands", "rows"))
 SIMHASH_ONLY = frozenset(("max_distance", "blocks"))
 NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds"}
@@ -37,7 +35,8 @@ class DedupConfig(Section):
     near: bool = True
     """Whether near copies are joined, by the signatures that `[signature]` asks for."""
     min_similarity: float = Field(0.7, ge=0, le=1)
-    """Least Jaccard similarity of a joined pair of MinHash signatures."""
+    """Least Jaccard similarity of a joined pair of MinHash signatures, or of shingles with `verify = jaccard`; what the
+    audit takes for a copy, also with SimHash, which otherwise does not look at it."""
     threshold: float | None = Field(None, gt=0, lt=1)
     """Similarity that bands and rows are chosen for, so that false positives and false negatives together are fewest;
     None: `bands` and `rows` as given."""

@@ -201,8 +201,13 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[Answer]:
-    """Write a frame as files `<kind>/00000` …, cut by a hash of the first column and sorted; returns their entries."""
-    count = max(1, -(-rows // ROWS_PER_FILE))
+    """Write a frame as files `<kind>/00000` …, cut by a hash of the first column and sorted; returns their entries.
+
+    Raises ContractError if they do not hold all `rows` of the frame.
+    """
+    count = -(-rows // ROWS_PER_FILE)
+    if not rows:  # Spark may or may not run a task for a shuffle of nothing
+        return []
     first = schema.names[0]
     cut = frame.select(*schema.names, F.pmod(F.xxhash64(first), F.lit(count)).cast("int").alias("part"))
     cut = cut.repartitionById(count, F.col("part")).drop("part").sortWithinPartitions(*schema.names)
@@ -210,7 +215,10 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
         return write_file(batches, folder, f"{kind}/{number:05d}", schema)
 
-    return answers_of_partitions(cut, write)
+    answers = answers_of_partitions(cut, write)
+    if (written := sum(answer["rows"] for answer in answers)) != rows:
+        raise ContractError(f"{folder.uri}/{kind}: promised {rows} rows, found {written} written; run again")
+    return answers
 
 
 def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> Answer:

@@ -5,7 +5,6 @@ parts that hold them, so the largest cluster costs one row a part.
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from pipeline.dedup.decide import (
     CLUSTER,
     URL,
     Facts,
+    Known,
     cluster_tallies,
     decide,
     facts_columns,
@@ -44,7 +44,6 @@ OUTSIDE = -1
 """In place of a part: a tally of an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
 COUNTED_DDL = "key binary, count long, first binary"
-ANSWERS_DDL = "part int, key binary, total long, best binary"
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,6 @@ class SurvivorsTask:
     config: DedupConfig
     dedup: Store
     representatives: Store
-
-
-Known = Mapping[bytes, tuple[int, bytes]]
-"""Total and best of every key that a part was told of."""
 
 
 def build_dedup(build: Build) -> dict[str, Built]:
@@ -199,11 +194,10 @@ def write_part(task: SurvivorsTask, known: Known) -> Answer:
             rows = tallies(found, task.part.ordinal)
             key = f"{name}/{part_key(task.part.ordinal)}"
             files[name] = write_file(iter([rows]), task.representatives, key, COUNTED)
-    errors: Counter[str] = Counter()
     return {
         "files": files,
         "rows": books.rows_in,
-        "errors": errors,
+        "errors": {},
         "cpu_seconds": time.process_time() - started,
         **books.to_json(),
     }

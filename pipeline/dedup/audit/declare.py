@@ -13,8 +13,8 @@ class AuditConfig(Section):
     """How much of a run is audited; everything is chosen by hashes, so the same documents at any partitioning."""
 
     documents: int = Field(2000, ge=0, le=MAX_DOCUMENTS)
-    """Documents of each of the three samples (joined, uniform, anchored); 0: no audit. All pairs of a sample are
-    compared, so time grows with the square: 2,000 take seconds."""
+    """Documents of each of the three samples (joined, uniform, anchored); 0: no audit, nor where `dedup.near` is off.
+    All pairs of a sample are compared, so time grows with the square: 2,000 take seconds."""
     group: int = Field(50, ge=2)
     """Documents of one anchor that are compared with each other; of more, those with the lowest hashes."""
     min_jaccard: float | None = Field(None, gt=0, le=1)
