@@ -7,6 +7,7 @@ PAGES ?=
 PEER ?=
 LMPLZ ?=
 TEXTS ?=
+SLOW ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,15 +30,17 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 	$(BIN)/penstock report demo/run --truth demo/crawl/truth.jsonl
 	@echo "The report: $(CURDIR)/demo/run/report.html"
 
-test: setup ## every test that this machine can run, the fast ones first
+test: setup ## the tests that this machine can run, the fast ones first (SLOW=1: with the long ones, such as all layouts)
 	@fast=0; rest=0; \
 	$(BIN)/python -m pytest -m "not ($(HEAVY))" || fast=$$?; \
-	$(BIN)/python -m pytest -m "$(HEAVY)" || rest=$$?; \
+	$(BIN)/python -m pytest -m "($(HEAVY))$(if $(SLOW),, and not slow)" || rest=$$?; \
 	exit $$(( fast ? fast : rest ))
 
 bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="python script": signals; LMPLZ=, TEXTS=: n-grams)
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_dedup.py --skew
+	$(BIN)/python tests/bench_data.py
+	$(BIN)/python tests/bench_train.py
 	$(if $(PAGES),$(BIN)/python tests/bench_signals.py $(PAGES) $(PEER))
 	$(if $(LMPLZ),$(BIN)/python tests/bench_lm.py --lmplz $(LMPLZ) $(TEXTS))
 

@@ -12,7 +12,7 @@ RUN apt-get update \
     && python -m venv /venv
 ENV PATH=/venv/bin:$PATH
 
-# What setup.cfg asks for but torch and tensorboard, in the versions of constraints.txt.
+# What setup.cfg asks for but torch, tensorboard and safetensors, in the versions of constraints.txt.
 WORKDIR /build
 COPY constraints.txt ./
 RUN pip install --no-cache-dir --constraint constraints.txt \

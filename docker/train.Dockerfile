@@ -10,6 +10,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     numpy \
     pyarrow \
     pydantic \
+    safetensors \
     sentencepiece \
     tensorboard \
     tokenizers \

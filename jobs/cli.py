@@ -3,7 +3,6 @@
 import argparse
 import functools
 import operator
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ from jobs.learning import (
     train_importance_command,
     train_lm_command,
 )
-from jobs.recipe import stored_recipe
 from jobs.run_all import explained, run_recipe
-from jobs.session import worker_environment
+from jobs.training import FORMATS, export_command, generate_command, plan_command, train_command
 from jobs.whatif import whatif_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
@@ -24,12 +22,11 @@ from pipeline.report.page import write_report
 from pipeline.show import column_equals, describe, find_documents, parse_where
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.tokens import open_dataset
-from train.config import PlanConfig, TrainConfig
-from train.plan import make_plan, print_plan, write_plan
 from train.trace import documents_of_step, print_documents, print_steps, steps_of_url
 
 Arguments = argparse.Namespace
+Verb = Callable[[str, Callable[[Arguments], int], str], argparse.ArgumentParser]
+"""Adds a verb: its name, what it calls, and an example behind `penstock`."""
 
 
 def run_command(arguments: Arguments) -> int:
@@ -42,31 +39,6 @@ def stage_command(arguments: Arguments) -> int:
     """Run the data stages up to one step."""
     run_recipe(arguments.recipe, arguments.out, arguments.overrides, until=arguments.step)
     return 0
-
-
-def plan_command(arguments: Arguments) -> int:
-    """Size the training run from what was written."""
-    run = Store(arguments.run)
-    recipe = stored_recipe(run, arguments.overrides)
-    plan = make_plan(open_dataset(run), recipe.section("plan", PlanConfig), recipe.section("train", TrainConfig))
-    write_plan(run, plan)
-    print(f"plan written to {run.uri}/train/plan.json" if arguments.quiet else print_plan(plan))
-    return 0
-
-
-def train_command(arguments: Arguments) -> int:
-    """Start torchrun on this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(arguments.ranks)]
-    command += ["--standalone", "-m", "train.pretrain", arguments.run]
-    for override in arguments.overrides:
-        command += ["--set", override]
-    process = subprocess.Popen(command, env=worker_environment())
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # torchrun got the same signal and hands it to the ranks, which finish their step and write a checkpoint
-            continue
 
 
 def report_command(arguments: Arguments) -> int:
@@ -114,14 +86,6 @@ def trace_command(arguments: Arguments) -> int:
     return 0
 
 
-def generate_command(arguments: Arguments) -> int:
-    """Sample text from a checkpoint."""
-    command = [sys.executable, "-m", "train.generate", arguments.run, "--prompt", arguments.prompt]
-    for name in ("tokens", "temperature", "seed"):
-        command += [f"--{name}", str(getattr(arguments, name))]
-    return subprocess.run(command, check=False).returncode
-
-
 def demo_crawl_command(arguments: Arguments) -> int:
     """Build the demo crawl."""
     truth = build_demo_crawl(Path(arguments.out), arguments.pages, arguments.seed)
@@ -167,14 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
         "step", help="the last step to run: documents, verdicts, clusters, dedup, audit, clean, tokenizer or tokens"
     )
     add_recipe(stage)
-    plan = verb("plan", plan_command, "plan run --set plan.tokens_per_parameter=20")
-    add_run(plan)
-    add_overrides(plan)
-    plan.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
-    train = verb("train", train_command, "train run --ranks 2 --set train.precision=bf16")
-    add_run(train)
-    add_overrides(train)
-    train.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
+    add_training(verb)
     report = verb("report", report_command, "report run --truth crawl/truth.jsonl")
     add_run(report)
     report.add_argument("--truth", help="truth file of a demo crawl: adds found/planted for each kind")
@@ -192,7 +149,6 @@ def build_parser() -> argparse.ArgumentParser:
     either = trace.add_mutually_exclusive_group(required=True)
     either.add_argument("--step", type=int, help="print the documents of this step")
     either.add_argument("--url", help="print the steps that saw this URL")
-    add_generate(verb("generate", generate_command, "generate run --prompt 'The function returns' --tokens 60"))
     demo = verb("demo-crawl", demo_crawl_command, "demo-crawl demo/crawl --pages 3000")
     demo.add_argument("out", help="folder for the WARC files and truth.jsonl")
     demo.add_argument("--pages", type=int, default=3000, help="base pages; what is planted comes on top")
@@ -200,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_learning(verb: Callable[[str, Callable[[Arguments], int], str], argparse.ArgumentParser]) -> None:
+def add_learning(verb: Verb) -> None:
     """Add the verbs that make models and limits from text."""
     for name, command, out, example in (
         (
@@ -239,13 +195,32 @@ def add_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", action="store_true", help="print the clean text too")
 
 
-def add_generate(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `generate`."""
-    add_run(parser)
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--seed", type=int, default=0)
+def add_training(verb: Verb) -> None:
+    """Add the verbs of the training half."""
+    plan = verb("plan", plan_command, "plan run --set plan.tokens_per_parameter=20")
+    add_run(plan)
+    add_overrides(plan)
+    plan.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
+    train = verb("train", train_command, "train run --ranks 2 --set train.precision=bf16")
+    add_run(train)
+    add_overrides(train)
+    train.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
+    train.add_argument("--restarts", type=int, default=0, help="how often the ranks start again after one has died")
+    train.add_argument(
+        "--dry-run", action="store_true", help="start nothing; print layout, memory of a rank and steps for so many"
+    )
+    generate = verb("generate", generate_command, "generate run --prompt 'The function returns' --tokens 60")
+    add_run(generate)
+    generate.add_argument("--prompt", default="")
+    generate.add_argument("--tokens", type=int, default=100)
+    generate.add_argument("--temperature", type=float, default=0.8)
+    generate.add_argument("--seed", type=int, default=0)
+    export = verb("export", export_command, "export run --format huggingface --out llama")
+    add_run(export)
+    export.add_argument("--format", choices=FORMATS, required=True, help="of a checkpoint; megatron: of the dataset")
+    export.add_argument("--out", required=True, help="folder to write: a new one for huggingface")
+    for parser in (generate, export):
+        parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,12 +11,12 @@ from schemas.config import Recipe, Section, load_recipe, parse_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import read_run
 from schemas.storage import Store
-from train.config import PlanConfig, TrainConfig
+from train.config.settings import SECTIONS
 
 
 def recipe_sections() -> Mapping[str, type[Section]]:
     """Every section a recipe may have, by name."""
-    return {**sections(), "models": ModelsConfig, "spark": SparkConfig, "plan": PlanConfig, "train": TrainConfig}
+    return {**sections(), "models": ModelsConfig, "spark": SparkConfig, **SECTIONS}
 
 
 def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:

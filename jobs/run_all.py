@@ -1,6 +1,8 @@
 """The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data stage."""
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,12 +26,16 @@ def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str 
 
 
 def explained(call: Callable[[], int | None]) -> int:
-    """The exit code of a call: its own, 2 for an error whose message says what to do, 130 when interrupted."""
+    """The exit code of a call: its own, 2 for an explained error, 130 if interrupted, 141 if nobody reads it."""
     try:
         return call() or 0
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Who reads the output has seen enough, as `head` has; else Python would say so when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         problem = storage_problem(error)
         if problem is None:

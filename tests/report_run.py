@@ -318,26 +318,64 @@ def judged() -> dict[str, Any]:
 
 
 def add_training(run: Store) -> None:
-    """What the training half writes, as JSON."""
+    """What the training half writes, as JSON: 40 steps of two sources, of which the seventh was skipped."""
     dataset = open_table(run, "tokens")[1].digest
     figures = [
         {"name": "params", "value": 1_234_567, "unit": "parameters", "formula": "N = 2·d", "source": "count"},
         {"name": "learning_rate", "value": 0.00123, "unit": "", "formula": "0.3118·C^−0.125", "source": "Bi et al."},
         {"name": "memory.2.states", "value": 2_500_000, "unit": "bytes", "formula": "16·N", "source": "estimate"},
     ]
-    run.write_atomic("train/plan.json", canonical_json({"dataset": dataset, "steps": 40, "figures": figures}))
-    lines = [
-        {"step": k, "loss": 8 - 0.1 * k, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens": 1, "tokens_per_second": 9.0}
-        | ({"heldout_loss": 8.5 - 0.1 * k} if k % 20 == 0 else {})
-        for k in range(1, 41)
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
+    stages = [{"first_step": 0, "num_steps": 30}, {"first_step": 30, "num_steps": 10}]
+    plan = {"dataset": dataset, "stages": stages, "settings": {"train": {"steps": 40}}, "figures": figures}
+    run.write_atomic("train/plan.json", canonical_json(plan))
+    text = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 41))
     run.write_atomic("train/metrics.jsonl", (text + '{"step": 41, "lo').encode())
+    text = "".join(json.dumps(event) + "\n" for event in events())
+    run.write_atomic("train/events.jsonl", (text + '{"kind": "spi').encode())
     identity = {"dataset": dataset, "tokenizer": "t" * 64, "settings": {"train.seed": 1}, "skip_list": "s" * 64}
-    layout = {"ranks": 2, "micro_batch": 8, "threads": 1, "device": "cpu"}
-    note = {"step": 40, "identity": identity, "layout": layout, "files": {"a": 1_000_000, "b": 500_000}}
+    layout = {"ranks": 2, "axes": {"shard": 2, "tensor": 1}, "settings": {}, "threads": 1, "device": "cpu"}
+    files = {name: {"size": size, "sha256": "f" * 64} for name, size in (("a", 1_000_000), ("b", 500_000))}
+    note = {"step": 40, "identity": identity, "layout": layout, "files": files}
     run.write_atomic("train/checkpoints/step-000040/checkpoint.json", canonical_json(note))
     run.write_atomic("train/manifest.json", canonical_json({"steps": 40, "loss": 4.0, "heldout_loss": 4.5678}))
+
+
+def metrics_line(step: int) -> dict[str, Any]:
+    """One step: `web` has three times the tokens of `books` and a loss that is 0.4 lower."""
+    line: dict[str, Any] = {"step": step, "learning_rate": 1e-3, "tokens": 80, "tokens_per_second": 9.0}
+    line |= {"step_seconds": 2.0, "data_seconds": 0.05, "bytes_sent": 1_000, "bytes_plain": 50_000}
+    line |= {"source_tokens": {"web": 60, "books": 20}}
+    if step == 7:
+        return line | {"skipped": True, "loss": None, "grad_norm": None}
+    loss = 8 - 0.1 * step
+    line |= {"loss": loss, "grad_norm": 1.0, "losses": {"web": loss - 0.1, "books": loss + 0.3}}
+    if step % 20 == 0:
+        line |= {"heldout_loss": loss + 0.5, "checkpoint_stall": 0.25}
+        line["heldout"] = {"web": {"loss": loss + 0.45, "perplexity": 85.6, "bits_per_byte": None}}
+    return line
+
+
+def events() -> list[dict[str, Any]]:
+    """What happened beside those steps, hostile words included."""
+    documents = [{"url": url, "doc_id": "d" * 32} for url in ("https://a.example/1", SCRIPT, SCRIPT, "")]
+    level = {"loss": 7.25, "mean": 6.5, "deviation": 0.1, "limit": 7.1}
+    before = {"ranks": 4, "axes": {"shard": 4}, "device": "cpu"}
+    told: list[dict[str, Any]] = [
+        {"kind": "skipped", "step": 7, "loss": None, "grad_norm": None, "loss_scale": 65536.0},
+        {"kind": "spike", "step": 12, **level, "documents": documents},
+        {"kind": "undone", "step": 11, "metrics": {}},
+        {"kind": "rewound", "step": 12, "to_step": 10, "checkpoint": "step-000010", "samples": list(range(8))},
+        {"kind": "failed_save", "step": 15, "error": "No space left on device"},
+        {"kind": "interrupted", "step": 20, "signal": "SIGTERM", "checkpoint": "train/checkpoints/step-000020"},
+        {"kind": "resumed", "step": 20, "checkpoint": "step-000020", "layout": RESUMED, "layout_before": before},
+        {"kind": "resumed", "step": 30, "checkpoint": "step-000030", "layout": RESUMED, "layout_before": RESUMED},
+        {"kind": "early_stop", "step": 40, "heldout_loss": 4.5, "best": 4.25, "since_best": 3},
+        {"kind": "stopped", "step": 40, "reason": "4 steps in a row"},
+    ]
+    return [event | {"at": "2026-01-02T03:04:05.678+00:00"} for event in told]
+
+
+RESUMED = {"ranks": 2, "axes": {"shard": 2}, "device": "cpu"}
 
 
 def whole_run(folder: Path) -> Store:

@@ -1,154 +1,201 @@
 """Checkpoints in one process: bitwise round trips, what exists and what does not, and every refusal."""
 
-import resource
+import json
+import math
+import os
+import shutil
 from collections.abc import Iterator
+from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
-from train.checkpoint import (
-    NOTE_NAME,
-    Identity,
-    Layout,
-    Note,
-    check_identity,
+from train.checkpoint.folder import (
     keep_newest,
     local_path,
-    read_state,
+    remove_checkpoint,
     remove_halves,
     standing_notes,
-    training_state,
-    write_checkpoint,
+    steps_kept,
 )
-from train.config import TrainConfig
-from train.model import Transformer, build_model
-from train.optim import gradient_norm, make_optimizer, update
-from train.parallel import set_initial_weights, sharded_model
-from train.ranks import Ranks, open_ranks
-from train.shape import ModelShape
+from train.checkpoint.note import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity, layout_of
+from train.checkpoint.state import read_state, stored_shapes
+from train.checkpoint.write import write_checkpoint
+from train.config.checkpoint import CheckpointConfig
+from train.config.layout import AXES, LayoutConfig
+from train.ranks import Ranks
+from train.watch.guard import GuardState
 
-TINY = ModelShape(vocab_size=50, num_layers=1, d_model=16, num_heads=2, num_kv_heads=1, d_ffw=24, tie_embeddings=True)
 IDENTITY = Identity(
     dataset="d1",
     tokenizer="t1",
     order="o1",
-    settings={"shape.num_layers": 1, "train.seed": 3, "train.learning_rate": 0.001},
+    settings={"shape.num_layers": 1, "train.seed": 3, "optim.learning_rate": 0.001},
     skip_list="s1",
     skip_length=0,
+    code_version="0.1.0",
 )
-LAYOUT = Layout(ranks=1, micro_batch=4, threads=1, device="cpu")
+ONE = dict.fromkeys(AXES, 1)
+LAYOUT = Layout(ranks=1, axes=ONE, settings={"micro_batch": 4}, threads=1, device="cpu", kernels="torch 2")
+EVERY_FLOAT = (0.1, 1 / 3, 5e-324, -0.0, 1e308, math.inf, -math.inf)
+EVERY_FINITE = tuple(value for value in EVERY_FLOAT if math.isfinite(value))
+
+
+def ranks_of_world() -> Ranks:
+    """The ranks of the process group that is open, whatever else a `Ranks` holds."""
+    known = {
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "local_size": dist.get_world_size(),
+        "device": torch.device("cpu"),
+        "control": dist.new_group(backend="gloo", timeout=timedelta(seconds=120)),
+    }
+    return Ranks(**{field.name: known.get(field.name) for field in fields(Ranks)})
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with open_ranks() as ranks:
-        yield ranks
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ranks_of_world()
+    dist.destroy_process_group()
 
 
-def note(step: int) -> Note:
-    return Note(step=step, identity=IDENTITY, layout=LAYOUT, files={})
+def note(step: int, **fields: object) -> Note:
+    return Note.model_validate({"step": step, "identity": IDENTITY, "layout": LAYOUT} | fields)
 
 
-def trained(ranks: Ranks, seed: int = 0) -> tuple[Transformer, torch.optim.AdamW]:
-    """A sharded model after one update, so that no moment is zero."""
-    model = sharded_model(TINY, TrainConfig(), ranks)
-    set_initial_weights(model, seed)
-    optimizer = make_optimizer(model, TrainConfig())
-    torch.autograd.backward(model(torch.arange(12).view(2, 6)).square().sum())
-    update(model, optimizer, gradient_norm(model), 1.0, 1e-3)
-    return model, optimizer
+def tensors(seed: int = 0) -> dict[str, Tensor]:
+    """Every kind of tensor that a state may hold."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        "model.weight": torch.randn(7, 5, generator=random),
+        "model.half": torch.randn(4, 4, generator=random).bfloat16(),
+        "model.turned": torch.randn(3, 6, generator=random).T,
+        "exp_avg.weight": torch.randn(7, 5, generator=random).double(),
+        "step.weight": torch.tensor(float(seed + 3)),
+        "rows.weight": torch.randint(1 << 62, (3,), generator=random),
+        "empty.weight": torch.empty(0, 5),
+    }
 
 
-def plain(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value.full_tensor().clone() for name, value in state.items()}
+def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+def path_of(run: Store, step: int, name: str = "__0_0.distcp") -> Path:
+    return Path(run.path(f"train/checkpoints/step-{step:06d}/{name}"))
+
+
+# ------------------------------------------------------------------------------------------------------ state and back
 
 
 def test_round_trip_is_bitwise(tmp_path: Path, ranks: Ranks) -> None:
-    run = Store(str(tmp_path))
-    state = training_state(*trained(ranks))
-    assert len(state) == 3 * len(list(build_model(TINY).parameters()))
+    run, state = Store(str(tmp_path)), tensors()
     written = write_checkpoint(run, note(7), state, ranks)
     folder = tmp_path / "train/checkpoints/step-000007"
-    assert written.files == {p.name: p.stat().st_size for p in folder.iterdir() if p.name != NOTE_NAME}
+    assert {name: file.size for name, file in written.files.items()} == {
+        path.name: path.stat().st_size for path in folder.iterdir() if path.name != NOTE_NAME
+    }
+    assert sorted(written.files) == [".metadata", "__0_0.distcp"]
+    assert written.size == sum(path.stat().st_size for path in folder.iterdir() if path.name != NOTE_NAME)
+    assert {name: file.sha256 for name, file in written.files.items()} == {
+        name: run.sha256(f"{written.name}/{name}") for name in written.files
+    }
     assert standing_notes(run) == [written]
-    other = training_state(*trained(ranks, seed=1))
-    assert not torch.equal(other["model.embedding.weight"].full_tensor(), state["model.embedding.weight"].full_tensor())
+    other = tensors(seed=1)
+    assert not same_bits(state, other)
+    held = dict(other)
     read_state(run, written, other, ranks)
-    expected, found = plain(state), plain(other)
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert all(expected[name].abs().sum() > 0 for name in expected)
+    assert same_bits(state, other)
+    assert all(other[name] is held[name] for name in held)
+    assert stored_shapes(run, written) == {name: value.shape for name, value in state.items()}
 
 
-def test_weights_alone_into_a_model_that_is_not_sharded(tmp_path: Path, ranks: Ranks) -> None:
+def test_without_a_process_group_and_in_part(tmp_path: Path, ranks: Ranks) -> None:
+    run, state = Store(str(tmp_path)), tensors()
+    written = write_checkpoint(run, note(1), state, ranks)
+    some = {"model.half": torch.zeros(4, 4).bfloat16()}
+    read_state(run, written, some)
+    assert torch.equal(some["model.half"], state["model.half"])
+    with pytest.raises(ContractError, match=r"promised every tensor of the model, found .*model\.other"):
+        read_state(run, written, {"model.other": torch.zeros(2)})
+    with pytest.raises(ContractError, match=r"Size mismatch .*\[7, 5\].*\[5, 7\].* for model\.weight"):
+        read_state(run, written, {"model.weight": torch.zeros(5, 7)}, ranks)
+
+
+def test_resume_does_not_depend_on_the_generators_of_torch(tmp_path: Path, ranks: Ranks) -> None:
+    run, state = Store(str(tmp_path)), tensors()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    written = write_checkpoint(run, note(1), state, ranks)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any("rng" in name for name in stored_shapes(run, written))
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    read_state(run, written, tensors(1), ranks)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ----------------------------------------------------------------------------------------------------- what the note is
+
+
+def test_progress_comes_back_exactly(tmp_path: Path, ranks: Ranks) -> None:
+    heldout = tuple(enumerate(EVERY_FLOAT))
+    guard = GuardState(non_finite=2, skipped=3, losses=EVERY_FINITE, rewinds=1, best_heldout=0.1, since_best=4)
+    progress = Progress(heldout=heldout, guard=guard, loss_scale=65536.0, finite_steps=7)
+    written = write_checkpoint(Store(str(tmp_path)), note(1, progress=progress), tensors(), ranks)
+    (found,) = standing_notes(Store(str(tmp_path)))
+    assert found == written
+    assert found.progress == progress
+    assert [math.copysign(1, value) for _, value in found.progress.heldout] == [1, 1, 1, -1, 1, 1, -1]
+    assert [math.copysign(1, value) for value in found.progress.guard.losses] == [1, 1, 1, -1, 1]
+    undefined = Note.model_validate_json(note(2, progress=Progress(loss_scale=math.nan)).to_bytes())
+    assert math.isnan(undefined.progress.loss_scale or 0.0)
+    assert note(3).progress == Progress()
+
+
+def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
+    config = LayoutConfig(tensor=2, micro_batch=3)
+    layout = layout_of(config, ONE | {"tensor": 2, "shard": 2}, 1, "cpu")
+    assert layout.ranks == 4
+    assert layout.kernels.startswith(f"torch {torch.__version__}, ")
+    content = {"compress", "compress_rank", "compress_share"}
+    assert layout.axes.keys() | layout.settings.keys() | content == LayoutConfig.model_fields.keys()
+    assert layout.differences(layout) == []
+    other = layout_of(LayoutConfig(tensor=2, micro_batch=4, compile=True), ONE | {"tensor": 2}, 2, "cpu")
+    assert layout.differences(other) == [
+        "ranks 4, found 2",
+        "shard 2, found 1",
+        "micro_batch 3, found 4",
+        "compile False, found True",
+        "threads 1, found 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:-9], "found JSON: Invalid JSON"),
+        (lambda data: data.replace(b'"step":4', b'"step":"four"'), "found step: Input should be a valid integer"),
+        (lambda data: data.replace(b'"code_version"', b'"codes"'), r"found identity\.code_version: Field required"),
+        (lambda data: data.replace(b'"step":4', b'"step":5'), "the note of this folder, found one of step 5"),
+    ],
+)
+def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ranks, change, message: str) -> None:
     run = Store(str(tmp_path))
-    model, optimizer = trained(ranks)
-    expected = plain(training_state(model, optimizer))
-    written = write_checkpoint(run, note(1), training_state(model, optimizer), ranks)
-    bare = build_model(TINY).to_empty(device="cpu")
-    read_state(run, written, training_state(bare, None), ranks)
-    assert all(torch.equal(value, expected[f"model.{name}"]) for name, value in bare.named_parameters())
-
-
-def test_without_its_note_a_checkpoint_does_not_exist(tmp_path: Path, ranks: Ranks) -> None:
-    run = Store(str(tmp_path))
-    state = training_state(*trained(ranks))
-    assert standing_notes(run) == []
-    first = write_checkpoint(run, note(1), state, ranks)
-    write_checkpoint(run, note(2), state, ranks)
-    (tmp_path / "train/checkpoints/step-000002" / NOTE_NAME).unlink()
-    (tmp_path / "train/checkpoints/other").mkdir()
-    assert standing_notes(run) == [first]
-    assert remove_halves(run) == ["step-000002"]
-    assert sorted(path.name for path in (tmp_path / "train/checkpoints").iterdir()) == ["other", "step-000001"]
-    (tmp_path / "train/checkpoints/step-000002").mkdir()
-    (tmp_path / "train/checkpoints/step-000002/__7_0.distcp").write_bytes(b"left by more ranks")
-    again = write_checkpoint(run, note(2), state, ranks)
-    assert "__7_0.distcp" not in again.files
-
-
-def test_keep_newest(tmp_path: Path, ranks: Ranks) -> None:
-    run = Store(str(tmp_path))
-    state = training_state(*trained(ranks))
-    for step in (900_000, 1_000_000, 5):
-        write_checkpoint(run, note(step), state, ranks)
-    assert [standing.step for standing in standing_notes(run)] == [5, 900_000, 1_000_000]
-    keep_newest(run, 2)
-    assert sorted(path.name for path in (tmp_path / "train/checkpoints").iterdir()) == ["step-1000000", "step-900000"]
-    keep_newest(run, 3)
-    assert [standing.step for standing in standing_notes(run)] == [900_000, 1_000_000]
-
-
-def test_a_cut_file_is_refused(tmp_path: Path, ranks: Ranks) -> None:
-    run = Store(str(tmp_path))
-    state = training_state(*trained(ranks))
-    written = write_checkpoint(run, note(3), state, ranks)
-    path = tmp_path / written.name / "__0_0.distcp"
-    size = path.stat().st_size
-    with open(path, "r+b") as stream:
-        stream.truncate(size - 1)
-    with pytest.raises(ContractError, match=rf"__0_0\.distcp {size - 1}, not {size}"):
-        read_state(run, written, state, ranks)
-    path.unlink()
-    with pytest.raises(ContractError, match=rf"__0_0\.distcp None, not {size}"):
-        read_state(run, written, state, ranks)
-
-
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, ranks: Ranks) -> None:
-    run = Store(str(tmp_path))
-    state = training_state(*trained(ranks))
-    first = write_checkpoint(run, note(1), state, ranks)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-        with pytest.raises(ContractError, match=r"step-000002: promised a checkpoint, found .*File too large"):
-            write_checkpoint(run, note(2), state, ranks)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert standing_notes(run) == [first]
-    assert remove_halves(run) == ["step-000002"]
+    write_checkpoint(run, note(4), tensors(), ranks)
+    path = path_of(run, 4, NOTE_NAME)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ContractError, match=rf"step-000004/checkpoint\.json: promised .*{message}"):
+        standing_notes(run)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +205,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, ranks: Ranks) 
         ({"tokenizer": "t2"}, "tokenizer: promised t1, found t2"),
         ({"order": "o2"}, "order: promised o1, found o2"),
         (
-            {"settings": IDENTITY.settings | {"train.learning_rate": 0.003}},
-            "train.learning_rate: promised 0.001, found 0.003",
+            {"settings": IDENTITY.settings | {"optim.learning_rate": 0.003}},
+            "optim.learning_rate: promised 0.001, found 0.003",
         ),
         ({"settings": IDENTITY.settings | {"shape.new": 1}}, "shape.new: promised None, found 1"),
     ],
@@ -170,19 +217,17 @@ def test_another_identity_is_refused(change: dict, message: str) -> None:
     assert f"step-000004: the run is no longer the one this checkpoint belongs to\n  {message}\n" in str(caught.value)
 
 
-def test_the_same_identity_passes_and_a_grown_skip_list_is_not_judged_here() -> None:
-    check_identity(note(4), IDENTITY.model_copy(update={"skip_list": "s2", "skip_length": 3}))
+def test_a_grown_skip_list_and_other_code_are_not_judged_here() -> None:
+    change = {"skip_list": "s2", "skip_length": 3, "code_version": "0.2.0"}
+    check_identity(note(4), IDENTITY.model_copy(update=change))
 
 
 def test_every_difference_is_named() -> None:
-    found = IDENTITY.model_copy(update={"dataset": "d2", "settings": {"train.seed": 4}})
+    found = IDENTITY.model_copy(update={"dataset": "d2", "settings": {"train.seed": 4, "train.more": 1}})
     with pytest.raises(ContractError) as caught:
         check_identity(note(4), found)
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:-1]] == [
-        "dataset",
-        "shape.num_layers",
-        "train.learning_rate",
-        "train.seed",
+        *("dataset", "optim.learning_rate", "shape.num_layers", "train.more", "train.seed")
     ]
 
 
@@ -192,6 +237,136 @@ def test_plan_digest_is_over_the_settings() -> None:
     assert IDENTITY.model_copy(update={"settings": {"train.seed": 4}}).plan != IDENTITY.plan
 
 
+# ----------------------------------------------------------------------------------------- which stand, which are kept
+
+
+def test_without_its_note_a_checkpoint_does_not_exist(tmp_path: Path, ranks: Ranks) -> None:
+    run, state = Store(str(tmp_path)), tensors()
+    assert standing_notes(run) == []
+    assert remove_halves(run) == []
+    first = write_checkpoint(run, note(1), state, ranks)
+    write_checkpoint(run, note(2), state, ranks)
+    path_of(run, 2, NOTE_NAME).unlink()
+    (tmp_path / "train/checkpoints/other").mkdir()
+    assert standing_notes(run) == [first]
+    assert remove_halves(run) == ["step-000002"]
+    assert sorted(path.name for path in (tmp_path / "train/checkpoints").iterdir()) == ["other", "step-000001"]
+    path_of(run, 2).parent.mkdir()
+    path_of(run, 2, "__7_0.distcp").write_bytes(b"left by more ranks")
+    again = write_checkpoint(run, note(2), state, ranks)
+    assert "__7_0.distcp" not in again.files
+    assert not path_of(run, 2, "__7_0.distcp").exists()
+
+
+def test_a_step_that_stands_is_replaced(tmp_path: Path, ranks: Ranks) -> None:
+    run = Store(str(tmp_path))
+    first = write_checkpoint(run, note(2), tensors(), ranks)
+    second = write_checkpoint(run, note(2), tensors(1), ranks)
+    assert first.files["__0_0.distcp"].sha256 != second.files["__0_0.distcp"].sha256
+    assert standing_notes(run) == [second]
+    found = tensors(2)
+    read_state(run, second, found)
+    assert same_bits(found, tensors(1))
+
+
+def test_the_note_goes_before_the_files(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Store(str(tmp_path))
+    write_checkpoint(run, note(2), tensors(), ranks)
+
+    def killed(folder: Path) -> None:
+        assert sorted(path.name for path in folder.iterdir()) == [".metadata", "__0_0.distcp"]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_checkpoint(run, 2)
+    assert standing_notes(run) == []
+    assert remove_halves(run) == ["step-000002"]
+    remove_checkpoint(run, 2)
+
+
+@pytest.mark.parametrize(
+    ("keep", "keep_every", "expected"),
+    [
+        (1, None, {0, 1_000_000}),
+        (2, None, {0, 900_000, 1_000_000}),
+        (1, 200, {0, 200, 400, 900_000, 1_000_000}),
+        (3, 400, {0, 400, 500, 900_000, 1_000_000}),
+        (9, None, {0, 100, 200, 300, 400, 500, 900_000, 1_000_000}),
+    ],
+)
+def test_retention(tmp_path: Path, keep: int, keep_every: int | None, expected: set[int]) -> None:
+    steps = [900_000, 1_000_000, 0, 100, 200, 300, 400, 500]
+    config = CheckpointConfig(every=100, keep=keep, keep_every=keep_every)
+    assert steps_kept(steps, config) == expected
+    assert steps_kept([], config) == set()
+    run = Store(str(tmp_path))
+    for step in steps:
+        run.write_atomic(f"{note(step).name}/{NOTE_NAME}", note(step).to_bytes())
+        path_of(run, step).write_bytes(b"state")
+    assert keep_newest(run, config) == sorted({*steps} - expected)
+    assert {standing.step for standing in standing_notes(run)} == expected
+    assert remove_halves(run) == []
+
+
+@pytest.mark.parametrize(("every", "keep_every"), [(0, 100), (200, 300), (200, 100)])
+def test_keep_every_that_no_checkpoint_meets_is_refused(every: int, keep_every: int) -> None:
+    with pytest.raises(ValueError, match=f"wants a multiple of every = {every}, found {keep_every}"):
+        CheckpointConfig(every=every, keep_every=keep_every)
+
+
+# ------------------------------------------------------------------------------------------------------------ integrity
+
+
+def test_a_changed_byte_is_refused(tmp_path: Path, ranks: Ranks) -> None:
+    run, state = Store(str(tmp_path)), tensors()
+    written = write_checkpoint(run, note(3), state, ranks)
+    for name in written.files:
+        path = path_of(run, 3, name)
+        data = path.read_bytes()
+        path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+        promised, found = written.files[name].sha256, run.sha256(f"{written.name}/{name}")
+        with pytest.raises(ContractError, match=rf"{name}: promised SHA-256 {promised}, found {found}\n"):
+            read_state(run, written, tensors(1), ranks)
+        path.write_bytes(data)
+    read_state(run, written, state, ranks)
+
+
+def test_a_cut_and_a_lost_file_are_refused_together(tmp_path: Path, ranks: Ranks) -> None:
+    run, state = Store(str(tmp_path)), tensors()
+    written = write_checkpoint(run, note(3), state, ranks)
+    size = written.files["__0_0.distcp"].size
+    os.truncate(path_of(run, 3), size - 1)
+    path_of(run, 3, ".metadata").unlink()
+    with pytest.raises(ContractError) as caught:
+        read_state(run, written, state)
+    assert str(caught.value).splitlines()[1:3] == [
+        f"  .metadata: promised {written.files['.metadata'].size} bytes, found No such file or directory",
+        f"  __0_0.distcp: promised {size} bytes, found {size - 1}",
+    ]
+
+
+def test_a_checkpoint_may_be_copied_elsewhere(tmp_path: Path, ranks: Ranks) -> None:
+    written = write_checkpoint(Store(str(tmp_path / "a")), note(3), tensors(), ranks)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    run, found = Store(str(tmp_path / "b")), tensors(1)
+    assert standing_notes(run) == [written]
+    read_state(run, written, found)
+    assert same_bits(found, tensors())
+
+
 def test_a_remote_run_is_refused() -> None:
     with pytest.raises(ConfigError, match="found s3://bucket/run"):
         local_path(Store("s3://bucket/run?region=eu-west-1"), "train")
+
+
+def test_the_note_as_others_read_it(tmp_path: Path, ranks: Ranks) -> None:
+    run = Store(str(tmp_path))
+    written = write_checkpoint(run, note(3), tensors(), ranks)
+    raw = json.loads(path_of(run, 3, NOTE_NAME).read_bytes())
+    assert sorted(raw) == ["files", "identity", "layout", "progress", "step"]
+    assert sorted(raw["identity"]) == sorted(Identity.model_fields)
+    assert raw["files"]["__0_0.distcp"] == written.files["__0_0.distcp"].model_dump()
+    assert isinstance(written.files["__0_0.distcp"], StateFile)

@@ -1,15 +1,24 @@
 """The command: every verb has a help text with an example, and errors come as one message and exit code 2."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tiny_dataset import make_tiny_dataset
 
-from jobs import learning, run_all, whatif
+from jobs import learning, run_all, training, whatif
 from jobs.cli import build_parser, main
+from jobs.recipe import read_recipe, recipe_sections
+from schemas.manifest import read_run, write_run
+from train.config.settings import settings_of
 
-VERBS = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "demo-crawl", "whatif")
-VERBS += ("train-lm", "train-classifier", "train-importance", "derive-profiles")
+ROOT = Path(__file__).parents[1]
+
+VERBS = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
+VERBS += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -55,6 +64,11 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["models", "fetch", "lid.176.ftx"], "lid.176.ftz"),
         (["models", "verify"], "promised a name"),
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
+        (["train", "no-such-run", "--dry-run"], "no-such-run: promised a table 'tokens'"),
+        (["train", "no-such-run", "--ranks", "0"], "promised --ranks >= 1 and --restarts >= 0, found 0 and 0"),
+        (["train", "no-such-run", "--restarts", "-1"], "found 1 and -1"),
+        (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: promised a table 'tokens'"),
+        (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "found megatron, which takes"),
     ],
 )
 def test_errors_are_one_message(arguments, message, capsys):
@@ -100,6 +114,97 @@ def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message
     assert main([*filled, *(["--out", str(tmp_path / "run")] if arguments[0] == "run" else [])]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs/recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_name_settings_that_exist(path):
+    settings = settings_of(read_recipe(str(path), ["source.paths=['x']"]))
+    assert settings.train.seq_len >= 256
+
+
+def test_settings_that_the_readme_names_exist():
+    known = recipe_sections()
+    named = set(re.findall(r"\b(\w+)\.(\w+) ?=(?!=)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {("layout", "replicate"), ("train", "precision"), ("quality", "min_words")} <= named
+    assert [(name, key) for name, key in named if name in known and key not in known[name].model_fields] == []
+
+
+# ---------------------------------------------------------------------------------------------------- training a model
+
+
+def became(monkeypatch, *arguments):
+    """The command that `penstock train` turns into, without its Python, and the variables that it sets."""
+    found = []
+    monkeypatch.setattr(training.os, "execve", lambda *call: found.append(call))
+    main(["train", "run", *arguments])
+    ((program, command, environment),) = found
+    assert command[:2] == [program, "-m"] == [sys.executable, "-m"]
+    return command[2:], {name: value for name, value in environment.items() if os.environ.get(name) != value}
+
+
+def test_one_process_needs_no_torchrun(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    command, set_here = became(monkeypatch, "--set", "train.steps=3", "--set", "optim.schedule=wsd")
+    assert command == ["train.pretrain", "run", "--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    assert "OMP_NUM_THREADS" not in set_here
+
+
+@pytest.mark.parametrize(("given", "ranks", "restarts"), [("--ranks 2", 2, 0), ("--restarts 3", 1, 3)])
+def test_several_processes_and_restarts_are_torchruns(monkeypatch, given, ranks, restarts):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    command, set_here = became(monkeypatch, *given.split(), "--set", "layout.data=ddp")
+    counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--shutdown-timeout", "3600"]
+    trained = ["-m", "train.pretrain", "run", "--set", "layout.data=ddp"]
+    assert command == ["train.launch", "--standalone", *counts, *trained]
+    assert set_here["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "OMP_NUM_THREADS" not in became(monkeypatch, *given.split())[1]
+
+
+def test_a_plan_is_printed_and_goes_by_the_recipe(tmp_path, capsys):
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"source": {"paths": ["x"]}, "train": {"seq_len": 64, "global_batch": 6}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    stages = "train.stages=[{tokens=3840}, {learning_rate=1e-3}]"
+    assert main(["plan", run.uri, "--set", "train.steps=30", "--set", stages]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^steps +30  steps +as given +recipe$", shown, re.MULTILINE)
+    settings = run.read_json("train/plan.json")["settings"]
+    assert settings["train"] == {
+        **{"seq_len": 64, "global_batch": 6, "steps": 30},
+        "stages": [{"tokens": 3840}, {"learning_rate": 1e-3}],
+    }
+    assert main(["plan", run.uri, "--quiet"]) == 0
+    assert capsys.readouterr().out == f"plan written to {run.uri}/train/plan.json\n"
+    assert run.read_json("train/plan.json")["settings"]["train"] == recipe["train"]
+
+
+def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path, capsys):
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"train": {"seq_len": 64, "global_batch": 6}, "plan": {"device_memory": 1000, "num_kv_heads": 2}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    before = sorted(run.walk())
+    assert main(["train", run.uri, "--dry-run", "--ranks", "4", "--set", "layout.tensor=2"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "4 rank(s), nothing was started",
+        "layout: zero3, shard 2 · tensor 2",
+        "rows: 6 a step, 3 for each of 2 group(s) of ranks (0-2 | 3-5), 1 micro-batch(es) of 3",
+        "!! does not fit: plan.device_memory is 1 kB",
+        "memory of a rank (cuda), estimated: ",
+        "run: 112 steps, 43,008 tokens",
+    ):
+        assert line in shown
+    assert sorted(run.walk()) == before
+    assert main(["train", run.uri, "--dry-run", "--set", "plan.d_model=64"]) == 2
+    assert "give them to `penstock plan`" in capsys.readouterr().err
+
+
+def test_megatron_files_are_written_without_torch(tmp_path, capsys):
+    run = make_tiny_dataset(tmp_path / "run", {"web": 10})
+    assert main(["export", run.uri, "--format", "megatron", "--out", str(tmp_path / "megatron")]) == 0
+    assert f"{tmp_path}/megatron/web: 9 documents, " in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "megatron").iterdir()) == ["web.bin", "web.idx"]
 
 
 def test_the_models_are_listed_with_their_licences(capsys):

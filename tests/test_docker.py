@@ -31,7 +31,7 @@ INSTRUCTIONS = {"CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHE
 """Those in use or of use here; ADD is not one of them, since it also unpacks and downloads."""
 SECRET = re.compile(r"(?i)passw(or)?d|secret|api_?key|access_?key|private_?key|credential|auth_?token")
 IMPORT_NAMES = {"presidio-analyzer": {"presidio_analyzer"}, "pydantic": {"pydantic", "pydantic_core"}}
-TORCH_SIDE = {"torch", "tensorboard"}
+TORCH_SIDE = {"torch", "tensorboard", "safetensors"}
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,8 @@ def test_commands_name_files_and_modules_that_exist() -> None:
                 assert word in copied or str(Path(word).parent) in copied, f"{name}: {word} is not in the image"
         if "-m" in command:
             module = command[command.index("-m") + 1]
-            assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"{name}: {module}"
+            place = ROOT / module.replace(".", "/")
+            assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), f"{name}: {module}"
 
 
 @pytest.mark.slow

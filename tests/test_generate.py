@@ -13,12 +13,14 @@ from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import TokenizerContract, open_dataset
 from train import generate as module
-from train import pretrain
 from train.generate import Codec, Sampler, encode_prompt, generate, open_codec
+from train.pretrain.__main__ import main
 
 RECIPE = {
     "plan": {"num_layers": 1, "d_model": 32, "num_heads": 2, "num_kv_heads": 1, "d_ffw": 48, "tie_embeddings": True},
-    "train": {"seq_len": 16, "global_batch": 8, "steps": 40, "learning_rate": 1e-2, "checkpoint_every": 20},
+    "train": {"seq_len": 16, "global_batch": 8, "steps": 40, "eval_every": 0},
+    "optim": {"learning_rate": 1e-2},
+    "checkpoint": {"every": 20},
 }
 CONTRACT = TokenizerContract(
     kind="huggingface",
@@ -34,7 +36,7 @@ CONTRACT = TokenizerContract(
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     run = make_tiny_dataset(tmp_path_factory.mktemp("generate") / "run")
     write_run(run, read_run(run).model_copy(update={"recipe": RECIPE}))
-    assert pretrain.main([run.uri]) == 0
+    assert main([run.uri]) == 0
     return run
 
 

@@ -1,41 +1,156 @@
-"""What a run tells: each step once after a resume, a line that was cut off dropped, the progress line's figures."""
+"""What a run tells: each step once after a resume or a rewind, in lines, scalars and a table; figures by hand."""
 
+import errno
+import io
 import json
+import math
+import os
+import pty
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train import metrics
-from train.metrics import METRICS_NAME, MetricsLog, Progress, StepMetrics, last_metrics, read_metrics
+from train.watch import metrics_log, progress
+from train.watch.journal import Journal
+from train.watch.metrics import (
+    METRICS_NAME,
+    Heldout,
+    StepMetrics,
+    by_source,
+    flops_utilisation,
+    heldout_by_source,
+    last_metrics,
+    read_metrics,
+)
+from train.watch.metrics_log import TABLE_NAME, TENSORBOARD_NAME, MetricsLog, Scalars, metrics_schema
+from train.watch.progress import Progress, clock
+
+SOURCES = ("web", "code.py")
+NAN, INF = math.nan, math.inf
 
 
-def record(step: int, heldout_loss: float | None = None, tokens: int = 1000) -> StepMetrics:
-    return StepMetrics(
-        step=step,
-        loss=0.1 + 1 / step,
-        grad_norm=1 / 3,
-        learning_rate=1e-3,
-        tokens=tokens,
-        tokens_per_second=5.0,
-        data_seconds=0.25,
-        heldout_loss=heldout_loss,
-    )
+def record(step: int, **values) -> StepMetrics:
+    given = {
+        "step": step,
+        "stage": 1,
+        "loss": 0.1 + 1 / step,
+        "grad_norm": 1 / 3,
+        "learning_rate": 1e-3,
+        "tokens": 1000,
+        "tokens_per_second": 500.0,
+        "step_seconds": 2.0,
+        "data_seconds": 0.25,
+    }
+    return StepMetrics(**(given | values))
+
+
+FULL = record(
+    7,
+    stage=2,
+    mfu=0.3,
+    bytes_sent=10,
+    bytes_plain=1000,
+    checkpoint_stall=0.5,
+    memory=1 << 40,
+    heldout_loss=2.5,
+    losses={"web": 1 / 3, "code.py": 0.1},
+    source_tokens={"web": 600, "code.py": 400},
+    heldout={"web": Heldout(loss=2.0, perplexity=math.exp(2.0), bits_per_byte=0.7)},
+)
+SKIPPED = record(8, loss=NAN, grad_norm=INF, skipped=True, loss_scale=65536.0, losses={"web": 1.5, "code.py": INF})
 
 
 def write(run: Store, after: int, *records: StepMetrics) -> None:
-    log = MetricsLog(run, after)
+    log = MetricsLog(run, SOURCES, after)
     for item in records:
         log.write(item)
     log.sync()
     log.close()
 
 
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / TENSORBOARD_NAME), {"scalars": 0})
+    events.Reload()
+    return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+
+
+def full_disk(journal: Journal) -> Journal:
+    """The journal with a disk that takes nothing."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    journal._file, before = open("/dev/full", "r+b", buffering=0), journal._file  # noqa: SIM115
+    journal.before = before
+    return journal
+
+
+# ------------------------------------------------------------------------------------------------- one step
+
+
+@pytest.mark.parametrize("step", [record(1), FULL, SKIPPED], ids=["plain", "full", "skipped"])
+def test_a_step_is_its_line(step: StepMetrics) -> None:
+    assert StepMetrics.model_validate_json(step.line()) == step
+    assert StepMetrics.model_validate(json.loads(step.line(), parse_constant=lambda name: pytest.fail(name))) == step
+
+
+def test_a_skipped_step_says_null() -> None:
+    line = json.loads(SKIPPED.line())
+    assert (line["loss"], line["grad_norm"], line["skipped"]) == (None, None, True)
+    assert line["losses"] == {"web": 1.5}
+    assert "heldout_loss" not in line
+    assert record(3, loss=2.0, grad_norm=INF, skipped=True).loss == 2.0
+
+
+@pytest.mark.parametrize("bad", [{"loss": NAN}, {"grad_norm": INF}, {"loss": None}])
+def test_a_step_that_is_not_finite_is_a_skipped_one(bad: dict) -> None:
+    with pytest.raises(ValidationError, match=r"step 3 has loss .* but is not skipped"):
+        record(3, **bad)
+
+
+def test_only_losses_may_be_infinite() -> None:
+    with pytest.raises(ValidationError, match="learning_rate"):
+        record(3, learning_rate=NAN)
+
+
+def test_means_by_source() -> None:
+    losses, tokens = by_source(["web", "books", "code"], [6.0, 0.0, 5.0], [4.0, 0.0, 2.0])
+    assert (losses, tokens) == ({"web": 1.5, "code": 2.5}, {"web": 4, "code": 2})
+    assert sum(losses[name] * tokens[name] for name in tokens) == 11.0
+
+
+def test_heldout_figures_by_hand() -> None:
+    # 8 targets of ln 2 each for 4 bytes: 2 bits a byte.
+    found = heldout_by_source(["a", "b", "c"], [8 * math.log(2), 3.0, 9.0], [8, 2, 0], [4, 0, 7])
+    assert found.keys() == {"a", "b"}
+    assert tuple(dict(found["a"]).values()) == pytest.approx((math.log(2), 2.0, 2.0), rel=1e-15)
+    assert found["b"] == Heldout(loss=1.5, perplexity=math.exp(1.5))
+    assert heldout_by_source(["a"], [800.0], [1], None)["a"] == Heldout(loss=800.0, perplexity=None)
+    assert heldout_by_source(["a"], [INF], [1], [5])["a"] == Heldout(loss=None, perplexity=None)
+
+
+def test_utilisation_by_hand() -> None:
+    # 1,000 positions a second of 6 GFLOP are 6 TFLOP/s, of 2 devices with 10 TFLOP/s each.
+    assert flops_utilisation(1000.0, 6e9, 2, 1e13) == 0.3
+    assert flops_utilisation(1000.0, 6e9, 2, None) is None
+
+
+def test_wait_share() -> None:
+    assert record(1).wait_share == 0.125
+    assert record(1, step_seconds=0.0).wait_share == 0.0
+
+
+# ------------------------------------------------------------------------------------------------- the journal
+
+
 def test_each_step_stands_once_after_a_resume(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     assert read_metrics(run) == []
-    first, second = [record(step) for step in (1, 2, 3, 4)], [record(3, 2.5), record(4)]
+    first, second = [record(step) for step in (1, 2, 3, 4)], [record(3, heldout_loss=2.5), record(4)]
     write(run, 0, *first)
     with open(tmp_path / METRICS_NAME, "ab") as stream:
         stream.write(b'{"step": 5, "lo')
@@ -45,8 +160,32 @@ def test_each_step_stands_once_after_a_resume(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_bytes().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line.get("heldout_loss") for line in lines] == [None, None, 2.5, None]
+    assert pq.read_table(tmp_path / TABLE_NAME)["heldout_loss"].to_pylist() == [None, None, 2.5, None]
     write(run, 0)
     assert read_metrics(run) == []
+    assert pq.read_table(tmp_path / TABLE_NAME).num_rows == 0
+
+
+def test_a_rewind_drops_what_it_undoes_everywhere(tmp_path: Path) -> None:
+    log = MetricsLog(Store(str(tmp_path)), SOURCES, 0)
+    for step in (1, 2, 3):
+        log.write(record(step))
+    log.sync()
+    log.write(record(4))
+    assert log.after(2) == [record(3), record(4)]
+    log.rewind(2)
+    log.write(record(3, loss=9.0))
+    log.close()
+    assert read_metrics(Store(str(tmp_path))) == [record(1), record(2), record(3, loss=9.0)]
+    assert pq.read_table(tmp_path / TABLE_NAME)["loss"].to_pylist() == [1.1, 0.6, 9.0]
+    assert scalars(tmp_path)["loss"] == pytest.approx({1: 1.1, 2: 0.6, 3: 9.0})
+
+
+def test_a_line_that_is_no_step_is_refused(tmp_path: Path) -> None:
+    run = Store(str(tmp_path))
+    run.write_atomic(METRICS_NAME, record(1).line() + b'\n{"step": 2}\n')
+    with pytest.raises(ContractError, match=r"metrics.jsonl, line 2: promised a step"):
+        read_metrics(run)
 
 
 def test_last_metrics(tmp_path: Path) -> None:
@@ -59,24 +198,216 @@ def test_last_metrics(tmp_path: Path) -> None:
         last_metrics(run, 3)
 
 
-def test_progress_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
-    progress = Progress(steps=4000, after_step=8, log_every=2, peak_rate=4000.0)
-    for step, heldout_loss in ((9, None), (10, None), (11, 3.0), (12, None)):
-        clock[0] += 2.0
-        progress.show(record(step, heldout_loss))
-    clock[0] += 0.5
-    progress.show(record(4000))
-    assert capsys.readouterr().out.splitlines() == [
-        # 2,000 tokens in 4 s are 500 a second, an eighth of the peak; 3,990 steps of 2 s are 2:13:00.
-        "step 10/4,000  loss 0.2000  500 tokens/s  MFU 12.5%  2:13:00 left",
-        "step 11/4,000  loss 0.1909  held-out 3.0000  500 tokens/s  MFU 12.5%  2:12:58 left",
-        "step 12/4,000  loss 0.1833  500 tokens/s  MFU 12.5%  2:12:56 left",
-        "step 4,000/4,000  loss 0.1003  2,000 tokens/s  MFU 50.0%  0:00 left",
+def test_a_full_disk_keeps_lines_waiting_and_a_checkpoint_from_being_ahead(tmp_path: Path, capsys) -> None:
+    log = MetricsLog(Store(str(tmp_path)), SOURCES, 0)
+    log.write(record(1))
+    journal = full_disk(log._journal)
+    for step in (2, 3):
+        log.write(record(step))
+    with pytest.raises(OSError, match="No space left"):
+        log.sync()
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert told[0].endswith("the disk is full; 1 line(s) kept in memory until it can be written")
+    journal._file = journal.before
+    log.write(record(4))
+    log.close()
+    assert [step.step for step in read_metrics(Store(str(tmp_path)))] == [1, 2, 3, 4]
+
+
+def test_lines_that_are_lost_are_counted(tmp_path: Path, capsys) -> None:
+    journal = full_disk(Journal(Store(str(tmp_path)), "a"))
+    journal.append(b"one", durable=True)
+    journal.append(b"two")
+    journal.close()
+    assert [line.rpartition("; ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "1 line(s) kept in memory until it can be written",
+        "2 line(s) lost",
     ]
 
 
-def test_progress_without_a_known_peak(capsys: pytest.CaptureFixture[str]) -> None:
-    Progress(steps=1, after_step=0, log_every=10, peak_rate=None).show(record(1))
-    assert "MFU" not in capsys.readouterr().out
+def test_another_error_of_the_disk_ends_the_run(tmp_path: Path) -> None:
+    journal = Journal(Store(str(tmp_path)), "a")
+    journal._file.close()
+    journal._file = open(tmp_path / "a", "rb", buffering=0)  # noqa: SIM115
+    with pytest.raises(OSError, match="not open for writing"):
+        journal.append(b"x")
+
+
+# ------------------------------------------------------------------------------------------------- scalars and table
+
+
+def test_scalars(tmp_path: Path) -> None:
+    write(Store(str(tmp_path)), 0, FULL, SKIPPED)
+    found = scalars(tmp_path)
+    assert found["loss"] == pytest.approx({7: 0.1 + 1 / 7})
+    assert found["loss/web"] == pytest.approx({7: 1 / 3, 8: 1.5})
+    assert found["loss/code.py"] == pytest.approx({7: 0.1})
+    assert found["tokens/code.py"] == {7: 400}
+    assert found["heldout/web/perplexity"] == pytest.approx({7: math.exp(2)})
+    assert found["heldout/web/bits_per_byte"] == pytest.approx({7: 0.7})
+    assert found["data/wait_share"] == {7: 0.125, 8: 0.125}
+    assert found["skipped"] == {7: 0, 8: 1}
+    assert "step" not in found
+
+
+def test_the_table(tmp_path: Path) -> None:
+    write(Store(str(tmp_path)), 0, FULL, SKIPPED)
+    table = pq.read_table(tmp_path / TABLE_NAME)
+    assert table.schema.equals(metrics_schema(SOURCES), check_metadata=True)
+    assert table.column_names[:4] == ["step", "stage", "loss", "grad_norm"]
+    assert table.column_names[-10:] == [
+        *("loss.web", "loss.code.py", "tokens.web", "tokens.code.py"),
+        *("heldout.web.loss", "heldout.web.perplexity", "heldout.web.bits_per_byte"),
+        *("heldout.code.py.loss", "heldout.code.py.perplexity", "heldout.code.py.bits_per_byte"),
+    ]
+    assert all(field.metadata[b"description"] for field in table.schema)
+    rows = table.to_pylist()
+    assert [row["loss"] for row in rows] == [0.1 + 1 / 7, None]
+    assert [row["skipped"] for row in rows] == [False, True]
+    assert [row["loss.code.py"] for row in rows] == [0.1, None]
+    assert [row["memory"] for row in rows] == [1 << 40, None]
+    assert [row["heldout.web.perplexity"] for row in rows] == [math.exp(2.0), None]
+    assert {str(kind) for kind in table.schema.types} == {"int64", "double", "bool"}
+
+
+def test_pandas_reads_the_table_as_it_is(tmp_path: Path) -> None:
+    import pandas
+
+    write(Store(str(tmp_path)), 0, FULL, SKIPPED)
+    frame = pandas.read_parquet(tmp_path / TABLE_NAME)
+    assert frame.loc[~frame.skipped, "loss.web"].tolist() == [1 / 3]
+    assert frame["tokens.web"].sum() == 600
+
+
+def test_the_table_is_the_same_in_one_piece_or_in_many(tmp_path: Path) -> None:
+    steps = [record(step, losses={"web": 1 / step}) for step in range(1, 50)]
+    log = MetricsLog(Store(str(tmp_path / "many")), SOURCES, 0)
+    for step in steps:
+        log.write(step)
+        if step.step % 7 == 0:
+            log.sync()
+            assert pq.read_metadata(tmp_path / "many" / TABLE_NAME).num_rows == step.step
+    log.close()
+    write(Store(str(tmp_path / "one")), 0, *steps)
+    assert (tmp_path / "many" / TABLE_NAME).read_bytes() == (tmp_path / "one" / TABLE_NAME).read_bytes()
+
+
+def test_a_source_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
+    log = MetricsLog(Store(str(tmp_path)), SOURCES, 0)
+    with pytest.raises(ContractError, match=r"step 3: promised metrics of the run's sources, found \['loss.books'\]"):
+        log.write(record(3, losses={"books": 1.0}))
+    log.close()
+
+
+def test_scalars_and_table_may_fail_on_a_full_disk_and_the_run_goes_on(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*values: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = MetricsLog(Store(str(tmp_path)), SOURCES, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scalars, "write", refuse)
+        patch.setattr(metrics_log, "write_table", refuse)
+        for step in (1, 2):
+            log.write(record(step))
+            log.sync()
+    told = [line.partition(str(tmp_path))[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        "/train/tensorboard: the disk is full; no more scalars until the run is started again",
+        "/train/metrics.parquet: the disk is full; written again at the next checkpoint",
+    ]
+    log.close()
+    assert pq.read_table(tmp_path / TABLE_NAME).num_rows == len(read_metrics(Store(str(tmp_path)))) == 2
+
+
+# ------------------------------------------------------------------------------------------------- the progress line
+
+
+class Clock:
+    """A clock that goes only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 100.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+def test_progress_lines_of_a_log_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    time = Clock(monkeypatch)
+    shown = Progress(steps=4000, log_every=2)
+    for step, seconds, values, mark in (
+        (9, 60.0, {"step_seconds": 6.0}, ""),  # Everything is set up in the first step.
+        (10, 2.0, {"mfu": 0.25}, ""),
+        (11, 2.0, {"heldout_loss": 3.0}, ""),
+        (13, 3.0, {"mfu": 0.5, "step_seconds": 1.0}, "spike"),
+        (15, 3.0, {"loss": NAN, "skipped": True}, ""),
+        (17, 3.0, {}, ""),
+    ):
+        time.now += seconds
+        shown.show(record(step, **values), mark)
+    time.now += 7.0
+    shown.show(record(4000))
+    shown.close()
+    assert capsys.readouterr().out.splitlines() == [
+        # 2,000 tokens in 6 + 2 s, of which 0.5 s were waited; 3,990 steps of 2 s by the clock are 2:13:00.
+        "step 10/4,000  loss 0.2000  250 tokens/s  MFU 6.2 %  data 6.2 %  2:13:00 left",
+        "step 11/4,000  loss 0.1909  held-out 3.0000  500 tokens/s  data 12.5 %  2:12:58 left",
+        "step 13/4,000  loss 0.1769  1,000 tokens/s  MFU 50.0 %  data 25.0 %  2:35:03 left  <- spike",
+        "step 15/4,000  loss not finite  500 tokens/s  data 12.5 %  2:46:02 left  <- skipped",
+        "step 4,000/4,000  loss 0.1003  500 tokens/s  data 12.5 %  0:00:00 left",
+    ]
+
+
+def test_the_time_left_goes_by_the_last_hundred_steps(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    time = Clock(monkeypatch)
+    shown = Progress(steps=1000, log_every=200)
+    for step in range(1, 201):
+        time.now += 50.0 if step <= 100 else 1.0
+        shown.show(record(step))
+    assert capsys.readouterr().out.splitlines()[0].endswith("0:13:20 left")
+    shown = Progress(steps=1000, log_every=1)
+    time.now += 4.0
+    shown.show(record(1))
+    assert capsys.readouterr().out.splitlines()[0].endswith("1:06:36 left")
+
+
+def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, stream = Clock(monkeypatch), io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    shown = Progress(steps=100, log_every=100, stream=stream)
+    for step, seconds in ((1, 0.5), (2, 0.5), (3, 0.5), (4, 5.0)):
+        time.now += seconds
+        shown.show(record(step))
+    shown.say("checkpoint")
+    shown.close()
+    first, second, third, kept = stream.getvalue().split("\r\x1b[K")
+    assert first == ""
+    assert second.startswith("step 2/100  loss 0.6000")
+    assert third.startswith("step 4/100")
+    assert max(len(second), len(third)) < 80
+    assert kept == "checkpoint\n"
+    shown = Progress(steps=100, log_every=100, stream=io.StringIO())
+    time.now += 5.0
+    shown.show(record(1))
+    assert shown._stream.getvalue() == ""
+
+
+def test_a_real_terminal_has_its_own_width() -> None:
+    import fcntl
+    import struct
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 33, 0, 0))
+    with open(follower, "w") as stream:
+        assert progress._columns(stream) == 33
+    os.close(leader)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (59.4, "0:00:59"), (59.6, "0:01:00"), (2530, "0:42:10"), (360_000, "100:00:00")],
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from train.mixture import MAX_BLOCK, Mixture, block_counts, schedule
+from train.data.mixture import MAX_BLOCK, Mixture, block_counts, schedule
 
 
 def deviation(counts: list[int], slots: np.ndarray) -> float:
@@ -72,3 +72,11 @@ def test_positions_of_a_source_have_no_gap_across_blocks() -> None:
     source, position = mixture.locate(np.arange(40))
     assert position[source == 0].tolist() == list(range(24))
     assert position[source == 1].tolist() == list(range(16))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 500))
+def test_taken_counts_what_the_first_samples_give(counts: list[int], number: int) -> None:
+    mixture = Mixture({str(source): count for source, count in enumerate(counts)})
+    source, _ = mixture.locate(np.arange(number))
+    assert mixture.taken(number) == np.bincount(source, minlength=len(counts)).tolist()

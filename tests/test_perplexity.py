@@ -242,7 +242,8 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_files_of_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint.json").write_text(json.dumps({"files": {"b.distcp": 1, ".metadata": 2}}))
+    files = {name: {"size": 1, "sha256": "0" * 64} for name in ("b.distcp", ".metadata")}
+    (tmp_path / "checkpoint.json").write_text(json.dumps({"files": files}))
     assert PERPLEXITY.models(PerplexityConfig(scorer=f"checkpoint:{tmp_path}")) == {
         "checkpoint": f"{tmp_path}/checkpoint.json",
         "checkpoint/.metadata": f"{tmp_path}/.metadata",

@@ -55,8 +55,15 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
         "5 of the documents that passed every rule are in languages without one",
         "params 1,234,567 parameters N = 2·d count",
         "memory.2.states 2.5 MB",
-        "40 of 40 steps were made; the loss of the last one is 4.0000",
-        "checkpoint 40 1.5 MB, 2 × cpu, 1 threads each",
+        "40 of 40 steps were made, 1 of them without an update; the loss of the last one is 4.0000",
+        "2.5 % of the steps' time went into waiting for data; checkpoints held training up for 0.5 s.",
+        "the gradients of a rank took 40 kB instead of 2 MB",
+        "books 780 4.4500 – – –",
+        "web 2,340 4.0500 4.4500 85.6 –",
+        "12 2026-01-02 03:04:05 spike of the loss loss 7.2500, above 7.1000 (mean 6.5000); 4 parts of documents, among "
+        f"them https://a.example/1, {SCRIPT}, {'d' * 32}",
+        "20 2026-01-02 03:04:05 resumed from step-000020, in another layout: ranks 4, now 2; shard 4, now 2",
+        "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 threads each",
     ):
         assert expected in text
     assert 'aria-label="Loss over steps 1 to 40: training 7.9 to 4; held out 6.5 to 4.5"' in page
@@ -112,11 +119,24 @@ def test_a_damaged_plan_or_metrics_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"metrics\.jsonl: promised one step a line, found 'loss'"):
         write_report(run, None)
     run.write_atomic("train/plan.json", b'{"figures": []}')
-    with pytest.raises(ContractError, match=r"plan\.json: promised a plan, found 'dataset'"):
+    with pytest.raises(ContractError, match=r"plan\.json: promised a plan, found 'stages'"):
         write_report(run, None)
 
 
 # ------------------------------------------------------------------------------------------------------------- safety
+
+
+def test_a_run_whose_first_steps_were_skipped_has_a_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    line = {"step": 1, "learning_rate": 1e-3, "tokens_per_second": 9.0, "skipped": True}
+    run.write_atomic("train/metrics.jsonl", json.dumps(line).encode() + b"\n")
+    run.write_atomic("train/events.jsonl", b'{"kind": "skipped", "step": 1, "at": "2026-01-02", "loss": 3.5}\n')
+    text = words_of(Path(write_report(run, None)).read_text())
+    assert "No update has been made yet" in text
+    assert "1 2026-01-02 update skipped loss 3.5, grad_norm not finite" in text
+    run.write_atomic("train/events.jsonl", b'{"kind": "skipped"}\n')
+    with pytest.raises(ContractError, match=r"events\.jsonl: promised one event a line, found {'kind': 'skipped'}"):
+        write_report(run, None)
 
 
 def test_hostile_text_is_escaped(page: str) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.collect import Figure, Step
 from pipeline.report.numbers import brief, estimate, number, percent, seconds, short, size
 from pipeline.report.page import figure_text
 from pipeline.report.plots import SizeClass, averaged, cluster_plot, line_plot, nice_ticks, training_plots
+from pipeline.report.training import Figure, Step
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,22 @@ def test_a_curve_keeps_its_ends_and_shrinks_to_means() -> None:
 
 
 def test_a_flat_curve_and_a_single_step_can_be_drawn() -> None:
-    (plot,) = (plot for plot in training_plots([Step(7, 2.5, 1.0, 1e-3, 10.0, None)]) if plot.title == "Loss")
+    (plot,) = (plot for plot in training_plots([Step(7, 1e-3, 10.0, 2.5, 1.0)]) if plot.title == "Loss")
     assert plot.curves[0].points.startswith("0.0,")
     assert training_plots([]) == []
+
+
+def test_a_skipped_step_has_no_loss_to_draw() -> None:
+    steps = [Step(1, 1e-3, 9.0, 4.0, 1.0), Step(2, 1e-3, 9.0, None, None, True), Step(3, 1e-3, 9.0, 3.0, 2.0)]
+    steps.append(Step(4, 1e-3, 9.0, 2.0, None, True))
+    summaries = [plot.summary for plot in training_plots(steps)]
+    assert summaries == [
+        "Loss over steps 1 to 3: training 4 to 3",
+        "Learning rate over steps 1 to 4: learning rate 0.001 to 0.001",
+        "Gradient norm over steps 1 to 3: gradient norm 1 to 2",
+        "Speed over steps 1 to 4: speed 9 to 9",
+    ]
+    assert training_plots(steps[1:2]) == []
 
 
 def test_columns_turn_logarithmic_when_one_dwarfs_the_others() -> None:

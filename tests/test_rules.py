@@ -2,7 +2,7 @@
 
 import pytest
 
-from train import rules
+from train.plan import rules
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.tokens import open_dataset
-from train.config import PlanConfig, TrainConfig
-from train.plan import make_plan, write_plan
+from train.config.settings import load_settings
+from train.plan.planned import write_plan
+from train.plan.sizing import make_plan
 from train.trace import documents_of_step, steps_of_url
 
 pytestmark = pytest.mark.spark
@@ -202,8 +203,8 @@ def test_show_finds_documents_by_condition_with_verdict_and_provenance(finished)
 
 def test_every_document_of_a_step_is_traced_back_to_its_url_and_step(finished):
     dataset = open_dataset(finished)
-    config = TrainConfig(seq_len=128, global_batch=4, steps=20)
-    write_plan(finished, make_plan(dataset, PlanConfig(max_epochs=100), config))
+    raw = {"plan": {"max_epochs": 100}, "train": {"seq_len": 128, "global_batch": 4, "steps": 20}}
+    write_plan(finished, make_plan(finished, dataset, load_settings(raw, [], "test")))
     rows = documents_of_step(finished, 7)
     assert len({row.row for row in rows}) == 4
     for row in rows[:6]:

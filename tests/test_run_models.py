@@ -21,7 +21,7 @@ from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import SCORES
-from train import pretrain
+from train.pretrain.__main__ import main
 
 pytestmark = pytest.mark.spark
 
@@ -125,7 +125,7 @@ def test_scores_keep_their_schema_and_books(scored):
 def test_a_checkpoint_scores_the_same_columns_in_a_process_apart(run_at, tmp_path):
     tiny = make_tiny_dataset(tmp_path / "tiny")
     write_run(tiny, read_run(tiny).model_copy(update={"recipe": TINY}))
-    assert pretrain.main([tiny.uri]) == 0
+    assert main([tiny.uri]) == 0
     (checkpoint, *_) = sorted((tmp_path / "tiny" / "train" / "checkpoints").iterdir())
     overrides = [f'perplexity.scorer="checkpoint:{checkpoint}"', 'perplexity.keep_buckets=["head"]']
     run = run_at("verdicts", overrides, tmp_path / "run")

@@ -16,16 +16,15 @@ from pipeline.tokenizer import PROBES, Tokenizer
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train import pretrain
 from train import score as module
 from train.generate import open_codec
+from train.pretrain.__main__ import main
 from train.score import (
     SCORED,
     CheckpointScorer,
     batch_length,
     columns_of,
     open_marked,
-    open_ranks,
     open_scorer,
     score_files,
     window_bounds,
@@ -42,14 +41,13 @@ TEXT = "bebu bida\n\n  \nbodu bebe babe\nbebu"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     run = make_tiny_dataset(tmp_path_factory.mktemp("score") / "run")
     write_run(run, read_run(run).model_copy(update={"recipe": RECIPE}))
-    assert pretrain.main([run.uri]) == 0
+    assert main([run.uri]) == 0
     return run
 
 
 @pytest.fixture(scope="module")
 def scorer(run: Store) -> CheckpointScorer:
-    with open_ranks() as ranks:
-        return open_scorer(run.uri, ranks)
+    return open_scorer(run.uri)
 
 
 def direct_nats(scorer: CheckpointScorer, run: Store, text: str, seq_len: int = SEQ_LEN) -> list[float]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
-from train.skips import NO_SKIPS, SkipList, append_to_skip_list, read_skip_list
+from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
 
 
 @settings(deadline=None)
@@ -68,3 +68,21 @@ def test_an_edited_list_is_refused(changed: tuple[int, ...]) -> None:
         ContractError, match=rf"1 entries with digest {standing.digest[:12]}.*found {len(changed)} entries"
     ):
         SkipList(changed).check_continues(1, standing.digest, used=0)
+
+
+def test_stages_have_their_own_entries() -> None:
+    second = 1 << STAGE_BITS
+    skip = SkipList((7, second + 4, 3, second, second - 1, 2 * second))
+    assert [skip.of_stage(stage).indices for stage in range(4)] == [(3, 7, second - 1), (0, 4), (0,), ()]
+    assert (skip.last_stage, NO_SKIPS.last_stage) == (2, 0)
+
+
+def test_a_list_may_grow_in_later_stages_and_not_in_those_that_are_over() -> None:
+    second = 1 << STAGE_BITS
+    standing = SkipList((3, second + 1))
+    # Two samples of the second stage are used: 0 and 2, for 1 is skipped.
+    SkipList((3, second + 1, second + 3)).check_continues(2, standing.digest, used=2, stage=1)
+    for late in (second + 2, second, 10**6):
+        with pytest.raises(ContractError, match=rf"new entries from sample {second + 3} on, found \[{late}\]"):
+            SkipList((3, second + 1, late)).check_continues(2, standing.digest, used=2, stage=1)
+    SkipList((3, second + 1, second)).check_continues(2, standing.digest, used=9, stage=0)

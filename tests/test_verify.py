@@ -10,7 +10,7 @@ from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.verify import VERIFIED_NAME, verify_dataset
+from train.data.verify import VERIFIED_NAME, verify_dataset
 
 TABLE = "tokens/v-tiny"
 

@@ -4,7 +4,6 @@ Every token costs a forward pass over the last seq_len tokens: enough to look at
 """
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from schemas.errors import ConfigError, ContractError, PenstockError
-from schemas.ids import digest_of
+from schemas.errors import ConfigError, PenstockError
 from schemas.storage import Store
 from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset, unescape
-from train.checkpoint import Note, read_state, standing_notes, training_state
-from train.model import Transformer, build_model
-from train.ranks import open_ranks
-from train.shape import ModelShape
+from train.model.transformer import Transformer
+from train.stored import (
+    check_objective,
+    check_tokenizer,
+    default_device,
+    find_note,
+    length_of,
+    read_model,
+    read_tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -36,47 +40,25 @@ def generate(
     """The prompt and up to `num_tokens` tokens that follow it, by the checkpoint of `step` (None: the last one).
 
     Ends before the token that ends documents. Temperature 0 takes the most probable token every time. Raises
-    ConfigError for a wrong argument, ContractError if there is no such checkpoint or it belongs to another tokenizer.
+    ConfigError for a wrong argument, ContractError if there is no such checkpoint, or it was not trained on the next
+    token, or belongs to another tokenizer.
     """
     if num_tokens < 0 or temperature < 0:
         raise ConfigError(f"generate: promised num_tokens and temperature >= 0, found {num_tokens} and {temperature}")
     dataset, note = open_dataset(run), find_note(run, step)
     contract = dataset.tokenizer
-    if note.identity.tokenizer != digest_of(contract.model_dump(mode="json")):
-        raise ContractError(
-            f"{note.name}: promised tokenizer contract {note.identity.tokenizer[:12]}, the run now holds "
-            f"{digest_of(contract.model_dump(mode='json'))[:12]}; restore the dataset it was trained on"
-        )
+    check_tokenizer(note, dataset)
+    check_objective(note, "causal")
     codec = open_codec(dataset)
     ids = encode_prompt(prompt, contract, codec)
-    settings = note.identity.settings
-    shape = ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
-    with open_ranks() as ranks:
-        model = build_model(shape).to_empty(device=ranks.device)
-        read_state(run, note, training_state(model, None), ranks)
-        ids = continue_ids(model, ids, num_tokens, settings["train.seq_len"], Sampler(contract, temperature, seed))
+    model = read_model(run, note, default_device())
+    ids = continue_ids(model, ids, num_tokens, length_of(note), Sampler(contract, temperature, seed))
     return codec.decode(ids[len(contract.before) :])
-
-
-def find_note(run: Store, step: int | None) -> Note:
-    """The note of a checkpoint, None = the last. Raises ContractError if there is none."""
-    notes = {note.step: note for note in standing_notes(run)}
-    if not notes or (step is not None and step not in notes):
-        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        raise ContractError(f"{run.uri}: promised {wanted}, found those of steps {sorted(notes)}; train, or choose one")
-    return notes[max(notes) if step is None else step]
 
 
 def open_codec(dataset: Dataset) -> Codec:
     """The tokenizer of a dataset. Raises ContractError if the model file is not the one of the contract."""
-    contract = dataset.tokenizer
-    data = dataset.tokenizer_folder.read_bytes(dataset.tokenizer_path)
-    found = hashlib.sha256(data).hexdigest()
-    if found != contract.sha256:
-        raise ContractError(
-            f"{dataset.tokenizer_folder.uri}/{dataset.tokenizer_path}: promised SHA-256 {contract.sha256}, "
-            f"found {found}; restore the file"
-        )
+    contract, data = dataset.tokenizer, read_tokenizer(dataset)
     if contract.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
 
@@ -130,7 +112,7 @@ class Sampler:
 @torch.no_grad()
 def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: int, sampler: Sampler) -> list[int]:
     """The ids with up to `num_tokens` more, up to and without one that ends a document."""
-    device, ids = model.embedding.weight.device, list(ids)
+    device, ids = next(model.parameters()).device, list(ids)
     for _ in range(num_tokens):
         window_BT = torch.tensor([ids[-seq_len:]], device=device)
         drawn = sampler.draw(model(window_BT)[0, -1])

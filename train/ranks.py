@@ -1,4 +1,4 @@
-"""The ranks of a run: process group and mesh, words between ranks, and how a run is stopped from outside.
+"""The ranks of a run: process group and device, words between ranks, and how a run is stopped from outside.
 
 One process is a group of one and runs the same code.
 """
@@ -6,16 +6,17 @@ One process is a group of one and runs the same code.
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn, TypeVar, cast
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from schemas.errors import PenstockError
 
@@ -38,9 +39,8 @@ class Ranks:
     world_size: int
     local_size: int
     """Number of ranks on this machine."""
-    mesh: DeviceMesh
     device: torch.device
-    """Device of this rank, of the mesh's type."""
+    """Device of this rank."""
     control: dist.ProcessGroup
     """Group on the CPU for words rather than numbers."""
 
@@ -66,9 +66,32 @@ class Ranks:
 
     def total(self, *values: float) -> list[float]:
         """Each value summed over all ranks, in float64, the same on every rank."""
-        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(sums)
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums, group=self.control)
         return sums.tolist()
+
+
+def agreed_start(store: Any, rank: int, world_size: int) -> str:
+    """A name that all ranks of this start have agreed on, and none of a start before.
+
+    torchrun keeps one store over its restarts, so a rank may find there what a dead one has left: the address where it
+    listened, to which gloo then tries to connect until it gives up (seen in torch 2.13). So rank 0 calls under a new
+    name, the others answer with one of their own, and a call counts once it has confirmed that very answer.
+    """
+    own = uuid4().hex
+    if rank == 0:
+        store.set("start", own)
+        for other in range(1, world_size):
+            store.set(f"{own}/confirmed/{other}", store.get(f"{own}/answer/{other}"))
+        return own
+    call = ""
+    while not store.check([f"{call}/confirmed/{rank}"]) or store.get(f"{call}/confirmed/{rank}").decode() != own:
+        latest = store.get("start").decode()
+        if latest != call:
+            call = latest
+            store.set(f"{call}/answer/{rank}", own)
+        time.sleep(0.01)
+    return call
 
 
 @contextmanager
@@ -77,7 +100,9 @@ def open_ranks() -> Iterator[Ranks]:
     nccl = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     if dist.is_torchelastic_launched():
-        dist.init_process_group(backend)
+        store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(agreed_start(store, rank, world_size), store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
@@ -88,9 +113,8 @@ def open_ranks() -> Iterator[Ranks]:
         kind = "cuda" if nccl and torch.cuda.device_count() >= local_size else "cpu"
         if kind == "cuda":
             torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
-        mesh = init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("shard",))
         device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), local_size, mesh, device, control)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), local_size, device, control)
     finally:
         dist.destroy_process_group()
 
@@ -106,6 +130,11 @@ class Interruption:
     def __init__(self) -> None:
         self.signal = 0
         self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> tuple[bool, bool]:
+        """Whether this process was asked to stop by SIGTERM, and by SIGINT."""
+        return self.signal == signal.SIGTERM, self.signal == signal.SIGINT
 
     def __enter__(self) -> "Interruption":
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -19,17 +19,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import torch.nn.functional as F
 
 from schemas.errors import ConfigError, ContractError, PenstockError
-from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
 from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape, open_dataset
-from train.checkpoint import CHECKPOINTS, read_state, training_state
-from train.generate import find_note, open_codec
-from train.model import IGNORED, Transformer, build_model, token_losses
-from train.ranks import Ranks, open_ranks
-from train.shape import ModelShape
+from train.checkpoint.note import CHECKPOINTS
+from train.model.transformer import Transformer
+from train.rows import IGNORED
+from train.stored import (
+    check_objective,
+    check_tokenizer,
+    default_device,
+    find_note,
+    length_of,
+    read_model,
+    read_tokenizer,
+)
 
 COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexity")
 SCORED = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
@@ -105,8 +112,10 @@ class CheckpointScorer:
             ids_BT[row, : window.length] = torch.from_numpy(document[window.start : window.end - 1])
             counted = slice(window.first - 1 - window.start, window.length)
             targets_BT[row, counted] = torch.from_numpy(document[window.first : window.end])
-        device = self._model.embedding.weight.device
-        losses_BT = token_losses(self._model(ids_BT.to(device)), targets_BT.to(device)).view(rows, length).cpu()
+        device = next(self._model.parameters()).device
+        logits_NV, targets_N = self._model(ids_BT.to(device)).flatten(0, 1), targets_BT.to(device).flatten()
+        losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+        losses_BT = losses_N.view(rows, length).cpu()
         for row, window in enumerate(windows):
             yield losses_BT[row, window.first - 1 - window.start : window.length].double().numpy()
 
@@ -167,8 +176,7 @@ def perplexity_of(nats: float, tokens: int) -> float:
 
 def open_marked(dataset: Dataset) -> Marked:
     """The dataset's tokenizer, with the place where each token begins. Raises ContractError if it is another one."""
-    open_codec(dataset)
-    data = dataset.tokenizer_folder.read_bytes(dataset.tokenizer_path)
+    data = read_tokenizer(dataset)
     if dataset.tokenizer.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
 
@@ -197,23 +205,16 @@ def open_marked(dataset: Dataset) -> Marked:
     return encode
 
 
-def open_scorer(path: str, ranks: Ranks) -> CheckpointScorer:
+def open_scorer(path: str) -> CheckpointScorer:
     """The checkpoint in a folder, or the last one of a run folder. Raises ContractError if it is broken."""
     where = path.rstrip("/")
     named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
     run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)
     dataset, note = open_dataset(run), find_note(run, step)
-    contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
-    if note.identity.tokenizer != contract:
-        raise ContractError(
-            f"{note.name}: promised tokenizer contract {note.identity.tokenizer[:12]}, the run now holds "
-            f"{contract[:12]}; restore the dataset it was trained on"
-        )
-    settings = note.identity.settings
-    shape = ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
-    model = build_model(shape).to_empty(device=ranks.device)
-    read_state(run, note, training_state(model, None), ranks)
-    return CheckpointScorer(model, open_marked(dataset), dataset.tokenizer, settings["train.seq_len"])
+    check_tokenizer(note, dataset)
+    check_objective(note, "causal")
+    model = read_model(run, note, default_device())
+    return CheckpointScorer(model, open_marked(dataset), dataset.tokenizer, length_of(note))
 
 
 def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
@@ -262,10 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if len(a.out) not in (1, len(a.inputs)):
             raise ConfigError(f"--out: promised 1 or {len(a.inputs)} files, found {len(a.out)}; give one for each")
         groups = [a.inputs] if len(a.out) == 1 else [[uri] for uri in a.inputs]
-        with open_ranks() as ranks:
-            scorer = open_scorer(a.checkpoint, ranks)
-            for group, output in zip(groups, a.out):
-                print(f"{output}: {score_files(scorer, group, output)} documents")
+        scorer = open_scorer(a.checkpoint)
+        for group, output in zip(groups, a.out):
+            print(f"{output}: {score_files(scorer, group, output)} documents")
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2

@@ -1,17 +1,16 @@
-"""What a report is made of: a run's manifests, plan, metrics and checkpoints, read once into plain values.
+"""What a report is made of: a run's manifests, and what training left in it, read once into plain values.
 
-Only small files are read here. The training half is known by the JSON it writes, not by its code.
+Only small files are read here.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from schemas.errors import ConfigError, ContractError
-from schemas.ids import digest_of
+from pipeline.report.training import Training, read_training
+from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
 
@@ -26,59 +25,7 @@ FROM_OUTSIDE = ("documents", "text")
 """Those among them that were made from files, not from tables."""
 BEFORE = ("dedup/dropped_before", "repeats/dropped_before")
 """Rows that a step only looks at: their drop is counted where it happened."""
-PLAN_NAME = "train/plan.json"
-METRICS_NAME = "train/metrics.jsonl"
-OUTCOME_NAME = "train/manifest.json"
 ROWS_AT_ONCE = 512
-CHECKPOINTS = "train/checkpoints"
-NOTE_NAME = "checkpoint.json"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One number of the plan and where it comes from."""
-
-    name: str
-    value: float
-    unit: str
-    formula: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The sized run, as far as the report shows it."""
-
-    dataset: str
-    digest: str
-    steps: int
-    figures: tuple[Figure, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One line of the metrics; `heldout_loss` is None where it was not measured."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    tokens_per_second: float
-    heldout_loss: float | None
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The note of a checkpoint: what it belongs to and how large it is."""
-
-    step: int
-    dataset: str
-    tokenizer: str
-    settings: str
-    """Digest of every setting that decides the weights."""
-    skip_list: str
-    layout: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -94,11 +41,7 @@ class Facts:
     """Tables left out because they were made from other versions of those before them."""
     folders: Mapping[str, Store]
     """Where the tables lie."""
-    plan: Plan | None
-    steps: Sequence[Step]
-    outcome: Mapping[str, Any] | None
-    """The closing manifest of a run that reached its last step."""
-    checkpoints: Sequence[Checkpoint]
+    training: Training
 
     def figures(self, table: str) -> Mapping[str, Any]:
         """The exact figures of a table; empty while it does not stand."""
@@ -152,10 +95,7 @@ def collect(run: Store) -> Facts:
         tables=tables,
         stale=stale,
         folders=folders,
-        plan=_read_plan(run),
-        steps=_read_metrics(run),
-        outcome=run.read_json(OUTCOME_NAME) if run.exists(OUTCOME_NAME) else None,
-        checkpoints=_read_notes(run),
+        training=read_training(run),
     )
 
 
@@ -168,56 +108,3 @@ def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
 def of_another_run(name: str) -> bool:
     """Whether an input is a table of an earlier snapshot, such as `earlier-0/index`."""
     return "/" in name
-
-
-def _read_plan(run: Store) -> Plan | None:
-    if not run.exists(PLAN_NAME):
-        return None
-    plan = run.read_json(PLAN_NAME)
-    try:
-        figures = tuple(Figure(**figure) for figure in plan["figures"])
-        return Plan(plan["dataset"], digest_of(plan), int(plan["steps"]), figures)
-    except (KeyError, TypeError) as error:
-        raise ContractError(f"{run.uri}/{PLAN_NAME}: promised a plan, found {error}; plan again") from error
-
-
-def _read_metrics(run: Store) -> list[Step]:
-    """Every step in order; a line that a killed process left unfinished ends the list."""
-    if not run.exists(METRICS_NAME):
-        return []
-    lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
-    try:
-        return [_step(json.loads(line)) for line in lines]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ContractError(f"{run.uri}/{METRICS_NAME}: promised one step a line, found {error}; restore it") from error
-
-
-def _step(line: Mapping[str, Any]) -> Step:
-    return Step(
-        step=line["step"],
-        loss=line["loss"],
-        grad_norm=line["grad_norm"],
-        learning_rate=line["learning_rate"],
-        tokens_per_second=line["tokens_per_second"],
-        heldout_loss=line.get("heldout_loss"),
-    )
-
-
-def _read_notes(run: Store) -> list[Checkpoint]:
-    """Every complete checkpoint, oldest first; like the trainer, this looks for the notes that stand in the folder."""
-    folder = run.child(CHECKPOINTS)
-    notes = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{NOTE_NAME}")]
-    return sorted(map(_checkpoint, notes), key=lambda checkpoint: checkpoint.step)
-
-
-def _checkpoint(note: Mapping[str, Any]) -> Checkpoint:
-    identity, layout = note["identity"], note["layout"]
-    return Checkpoint(
-        step=note["step"],
-        dataset=identity["dataset"],
-        tokenizer=identity["tokenizer"],
-        settings=digest_of(identity["settings"]),
-        skip_list=identity["skip_list"],
-        layout=f"{layout['ranks']} × {layout['device']}, {layout['threads']} threads each",
-        bytes=sum(note["files"].values()),
-    )

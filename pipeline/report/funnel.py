@@ -213,9 +213,9 @@ def _identity_checks(facts: Facts) -> Iterator[Check]:
             if of_another_run(entry.name):
                 continue
             yield Check(f"{name} read the {entry.name} shown here", entry.sha256, digests[entry.name])
-    if facts.plan and "tokens" in digests:
-        yield Check("the plan is for this dataset", facts.plan.dataset, digests["tokens"])
-    for checkpoint in facts.checkpoints:
+    if facts.training.plan and "tokens" in digests:
+        yield Check("the plan is for this dataset", facts.training.plan.dataset, digests["tokens"])
+    for checkpoint in facts.training.checkpoints:
         if "tokens" in digests:
             claim = f"checkpoint of step {checkpoint.step:,} was trained on this dataset"
             yield Check(claim, checkpoint.dataset, digests["tokens"])

@@ -10,10 +10,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.report import numbers
-from pipeline.report.collect import Facts, Figure, collect
+from pipeline.report.collect import Facts, collect
 from pipeline.report.contamination import canaries, evaluation_sets
 from pipeline.report.dedup import deduplication
 from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.learnt import by_source, told, waiting
 from pipeline.report.plots import training_plots
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
@@ -27,6 +28,7 @@ from pipeline.report.tallies import (
     without_wordlist,
     wordlists,
 )
+from pipeline.report.training import Figure
 from pipeline.report.truth import Score, score
 from pipeline.stages import all_stages
 from schemas.storage import Store
@@ -35,6 +37,8 @@ REPORT_NAME = "report.html"
 MAX_INPUTS = 12
 MAX_SHARDS = 40
 """Inputs, and shards of a stream, that are listed one by one."""
+MAX_EVENTS = 12
+"""Events of the training run that are listed before the rest is folded away."""
 MAX_MIXTURES = 12
 """Pairs of languages that are listed."""
 HEADLINE = {
@@ -82,7 +86,8 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)
     documents = facts.figures("documents")
-    figures = facts.plan.figures if facts.plan else ()
+    training = facts.training
+    figures = training.plan.figures if training.plan else ()
     named = {figure.name: figure for figure in figures}
     steps = costs(facts)
     return {
@@ -120,7 +125,12 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "headline": [(label, named[name]) for name, label in HEADLINE.items() if name in named],
         "figures": [figure for figure in figures if not figure.name.startswith(MEMORY)],
         "memory": [figure for figure in figures if figure.name.startswith(MEMORY)],
-        "plots": training_plots(facts.steps),
+        "training": training,
+        "plots": training_plots(training.steps),
+        "by_source": by_source(training.steps),
+        "waiting": waiting(training.steps),
+        "events": told(training.events),
+        "max_events": MAX_EVENTS,
         "scores": _by_group(scores),
         "max_inputs": MAX_INPUTS,
         "max_shards": MAX_SHARDS,

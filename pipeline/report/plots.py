@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.report.collect import Step
 from pipeline.report.numbers import number, short
+from pipeline.report.training import Step
 
 LINE_HEIGHT, COLUMN_HEIGHT = 190, 200
 TOP, BOTTOM = 14, 24
@@ -101,15 +101,17 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
-    """Loss, learning rate, gradient norm and speed over the steps; empty if no step was made."""
-    if not steps:
+    """Loss, learning rate, gradient norm and speed over the steps; empty if no update was made."""
+    losses = [(step.step, step.loss) for step in steps if step.loss is not None and not step.skipped]
+    norms = [(step.step, step.grad_norm) for step in steps if step.grad_norm is not None and not step.skipped]
+    if not losses:
         return []
     heldout = [(step.step, step.heldout_loss) for step in steps if step.heldout_loss is not None]
-    loss = [("training", [(step.step, step.loss) for step in steps], False)]
+    loss = [("training", losses, False)]
     return [
         line_plot("Loss", "nats per token", [*loss, *([("held out", heldout, True)] if heldout else [])]),
         line_plot("Learning rate", "", [("", [(step.step, step.learning_rate) for step in steps], False)]),
-        line_plot("Gradient norm", "before clipping", [("", [(step.step, step.grad_norm) for step in steps], False)]),
+        line_plot("Gradient norm", "before clipping", [("", norms, False)]),
         line_plot("Speed", "tokens per second", [("", [(step.step, step.tokens_per_second) for step in steps], False)]),
     ]
 

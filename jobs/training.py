@@ -1,0 +1,96 @@
+"""`penstock plan`, `train`, `generate`, `export`: sizing a training run, making it, and what becomes of its model.
+
+Torch is loaded in the processes that are started, never here.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+
+from jobs.recipe import stored_recipe
+from jobs.session import worker_environment
+from schemas.errors import ConfigError
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from train.config.settings import settings_of
+from train.data.megatron import export_megatron
+from train.plan.dryrun import describe_run
+from train.plan.planned import print_plan, read_settings, write_plan
+from train.plan.sizing import make_plan
+
+Arguments = argparse.Namespace
+FORMATS = ("huggingface", "megatron")
+"""What a run is exported as: the model of a checkpoint as a Llama folder; its dataset as .bin and .idx files."""
+SHUTDOWN_SECONDS = 3600
+"""Time that torchrun leaves its ranks for their last checkpoint; after its own 30 s it would kill them."""
+
+
+def plan_command(arguments: Arguments) -> int:
+    """Size the training run from what was written."""
+    run = Store(arguments.run)
+    recipe = stored_recipe(run, arguments.overrides)
+    plan = make_plan(run, open_dataset(run), settings_of(recipe))
+    write_plan(run, plan)
+    print(f"plan written to {run.uri}/train/plan.json" if arguments.quiet else print_plan(plan))
+    return 0
+
+
+def train_command(arguments: Arguments) -> int:
+    """Train on this machine, or go on with it, in as many processes as asked; --dry-run says what that would be."""
+    if arguments.ranks < 1 or arguments.restarts < 0:
+        raise ConfigError(
+            f"train: promised --ranks >= 1 and --restarts >= 0, found {arguments.ranks} and {arguments.restarts}"
+        )
+    if arguments.dry_run:
+        return _dry_run(Store(arguments.run), arguments)
+    settings = [word for override in arguments.overrides for word in ("--set", override)]
+    command, environment = ["train.pretrain", arguments.run, *settings], worker_environment()
+    if arguments.ranks > 1 or arguments.restarts:
+        options = {"nproc-per-node": arguments.ranks, "max-restarts": arguments.restarts}
+        options["shutdown-timeout"] = SHUTDOWN_SECONDS
+        torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command = ["train.launch", "--standalone", *torchrun, "-m", *command]
+        # As torchrun would set it, with a page of warnings; the ranks set their threads themselves.
+        environment = {"OMP_NUM_THREADS": "1"} | environment
+    # In place of this process, so that signals and exit codes need nobody to pass them on.
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", *command], environment)
+
+
+def _dry_run(run: Store, arguments: Arguments) -> int:
+    dataset = open_dataset(run)
+    settings = read_settings(run, dataset, arguments.overrides)
+    # A plan that asks for too much memory is refused; here it is shown.
+    unlimited = settings.plan.model_copy(update={"device_memory": None})
+    plan = make_plan(run, dataset, settings.model_copy(update={"plan": unlimited}))
+    print(describe_run(plan, settings, arguments.ranks))
+    return 0
+
+
+def generate_command(arguments: Arguments) -> int:
+    """Sample text from a checkpoint."""
+    command = [arguments.run, "--prompt", arguments.prompt]
+    for name in ("tokens", "temperature", "seed"):
+        command += [f"--{name}", str(getattr(arguments, name))]
+    return _in_torch("train.generate", *command, *_step(arguments))
+
+
+def export_command(arguments: Arguments) -> int:
+    """Write a checkpoint as a Llama folder of Hugging Face's, or the dataset as Megatron's .bin and .idx."""
+    if arguments.format == "huggingface":
+        return _in_torch("train.hf.export", arguments.run, "--out", arguments.out, *_step(arguments))
+    if arguments.step is not None:
+        raise ConfigError("export --step: promised with --format huggingface, found megatron, which takes the dataset")
+    for made in export_megatron(Store(arguments.run), Store(arguments.out)):
+        print(f"{arguments.out}/{made.prefix}: {made.num_documents:,} documents, {made.num_tokens:,} tokens")
+    return 0
+
+
+def _in_torch(*command: str) -> int:
+    """The exit code of a module of the training half, run in a process of its own."""
+    return subprocess.run([sys.executable, "-m", *command], check=False).returncode
+
+
+def _step(arguments: Arguments) -> list[str]:
+    return [] if arguments.step is None else ["--step", str(arguments.step)]

@@ -1,0 +1,93 @@
+"""Speed of the reader: tokens for each second of CPU into inputs, targets and documents, by sequence length.
+
+`python tests/bench_data.py` writes a dataset of 64 M tokens into a temporary folder; the page cache is warm.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from tiny_stages import bare_dataset, batches_of
+
+from schemas.storage import Store
+from schemas.tokens import BATCH_DOCUMENTS, RESERVED, Dataset, Shard, shard_schema
+from train.config.train import TrainConfig
+from train.data.batches import Batches
+from train.data.packing import write_packing
+
+SHARD_TOKENS, NUM_SHARDS, CHUNK_TOKENS, VOCAB_SIZE = 1 << 23, 4, 1 << 16, 50_000
+SECONDS = 3.0
+
+
+def write_dataset(folder: Path) -> Dataset:
+    """Two sources of random tokens in documents of 50 to 1,500 tokens, in record batches as the pipeline cuts them."""
+    random, schema = np.random.default_rng(0), shard_schema("uint16")
+    streams: dict[str, list[Shard]] = {}
+    for source in ("books", "web"):
+        streams[f"{source}/train"] = []
+        for number in range(NUM_SHARDS):
+            path, docs, total = f"{source}-{number}.arrow", f"{source}-{number}.docs.arrow", 0
+            in_documents: list[np.ndarray] = []
+            with pa.ipc.new_file(str(folder / path), schema) as writer:
+                while total < SHARD_TOKENS:
+                    lengths = random.integers(50, 1500, BATCH_DOCUMENTS)
+                    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+                    flat = random.integers(len(RESERVED), VOCAB_SIZE, offsets[-1]).astype(np.uint16)
+                    tokens = pa.ListArray.from_arrays(
+                        pa.array(offsets), pa.array(flat), type=schema.field("tokens").type
+                    )
+                    ids = pa.array([bytes(16)] * len(lengths), pa.binary(16))
+                    writer.write_batch(pa.RecordBatch.from_arrays([ids, tokens], schema=schema))
+                    total += int(offsets[-1])
+                    in_documents.append(lengths)
+            lengths = np.concatenate(in_documents)
+            index = pa.table({"token_offset": np.cumsum(lengths) - lengths, "num_tokens": lengths})
+            with pa.ipc.new_file(str(folder / docs), index.schema) as writer:
+                writer.write_table(index)
+            streams[f"{source}/train"].append(Shard(f"{source}/train", number, path, docs, total, 0, "", ""))
+    return bare_dataset(Store(str(folder)), streams, CHUNK_TOKENS, VOCAB_SIZE)
+
+
+def open_for(dataset: Dataset, config: TrainConfig, global_batch: int) -> Batches:
+    """The batches of one stage."""
+    begin = time.process_time()
+    if packing := write_packing(dataset.folder, dataset, config):
+        took, rows = time.process_time() - begin, sum(source.num_rows for source in packing.sources)
+        empty = 1 - sum(source.num_tokens for source in packing.sources) / (rows * config.seq_len)
+        cut, before = (sum(getattr(s, name) for s in packing.sources) for name in ("cut", "cut_in_stream"))
+        print(f"  index of {rows} rows: {took:.2f} s, {empty:.2%} padding, {cut} documents cut, {before} in the stream")
+    return batches_of(dataset, config, global_batch, run=dataset.folder)
+
+
+def tokens_per_second(batches: Batches, tokens: int) -> float:
+    """Tokens of whole global batches for each second of CPU, after one pass over the data."""
+    steps = max(1, (1 << 26) // tokens)
+    for step in range(steps):
+        batches.batch(step)
+    begin, step = time.process_time(), 0
+    while time.process_time() - begin < SECONDS:
+        batches.batch(step % steps)
+        step += 1
+    return step * tokens / (time.process_time() - begin)
+
+
+def main() -> None:
+    """Print a line for each case."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = write_dataset(Path(folder))
+        for tokens in (1 << 19, 1 << 15):
+            for seq_len in (512, 2048, 4096):
+                for settings in ({}, {"document_mask": False}, {"objective": "mlm"}, {"packing": "best_fit"}):
+                    config = TrainConfig.model_validate({"seq_len": seq_len} | settings)
+                    speed = tokens_per_second(open_for(dataset, config, tokens // seq_len), tokens)
+                    shown = ", ".join(f"{name}={value}" for name, value in settings.items()) or "causal, documents"
+                    case = f"{tokens >> 10:5d}k tokens a batch  seq_len {seq_len:5d}  {shown:22s}"
+                    print(f"{case}  {speed / 1e6:7.1f} M tokens/s")
+
+
+if __name__ == "__main__":
+    main()

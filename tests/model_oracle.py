@@ -1,0 +1,125 @@
+"""The model a second time, in float64 and written out: einsum, softmax and one rule after the other, for every option.
+
+Nothing is shared with train/: weights come in by name. `small_model` makes a model whose gains and biases are not 1
+and 0, which would hide one that is left out.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from train.model.shape import ModelShape
+from train.model.transformer import Transformer, build_model, initial_weight
+
+TINY = ModelShape(
+    vocab_size=97, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ffw=48, tie_embeddings=False
+)
+
+
+def small_model(shape: ModelShape, seed: int = 0, causal: bool = True, recompute: str = "none") -> Transformer:
+    """A whole model with initial weights, and gains and biases moved off their initial values."""
+    model = build_model(shape, causal=causal, recompute=lambda layer: recompute).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_weight(name, parameter.shape, shape, seed))
+            if parameter.ndim == 1:
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator))
+    return model
+
+
+def some_ids(rows: int = 3, length: int = 11, seed: int = 1, vocab_size: int = TINY.vocab_size) -> Tensor:
+    """Random ids (rows, length)."""
+    return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def oracle_logits(
+    shape: ModelShape, weights: dict[str, Tensor], ids: Tensor, causal: bool = True, documents: Tensor | None = None
+) -> Tensor:
+    """Logits (B, T, V) in float64, with gradients for the weights."""
+    weights = {name: value.double() for name, value in weights.items()}
+    x = weights["embedding.weight"][ids]
+    for layer in range(shape.num_layers):
+        at = {name.split(".", 2)[2]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.")}
+        x = x + attention(shape, at, norm(x, at["attention_norm.weight"], shape), causal, documents)
+        x = x + feed_forward(shape, at, norm(x, at["ffn_norm.weight"], shape))
+    head = weights["embedding.weight" if shape.tie_embeddings else "head.weight"]
+    return torch.einsum("btd,vd->btv", norm(x, weights["norm.weight"], shape), head)
+
+
+def norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt() * gain
+
+
+def linear(at: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    y = torch.einsum("...i,oi->...o", x, at[f"{name}.weight"])
+    return y + at[f"{name}.bias"] if f"{name}.bias" in at else y
+
+
+def feed_forward(shape: ModelShape, at: dict[str, Tensor], x: Tensor) -> Tensor:
+    up = linear(at, "ffn.up", x)
+    if shape.activation == "gelu":
+        return linear(at, "ffn.down", up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
+    gate = linear(at, "ffn.gate", x)
+    return linear(at, "ffn.down", gate / (1 + (-gate).exp()) * up)
+
+
+def attention(shape: ModelShape, at: dict[str, Tensor], x: Tensor, causal: bool, documents: Tensor | None) -> Tensor:
+    length, width = x.shape[1], shape.head_dim
+    q = linear(at, "attention.query", x).unflatten(-1, (shape.num_heads, width))
+    k = linear(at, "attention.key", x).unflatten(-1, (shape.num_kv_heads, width))
+    v = linear(at, "attention.value", x).unflatten(-1, (shape.num_kv_heads, width))
+    if shape.qk_norm:
+        q, k = (norm(q, at["attention.query_norm.weight"], shape), norm(k, at["attention.key_norm.weight"], shape))
+    # Query head h reads key head h // (H / G).
+    of = torch.arange(shape.num_heads) // (shape.num_heads // shape.num_kv_heads)
+    k, v = k[:, :, of], v[:, :, of]
+    if shape.positions == "rope":
+        scores = torch.einsum("bihk,bjhk->bhij", turned(shape, q), turned(shape, k))
+    else:
+        u, w = (at[f"attention.relative.{name}_bias"].view(-1, width) for name in ("content", "distance"))
+        scores = torch.einsum("bihk,bjhk->bhij", q + u, k)
+        for i in range(length):
+            for j in range(length):
+                r = linear(at, "attention.relative.distance", sinusoid(i - j, shape.d_model)).view(-1, width)
+                scores[:, :, i, j] += torch.einsum("bhk,hk->bh", q[:, i] + w, r)
+    seen = torch.ones(len(x), length, length, dtype=torch.bool)
+    if causal:
+        seen = seen.tril()
+    if documents is not None:
+        seen = seen & (documents[:, :, None] == documents[:, None, :])
+    scores = (scores / math.sqrt(width)).masked_fill(~seen[:, None], -math.inf)
+    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    return linear(at, "attention.out", torch.einsum("bhij,bjhk->bihk", weights, v).flatten(2))
+
+
+def turned(shape: ModelShape, x: Tensor) -> Tensor:
+    """Pairs of coordinates (p, p + K/2) as complex numbers, turned by position times frequency."""
+    half = shape.head_dim // 2
+    turns = torch.tensor(
+        [[t * frequency(shape, p) for p in range(half)] for t in range(x.shape[1])], dtype=torch.double
+    )
+    z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(turns), turns)[:, None]
+    return torch.cat((z.real, z.imag), -1)
+
+
+def frequency(shape: ModelShape, pair: int) -> float:
+    """Radians per position, stretched: by wave length, as Llama 3's published configuration says it."""
+    plain = shape.rope_theta ** (-2 * pair / shape.head_dim)
+    if shape.rope_scaling == "linear":
+        return plain / shape.rope_factor
+    if shape.rope_scaling == "none":
+        return plain
+    wave = 2 * math.pi / plain
+    if wave < shape.rope_original / 4:
+        return plain
+    if wave > shape.rope_original:
+        return plain / shape.rope_factor
+    smooth = (shape.rope_original / wave - 1) / (4 - 1)
+    return (1 - smooth) * plain / shape.rope_factor + smooth * plain
+
+
+def sinusoid(distance: int, width: int) -> Tensor:
+    angles = [distance / 10_000 ** (i / width) for i in range(0, width, 2)]
+    return torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.double)[:width]

@@ -1,0 +1,228 @@
+"""What is done when a step goes wrong: each verdict on both sides of its limit, and a state that survives as JSON."""
+
+import json
+import math
+import random
+
+import pytest
+
+from schemas.config import build_recipe
+from schemas.errors import ConfigError
+from train.config.guard import GuardConfig
+from train.watch.guard import (
+    MAX_SPIKES_IN_A_ROW,
+    MIN_DEVIATION,
+    GuardState,
+    Verdict,
+    after_heldout,
+    after_rewind,
+    after_step,
+    at_new_stage,
+    level,
+    why_stopped,
+)
+
+GO_ON, SKIP, SPIKE, STOP = Verdict.GO_ON, Verdict.SKIP, Verdict.SPIKE, Verdict.STOP
+EIGHT = (1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0)
+"""Mean 2, squared distances 8 · 1, so the deviation is √(8/7)."""
+NAN, INF = math.nan, math.inf
+
+
+def run(config: GuardConfig, *steps: tuple[float, float], state: GuardState | None = None):
+    """The last state and every verdict of a run of (loss, gradient norm)."""
+    state, verdicts = state or GuardState(), []
+    for loss, norm in steps:
+        state, verdict = after_step(state, config, loss, norm)
+        verdicts.append(verdict)
+    return state, verdicts
+
+
+def watching(**settings) -> GuardConfig:
+    return GuardConfig(spike_sigmas=6.0, spike_window=8, **settings)
+
+
+# ------------------------------------------------------------------------------------------------- not finite
+
+
+@pytest.mark.parametrize("bad", [(NAN, 1.0), (INF, 1.0), (-INF, 1.0), (2.0, INF), (2.0, NAN), (NAN, NAN)])
+def test_a_step_that_is_not_finite_is_skipped(bad: tuple[float, float]) -> None:
+    state, verdicts = run(GuardConfig(), (2.0, 1.0), bad, (2.0, 1.0))
+    assert verdicts == [GO_ON, SKIP, GO_ON]
+    assert (state.non_finite, state.skipped) == (0, 1)
+
+
+def test_one_more_than_allowed_in_a_row_stops() -> None:
+    bad, good = (NAN, 1.0), (2.0, 1.0)
+    state, verdicts = run(GuardConfig(max_non_finite=2), bad, bad, good, bad, bad, bad)
+    assert verdicts == [SKIP, SKIP, GO_ON, SKIP, SKIP, STOP]
+    assert (state.non_finite, state.skipped) == (3, 5)
+    assert run(GuardConfig(max_non_finite=0), bad)[1] == [STOP]
+    text = str(why_stopped(state, GuardConfig(max_non_finite=2), 6))
+    assert text.startswith("step 6: promised at most guard.max_non_finite = 2 steps in a row")
+    assert "found 3;" in text
+
+
+def test_an_overflow_under_a_loss_scale_does_not_count_until_the_scale_has_come_down() -> None:
+    config, state, scale, found = GuardConfig(max_non_finite=1), GuardState(), 4.0, []
+    for _ in range(4):
+        state, verdict = after_step(state, config, 2.0, INF, loss_scale=scale)
+        found.append((scale, verdict, state.non_finite))
+        scale = max(scale / 2, 1.0)
+    assert found == [(4.0, SKIP, 0), (2.0, SKIP, 0), (1.0, SKIP, 1), (1.0, STOP, 2)]
+    assert state.skipped == 4
+    # A loss that is not finite is not the scale's fault.
+    assert after_step(GuardState(), config, NAN, INF, loss_scale=4.0)[0].non_finite == 1
+
+
+# ------------------------------------------------------------------------------------------------- spikes
+
+
+def test_the_level_by_hand() -> None:
+    known = level(GuardState(losses=EIGHT), watching())
+    assert known is not None
+    assert known == pytest.approx((2.0, math.sqrt(8 / 7), 2.0 + 6 * math.sqrt(8 / 7)), rel=1e-15)
+    assert level(GuardState(losses=EIGHT[1:]), watching()) is None
+    assert level(GuardState(losses=EIGHT), GuardConfig()) is None
+
+
+def test_both_sides_of_six_deviations() -> None:
+    state = GuardState(losses=EIGHT)
+    limit = level(state, watching()).limit
+    assert limit == pytest.approx(8.41426, abs=1e-5)
+    for loss, verdict, losses in (
+        (limit, GO_ON, (*EIGHT[1:], limit)),
+        (math.nextafter(limit, INF), SPIKE, EIGHT),
+        (-100.0, GO_ON, (*EIGHT[1:], -100.0)),
+    ):
+        after, found = after_step(state, watching(), loss, 1.0)
+        assert (found, after.losses, after.spikes) == (verdict, losses, int(verdict is SPIKE))
+
+
+def test_nothing_is_a_spike_before_the_window_is_full() -> None:
+    steps = [(1.0, 1.0)] * 7
+    assert run(watching(), *steps, (1e9, 1.0))[1] == [GO_ON] * 8
+    assert run(watching(), *steps, (1.0, 1.0), (1e9, 1.0))[1] == [GO_ON] * 8 + [SPIKE]
+
+
+def test_flat_losses_have_the_smallest_deviation() -> None:
+    state = GuardState(losses=(2.0,) * 8)
+    assert level(state, watching()) == (2.0, MIN_DEVIATION, 2.0 + 6 * MIN_DEVIATION)
+    assert run(watching(), (2.006, 1.0), state=state)[1] == [GO_ON]
+    assert run(watching(), (2.0061, 1.0), state=state)[1] == [SPIKE]
+
+
+def test_the_window_holds_the_last_finite_losses_that_are_no_spikes() -> None:
+    steps = [(loss, 1.0) for loss in (5.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0)]
+    state, verdicts = run(watching(), *steps, (NAN, 1.0), (99.0, 1.0), (2.5, INF))
+    assert state.losses == (1.0, 3.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0)
+    assert verdicts[-3:] == [SKIP, SPIKE, SKIP]
+    assert run(GuardConfig(), *steps)[0].losses == ()
+
+
+def test_spikes_without_end_are_a_new_level() -> None:
+    state = GuardState(losses=EIGHT)
+    state, verdicts = run(watching(), *[(50.0, 1.0)] * (MAX_SPIKES_IN_A_ROW + 1), state=state)
+    assert verdicts == [SPIKE] * 8 + [GO_ON]
+    assert (state.losses, state.spikes) == ((50.0,), 0)
+    interrupted = [(50.0, 1.0)] * 8 + [(2.0, 1.0), (50.0, 1.0)]
+    assert run(watching(), *interrupted, state=GuardState(losses=EIGHT))[1] == [SPIKE] * 8 + [GO_ON, SPIKE]
+
+
+def test_a_new_stage_has_a_level_of_its_own() -> None:
+    state = at_new_stage(GuardState(losses=EIGHT, spikes=2, skipped=3, rewinds=1))
+    assert state == GuardState(skipped=3, rewinds=1)
+    assert run(watching(), (99.0, 1.0), state=state)[1] == [GO_ON]
+
+
+def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
+    config = watching(on_spike="rewind", max_rewinds=2)
+    at_checkpoint = GuardState(losses=EIGHT, best_heldout=2.0)
+    state, found = at_checkpoint, []
+    for _ in range(3):
+        state, verdict = after_step(state, config, 99.0, 1.0)
+        found.append(verdict)
+        if verdict is SPIKE:
+            state = after_rewind(state, at_checkpoint)
+    assert found == [SPIKE, SPIKE, STOP]
+    assert state == at_checkpoint.model_copy(update={"rewinds": 2})
+    assert str(why_stopped(state, config, 9)) == (
+        "step 9: promised that 2 rewinds (guard.max_rewinds) are enough, found another spike; "
+        "lower optim.learning_rate, or raise guard.max_rewinds"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- held-out losses
+
+
+def heldout(config: GuardConfig, *losses: float) -> tuple[GuardState, list[bool]]:
+    state, stops = GuardState(), []
+    for loss in losses:
+        state, stop = after_heldout(state, config, loss)
+        stops.append(stop)
+    return state, stops
+
+
+@pytest.mark.parametrize(
+    ("patience", "improvement", "losses", "best", "since", "stops"),
+    [
+        (2, 0.0, (3.0, 2.0, 2.0), 2.0, 1, [False, False, False]),
+        (2, 0.0, (3.0, 2.0, 2.0, 2.5), 2.0, 2, [False, False, False, True]),
+        (2, 0.0, (3.0, 3.5, 2.5, 3.5, 3.5), 2.5, 2, [False, False, False, False, True]),
+        (1, 0.25, (3.0, 2.75), 2.75, 0, [False, False]),
+        (1, 0.25, (3.0, math.nextafter(2.75, 3)), 3.0, 1, [False, True]),
+        # Small steps add up: each is measured from the minimum, not from the loss before.
+        (3, 0.25, (3.0, 2.875, 2.75), 2.75, 0, [False, False, False]),
+        (2, 0.0, (NAN, 3.0, NAN, INF), 3.0, 2, [False, False, False, True]),
+        (1, 0.0, (INF,), None, 1, [True]),
+    ],
+)
+def test_patience(patience, improvement, losses, best, since, stops) -> None:
+    config = GuardConfig(patience=patience, min_improvement=improvement)
+    state, found = heldout(config, *losses)
+    assert (found, state.best_heldout, state.since_best) == (stops, best, since)
+
+
+def test_without_patience_a_run_goes_on() -> None:
+    state, found = heldout(GuardConfig(), 1.0, *[2.0] * 50)
+    assert (set(found), state.best_heldout, state.since_best) == ({False}, 1.0, 50)
+
+
+# ------------------------------------------------------------------------------------------------- state and settings
+
+
+def test_a_run_resumed_from_json_at_any_step_judges_as_the_uninterrupted_one() -> None:
+    rng, config = random.Random(5), watching(patience=3, max_non_finite=1)
+    steps = [(rng.choice([rng.gauss(2, 0.1)] * 12 + [NAN, 9.0]), rng.choice([1.0] * 9 + [INF])) for _ in range(300)]
+    whole, broken = GuardState(), GuardState()
+    seen = set()
+    for loss, norm in steps:
+        whole, verdict = after_step(whole, config, loss, norm)
+        broken = GuardState.model_validate(json.loads(json.dumps(broken.to_json(), allow_nan=False)))
+        broken, again = after_step(broken, config, loss, norm)
+        whole, stop = after_heldout(whole, config, loss)
+        broken, stops = after_heldout(broken, config, loss)
+        assert (broken, again, stops) == (whole, verdict, stop)
+        seen |= {verdict, stop}
+    assert seen == {*Verdict, True, False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"on_spike": "rewind"}, "on_spike = rewind wants spike_sigmas"),
+        ({"spike_window": 64}, "spike_window wants spike_sigmas"),
+        ({"spike_sigmas": 6, "max_rewinds": 5}, "max_rewinds wants on_spike = rewind"),
+        ({"min_improvement": 0.1}, "min_improvement wants patience"),
+        ({"spike_sigmas": 6, "spike_window": 7}, "guard.spike_window: Input should be greater than or equal to 8"),
+        ({"patience": 0}, "guard.patience: Input should be greater than or equal to 1, found 0"),
+        ({"max_non_finite": -1}, "guard.max_non_finite: Input should be greater than or equal to 0, found -1"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_recipe({"guard": settings}, {"guard": GuardConfig}, "recipe.toml")
+
+
+def test_settings_can_be_written_out_whole_and_read_again() -> None:
+    for config in (GuardConfig(), watching(on_spike="rewind", max_rewinds=1, patience=2, min_improvement=0.5)):
+        assert GuardConfig.model_validate(config.model_dump()) == config

@@ -1,0 +1,31 @@
+"""What the ranks of one start agree on."""
+
+import threading
+import time
+
+import torch.distributed as dist
+
+from train.ranks import agreed_start
+
+
+def start(store: dist.Store, delays: tuple[float, ...]) -> list[str]:
+    """The names that ranks find who begin after these delays [s]."""
+    found = [""] * len(delays)
+
+    def begin(rank: int) -> None:
+        time.sleep(delays[rank])
+        found[rank] = agreed_start(store, rank, len(delays))
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(len(delays))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    return found
+
+
+def test_ranks_agree_on_their_own_start_whoever_is_first() -> None:
+    store = dist.HashStore()
+    starts = [start(store, delays) for delays in ((0, 0, 0), (0.1, 0, 0), (0, 0.1, 0.05), (0.05, 0.1, 0))]
+    assert [len(set(names)) for names in starts] == [1] * 4
+    assert len({names[0] for names in starts}) == 4

@@ -1,0 +1,63 @@
+"""Stages, orders and batches for the tests of train/, without a plan."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from schemas.manifest import Manifest, make_manifest
+from schemas.storage import Store
+from schemas.tokens import RESERVED, Dataset, Shard, TokenizerContract
+from train.config.train import TrainConfig
+from train.data.batches import Batches, open_batches
+from train.data.order import Order, make_order, open_streams, stage_counts
+from train.data.packing import open_packings
+from train.data.skips import NO_SKIPS, SkipList
+from train.data.stages import StagePlan, resolve_stages
+from train.data.streams import PackedIndex
+
+Packings = Mapping[str, PackedIndex] | None
+
+
+def stages_of(
+    dataset: Dataset, config: TrainConfig, global_batch: int = 8, steps: int = 100, packings: Packings = None
+) -> tuple[StagePlan, ...]:
+    """The stages of the settings; a run without any has `steps` of `global_batch`."""
+    counts = stage_counts(open_streams(dataset, config, packings), config)
+    return resolve_stages(config, counts, global_batch, steps * global_batch * config.seq_len)
+
+
+def order_of(dataset: Dataset, config: TrainConfig, skip: SkipList = NO_SKIPS, **size: int) -> Order:
+    """The order under these settings."""
+    return make_order(dataset, config, stages_of(dataset, config, **size), skip)
+
+
+def batches_of(
+    dataset: Dataset,
+    config: TrainConfig,
+    global_batch: int = 8,
+    skip: SkipList = NO_SKIPS,
+    run: Store | None = None,
+) -> Batches:
+    """The batches under these settings; `run` is where packed rows are found."""
+    packings = None if run is None else open_packings(run, dataset, config)
+    stages = stages_of(dataset, config, global_batch, packings=packings)
+    return open_batches(dataset, config, stages, skip, packings)
+
+
+def staged(stages: Sequence[dict[str, Any]], **settings: Any) -> TrainConfig:
+    """Settings with these stages."""
+    return TrainConfig.model_validate({"seq_len": 64, "stages": list(stages)} | settings)
+
+
+def bare_dataset(store: Store, streams: dict[str, list[Shard]], chunk_tokens: int, vocab_size: int) -> Dataset:
+    """A dataset of shards that stand in a folder, with a manifest that lists nothing."""
+    reserved = {name: i for i, name in enumerate(RESERVED)}
+    contract = TokenizerContract(
+        kind="huggingface", sha256="", vocab_size=vocab_size, reserved=reserved, before=[], after=["eos"]
+    )
+    return Dataset(store, _empty_manifest(), contract, store, "", chunk_tokens, streams, [])
+
+
+def _empty_manifest() -> Manifest:
+    content = {"table": "tokens", "stages": {}, "config": {}, "inputs": [], "files": [], "figures": {}}
+    run = {"paths": {}, "started": "", "wall_seconds": 0.0, "cpu_seconds": 0.0, "code_version": "test"}
+    return make_manifest(content | {"counts": {"rows_in": 0, "rows_kept": 0}}, run, "tokens")

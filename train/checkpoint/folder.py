@@ -1,0 +1,69 @@
+"""The folder of a run's checkpoints: which stand, which are kept, and how one stops existing.
+
+A checkpoint goes by its note first and its files after, each step durable before the next: a process killed anywhere
+leaves it complete or absent, and what is left of an absent one is removed at the next start.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from schemas.storage import Store
+from train.checkpoint.note import CHECKPOINTS, NOTE_NAME, Note, folder_name, parse_note
+from train.config.checkpoint import CheckpointConfig
+
+
+def standing_notes(run: Store) -> list[Note]:
+    """The notes of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
+    paths = (folder / NOTE_NAME for folder in _folders(run))
+    notes = (parse_note(path.read_bytes(), str(path)) for path in paths if path.exists())
+    return sorted(notes, key=lambda note: note.step)
+
+
+def remove_halves(run: Store) -> list[str]:
+    """Remove every checkpoint folder without a note; returns their names."""
+    halves = [folder for folder in _folders(run) if not (folder / NOTE_NAME).exists()]
+    for folder in halves:
+        shutil.rmtree(folder)
+    return sorted(folder.name for folder in halves)
+
+
+def remove_checkpoint(run: Store, step: int) -> None:
+    """Remove the checkpoint of a step, or what there is of it; none is not an error."""
+    name = folder_name(step)
+    if not run.exists(name):
+        return
+    run.delete(f"{name}/{NOTE_NAME}")
+    run.sync(name)
+    shutil.rmtree(local_path(run, name))
+
+
+def steps_kept(steps: list[int], config: CheckpointConfig) -> set[int]:
+    """The steps that retention keeps: the newest `keep`, those that `keep_every` divides, and the seed, step 0."""
+    every = config.keep_every
+    return {*sorted(steps)[-config.keep :], *(step for step in steps if step == 0 or (every and step % every == 0))}
+
+
+def keep_newest(run: Store, config: CheckpointConfig) -> list[int]:
+    """Remove the checkpoints that retention does not keep, oldest first; returns their steps."""
+    steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / NOTE_NAME).exists()]
+    removed = sorted({*steps} - steps_kept(steps, config))
+    for step in removed:
+        remove_checkpoint(run, step)
+    return removed
+
+
+def local_path(run: Store, name: str) -> Path:
+    """The path of a folder that torch writes. Raises ConfigError if the run is not on a mounted filesystem."""
+    if not run.is_local:
+        raise ConfigError(
+            f"train: promised a run folder on a mounted filesystem, where checkpoints are written, found {run.uri}; "
+            "mount or copy it"
+        )
+    return Path(run.path(name))
+
+
+def _folders(run: Store) -> list[Path]:
+    root = local_path(run, CHECKPOINTS)
+    return [path for path in root.iterdir() if re.fullmatch(r"step-\d{6,}", path.name)] if root.exists() else []

@@ -1,0 +1,45 @@
+"""The section `[guard]`: what is done about steps that are not finite, losses that jump or no longer fall."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from schemas.config import Section
+
+
+class GuardConfig(Section):
+    """Non-finite steps are skipped and counted; spikes are reported, or rewound; a run may end early."""
+
+    max_non_finite: int = Field(3, ge=0)
+    """Steps in a row whose loss or gradient may be infinite or not a number, each skipped; one more stops the run."""
+    spike_sigmas: float | None = Field(None, gt=0)
+    """Deviations that a loss may lie above the mean of the last `spike_window` losses; one further above is a spike.
+    None = not watched. OLMo 2 (arXiv 2501.00656) allows 6."""
+    spike_window: int = Field(128, ge=8)
+    """Losses that mean and deviation are taken over; nothing is a spike before there are so many."""
+    on_spike: Literal["report", "rewind"] = "report"
+    """report: the documents of the step are listed. rewind: and training goes on from the checkpoint before without
+    the samples of the step, which the skip list and `events.jsonl` record."""
+    max_rewinds: int = Field(3, ge=1)
+    """rewind: rewinds of a run; a spike behind them stops it."""
+    patience: int | None = Field(None, ge=1)
+    """Held-out losses in a row without a new minimum after which the run ends; None = it runs to its last step."""
+    min_improvement: float = Field(0.0, ge=0)
+    """What a held-out loss must fall by to count as a new minimum [nats/token]."""
+
+    @model_validator(mode="after")
+    def _used(self) -> "GuardConfig":
+        """Refuse a setting that would be ignored."""
+        watched, rewinds = self.spike_sigmas is not None, self.on_spike == "rewind"
+        problems = [
+            (not watched and rewinds, "on_spike = rewind wants spike_sigmas"),
+            (not watched and self._given("spike_window"), "spike_window wants spike_sigmas"),
+            (not rewinds and self._given("max_rewinds"), "max_rewinds wants on_spike = rewind"),
+            (self.patience is None and self._given("min_improvement"), "min_improvement wants patience"),
+        ]
+        if found := [text for wrong, text in problems if wrong]:
+            raise ValueError("; ".join(found))
+        return self
+
+    def _given(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)

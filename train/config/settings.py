@@ -1,0 +1,64 @@
+"""All sections of a training run together, as the recipe gives them and a plan keeps them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.config import Recipe, Section, load_recipe
+from train.config.checkpoint import CheckpointConfig
+from train.config.guard import GuardConfig
+from train.config.layout import LayoutConfig
+from train.config.optim import OptimConfig
+from train.config.plan import PlanConfig
+from train.config.train import TrainConfig
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "plan": PlanConfig,
+    "train": TrainConfig,
+    "optim": OptimConfig,
+    "layout": LayoutConfig,
+    "checkpoint": CheckpointConfig,
+    "guard": GuardConfig,
+}
+"""The sections of a recipe that the training half reads, by name."""
+
+
+class Settings(BaseModel):
+    """One value of each section."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    plan: PlanConfig = PlanConfig.model_validate({})
+    """How the model is sized."""
+    train: TrainConfig = TrainConfig.model_validate({})
+    """What it learns from."""
+    optim: OptimConfig = OptimConfig.model_validate({})
+    """How it is updated."""
+    layout: LayoutConfig = LayoutConfig.model_validate({})
+    """How it is split over ranks."""
+    checkpoint: CheckpointConfig = CheckpointConfig.model_validate({})
+    """When its state is written."""
+    guard: GuardConfig = GuardConfig.model_validate({})
+    """What is done when a step goes wrong."""
+
+    def content(self) -> dict[str, Any]:
+        """Every setting that decides the weights, as `section.key`; those of `[plan]` show in the model's shape."""
+        sections = {name: getattr(self, name) for name in SECTIONS if name != "plan"}
+        return {
+            f"{name}.{key}": value for name, section in sections.items() for key, value in section.content().items()
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What is set, by section, so that it can be loaded and overridden again."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def settings_of(recipe: Recipe) -> Settings:
+    """The training sections of a recipe."""
+    return Settings.model_validate({name: recipe.section(name, kind) for name, kind in SECTIONS.items()})
+
+
+def load_settings(raw: Mapping[str, Any], overrides: Sequence[str], where: str) -> Settings:
+    """The training sections in `raw` with overrides on top. Raises ConfigError with every wrong name."""
+    return settings_of(load_recipe({name: raw.get(name, {}) for name in SECTIONS}, overrides, SECTIONS, where))

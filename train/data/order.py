@@ -1,0 +1,266 @@
+"""The order of the training samples as a pure function of (dataset, seed, stages, skips), and its inverse.
+
+A sample is the next row of its source (streams.py); which source comes next says the stage's mixture. A source
+goes on in a stage where the stages before left it. Any sample or step is reached directly.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from schemas.config import nearest
+from schemas.errors import ConfigError
+from schemas.ids import digest_of
+from schemas.tokens import HELDOUT, TRAIN, Dataset
+from train.config.train import TrainConfig
+from train.data.counter import Ints
+from train.data.mixture import Mixture, block_counts
+from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList
+from train.data.stages import StagePlan, stage_lengths, stage_name, stage_weights
+from train.data.streams import ChunkOrder, PackedIndex, PackedRows, Pieces, SourceOrder, StreamRows, join_pieces
+
+ORDER_VERSION = 2
+PROBED = 512
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples in the order they are used, and the pieces of the streams they are made of."""
+
+    index: Ints
+    """Global sample index as the skip list counts, skipped ones included."""
+    source: Ints
+    """Source of each, as in `Order.sources`."""
+    pieces: Pieces
+    """What each is made of, by row; rows count from the first sample here."""
+    seq_len: int
+    """Inputs of a row; what the pieces do not fill is padding."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A stage with all that follows from the stages before it."""
+
+    plan: StagePlan
+    mixture: Mixture
+    which: Ints
+    """Source, as in `Order.sources`, of each source of the mixture."""
+    skip: SkipList
+    begins: dict[int, int]
+    """Position of every source at the beginning of the stage."""
+    ends: dict[int, int]
+    """And behind its last sample."""
+
+
+class Order:
+    """The one order of a run. The i-th sample of a stage to be used is the i-th one that is not skipped."""
+
+    def __init__(
+        self, streams: Mapping[str, SourceOrder], stages: Sequence[StagePlan], skip: SkipList = NO_SKIPS, seed: int = 0
+    ):
+        self.sources = tuple(sorted({source for stage in stages for source in stage.counts}))
+        self.streams = [streams[source] for source in self.sources]
+        self.skip, self.seed = skip, seed
+        if skip.last_stage >= len(stages):
+            raise ConfigError(
+                f"train.skip_file: promised samples of stages 0 to {len(stages) - 1}, found one of stage "
+                f"{skip.last_stage} (index >> {STAGE_BITS}); correct the entry"
+            )
+        self._stages: list[_Stage] = []
+        position = dict.fromkeys(range(len(self.sources)), 0)
+        for number, plan in enumerate(stages):
+            self._stages.append(self._stage(plan, skip.of_stage(number), position))
+            position = self._stages[-1].ends
+
+    @cached_property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages as planned."""
+        return tuple(stage.plan for stage in self._stages)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over what decides the order and over its first samples, so that changed code is noticed too.
+
+        The skip list and the length of the last stage are left out, because they may grow during a run.
+        """
+        if self.skip.indices:
+            streams = dict(zip(self.sources, self.streams, strict=True))
+            return Order(streams, self.stages, NO_SKIPS, self.seed).digest
+        probe = hashlib.sha256()
+        for number in range(len(self._stages)):
+            found = self._at(number, np.arange(PROBED))
+            pieces = [getattr(found.pieces, field.name) for field in fields(Pieces)]
+            for values in (found.index, found.source, *pieces):
+                probe.update(values.astype("<i8").tobytes())
+        rows = [[s.identity, s.num_units, s.chunks.chunk_tokens, s.chunks.windows.tolist()] for s in self.streams]
+        ends = [stage.num_samples for stage in self.stages[:-1]]
+        shapes = [[stage.seq_len, stage.counts] for stage in self.stages]
+        return digest_of([ORDER_VERSION, self.seed, list(self.sources), rows, shapes, ends, probe.hexdigest()])
+
+    def place(self, step: int) -> tuple[int, int]:
+        """The stage of a step, and the step in the stage; both from 0. Steps behind the last stage count as its own."""
+        number = max(i for i, stage in enumerate(self._stages) if stage.plan.first_step <= step)
+        return number, step - self._stages[number].plan.first_step
+
+    def stage_of(self, step: int) -> StagePlan:
+        """The stage of a step."""
+        return self._stages[self.place(step)[0]].plan
+
+    def samples(self, step: int, rows: range | None = None) -> Samples:
+        """The rows of a step's global batch; None = all. Raises ValueError if `rows` is not a part of it."""
+        stage, within = self.place(step)
+        batch = self._stages[stage].plan.global_batch
+        rows = range(batch) if rows is None else rows
+        if rows.step != 1 or rows.start < 0 or rows.stop > batch:
+            raise ValueError(f"rows {rows} are not a contiguous part of a global batch of {batch}")
+        return self.at(stage, within * batch + np.arange(rows.start, rows.stop))
+
+    def at(self, stage: int, number: Ints) -> Samples:
+        """Samples of a stage by their numbers among the used ones."""
+        return self._at(stage, self._stages[stage].skip.pass_over(number))
+
+    def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
+        """By stage, the numbers of the used samples with one of the stream's tokens [start, stop) as an input.
+
+        Up to the last step of the plan, over all epochs. Inverse of `at`, at the cost of some look-ups for each epoch.
+        """
+        which = self.sources.index(source)
+        stream, last = self.streams[which], self._stages[-1].ends[which]
+        parts = [stream.touching(epoch, start, stop) for epoch in range(-(-last // stream.num_units))]
+        begins = np.concatenate([first for first, _ in parts]) if parts else np.empty(0, np.int64)
+        ends = np.concatenate([end for _, end in parts]) if parts else begins
+        return [(i, self._numbers(stage, which, begins, ends)) for i, stage in enumerate(self._stages)]
+
+    def epochs(self) -> dict[str, float]:
+        """Passes over each source until the last step, what is skipped included."""
+        ends = self._stages[-1].ends
+        return {source: ends[i] / self.streams[i].num_units for i, source in enumerate(self.sources)}
+
+    def _stage(self, plan: StagePlan, skip: SkipList, begins: dict[int, int]) -> _Stage:
+        mixture = _mixture(tuple(plan.counts.items()))
+        which = np.array([self.sources.index(source) for source in plan.counts])
+        # What is skipped behind the last sample used is not passed over: the next stage may use it.
+        end = int(skip.pass_over(np.array([plan.num_samples - 1]))[0]) + 1
+        ends = dict(begins)
+        for number, taken in zip(which.tolist(), mixture.taken(end), strict=True):
+            ends[number] += taken * self.streams[number].width(plan.seq_len)
+        return _Stage(plan, mixture, which, skip, begins, ends)
+
+    def _at(self, stage: int, index: Ints) -> Samples:
+        """Samples of a stage by their indices in it."""
+        one = self._stages[stage]
+        local, taken = one.mixture.locate(index)
+        parts, rows = [], []
+        for number in np.unique(local).tolist():
+            rows.append(np.flatnonzero(local == number))
+            source = int(one.which[number])
+            position = one.begins[source] + taken[rows[-1]] * self.streams[source].width(one.plan.seq_len)
+            parts.append(self.streams[source].pieces(position, one.plan.seq_len))
+        pieces = join_pieces(parts, rows)
+        return Samples((stage << STAGE_BITS) + index, one.which[local], pieces, one.plan.seq_len)
+
+    def _numbers(self, stage: _Stage, which: int, begins: Ints, ends: Ints) -> Ints:
+        """The numbers of a stage's used samples that overlap one of these ranges of positions of a source."""
+        local = np.flatnonzero(stage.which == which)
+        if not local.size:
+            return np.empty(0, np.int64)
+        width = self.streams[which].width(stage.plan.seq_len)
+        begins = np.maximum(begins, stage.begins[which]) - stage.begins[which]
+        ends = np.minimum(ends, stage.ends[which]) - stage.begins[which]
+        begins, ends = begins[begins < ends] // width, -(-ends[begins < ends] // width)
+        taken = np.unique(np.concatenate([np.arange(a, b) for a, b in zip(begins, ends)] or [begins]))
+        number = stage.skip.number_of(stage.mixture.find(int(local[0]), taken))
+        return number[(number >= 0) & (number < stage.plan.num_samples)]
+
+
+@lru_cache(maxsize=32)
+def _mixture(counts: tuple[tuple[str, int], ...]) -> Mixture:
+    return Mixture(dict(counts))
+
+
+def tokens_drawn(stages: Sequence[StagePlan]) -> dict[str, int]:
+    """Tokens that the stages take of each source when nothing is skipped, padding of packed rows included."""
+    drawn: dict[str, int] = {}
+    for stage in stages:
+        taken = _mixture(tuple(stage.counts.items())).taken(stage.num_samples)
+        for source, number in zip(stage.counts, taken, strict=True):
+            drawn[source] = drawn.get(source, 0) + number * stage.seq_len
+    return dict(sorted(drawn.items()))
+
+
+def open_streams(
+    dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
+) -> dict[str, SourceOrder]:
+    """The order of every source that a stage uses. Raises ConfigError if lengths or weights do not fit the dataset.
+
+    `packings` are the laid-out rows of each source, for `train.packing = best_fit`.
+    """
+    chunk_tokens, tokens = dataset.chunk_tokens, dataset.num_tokens(TRAIN)
+    used = set()
+    for number, (seq_len, weights) in enumerate(zip(stage_lengths(config), stage_weights(config), strict=True)):
+        where = stage_name(config, number)
+        if chunk_tokens % seq_len:
+            valid = [length for length in range(1, chunk_tokens + 1) if chunk_tokens % length == 0]
+            raise ConfigError(
+                f"{where}.seq_len: promised a divisor of the dataset's chunk_tokens {chunk_tokens}, found {seq_len}; "
+                f"choose one of {', '.join(map(str, valid[-8:]))}"
+            )
+        _check_weights(f"{where}.weights", weights, tokens)
+        used |= {name for name in tokens if weights.get(name, 0 if weights else 1) > 0}
+    chunks = {source: _chunks(dataset, source, config) for source in sorted(used)}
+    short = [f"{source} has {tokens[source]} tokens" for source in chunks if not chunks[source].num_chunks]
+    if short or not chunks:
+        raise ConfigError(
+            f"{dataset.folder.uri}: promised at least {chunk_tokens + 1} training tokens (a chunk and one) in every "
+            f"source, found {'; '.join(short) or 'no training source'}; add data, lower tokens.chunk_tokens, or leave "
+            "the source out with weight 0 in train.weights"
+        )
+    if packings is None:
+        return {source: StreamRows(one) for source, one in chunks.items()}
+    return {source: PackedRows(one, packings[source]) for source, one in chunks.items()}
+
+
+def stage_counts(streams: Mapping[str, SourceOrder], config: TrainConfig) -> list[dict[str, int]]:
+    """The mixture of every stage: samples of each source per block."""
+    by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
+    return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
+
+
+def make_order(
+    dataset: Dataset,
+    config: TrainConfig,
+    stages: Sequence[StagePlan],
+    skip: SkipList = NO_SKIPS,
+    packings: Mapping[str, PackedIndex] | None = None,
+) -> Order:
+    """The order of a dataset's training samples. Raises ConfigError if the settings do not fit the dataset."""
+    return Order(open_streams(dataset, config, packings), stages, skip, config.seed)
+
+
+def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
+    """The held-out rows of every source that has one, the same for every seed and however training rows are packed."""
+    tokens = dataset.num_tokens(HELDOUT)
+    shards = {source: [shard.num_tokens for shard in dataset.streams[f"{source}/{HELDOUT}"]] for source in tokens}
+    streams = {source: StreamRows(ChunkOrder(source, shards[source], seq_len, 0, 8)) for source in sorted(tokens)}
+    return {source: stream for source, stream in streams.items() if stream.num_units}
+
+
+def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
+    shards = [shard.num_tokens for shard in dataset.streams[f"{source}/{TRAIN}"]]
+    return ChunkOrder(source, shards, dataset.chunk_tokens, config.seed, config.window_shards)
+
+
+def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[str, int]) -> None:
+    problems = [f"{name!r} is no source{nearest(name, sources)}" for name in weights if name not in sources]
+    problems += [f"{name!r} is not named (0 leaves it out)" for name in sources if weights and name not in weights]
+    problems += [f"{name!r} has {share:g}, which is below 0" for name, share in weights.items() if share < 0]
+    if weights and not any(weights.values()):
+        problems.append("all are 0")
+    if problems:
+        raise ConfigError(
+            f"{where}: promised the dataset's sources {sorted(sources)}, found {sorted(weights)}: "
+            f"{'; '.join(problems)}; correct the names"
+        )

@@ -1,0 +1,224 @@
+"""Best-fit packing: the documents of every chunk laid out in rows beforehand, so that few are cut.
+
+Parts of documents, those longer than a row cut into rows first, are placed by decreasing length into the fullest row
+that still holds them; what stays empty is padding. Source: Ding et al. 2024, arXiv 2404.10830, section 3. The index
+is written once, before the plan, and memory-mapped: a row is pieces of the stream, and no token is copied.
+"""
+
+import tempfile
+from bisect import bisect_left, insort
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import ContractError
+from schemas.ids import digest_of
+from schemas.storage import Store
+from schemas.tokens import TRAIN, Dataset
+from train.config.train import TrainConfig
+from train.data.counter import Ints
+from train.data.documents import read_table, shard_documents
+from train.data.streams import PackedIndex, ranges
+
+PACKING_VERSION = 1
+SUMMARY = "packing.json"
+TABLES = {
+    "pieces": pa.schema([("start", pa.int64()), ("length", pa.int32()), ("closed", pa.uint8())]),
+    "rows": pa.schema([("first_piece", pa.int64())]),
+    "chunks": pa.schema([("first_row", pa.int64())]),
+}
+
+
+class PackedSource(BaseModel):
+    """What packing made of one source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    """The source."""
+    num_tokens: int
+    """Tokens of its whole chunks."""
+    num_rows: int
+    """Rows they fill."""
+    num_documents: int
+    """Documents with a token in them."""
+    cut: int
+    """Documents that lie in more than one row."""
+    cut_in_stream: int
+    """Documents that would if rows were cut from the stream."""
+    padding: float
+    """Share of the rows' positions that are padding."""
+
+
+class Packing(BaseModel):
+    """The index of a dataset at one sequence length; it stands last, so an index without it does not exist."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: int
+    """Version of the layout."""
+    dataset: str
+    """Digest of the dataset."""
+    seq_len: int
+    """Tokens of a row."""
+    sources: list[PackedSource]
+    """What was made of each source, in ascending order."""
+
+
+def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
+    """Rows of parts, whose lengths are at most `capacity`, by best-fit decreasing; parts and rows in stream order."""
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []
+    for part in sorted(range(len(lengths)), key=lambda part: (-lengths[part], part)):
+        found = bisect_left(room, (lengths[part], -1))
+        if found == len(room):
+            left, row = capacity, len(rows)
+            rows.append([])
+        else:
+            left, row = room.pop(found)
+        rows[row].append(part)
+        if left > lengths[part]:
+            insort(room, (left - lengths[part], row))
+    return sorted(sorted(row) for row in rows)
+
+
+def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
+    """Where the index of a dataset at a sequence length lies."""
+    return run.child(f"train/packing/{digest_of([PACKING_VERSION, dataset.digest, seq_len])[:16]}")
+
+
+def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
+    """The index that `train.packing = best_fit` needs, written unless it stands; None = another packing is set.
+
+    One process writes it for all, a shard at a time.
+    """
+    if config.packing != "best_fit":
+        return None
+    folder = packing_folder(run, dataset, config.seq_len)
+    if folder.exists(SUMMARY):
+        return _read_summary(folder, dataset, config.seq_len)
+    names = sorted(dataset.num_tokens(TRAIN))
+    made = [_write_source(folder, dataset, name, number, config.seq_len) for number, name in enumerate(names)]
+    packing = Packing(version=PACKING_VERSION, dataset=dataset.digest, seq_len=config.seq_len, sources=made)
+    folder.write_atomic(SUMMARY, packing.model_dump_json(indent=1).encode())
+    return packing
+
+
+def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str, PackedIndex] | None:
+    """The laid-out rows of every source; None = another packing is set. Raises ContractError if none are written."""
+    if config.packing != "best_fit":
+        return None
+    folder = packing_folder(run, dataset, config.seq_len)
+    if not folder.exists(SUMMARY):
+        raise ContractError(f"{folder.uri}: promised an index of packed rows, found no {SUMMARY}; plan the run again")
+    summary = _read_summary(folder, dataset, config.seq_len)
+    opened = {}
+    for number, source in enumerate(summary.sources):
+        columns = {
+            name: read_table(folder, f"{number:05d}.{table}.arrow").column(name).chunk(0).to_numpy()
+            for table, schema in TABLES.items()
+            for name in schema.names
+        }
+        found = len(columns["first_piece"]) - 1
+        if found != source.num_rows:
+            raise ContractError(
+                f"{folder.uri}: promised {source.num_rows} rows of {source.name}, found {found}; remove the folder"
+            )
+        begins = {"row_begins": columns.pop("first_piece"), "chunk_begins": columns.pop("first_row")}
+        opened[source.name] = PackedIndex(digest=folder.root.rpartition("/")[2], **columns, **begins)
+    return opened
+
+
+def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
+    where = f"{folder.uri}/{SUMMARY}"
+    try:
+        found = Packing.model_validate(folder.read_json(SUMMARY))
+    except ValidationError as error:
+        raise ContractError(f"{where}: does not hold together: {error}; remove the folder and plan again") from error
+    promised = (PACKING_VERSION, dataset.digest, seq_len)
+    if (found.version, found.dataset, found.seq_len) != promised:
+        raise ContractError(
+            f"{where}: promised version, dataset and seq_len {promised}, found "
+            f"{(found.version, found.dataset, found.seq_len)}; remove the folder and plan again"
+        )
+    return found
+
+
+def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq_len: int) -> PackedSource:
+    size = dataset.chunk_tokens
+    end = max(0, dataset.num_tokens(TRAIN)[source] - 1) // size * size
+    documents = cut = cut_in_stream = num_pieces = num_rows = chunk = 0
+    edges = np.empty(0, np.int64)
+    with ExitStack() as stack:
+        names = [name for schema in TABLES.values() for name in schema.names]
+        spools: dict[str, IO[bytes]] = {name: stack.enter_context(tempfile.TemporaryFile()) for name in names}
+        for begins, known in shard_documents(dataset, f"{source}/{TRAIN}"):
+            first, stop = begins[begins < end], np.minimum(np.append(begins[1:], known), end)[: (begins < end).sum()]
+            documents += len(first)
+            cut += int(((stop - first > seq_len) | (first // size != (stop - 1) // size)).sum())
+            cut_in_stream += int((first // seq_len != (stop - 1) // seq_len).sum())
+            edges, last = np.concatenate([edges, begins, [known]]), min(known, end) // size
+            laid = _lay_out(edges, range(chunk, last), size, seq_len)
+            laid["first_piece"] += num_pieces
+            laid["first_row"] += num_rows
+            num_pieces, num_rows = num_pieces + len(laid["start"]), num_rows + len(laid["first_piece"])
+            edges, chunk = edges[edges > last * size], last
+            _spool(spools, laid)
+        _spool(spools, {"first_piece": np.array([num_pieces]), "first_row": np.array([num_rows])})
+        for table, schema in TABLES.items():
+            _write_table(folder, f"{number:05d}.{table}.arrow", schema, spools)
+    return PackedSource(
+        name=source,
+        num_tokens=end,
+        num_rows=num_rows,
+        num_documents=documents,
+        cut=cut,
+        cut_in_stream=cut_in_stream,
+        padding=1 - end / (num_rows * seq_len) if num_rows else 0.0,
+    )
+
+
+def _lay_out(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
+    """The columns of the tables for these chunks; `edges` are all places where a document ends or begins in them."""
+    corners = np.arange(chunks.start, chunks.stop + 1) * size
+    points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
+    long = np.diff(points)
+    part, which = ranges(np.zeros(len(long), np.int64), -(-long // seq_len))
+    start = points[which] + part * seq_len
+    length = np.minimum(points[which + 1] - start, seq_len)
+    closed = np.isin(start + length, edges)
+    order, rows, chunk_rows = [], [], []
+    bounds = np.searchsorted(start, corners).tolist()
+    for first, stop in pairwise(bounds):
+        packed = best_fit(length[first:stop].tolist(), seq_len)
+        order += [first + one for row in packed for one in row]
+        rows += [len(row) for row in packed]
+        chunk_rows.append(len(packed))
+    taken, in_rows, in_chunks = (np.array(one, np.int64) for one in (order, rows, chunk_rows))
+    pieces = {"start": start[taken], "length": length[taken], "closed": closed[taken]}
+    begins = {"first_piece": np.cumsum(in_rows) - in_rows, "first_row": np.cumsum(in_chunks) - in_chunks}
+    return pieces | begins
+
+
+def _spool(spools: dict[str, IO[bytes]], columns: dict[str, Ints]) -> None:
+    for schema in TABLES.values():
+        for field in schema:
+            if field.name in columns:
+                spools[field.name].write(columns[field.name].astype(field.type.to_pandas_dtype()).tobytes())
+
+
+def _write_table(folder: Store, path: str, schema: pa.Schema, spools: dict[str, IO[bytes]]) -> None:
+    """One record batch, so that a reader maps each column as one array; the spooled columns are mapped, not loaded."""
+    arrays = []
+    for field in schema:
+        spool = spools[field.name]
+        spool.flush()
+        kind = field.type.to_pandas_dtype()
+        arrays.append(pa.array(np.memmap(spool, kind, "r") if spool.tell() else np.empty(0, kind)))
+    with folder.open_output(path) as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    folder.sync(path)

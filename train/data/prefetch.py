@@ -1,0 +1,42 @@
+"""The next step's rows, read in a thread while those of this step are used."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from train.rows import Rows
+
+
+class Prefetch:
+    """Reads ahead by one step. It holds no state of the data: any step may be asked for, the next one is ready."""
+
+    def __init__(self, read: Callable[[int], Rows], stop: int):
+        """`read` gives the rows of a step, and is called in one thread only; no step from `stop` on is read ahead."""
+        self._read, self._stop = read, stop
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
+        self._step = -1
+        self._pending: Future[Rows] | None = None
+
+    def take(self, step: int) -> tuple[Rows, float]:
+        """The rows of a step, and how long the caller waited for them [s]. An error of reading them is raised here."""
+        begin = time.perf_counter()
+        pending = self._pending if self._step == step else None
+        self._pending = None
+        rows = (pending or self._pool.submit(self._read, step)).result()
+        if step + 1 < self._stop:
+            self._step, self._pending = step + 1, self._pool.submit(self._read, step + 1)
+        return rows, time.perf_counter() - begin
+
+    def close(self) -> None:
+        """End the thread; what it is reading is finished and dropped."""
+        self._pending = None
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Prefetch":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

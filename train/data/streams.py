@@ -1,0 +1,290 @@
+"""The order of one source as a pure function of (shards, seed): its chunks, epoch after epoch, and the pieces of rows.
+
+A source's stream is cut into chunks; a bijection of (seed, source, epoch) orders windows of neighbouring shards, then
+the chunks inside each window, so that consecutive steps touch few shards. Laid end to end in this order the chunks
+are the *ordered stream*, of which every row takes the next piece, however long it is: a change of sequence length
+neither repeats nor loses a token. Nothing is iterated: any position, and any token's position, is reached directly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.data.counter import GOLDEN, Bits, Ints, key_of, keys_of, mix
+
+ROUNDS = np.arange(1, 7, dtype=np.uint64) * GOLDEN
+KEPT_TABLES = 8
+"""Epochs, and windows of packed rows, whose tables are kept."""
+
+
+def _feistel(index: Ints, side: Ints, key: Bits, backwards: bool) -> Ints:
+    left, right = np.divmod(index, side)
+    modulus = side.astype(np.uint64)
+    for round_key in ROUNDS[::-1] if backwards else ROUNDS:
+        half = left if backwards else right
+        noise = mix(half.astype(np.uint64) + mix(key + round_key))
+        noise = (noise % modulus).astype(np.int64)
+        left, right = ((right - noise) % side, left) if backwards else (right, (left + noise) % side)
+    return left * side + right
+
+
+def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints:
+    """A keyed bijection of [0, size) applied to each index, or undone; the three arrays have one shape.
+
+    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 5 (generalised Feistel on side²
+    elements) with cycle walking (section 4) down to `size`; side² exceeds size by at most 2·sqrt(size) + 1.
+    """
+    side = np.sqrt(size).astype(np.int64) + 1
+    out = _feistel(index, side, key, backwards)
+    outside = np.flatnonzero(out >= size)
+    while outside.size:
+        out[outside] = _feistel(out[outside], side[outside], key[outside], backwards)
+        outside = outside[out[outside] >= size[outside]]
+    return out
+
+
+def ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """The numbers [first, first + count) of every range, end to end, and the range that each belongs to."""
+    which = np.repeat(np.arange(len(count)), count)
+    return np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count), which
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Contiguous parts of a stream that rows are made of, by row and place in it; one array per field."""
+
+    row: Ints
+    """Row, counted in the call that asked."""
+    column: Ints
+    """First position of the piece in its row."""
+    epoch: Ints
+    """Pass over the source, from 0."""
+    start: Ints
+    """First token in the source's stream: inputs are stream[start : start + length]."""
+    length: Ints
+    """Inputs; the token behind them is the last one's target."""
+    closed: NDArray[np.bool_]
+    """Whether the last input has no target, because its document ends there."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, chosen: Ints) -> "Pieces":
+        """Some of the pieces."""
+        return Pieces(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+
+def join_pieces(parts: Sequence[Pieces], rows: Sequence[Ints]) -> Pieces:
+    """The pieces of several calls by row, once each call's own rows have become these ones."""
+    empty = np.empty(0, np.int64)
+    none = Pieces(empty, empty, empty, empty, empty, np.empty(0, np.bool_))
+    joined = {
+        field.name: np.concatenate([getattr(part, field.name) for part in (none, *parts)]) for field in fields(none)
+    }
+    joined["row"] = np.concatenate([none.row, *(own[part.row] for part, own in zip(parts, rows, strict=True))])
+    return Pieces(**joined).take(np.argsort(joined["row"], kind="stable"))
+
+
+class ChunkOrder:
+    """The order of one source's chunks, epoch after epoch."""
+
+    def __init__(self, source: str, shard_tokens: list[int], chunk_tokens: int, seed: int, window_shards: int):
+        self.source, self.seed, self.chunk_tokens = source, seed, chunk_tokens
+        # The last token of a row needs one token more as its target, so the stream's very last one starts no chunk.
+        self.num_chunks = max(0, sum(shard_tokens) - 1) // chunk_tokens
+        starts = np.cumsum([0, *shard_tokens])[::window_shards]
+        first = np.unique(-(-starts // chunk_tokens))
+        self.windows: Ints = first[first < self.num_chunks].astype(np.int64)
+        """First chunk of every window."""
+        self.sizes: Ints = np.diff(np.append(self.windows, self.num_chunks))
+        """Chunks of every window."""
+        self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
+
+    def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
+        """Window in each slot of an epoch, first place of each slot, slot of each window."""
+        if epoch not in self._slots:
+            number = len(self.sizes)
+            key = np.full(number, key_of(self.seed, self.source, epoch))
+            order = permute(np.arange(number), np.full(number, number, np.int64), key)
+            begins = np.cumsum(self.sizes[order]) - self.sizes[order]
+            if len(self._slots) >= KEPT_TABLES:
+                self._slots.clear()
+            self._slots[epoch] = order, begins, np.argsort(order)
+        return self._slots[epoch]
+
+    def chunks(self, epoch: int, place: Ints) -> Ints:
+        """The chunks at these places of an epoch."""
+        order, begins, _ = self.slots(epoch)
+        slot = np.searchsorted(begins, place, side="right") - 1
+        return self.inside(epoch, order[slot], place - begins[slot])
+
+    def inside(self, epoch: int, window: Ints, number: Ints) -> Ints:
+        """The chunk that comes as the `number`-th of its window."""
+        return self.windows[window] + permute(number, self.sizes[window], self._keys(epoch, window))
+
+    def places(self, epoch: int, chunk: Ints) -> Ints:
+        """The places of chunks in an epoch: the inverse of `chunks`."""
+        window = np.searchsorted(self.windows, chunk, side="right") - 1
+        _, begins, slots = self.slots(epoch)
+        number = permute(chunk - self.windows[window], self.sizes[window], self._keys(epoch, window), backwards=True)
+        return begins[slots[window]] + number
+
+    def _keys(self, epoch: int, window: Ints) -> Bits:
+        return keys_of(key_of(self.seed, self.source, epoch), window)
+
+
+class SourceOrder(Protocol):
+    """Where the rows of a source lie; positions count units, epoch after epoch without a gap."""
+
+    chunks: ChunkOrder
+    num_units: int
+    """Units of an epoch: tokens of the ordered stream, or packed rows."""
+    identity: str
+    """What decides the rows besides the chunks."""
+
+    def width(self, seq_len: int) -> int:
+        """Units that a row takes."""
+
+    def pieces(self, position: Ints, seq_len: int) -> Pieces:
+        """The pieces of the rows that begin at these positions."""
+
+    def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Ranges [first, stop) of positions in an epoch that hold the stream's tokens [start, stop) as inputs."""
+
+
+class StreamRows:
+    """Rows cut from the ordered stream as it stands; a unit is a token. A row may straddle the edge of a chunk."""
+
+    identity = "stream"
+
+    def __init__(self, chunks: ChunkOrder):
+        self.chunks = chunks
+        self.num_units = chunks.num_chunks * chunks.chunk_tokens
+
+    def width(self, seq_len: int) -> int:
+        """Units that a row takes."""
+        return seq_len
+
+    def pieces(self, position: Ints, seq_len: int) -> Pieces:
+        """The pieces of the rows that begin at these positions; seq_len divides the chunk, so at most two a row."""
+        size = self.chunks.chunk_tokens
+        first = np.minimum(seq_len, size - position % size)
+        row = np.repeat(np.arange(len(position)), 1 + (first < seq_len))
+        second = np.diff(row, prepend=-1) == 0
+        column = np.where(second, first[row], 0)
+        epoch, within = np.divmod(position[row] + column, self.num_units)
+        place, offset = np.divmod(within, size)
+        chunk = np.empty_like(place)
+        for number in np.unique(epoch):
+            chosen = epoch == number
+            chunk[chosen] = self.chunks.chunks(int(number), place[chosen])
+        length = np.where(second, seq_len - column, first[row])
+        return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
+
+    def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Ranges [first, stop) of positions in an epoch that hold the stream's tokens [start, stop) as inputs."""
+        size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
+        chunk = np.arange(start // size, -(-stop // size))
+        place = self.chunks.places(epoch, chunk) if chunk.size else chunk
+        shift = epoch * self.num_units + (place - chunk) * size
+        return np.maximum(start, chunk * size) + shift, np.minimum(stop, (chunk + 1) * size) + shift
+
+
+@dataclass(frozen=True)
+class PackedIndex:
+    """The rows of every chunk of a source, laid out beforehand; arrays may be memory-mapped."""
+
+    digest: str
+    start: Ints
+    """First token of every piece in the stream, row after row."""
+    length: NDArray[np.int32]
+    """Tokens of every piece."""
+    closed: NDArray[np.uint8]
+    """1 where the document ends with the piece."""
+    row_begins: Ints
+    """First piece of every row, and the number of pieces."""
+    chunk_begins: Ints
+    """First row of every chunk, and the number of rows."""
+
+
+class PackedRows:
+    """Rows that were laid out beforehand, chunk by chunk; a unit is a row."""
+
+    def __init__(self, chunks: ChunkOrder, index: PackedIndex):
+        self.chunks, self.index, self.identity = chunks, index, index.digest
+        self.num_units = int(index.chunk_begins[chunks.num_chunks])
+        edges = index.chunk_begins[np.append(chunks.windows, chunks.num_chunks)]
+        self._rows_of_windows: Ints = np.diff(edges)
+        self._tables: dict[tuple[int, int], tuple[Ints, Ints]] = {}
+
+    def width(self, seq_len: int) -> int:
+        """Units that a row takes."""
+        return 1
+
+    def pieces(self, position: Ints, seq_len: int) -> Pieces:
+        """The pieces of the rows at these positions, by their place in the stream."""
+        epoch, within = np.divmod(position, self.num_units)
+        row = self._rows(epoch, within)
+        first = self.index.row_begins[row]
+        piece, which = ranges(first, self.index.row_begins[row + 1] - first)
+        length = self.index.length[piece].astype(np.int64)
+        filled = np.cumsum(length) - length
+        column = filled - filled[np.searchsorted(which, which)] if len(which) else filled
+        closed = self.index.closed[piece].astype(np.bool_)
+        return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
+
+    def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Ranges [first, stop) of positions in an epoch that hold the stream's tokens [start, stop) as inputs."""
+        size = self.chunks.chunk_tokens
+        chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
+        rows, which = ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
+        first = self.index.row_begins[rows]
+        piece, of_row = ranges(first, self.index.row_begins[rows + 1] - first)
+        begin = self.index.start[piece]
+        hit = np.unique(of_row[(begin < stop) & (begin + self.index.length[piece] > start)])
+        position = self._positions(epoch, chunk[which[hit]], rows[hit])
+        return position, position + 1
+
+    def _rows(self, epoch: Ints, within: Ints) -> Ints:
+        """Row, as the index counts, of each place in an epoch."""
+        row = np.empty_like(within)
+        for number in np.unique(epoch).tolist():
+            order, _, _ = self.chunks.slots(number)
+            ends = np.cumsum(self._rows_of_windows[order])
+            slot = np.searchsorted(ends, within, side="right")
+            for one in np.unique(slot[epoch == number]).tolist():
+                window = int(order[one])
+                begins, chunk = self._window(number, window)
+                chosen = (epoch == number) & (slot == one)
+                place = within[chosen] - (ends[one] - self._rows_of_windows[window])
+                at = np.searchsorted(begins, place, side="right") - 1
+                row[chosen] = self.index.chunk_begins[chunk[at]] + place - begins[at]
+        return row
+
+    def _positions(self, epoch: int, chunk: Ints, row: Ints) -> Ints:
+        """Position of rows of these chunks in an epoch: the inverse of `_rows`."""
+        order, begins, _ = self.chunks.slots(epoch)
+        ends, place = np.cumsum(self._rows_of_windows[order]), self.chunks.places(epoch, chunk)
+        position = np.empty_like(row)
+        for i, one in enumerate((np.searchsorted(begins, place, side="right") - 1).tolist()):
+            window = int(order[one])
+            before = self._window(epoch, window)[0][place[i] - begins[one]]
+            position[i] = ends[one] - self._rows_of_windows[window] + before
+        return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
+
+    def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
+        """First row of each chunk of a window in its order, and these chunks."""
+        if (epoch, window) not in self._tables:
+            size = int(self.chunks.sizes[window])
+            chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))
+            rows = self._rows_of_chunks(chunk)
+            if len(self._tables) >= KEPT_TABLES:
+                self._tables.clear()
+            self._tables[epoch, window] = np.cumsum(rows) - rows, chunk
+        return self._tables[epoch, window]
+
+    def _rows_of_chunks(self, chunk: Ints) -> Ints:
+        return self.index.chunk_begins[chunk + 1] - self.index.chunk_begins[chunk]

@@ -1,0 +1,1 @@
+"""Models and tokenizers in the format of Hugging Face."""

@@ -1,0 +1,1 @@
+"""The model: shape, layers, attention, loss; it knows of no other rank."""

@@ -1,0 +1,243 @@
+"""Attention: who sees whom in a row, rotary and relative positions, and the one place where it is computed.
+
+Who sees whom is a matrix of truths for torch's fused kernels; where documents share a row on a CUDA device it is a list
+of blocks for FlexAttention instead, which never reads what no query of a block sees and holds no square.
+
+Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N blocks.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from train.model.shape import ModelShape
+
+BLOCK = 128
+"""Positions of a block for FlexAttention, whose kernels are made for this size."""
+MIN_FLEX_HEAD = 16
+"""Narrowest head that FlexAttention's kernels take."""
+
+Rotation = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a layer must know of its rows beside what they hold; the same for all layers."""
+
+    positions_T: Tensor
+    """Place of each position in its row, int64."""
+    rotation: Rotation | None
+    """Cosines and sines of these places, float32, each (T, 1, K/2); None without rotary positions."""
+    seen_B1TT: Tensor | None
+    """Whether a query (rows) sees a key (columns), or 0 where it does and -inf where not; None = as `causal` says."""
+    causal: bool
+    """Whether a position sees those before it only."""
+    blocks: BlockMask | None = None
+    """What `seen_B1TT` would say, as FlexAttention takes it; one of the two is None."""
+    distances_LD: Tensor | None = None
+    """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
+
+
+Core = Callable[[Tensor, Tensor, Tensor, Look], Tensor]
+"""(queries (B, H, T, K), keys and values (B, G, T, K), look) to what each query takes, (B, H, T, K)."""
+
+
+def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, look: Look) -> Tensor:
+    """Scaled dot-product attention by torch's fastest kernel for the device and the look."""
+    grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
+    if look.blocks is not None:
+        y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=look.blocks, enable_gqa=grouped)
+        return y_BHTK
+    seen_B1TT = look.seen_B1TT
+    return F.scaled_dot_product_attention(
+        q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_B1TT, is_causal=seen_B1TT is None and look.causal, enable_gqa=grouped
+    )
+
+
+def added_mask(look: Look, x_BTD: Tensor) -> Look:
+    """The look with a mask that is added to scores, in the number format that attention is computed in.
+
+    Made once, it serves all layers; of truths SDPA would make such a matrix in every layer, and keep them all.
+    """
+    if look.seen_B1TT is None or look.distances_LD is not None:
+        return look
+    kind = x_BTD.device.type
+    number = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
+    added_B1TT = torch.zeros_like(look.seen_B1TT, dtype=number).masked_fill_(~look.seen_B1TT, -torch.inf)
+    return replace(look, seen_B1TT=added_B1TT)
+
+
+@cache
+def _flex(device_type: str) -> Any:
+    """FlexAttention; on a CUDA device only compiled does it hold no square. On a CPU it has no backward pass."""
+    # For each length and number of rows of its own: a run has few, and kernels for any length did not compile (2.13).
+    return torch.compile(flex_attention, dynamic=False) if device_type == "cuda" else flex_attention
+
+
+def takes_blocks(device: torch.device, shape: ModelShape) -> bool:
+    """Whether documents in a row are told to attention as blocks, and not as a matrix of truths."""
+    return device.type == "cuda" and shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD
+
+
+def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
+    """Whether a query sees a key: of its own document and, if `causal`, not behind it; (B, 1, T, T)."""
+    seen_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return (seen_BTT.tril() if causal else seen_BTT)[:, None]
+
+
+def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask:
+    """The same, as blocks: which hold a pair that sees each other, and which of them nothing else.
+
+    As numbers of documents never fall in a row, those at the ends of a block tell; no square of T is ever made.
+    """
+    length = documents_BT.shape[1]
+    number = -(-length // BLOCK)
+    ends_N = torch.arange(1, number + 1, device=documents_BT.device) * BLOCK
+    first_BN, last_BN = documents_BT[:, ends_N - BLOCK], documents_BT[:, ends_N.clamp(max=length) - 1]
+    some_BNN = (first_BN[:, :, None] <= last_BN[:, None, :]) & (last_BN[:, :, None] >= first_BN[:, None, :])
+    # A block that the row does not fill counts as partial: positions behind the end are seen by nobody.
+    single_BN = (first_BN == last_BN) & (ends_N <= length)
+    whole_BNN = some_BNN & single_BN[:, :, None] & single_BN[:, None, :]
+    if causal:
+        some_BNN, whole_BNN = some_BNN.tril(), whole_BNN.tril(-1)
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = documents_BT[row, query] == documents_BT[row, key]
+        return same & (query >= key) if causal else same
+
+    partial, whole = _listed(some_BNN & ~whole_BNN), _listed(whole_BNN)
+    return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, sees, (length, length))
+
+
+def _listed(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
+    """For every query block the number of key blocks, and which, those that are not chosen behind them."""
+    chosen_B1NN = chosen_BNN[:, None].int()
+    places_B1NN = chosen_B1NN.argsort(dim=-1, descending=True, stable=True).int()
+    return chosen_B1NN.sum(-1, dtype=torch.int32), places_B1NN
+
+
+class Attention(nn.Module):
+    """Self-attention; each key-value head serves H/G query heads. Source: Ainslie 2023, 2305.13245."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.head_dim = shape.head_dim
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.query = nn.Linear(shape.d_model, query_width, bias=shape.bias)
+        self.key = nn.Linear(shape.d_model, key_width, bias=shape.bias)
+        self.value = nn.Linear(shape.d_model, key_width, bias=shape.bias)
+        self.out = nn.Linear(query_width, shape.d_model, bias=shape.bias)
+        self.query_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.key_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
+        self.relative = Relative(shape) if shape.positions == "relative" else None
+        self.core: Core = attend
+
+    def forward(self, x_BTD: Tensor, look: Look) -> Tensor:
+        """What each position takes from those it sees, (B, T, D)."""
+        q_BTHK = self.query(x_BTD).unflatten(-1, (-1, self.head_dim))
+        k_BTGK = self.key(x_BTD).unflatten(-1, (-1, self.head_dim))
+        v_BTGK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
+        if self.query_norm is not None and self.key_norm is not None:
+            # Under autocast a norm with float32 gains gives float32, and the three must have one format.
+            q_BTHK, k_BTGK = (
+                self.query_norm(q_BTHK).type_as(v_BTGK),
+                self.key_norm(k_BTGK).type_as(v_BTGK),
+            )
+        if look.rotation is not None:
+            q_BTHK, k_BTGK = rotate(q_BTHK, look.rotation), rotate(k_BTGK, look.rotation)
+        q_BHTK, k_BGTK, v_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
+        y_BHTK = (self.relative or self.core)(q_BHTK, k_BGTK, v_BGTK, look)
+        y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
+        return y_BTD
+
+
+class Relative(nn.Module):
+    """Attention by content and by distance: the distance i - j of a query and a key has an embedding of its own.
+
+    A score is (q + u)·k + (q + v)·r, with r a projection of the distance's sinusoids and u, v learnt for each head.
+    Source: Dai et al. 2019 (Transformer-XL), arXiv 1901.02860, section 3.3 and appendix B.
+    """
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.distance = nn.Linear(shape.d_model, shape.query_width, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(shape.query_width))
+        self.distance_bias = nn.Parameter(torch.empty(shape.query_width))
+
+    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, look: Look) -> Tensor:
+        """What each query takes from the keys it sees, (B, H, T, K)."""
+        if look.distances_LD is None:
+            raise ValueError("relative positions want the distances of their look")
+        u_H1K, v_H1K = (bias.view(-1, 1, self.head_dim) for bias in (self.content_bias, self.distance_bias))
+        r_LHK = self.distance(look.distances_LD.type_as(q_BHTK)).unflatten(-1, (-1, self.head_dim))
+        # Products in the format of the queries: a sum with an unrounded parameter would be float32 again.
+        by_distance_BHTL = (q_BHTK + v_H1K).type_as(q_BHTK) @ r_LHK.permute(1, 2, 0).type_as(q_BHTK)
+        scores_BHTT = shifted(by_distance_BHTL) / math.sqrt(self.head_dim)
+        seen = look.seen_B1TT
+        if seen is None and look.causal:
+            seen = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=q_BHTK.device).tril()
+        if seen is not None:
+            scores_BHTT = scores_BHTT.masked_fill(~seen, -math.inf)
+        content = (q_BHTK + u_H1K).type_as(q_BHTK)
+        grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
+        return F.scaled_dot_product_attention(content, k_BGTK, v_BGTK, attn_mask=scores_BHTT, enable_gqa=grouped)
+
+
+def shifted(by_distance_BHTL: Tensor) -> Tensor:
+    """From a column for each distance, T - 1 first, to a column for each key; (B, H, T, T).
+
+    Column j of row i is distance i - j, the one at T - 1 - i + j: read with rows of L - 1, each begins one earlier.
+    """
+    length, number = by_distance_BHTL.shape[-2:]
+    flat = by_distance_BHTL.flatten(-2)[..., length - 1 : -1]
+    return flat.view(*flat.shape[:-1], length, number - 1)[..., :length]
+
+
+def sinusoids(length: int, causal: bool, width: int, device: torch.device) -> Tensor:
+    """Sines, then cosines of the distances from length - 1 down to -1 or -length, float32, (L, D).
+
+    The last distance stands for no pair; `shifted` wants it. Source: Vaswani et al. 2017, arXiv 1706.03762, 3.5.
+    """
+    distances_L = torch.arange(length - 1, -2 if causal else -length - 1, -1, dtype=torch.float32, device=device)
+    pairs = torch.arange(0, width, 2, dtype=torch.float32, device=device)
+    angles = distances_L[:, None] * 10_000.0 ** (-pairs / width)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :width]
+
+
+def rotation_table(positions_T: Tensor, shape: ModelShape) -> Rotation:
+    """Cosines and sines of rotary positions, float32, each (T, 1, K/2). Source: Su 2021, 2104.09864, 3.4.2."""
+    angles = positions_T.float()[:, None] * rotary_frequencies(shape, positions_T.device)
+    return angles.cos()[:, None, :], angles.sin()[:, None, :]
+
+
+def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
+    """Radians per position of each pair of coordinates, (K/2,), stretched as the shape says."""
+    pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device)
+    frequencies = shape.rope_theta ** (-pairs / shape.head_dim)
+    if shape.rope_scaling == "linear":
+        return frequencies / shape.rope_factor
+    if shape.rope_scaling == "llama3":
+        # Waves shorter than a quarter of the original length stay, those longer than it are stretched whole.
+        turns = shape.rope_original * frequencies / (2 * math.pi)
+        kept = ((turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / shape.rope_factor)
+    return frequencies
+
+
+LOW_TURNS, HIGH_TURNS = 1.0, 4.0
+"""llama3: turns over the original length up to which a wave is stretched whole, and from which on it stays."""
+
+
+def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
+    """Heads turned by their position; the halves of a head are the two coordinates of each pair. Keeps the dtype."""
+    cos, sin = rotation
+    first, second = x_BTHK.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x_BTHK)

@@ -1,0 +1,215 @@
+"""The shape of the model, and what follows from it exactly or by count: parameters, FLOPs, bytes."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.errors import ConfigError
+from train.config.plan import PlanConfig
+
+AS_GIVEN = (
+    "activation",
+    "bias",
+    "positions",
+    "rope_theta",
+    "rope_scaling",
+    "rope_factor",
+    "rope_original",
+    "norm_eps",
+    "qk_norm",
+)
+"""What a plan takes from its settings unchanged."""
+MAX_LAYERS = 160
+TIED_SHARE = 0.2
+SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
+"""A size off by a tenth counts as much as proportions off by two."""
+
+
+class ModelShape(BaseModel):
+    """A decoder-only transformer: RMSNorm before both halves of a layer, grouped-query attention, a feed-forward."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    vocab_size: int
+    """Rows of the embedding: the tokenizer's ids, not padded."""
+    num_layers: int
+    """Number of layers."""
+    d_model: int
+    """Width of the residual stream."""
+    num_heads: int
+    """Number of query heads."""
+    num_kv_heads: int
+    """Number of key and value heads, a divisor of num_heads."""
+    head_dim: int
+    """Width of one head; num_heads × head_dim need not be d_model."""
+    d_ffw: int
+    """Hidden width of the feed-forward."""
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two."""
+    bias: bool = False
+    """Whether the matrices of the layers have biases; the projection of relative positions never has."""
+    positions: Literal["rope", "relative"] = "rope"
+    """Rotary, or Transformer-XL's: a projection of the distances and two vectors for each head."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    """How rotary frequencies are stretched to longer sequences."""
+    rope_factor: float = 1.0
+    """linear, llama3: how many times longer."""
+    rope_original: int = 8192
+    """llama3: the length that was stretched [tokens]."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    qk_norm: bool = False
+    """Whether queries and keys go through an RMSNorm of head_dim weights each."""
+    tie_embeddings: bool
+    """Whether the output projection is the input embedding."""
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_kv_heads * self.head_dim
+
+
+def matrix_params_of_layer(shape: ModelShape) -> int:
+    """Weights in the matrices of one layer that every token goes through: q, k, v, out and the feed-forward's."""
+    attention = 2 * shape.d_model * (shape.query_width + shape.key_width)
+    return attention + (3 if shape.activation == "swiglu" else 2) * shape.d_model * shape.d_ffw
+
+
+def params_of_layer(shape: ModelShape) -> int:
+    """Parameters of one layer: its matrices, biases and norms, and what relative positions add.
+
+    Source of the last: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
+    """
+    d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
+    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0)
+    biases = q + 2 * kv + d + (2 if shape.activation == "swiglu" else 1) * ffw + d
+    relative = d * q + 2 * q
+    return (
+        matrix_params_of_layer(shape)
+        + norms
+        + (biases if shape.bias else 0)
+        + (relative if shape.positions == "relative" else 0)
+    )
+
+
+def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
+    """Exact number of trainable parameters; without `embeddings`, both embedding matrices are left out."""
+    body = shape.num_layers * params_of_layer(shape) + shape.d_model
+    matrices = 1 if shape.tie_embeddings else 2
+    return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
+
+
+def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int:
+    """FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
+
+    q is the width of all heads. The attention term counts the whole square, as is usual for MFU; relative positions
+    add half as much for a third product, and 4·d·q for the projection of the distances, which have no gradient, counted
+    for every sequence. `logits=False` leaves the output projection out. Sources: Kaplan et al. 2020, arXiv 2001.08361,
+    section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019, arXiv 1901.02860, section 3.3.
+    """
+    layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
+    if shape.positions == "relative":
+        layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
+    head = shape.vocab_size * shape.d_model if logits else 0
+    return shape.num_layers * layer + 6 * head
+
+
+def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
+    """The shape nearest to `num_params` and to the proportions of `aspect` that keeps every override.
+
+    Embeddings are tied where both would hold over a fifth of the model. Source: Liu et al. 2024 (MobileLLM), arXiv
+    2402.14905, section 2.2. Raises ConfigError if the overrides do not make a shape.
+    """
+    tied = plan.tie_embeddings
+    shapes = list(_shapes(num_params, vocab_size, plan, bool(tied)))
+    best = _best(shapes, num_params)
+    if tied is None and 2 * vocab_size * best.d_model > TIED_SHARE * num_parameters(best):
+        best = _best(list(_shapes(num_params, vocab_size, plan, True)), num_params)
+    return best
+
+
+def aspect(num_params: float) -> float:
+    """Width per layer that models of this size have.
+
+    Source: least squares over the 50 models of Hoffmann et al. 2022, arXiv 2203.15556, Table A9 (they deviate by 15 %);
+    a shape twice off loses little (Kaplan et al. 2020, arXiv 2001.08361, section 3.1).
+    """
+    return 55 * math.pow(num_params / 1e8, 0.125)
+
+
+def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
+    def miss(shape: ModelShape) -> float:
+        size = math.log(num_parameters(shape) / num_params)
+        proportions = math.log(shape.d_model / shape.num_layers / aspect(num_params))
+        return math.hypot(size / SIZE_UNIT, proportions / ASPECT_UNIT)
+
+    return min(shapes, key=miss)
+
+
+def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
+    """For every depth the width that comes nearest to the size from below, and the next one."""
+    widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
+    if not widths:
+        raise ConfigError(
+            "plan: promised heads that go into a width below 32768, found none for "
+            f"num_heads = {plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}; set d_model"
+        )
+    for num_layers in [plan.num_layers] if plan.num_layers else range(2, MAX_LAYERS + 1):
+        low, high = 0, len(widths) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            size = num_parameters(_shape(vocab_size, num_layers, widths[middle], plan, tied))
+            low, high = (middle, high) if size <= num_params else (low, middle - 1)
+        for width in widths[low : low + 2]:
+            yield _shape(vocab_size, num_layers, width, plan, tied)
+
+
+def _head_dim(d_model: int) -> int:
+    """Width of a head: 64, from 1280 on 128 (Hoffmann et al. 2022, Table A9); less where few heads would be left."""
+    return 128 if d_model >= 1280 else 64 if d_model >= 512 else 32 if d_model >= 128 else 16
+
+
+def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
+    """Whether the heads come in twos, from 16 on in fours, from 32 on in eights, so that they can share keys."""
+    if plan.num_heads:
+        return plan.head_dim is not None or d_model % (2 * plan.num_heads) == 0
+    heads, rest = divmod(d_model, plan.head_dim or _head_dim(d_model))
+    return not rest and heads % (plan.num_kv_heads or (8 if heads >= 32 else 4 if heads >= 16 else 2)) == 0
+
+
+def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool) -> ModelShape:
+    num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
+    # A quarter of the heads, at least two. Source: Ainslie et al. 2023, arXiv 2305.13245, section 3.3.
+    few = [heads for heads in range(1, max(2, num_heads // 4) + 1) if num_heads % heads == 0]
+    num_kv_heads = plan.num_kv_heads or few[-1]
+    # 4·d, or two thirds of it so that three matrices weigh as much as two. Source: Shazeer 2020, arXiv 2002.05202, 3.
+    ffw = 4 * d_model if plan.activation == "gelu" else -(-8 * d_model // 3 // 16) * 16
+    problems = []
+    if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
+        problems.append(f"num_heads {num_heads} into which d_model {d_model} goes in even parts")
+    if plan.head_dim is not None and plan.head_dim % 2 and plan.positions == "rope":
+        problems.append(f"an even head_dim for rotary positions (it is {plan.head_dim})")
+    if num_heads % num_kv_heads:
+        problems.append(f"num_kv_heads {num_kv_heads} that divides num_heads {num_heads}")
+    if problems:
+        raise ConfigError(f"plan: promised {' and '.join(problems)}, found that it does not; correct the overrides")
+    return ModelShape(
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=plan.head_dim or d_model // num_heads,
+        d_ffw=plan.d_ffw or ffw,
+        tie_embeddings=tied,
+        **{name: getattr(plan, name) for name in AS_GIVEN},
+    )

@@ -1,0 +1,218 @@
+"""The model: a transformer with RMSNorm, grouped-query attention and a gated feed-forward, whole or some layers of it.
+
+It is built without storage (meta device); weights are then made one parameter at a time from a seed and the
+parameter's name, so they are the same for any number of ranks and any way of splitting. It knows of no other rank:
+what it sees of a row (`look`), how it attends (`core`) and its loss (`loss`) are attributes that a layout may replace.
+
+Shape suffixes: B rows, T positions, D width, V vocabulary.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from train.model.attention import (
+    Attention,
+    Look,
+    added_mask,
+    blocks_in_document,
+    rotation_table,
+    seen_in_document,
+    sinusoids,
+    takes_blocks,
+)
+from train.model.loss import HeadLoss
+from train.model.shape import ModelShape
+
+Recompute = Literal["none", "full", "selective"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Layers [first, stop) of a model of `num_layers`: a stage of a pipeline, or all of it."""
+
+    first: int
+    stop: int
+    num_layers: int
+
+    @property
+    def begins(self) -> bool:
+        """Whether the embedding belongs to it."""
+        return self.first == 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last norm and the output matrix belong to it."""
+        return self.stop == self.num_layers
+
+
+class FeedForward(nn.Module):
+    """SwiGLU, down(silu(gate(x)) * up(x)), or GELU, down(gelu(up(x))). Sources: Shazeer 2020, 2002.05202; Hendrycks
+    2016, 1606.08415."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        gated = shape.activation == "swiglu"
+        self.gate = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias) if gated else None
+        self.up = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias)
+        self.down = nn.Linear(shape.d_ffw, shape.d_model, bias=shape.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Each position on its own, (B, T, D)."""
+        up = self.up(x_BTD)
+        y_BTD: Tensor = self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x_BTD)) * up)
+        return y_BTD
+
+
+class Block(nn.Module):
+    """One layer: attention, then feed-forward, each on the normalised input and added to it."""
+
+    def __init__(self, shape: ModelShape, recompute: Recompute):
+        super().__init__()
+        self.recompute = recompute
+        self.attention_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
+        self.attention = Attention(shape)
+        self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
+        self.ffn = FeedForward(shape)
+
+    def forward(self, x_BTD: Tensor, look: Look) -> Tensor:
+        """The residual stream after this layer, (B, T, D)."""
+        # Inside the module and not a wrapper around it: parameter names stay plain, and FSDP gathers the weights
+        # of the block before the recomputation starts.
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return self._layer(x_BTD, look)
+        if self.recompute == "selective":
+            y_BTD: Tensor = checkpoint(
+                self._layer, x_BTD, look, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_products
+            )
+        else:
+            y_BTD = checkpoint(self._layer, x_BTD, look, use_reentrant=False, preserve_rng_state=False)
+        return y_BTD
+
+    def _layer(self, x_BTD: Tensor, look: Look) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), look)
+        x_BTD = x_BTD + self.ffn(self.ffn_norm(x_BTD))
+        return x_BTD
+
+
+def _keep_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+    contexts = create_selective_checkpoint_contexts(_kept_or_not)  # type: ignore[no-untyped-call]
+    return contexts
+
+
+def _kept_or_not(context: object, operator: object, *unused: object, **also_unused: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_ATEN = torch.ops.aten
+_PRODUCTS = {
+    *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN._scaled_mm.default),
+    *(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, _ATEN._scaled_dot_product_flash_attention.default),
+    *(_ATEN._scaled_dot_product_efficient_attention.default, _ATEN._scaled_dot_product_cudnn_attention.default),
+}
+"""What costs most to compute again, for what it takes to keep."""
+
+
+class Transformer(nn.Module):
+    """Token ids to logits, or to the loss; or the layers of a span, from the stream before them to the one behind."""
+
+    def __init__(self, shape: ModelShape, span: Span, causal: bool, recompute: Callable[[int], Recompute]):
+        """`recompute` says for every layer what is computed again in the backward pass."""
+        super().__init__()
+        self.shape, self.span, self.causal = shape, span, causal
+        self.embedding = nn.Embedding(shape.vocab_size, shape.d_model) if span.begins else None
+        # By the layer's number in the whole model, so that a parameter has one name wherever it is.
+        self.blocks = nn.ModuleDict({str(i): Block(shape, recompute(i)) for i in range(span.first, span.stop)})
+        self.norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps) if span.ends else None
+        self.head: nn.Module | None = None
+        if span.ends and not (shape.tie_embeddings and span.begins):
+            # A tied matrix in the last stage of a pipeline is a copy of the embedding, kept equal by the layout.
+            self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+        self.look: Callable[[int, Tensor | None, torch.device], Look] = self.look_at
+        self.loss = HeadLoss()
+
+    def forward(
+        self,
+        x: Tensor,
+        documents_BT: Tensor | None = None,
+        targets_BT: Tensor | None = None,
+        sources_B: Tensor | None = None,
+    ) -> Tensor:
+        """From ids (B, T), or the stream (B, T, D) of the layers before, to what this part of the model gives.
+
+        That is the stream (B, T, D) if other layers follow; else float32 logits (B, T, V) of what stands at (mlm) or
+        behind (else) each position; with targets the total loss, 0-d, of `loss`.
+        """
+        x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
+        look = added_mask(self.look(x.shape[1], documents_BT, x.device), x_BTD)
+        for block in self.blocks.values():
+            x_BTD = block(x_BTD, look)
+        if self.norm is None:
+            return x_BTD
+        x_BTD = self.norm(x_BTD)
+        weight_VD = self.embedding.weight if self.head is None else self.head.weight  # type: ignore[union-attr]
+        if targets_BT is None:
+            return F.linear(x_BTD, weight_VD).float()  # type: ignore[arg-type]
+        return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
+
+    @property
+    def layers(self) -> list[Block]:
+        """The layers of this part, in order."""
+        return [block for block in self.blocks.values() if isinstance(block, Block)]
+
+    def look_at(self, num_positions: int, documents_BT: Tensor | None, device: torch.device) -> Look:
+        """The look of whole rows."""
+        positions_T = torch.arange(num_positions, device=device)
+        if documents_BT is None or not takes_blocks(device, self.shape):
+            return self.look_from(positions_T, documents_BT)
+        return replace(self.look_from(positions_T, None), blocks=blocks_in_document(documents_BT, self.causal))
+
+    def look_from(self, positions_T: Tensor, documents_BT: Tensor | None) -> Look:
+        """The look of positions of rows, each seeing the keys of its document, or of the whole row; without blocks."""
+        shape, device = self.shape, positions_T.device
+        seen_B1TT = None if documents_BT is None else seen_in_document(documents_BT, self.causal)
+        if shape.positions == "relative":
+            distances_LD = sinusoids(len(positions_T), self.causal, shape.d_model, device)
+            return Look(positions_T, None, seen_B1TT, self.causal, distances_LD=distances_LD)
+        return Look(positions_T, rotation_table(positions_T, shape), seen_B1TT, self.causal)
+
+
+def build_model(
+    shape: ModelShape,
+    span: Span | None = None,
+    causal: bool = True,
+    recompute: Callable[[int], Recompute] = lambda layer: "none",
+) -> Transformer:
+    """The model, or a span of its layers, without storage: shapes and names only, on the meta device."""
+    with torch.device("meta"):
+        return Transformer(shape, span or Span(0, shape.num_layers, shape.num_layers), causal, recompute)
+
+
+def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
+    """The initial value of one parameter, float32 on the CPU, a function of (seed, name, size) alone.
+
+    Gains are 1, biases 0, those of relative positions too; matrices are normal with deviation sqrt(2 / 5D), and those
+    that write into the residual stream divided by sqrt(2 * layers). Sources: Nguyen 2019, 1910.05895, 2.2 (small init);
+    Radford 2019 (GPT-2), 2.3.
+    """
+    if name.endswith("bias"):
+        return torch.zeros(size)
+    if len(size) == 1:
+        return torch.ones(size)
+    deviation = math.sqrt(2 / (5 * shape.d_model))
+    if name.endswith(("attention.out.weight", "ffn.down.weight")):
+        deviation /= math.sqrt(2 * shape.num_layers)
+    if shape.tie_embeddings and name == "head.weight":
+        name = "embedding.weight"
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(size).normal_(0.0, deviation, generator=generator)

@@ -1,0 +1,1 @@
+"""The optimisers, their schedules, and what keeps a step finite."""

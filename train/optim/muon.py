@@ -1,0 +1,83 @@
+"""Muon: momentum of a matrix, made orthogonal, so that all its directions are learnt at one speed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from train.optim.exchange import Exchange
+from train.optim.members import Member, chunks, shard_axes, sharing
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic x -> ax + bx³ + cx⁵ that pushes singular values to about 1. Source: Jordan 2024."""
+ITERATIONS = 5
+"""Times it is applied. Source: Jordan 2024."""
+TINY = 1e-7
+"""Least length that a matrix is divided by."""
+
+
+@dataclass(frozen=True)
+class Muon:
+    """The rule, for the matrices it updates.
+
+    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal one, so that its root mean square is about 0.2,
+    as AdamW's: one learning rate and one decay serve both. The iteration runs on whole matrices, each on one of the
+    ranks that share it, and batched where shapes are equal.
+    Sources: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, arXiv 2502.16982,
+    section 2.2.
+    """
+
+    members: Sequence[Member]
+    momentum: float
+    precision: torch.dtype
+    """Of the iteration, and of what is sent for it."""
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Member]] = {}
+        # Large ones first: they are dealt out in turn, and equal shapes stand side by side.
+        for member in sorted(self.members, key=lambda m: (-m.parameter.numel(), tuple(m.parameter.shape))):
+            member.state["momentum"] = torch.zeros_like(member.parameter)
+            axes = shard_axes(member.parameter)
+            mesh = member.parameter.device_mesh if isinstance(member.parameter, DTensor) and axes else None
+            groups.setdefault((mesh, axes), []).append(member)
+        for (mesh, _), members in groups.items():
+            first = members[0].parameter
+            num_ranks = len(sharing(first)) if mesh and isinstance(first, DTensor) else 1
+            self.exchanges.extend(Exchange(run) for run in chunks(members, num_ranks << 24))
+
+    def update(self, rate: float, step: int) -> None:
+        """Make an update; it does not depend on its number."""
+        for exchange in self.exchanges:
+            members = exchange.members
+            momenta, gradients = [m.held("momentum") for m in members], [m.gradient for m in members]
+            torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
+            torch._foreach_lerp_(gradients, momenta, self.momentum)
+            pieces = [gradient.to(self.precision) for gradient in gradients]
+            wholes = exchange.gather(pieces)
+            for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
+                alike = [i for i, whole in wholes.items() if whole.shape == shape]
+                wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
+            for member, piece in zip(members, exchange.scatter(wholes, pieces[0]), strict=True):
+                values, length = member.values, 0.2 * max(member.parameter.shape) ** 0.5
+                values.mul_(1 - rate * member.weight_decay).add_(piece.to(values.dtype), alpha=-rate * length)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Nearly orthogonal matrices with the singular vectors of these, (number, m, n), in their own precision.
+
+    Singular values come out between 0.7 and 1.2, roughly; those below a thousandth of the matrix's length come out
+    smaller. Source: Jordan 2024 (Newton-Schulz iteration of fifth order).
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    length = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    x = x / length.clamp(min=TINY)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x

@@ -1,0 +1,99 @@
+"""The optimiser of a run: rules, each with the parameters it updates, made from `[optim]` for any layout."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from train.config.optim import OptimConfig
+from train.optim.adafactor import Adafactor
+from train.optim.adamw import AdamW
+from train.optim.lamb import Lamb
+from train.optim.members import Member, checked_gradient, region_of
+from train.optim.muon import Muon
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+EMBEDDING = "embedding.weight"
+
+
+class Rule(Protocol):
+    """How some parameters are updated; their state is allocated when the rule is made."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The parameters, in the order of the model."""
+
+    def update(self, rate: float, step: int) -> None:
+        """Make update `step` (1 = first) at this learning rate."""
+
+
+@dataclass
+class Optimizer:
+    """Rules, and how many updates they have made."""
+
+    rules: list[Rule]
+    step: int = 0
+
+    @property
+    def members(self) -> list[Member]:
+        """Every parameter."""
+        return [member for rule in self.rules for member in rule.members]
+
+
+def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> Optimizer:
+    """The optimiser of these parameters, by name; its state is allocated, so that a checkpoint can be read into it.
+
+    Parameters are plain tensors or DTensors on any meshes; ranks that share some must name them in the same order.
+    Matrices decay, the embedding where `decay_embeddings` says so, gains and biases never.
+    """
+    members = [Member(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
+    for member in members:
+        if member.is_matrix and (config.decay_embeddings or member.name != EMBEDDING):
+            member.weight_decay = config.weight_decay
+    betas = config.beta1, config.beta2, config.eps
+    if config.optimizer == "adamw":
+        return Optimizer([AdamW(members, *betas)])
+    if config.optimizer == "lamb":
+        return Optimizer([Lamb(members, *betas)])
+    if config.optimizer == "adafactor":
+        return Optimizer([Adafactor(members)])
+    inner = [m for m in members if m.name.startswith("blocks.") and m.is_matrix]
+    names = {m.name for m in inner}
+    muon = Muon(inner, config.momentum, PRECISIONS[config.muon_precision])
+    return Optimizer([muon, AdamW([m for m in members if m.name not in names], *betas)])
+
+
+def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The state to be stored, as `<state>.<parameter>`; reading into these tensors restores it but for the step.
+
+    Each lies on the ranks as its parameter does, but for Adafactor's `row_mean` and `column_mean`: plain tensors of
+    the whole matrix, the same on every rank that holds some of it.
+    """
+    return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}
+
+
+def set_step(optimizer: Optimizer, step: int) -> None:
+    """Set the number of updates made."""
+    optimizer.step = step
+
+
+@torch.no_grad()
+def update(optimizer: Optimizer, rate: float) -> None:
+    """Make one update at learning rate `rate`, which uses up the gradients and clears them.
+
+    Raises ContractError, before anything is changed, if a parameter has no gradient or one placed otherwise.
+    """
+    for member in optimizer.members:
+        checked_gradient(member.name, member.parameter)
+    optimizer.step += 1
+    for rule in optimizer.rules:
+        rule.update(rate, optimizer.step)
+    clear_gradients(optimizer)
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """Drop all gradients: of a step that is not to be made."""
+    for member in optimizer.members:
+        member.parameter.grad = None

@@ -1,0 +1,102 @@
+"""Layers shared by several ranks: stages, and the order in which micro-batches pass through them.
+
+GPipe (Huang et al. 2019, arXiv 1811.06965), 1F1B and interleaved (Narayanan et al. 2021, arXiv 2104.04473), zero bubble
+and ZBV (Qi et al. 2023, arXiv 2401.10241), as torch runs them. Masks never travel: each stage makes its own from the
+numbers of the documents.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from train.config.layout import LayoutConfig
+from train.model.transformer import Transformer
+from train.parallel.mesh import Mesh
+from train.rows import Rows
+
+ALONE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SEVERAL = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+class Pipeline:
+    """The stages of this rank, run forward and backward over the micro-batches of a step."""
+
+    def __init__(self, parts: Sequence[Transformer], stages: Sequence[int], mesh: Mesh, layout: LayoutConfig):
+        """`stages`: number of each part in the pipeline."""
+        self._parts, self._stages, self._mesh, self._layout = parts, stages, mesh, layout
+        self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
+
+    def run(self, rows: Rows, number: int, stream: torch.dtype, backward: bool) -> None:
+        """Pass rows through the stages as `number` micro-batches; `stream`: number format between the stages."""
+        schedule = self._schedule(len(rows) // number, rows.inputs_BT.shape[1], number, stream)
+        named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
+        if rows.documents_BT is not None:
+            named["documents_BT"] = rows.documents_BT
+        # Inputs enter the first stage; every other one gets its own from the stage before.
+        inputs = [rows.inputs_BT] if 0 in self._stages else []
+        # The loss is the output of the last stage already; what stands here for the target is looked at by nobody.
+        if backward:
+            schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
+        else:
+            schedule.eval(*inputs, target=rows.sources_B, return_outputs=False, **named)
+
+    def _schedule(
+        self, rows: int, width: int, number: int, stream: torch.dtype
+    ) -> PipelineScheduleSingle | PipelineScheduleMulti:
+        key = rows, width, number, stream
+        if key not in self._schedules:
+            built: list[Any] = [
+                self._stage(part, stage, rows, width, stream)
+                for part, stage in zip(self._parts, self._stages, strict=True)
+            ]
+            name = self._layout.schedule
+            settings: dict[str, Any] = {"loss_fn": _as_it_is, "scale_grads": False}
+            if name in ALONE:
+                self._schedules[key] = ALONE[name](built[0], number, **settings)
+            else:
+                self._schedules[key] = SEVERAL[name](built, number, **settings)
+        return self._schedules[key]
+
+    def _stage(self, part: Transformer, stage: int, rows: int, width: int, stream: torch.dtype) -> PipelineStage:
+        # Shapes are given, since finding them out would run the model once, and count its losses.
+        number = self._mesh.axes["pipeline"] * self._layout.stages
+        between = torch.empty(
+            rows,
+            width // self._mesh.axes["tensor"],
+            part.shape.d_model,
+            dtype=stream,
+            device="meta",
+            requires_grad=True,
+        )
+        ids = torch.empty(rows, width, dtype=torch.int64, device="meta")
+        total = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        device = next(part.parameters()).device
+        return PipelineStage(
+            part,
+            stage,
+            number,
+            device,
+            input_args=ids if stage == 0 else between,
+            output_args=total if stage == number - 1 else between,
+            group=self._mesh.group("pipeline"),
+        )
+
+
+def _as_it_is(output: Tensor, target: Tensor) -> Tensor:
+    return output

@@ -1,0 +1,184 @@
+"""The figures of a plan: every number with its unit, its formula and where the formula comes from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from schemas.tokens import TRAIN, Dataset
+from train.config.settings import Settings
+from train.data.order import tokens_drawn
+from train.data.packing import PackedSource
+from train.data.stages import StagePlan, row_length
+from train.model.shape import ModelShape, flops_per_token, num_parameters
+from train.plan import rules
+from train.plan.axes import axes_of, data_ranks, problems_of
+from train.plan.memory import SOURCES, Memory, memory_of_rank
+from train.plan.planned import Plan
+from train.plan.rules import Figure, Row, figures_of
+
+MAX_WARMUP = 2000
+HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556, Table 3"
+TABLE_A9 = "Hoffmann et al. 2022, arXiv 2203.15556, Table A9"
+AINSLIE = "Ainslie et al. 2023, arXiv 2305.13245, section 3.3"
+SHAZEER = "Shazeer 2020, arXiv 2002.05202, section 3"
+MOBILE = "Liu et al. 2024, arXiv 2402.14905, section 2.2"
+PORIAN_WARMUP = "Porian et al. 2024, arXiv 2406.19146, section 3.3"
+DING = "Ding et al. 2024, arXiv 2404.10830, section 3"
+PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the dataset offers under the settings."""
+
+    samples: dict[str, int]
+    """Unique samples of each source in use."""
+    most_samples: int
+    """Samples until the source that repeats soonest has been read max_epochs times."""
+    wanted: float
+    """Parameters the model should have."""
+    packed: Sequence[PackedSource] = ()
+    """What packing made of each source; empty = rows are cut from the stream."""
+
+
+def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) -> list[Figure]:
+    """All figures, in the order in which they follow from each other; `compute` leaves embeddings out [FLOPs]."""
+    figures = [*_data_figures(dataset, plan, offer), *_model_figures(plan, offer), *_run_figures(plan, compute)]
+    return [*figures, *_cost_figures(plan)]
+
+
+def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
+    total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_drawn(plan.stages), plan.settings.train.seq_len
+    unique = {source: number * seq_len for source, number in offer.samples.items()}
+    worth = sum(rules.worth_in_unique_tokens(unique[source], tokens) for source, tokens in drawn.items())
+    repeated = "Σ U + U·R*·(1 − exp(−(D/U − 1)/R*)), R* = 15.39"
+    whole = "U = Σ whole chunks; a source's last token is a target only"
+    rows: list[Row] = [
+        *((f"tokens.{source}", total[source], "tokens", "in the manifest", "dataset") for source in offer.samples),
+        *_packed_rows(offer.packed),
+        (
+            "unique_tokens",
+            sum(unique.values()),
+            "tokens",
+            "U = Σ rows · L, padding included" if offer.packed else whole,
+            "dataset",
+        ),
+        ("tokens", plan.num_tokens, "tokens", "D = Σ steps · B · L", "count"),
+        *(
+            (f"epochs.{source}", tokens / unique[source], "passes", "D of the source / U", "count")
+            for source, tokens in drawn.items()
+        ),
+        ("worth_in_unique_tokens", round(worth), "tokens", repeated, rules.MUENNIGHOFF),
+    ]
+    return figures_of(rows)
+
+
+def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
+    """What packing wastes, and what it saves."""
+    for source in packed:
+        cut = f"in more than one row, of {source.num_documents:,}; {source.cut_in_stream:,} cut from the stream"
+        yield f"padding.{source.name}", source.padding, "", "1 − tokens / (rows · L)", DING
+        yield f"documents_cut.{source.name}", source.cut, "documents", cut, DING
+
+
+def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
+    shape, settings = plan.shape, plan.settings.plan
+    exact = "N = V·d·(1 if tied else 2) + layers·(2·d·q + 2·d·kv + 3·d·ffw + norms) + d, other options likewise"
+    nearest = "nearest to wanted_params"
+    rows: list[Row] = [
+        (
+            "wanted_params",
+            round(offer.wanted),
+            "parameters",
+            f"max(min_params, U / {settings.tokens_per_parameter:g}), U at most what max_epochs allows",
+            HOFFMANN,
+        ),
+        ("num_layers", shape.num_layers, "", *_given(settings.num_layers, nearest, TABLE_A9)),
+        ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
+        ("num_heads", shape.num_heads, "", *_given(settings.num_heads, "d / width of a head", TABLE_A9)),
+        ("num_kv_heads", shape.num_kv_heads, "", *_given(settings.num_kv_heads, "num_heads / 4, at least 2", AINSLIE)),
+        ("d_ffw", shape.d_ffw, "", *_given(settings.d_ffw, "4·d, 8/3 · d with a gate", SHAZEER)),
+        ("tie_embeddings", int(shape.tie_embeddings), "", *_given(settings.tie_embeddings, "2·V·d > N/5", MOBILE)),
+        ("params", plan.num_params, "parameters", exact, "count"),
+        ("params_without_embeddings", num_parameters(shape, False), "parameters", "N − embeddings", "count"),
+        ("tokens_per_parameter", plan.num_tokens / plan.num_params, "", "D / N", HOFFMANN),
+    ]
+    return figures_of(rows)
+
+
+def _run_figures(plan: Plan, compute: float) -> list[Figure]:
+    body, tokens = num_parameters(plan.shape, False), plan.num_tokens
+    train, optim, per = plan.settings.train, plan.settings.optim, plan.settings.plan.tokens_per_parameter
+    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for {per:g}·N tokens or max_epochs"
+    steps = f"{per:g}·N / (B · L), no source over max_epochs"
+    warmup = f"as many tokens as parameters, at most {MAX_WARMUP} steps and a tenth of the run"
+    law = rules.step_law_learning_rate(body, tokens)
+    rows: list[Row] = [
+        ("compute", compute, "FLOPs", "C = (6·matrices + 12·layers·d·L)·D without embeddings", rules.DEEPSEEK),
+        ("global_batch", plan.global_batch, "sequences", *_given(train.global_batch, batch, rules.DEEPSEEK)),
+        ("batch_tokens", plan.global_batch * plan.seq_len, "tokens", "B · L", "count"),
+        ("batch_tokens.step_law", rules.step_law_batch(tokens), "tokens", "0.58·D^0.571", rules.STEP_LAW),
+        ("batch_tokens.porian", rules.porian_batch(body), "tokens", "160·2048·(N'/108e6)^(2/3)", rules.PORIAN),
+        ("steps", plan.steps, "steps", *_given(train.steps, steps, HOFFMANN)),
+        ("warmup_steps", plan.warmup_steps, "steps", *_given(optim.warmup_steps, warmup, PORIAN_WARMUP)),
+        ("learning_rate", plan.learning_rate, "", *_given(optim.learning_rate, "0.3118·C^−0.1250", rules.DEEPSEEK)),
+        ("learning_rate.step_law", law, "", "1.79·N'^−0.713·D^0.307", rules.STEP_LAW),
+        ("learning_rate.porian", rules.porian_learning_rate(body), "", "0.0047·(N'/108e6)^(−1/3)", rules.PORIAN),
+    ]
+    if body < rules.MAX_KAPLAN_PARAMS:
+        rate = rules.kaplan_learning_rate(body)
+        rows.append(("learning_rate.kaplan", rate, "", "0.003239 − 0.0001395·ln N'", rules.KAPLAN))
+    return figures_of(rows)
+
+
+def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:
+    """Formula and source of a value that the recipe may have set instead."""
+    return (formula, source) if setting is None else ("as given", "recipe")
+
+
+def _cost_figures(plan: Plan) -> list[Figure]:
+    """FLOPs of the run, time at the device's peak where it is known, and memory per rank for each world size."""
+    train = plan.settings.train
+    lengths = [row_length(train, stage.seq_len) for stage in plan.stages]
+    flops = sum(
+        flops_per_token(plan.shape, length) * length * stage.num_samples
+        for stage, length in zip(plan.stages, lengths, strict=True)
+    )
+    rows: list[Row] = [
+        ("flops_per_token", plan.flops_per_token, "FLOPs", "6·(matrices + V·d) + 12·layers·q·L", PALM),
+        ("flops", flops, "FLOPs", "Σ flops_per_token · positions", PALM),
+    ]
+    if train.peak_flops is not None:
+        rows.append(
+            ("seconds_at_peak", flops / train.peak_flops, "s", "flops / train.peak_flops, one device", "recipe")
+        )
+    return figures_of([*rows, *_memory_rows(plan)])
+
+
+def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StagePlan], world_size: int) -> Memory | None:
+    """Memory of a GPU in the stage that needs most; None if the layout or the batch is not for so many ranks."""
+    needs = []
+    for stage in stages:
+        length, batch = row_length(settings.train, stage.seq_len), stage.global_batch
+        if any(problems_of(shape, settings, world_size, [length], batch)):
+            return None
+        if data_ranks(axes_of(settings.layout, world_size)) > batch:
+            return None
+        needs.append(memory_of_rank(shape, settings, world_size, length, batch, "cuda"))
+    return max(needs, key=lambda need: need.peak)
+
+
+def _memory_rows(plan: Plan) -> Iterator[Row]:
+    for world_size in plan.settings.plan.world_sizes:
+        need = memory_needed(plan.shape, plan.settings, plan.stages, world_size)
+        if need is None:
+            continue
+        for name, size in need.at_peak.items():
+            if size:
+                yield f"memory.{world_size}.{name}", size, "bytes", *SOURCES[name]
+        yield (
+            f"memory.{world_size}",
+            need.peak,
+            "bytes",
+            f"sum of these, per GPU, at its peak: {need.peak_moment}",
+            "estimate",
+        )

@@ -1,0 +1,136 @@
+"""A plan as it stands: what the trainer needs besides the dataset, written, read and shown."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
+
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import read_run
+from schemas.storage import Store
+from schemas.tokens import Dataset, open_dataset
+from train.config.settings import Settings, load_settings
+from train.data.stages import StagePlan
+from train.model.shape import ModelShape
+from train.optim.schedule import Course, StageCourse
+from train.plan.rules import Figure
+
+PLAN_NAME = "train/plan.json"
+
+
+class Plan(BaseModel):
+    """A sized run: everything the trainer needs besides the dataset."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    dataset: str
+    """Digest of the dataset the plan was made for."""
+    tokenizer: str
+    """SHA-256 of the tokenizer's model file."""
+    order: str
+    """Digest of the order of the samples."""
+    shape: ModelShape
+    """Shape of the model."""
+    num_params: int
+    """Exact number of parameters of that shape."""
+    stages: tuple[StagePlan, ...]
+    """Ranges of steps, each with its sequence length, batch and mixture."""
+    warmup_steps: int
+    """Steps of linear warm-up."""
+    learning_rate: float
+    """Peak learning rate."""
+    flops_per_token: int
+    """FLOPs of forward and backward per token of the first stage."""
+    settings: Settings
+    """Settings the plan was made with."""
+    figures: list[Figure]
+    """Every number above and those behind it, in the order they follow from each other."""
+
+    @field_serializer("settings")
+    def _given(self, settings: Settings) -> dict[str, Any]:
+        """What was set and no defaults: a default that stands written would be refused where it is not used."""
+        return settings.to_json()
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        return self.stages[-1].end
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sequence in the first stage."""
+        return self.stages[0].seq_len
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per step in the first stage."""
+        return self.stages[0].global_batch
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the run."""
+        return sum(stage.num_tokens for stage in self.stages)
+
+    @property
+    def course(self) -> Course:
+        """What the learning rate of a step follows from, beside `[optim]`."""
+        given = self.settings.train.stages
+        stages = [
+            StageCourse(plan.first_step + 1, plan.num_steps, own.learning_rate, own.schedule, own.final_lr_share)
+            for plan, own in zip(self.stages, given, strict=False)
+        ]
+        return Course(self.steps, self.warmup_steps, self.learning_rate, tuple(stages))
+
+
+def write_plan(run: Store, plan: Plan) -> None:
+    """Replace the run's plan."""
+    run.write_atomic(PLAN_NAME, plan.model_dump_json(indent=1).encode())
+
+
+def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
+    """The run's plan. Raises ContractError if there is none, or if it is for another dataset (None: the run's own)."""
+    if not run.exists(PLAN_NAME):
+        raise ContractError(f"{run.uri}: promised a plan, found no {PLAN_NAME}; make it with `penstock plan`")
+    try:
+        plan = Plan.model_validate(run.read_json(PLAN_NAME))
+    except ValidationError as error:
+        raise ContractError(f"{run.uri}/{PLAN_NAME}: does not hold together: {error}; plan again") from error
+    found = (dataset or open_dataset(run)).digest
+    if plan.dataset != found:
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: promised dataset {plan.dataset}, the run now holds {found}; "
+            "plan again, or restore the dataset"
+        )
+    return plan
+
+
+def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Settings:
+    """The settings of the plan that stands, else of the run's recipe, with `section.key=value` overrides on top.
+
+    Raises ConfigError with every wrong name, ContractError if the plan was made for another dataset.
+    """
+    raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
+    sized = [text for text in overrides if text.strip().startswith("plan.")]
+    if sized:
+        raise ConfigError(
+            f"--set: promised settings of how to train, found {', '.join(sized)}, which size the model; give them to "
+            "`penstock plan`"
+        )
+    return load_settings(raw, overrides, run.uri)
+
+
+def print_plan(plan: Plan) -> str:
+    """The plan as a table of text, one figure a line."""
+    rows = [(f.name, _shown(f.value, f.unit), f.unit, f.formula, f.source) for f in plan.figures]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [f"plan for dataset {plan.dataset[:12]}, tokenizer {plan.tokenizer[:12]}"]
+    for name, value, unit, formula, source in rows:
+        cells = (name.ljust(widths[0]), value.rjust(widths[1]), unit.ljust(widths[2]), formula.ljust(widths[3]), source)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _shown(value: int | float, unit: str) -> str:
+    if isinstance(value, int) and unit != "FLOPs":
+        return f"{value:,}"
+    return f"{value:.3g}" if value < 1e5 or unit == "FLOPs" else f"{value:,.0f}"

@@ -1,0 +1,37 @@
+"""`torchrun … -m train.pretrain RUN`: the arguments, and what a failure becomes."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from schemas.errors import PenstockError
+from schemas.storage import Store
+from train.pretrain.loop import train
+from train.ranks import FirstRankFailed, open_ranks
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments and train; returns the exit code, 2 for an error the user can act on."""
+    parser = argparse.ArgumentParser(prog="train.pretrain", description="Train on the token dataset of a run folder.")
+    # On Python 3.11 torchrun takes `--run` for its own `--run-path` and refuses it, so the folder may also stand alone.
+    folder = parser.add_mutually_exclusive_group(required=True)
+    folder.add_argument("run", nargs="?", default=argparse.SUPPRESS, metavar="RUN", help="run folder with the tokens")
+    folder.add_argument("--run", dest="run", default=argparse.SUPPRESS, metavar="RUN", help="the same")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    with open_ranks() as ranks:
+        try:
+            return train(Store(arguments.run), arguments.overrides, ranks)
+        except FirstRankFailed:
+            return 2
+        except PenstockError as error:
+            print(f"penstock: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("penstock: stopped at once; the last complete checkpoint stands", file=sys.stderr)
+            return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""What each step of a run measured, and how a run ended: the lines of metrics.jsonl and the closing manifest.
+
+Numbers are those of the global batch, whatever the layout; rank 0 writes them. A step that was skipped because it was
+not finite has its line too, with null for what is no number: every line is valid JSON.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from schemas.errors import ContractError
+from schemas.ids import canonical_json
+from schemas.storage import Store
+
+METRICS_NAME = "train/metrics.jsonl"
+MANIFEST_NAME = "train/manifest.json"
+
+
+class Heldout(BaseModel):
+    """The held-out sequences of one source."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loss: float | None
+    """Mean cross-entropy of its targets [nats/token]; None = not finite."""
+    perplexity: float | None
+    """exp(loss); None = not finite."""
+    bits_per_byte: float | None = None
+    """Σ cross-entropy / (ln 2 · bytes of text that the targets stand for); None = bytes unknown, or not finite."""
+
+
+class StepMetrics(BaseModel):
+    """One line of metrics.jsonl; what was not measured is None or absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    step: int
+    """Number of the update, 1 = first; a skipped one counts."""
+    stage: int
+    """Number of the stage, 1 = first."""
+    loss: float | None
+    """Mean cross-entropy of the global batch before the update [nats/token], without z_loss; None = not finite, in a
+    skipped step."""
+    grad_norm: float | None
+    """Euclidean norm of the gradient before clipping, without loss scale; None = not finite, in a skipped step."""
+    learning_rate: float
+    """Learning rate of the update."""
+    tokens: int
+    """Targets of the global batch that count in the loss."""
+    tokens_per_second: float
+    """Those tokens over the duration of the step, all ranks together [1/s]."""
+    step_seconds: float
+    """Duration of the step, waiting for data included, evaluation and checkpoints left out [s]."""
+    data_seconds: float
+    """Time rank 0 waited for its rows [s]; reading that went on beside the step before is not waiting."""
+    skipped: bool = False
+    """Whether no update was made, because loss or gradient was not finite."""
+    mfu: float | None = None
+    """Model FLOPs utilisation, 0 to 1, see `flops_utilisation`; None = the peak of the device is unknown."""
+    loss_scale: float | None = None
+    """Factor of the loss in fp16; None = another precision."""
+    bytes_sent: int | None = None
+    """Bytes of compressed gradients that a rank sent; None = not compressed."""
+    bytes_plain: int | None = None
+    """Bytes the same gradients have uncompressed; None = not compressed."""
+    checkpoint_stall: float | None = None
+    """Time that training stood still for checkpoints since the line before [s]; None = none was begun."""
+    memory: int | None = None
+    """Largest memory allocated on rank 0's device since the line before [bytes]; None = not CUDA."""
+    heldout_loss: float | None = None
+    """Mean cross-entropy of all held-out targets after the update [nats/token]; None = not measured, or not finite."""
+    losses: dict[str, float] = {}
+    """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
+    source_tokens: dict[str, int] = {}
+    """Targets of each source, Σ = tokens."""
+    heldout: dict[str, Heldout] = {}
+    """The held-out sequences of each source."""
+
+    @field_validator("losses", mode="before")
+    @classmethod
+    def _finite(cls, losses: dict[str, float | None]) -> dict[str, float]:
+        return {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
+
+    @field_validator("loss", "grad_norm", "heldout_loss", "mfu", mode="before")
+    @classmethod
+    def _number(cls, value: float | None) -> float | None:
+        return finite(value)
+
+    @model_validator(mode="after")
+    def _skipped(self) -> "StepMetrics":
+        if not self.skipped and (self.loss is None or self.grad_norm is None):
+            raise ValueError(
+                f"step {self.step} has loss {self.loss} and grad_norm {self.grad_norm}, but is not skipped"
+            )
+        return self
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the step that was spent waiting for data."""
+        return self.data_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
+
+    def line(self) -> bytes:
+        """The step as a line of JSON, without its end."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
+    def flat(self, separator: str) -> dict[str, Any]:
+        """One value a name, None where there is none; those of a source are `loss.web`, `heldout.web.perplexity`."""
+        values = {name: getattr(self, name) for name in SCALARS}
+        values |= {f"loss{separator}{name}": loss for name, loss in self.losses.items()}
+        values |= {f"tokens{separator}{name}": number for name, number in self.source_tokens.items()}
+        for name, measured in self.heldout.items():
+            values |= {f"heldout{separator}{name}{separator}{key}": value for key, value in measured}
+        return values
+
+
+PER_SOURCE = ("losses", "source_tokens", "heldout")
+SCALARS = tuple(name for name in StepMetrics.model_fields if name not in PER_SOURCE)
+"""Fields of a step that are one value."""
+
+
+class TrainManifest(BaseModel):
+    """`train/manifest.json`: a run that reached its end; written last."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    dataset: str
+    """Digest of the dataset the model was trained on."""
+    tokenizer: str
+    """Digest of the tokenizer contract."""
+    plan: str
+    """Digest of what decides the weights: shape, data order and optimiser settings."""
+    skip_list: str
+    """Digest of the skip list."""
+    steps: int
+    """Number of updates made."""
+    loss: float | None
+    """Loss of the last step [nats/token]; None if that step was skipped."""
+    heldout_loss: float | None
+    """Held-out loss after the last step [nats/token]; None if the dataset holds nothing out."""
+    checkpoint: str
+    """Folder of the last checkpoint, relative to the run."""
+
+
+def finite(value: float | None) -> float | None:
+    """The value; None if it is infinite or not a number."""
+    return None if value is None or not math.isfinite(value) else value
+
+
+def by_source(
+    names: Sequence[str], sums: Sequence[float], counts: Sequence[float]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Mean loss and number of targets of each source that has any, from sums over the global batch."""
+    numbers = {name: round(count) for name, count in zip(names, counts, strict=True) if count}
+    totals = dict(zip(names, sums, strict=True))
+    return {name: totals[name] / number for name, number in numbers.items()}, numbers
+
+
+def heldout_by_source(
+    names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
+) -> dict[str, Heldout]:
+    """The held-out figures of each source that has targets, from sums over all of them [nats, targets, bytes]."""
+    found = {}
+    for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
+        if count:
+            size = num_bytes[number] if num_bytes else 0
+            bits = total / (math.log(2) * size) if size else None
+            found[name] = Heldout(
+                loss=finite(total / count), perplexity=_exp(total / count), bits_per_byte=finite(bits)
+            )
+    return found
+
+
+def _exp(loss: float) -> float | None:
+    try:
+        return finite(math.exp(loss))
+    except OverflowError:
+        return None
+
+
+def flops_utilisation(
+    positions_per_second: float, flops_per_token: float, ranks: int, peak_flops: float | None
+) -> float | None:
+    """Model FLOPs utilisation: flops_per_token · positions_per_second / (ranks · peak_flops); None = peak unknown.
+
+    `flops_per_token` is the plan's: 6 per weight of a matrix that a token passes, logits included, plus 12·d·L per
+    layer for attention without a discount for the causal mask. Positions are those of the global batch (sequences ·
+    seq_len), with or without a target: the model passes them all. What is computed twice (activation checkpointing)
+    does not count. Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+    """
+    return None if peak_flops is None else flops_per_token * positions_per_second / (ranks * peak_flops)
+
+
+def read_metrics(run: Store) -> list[StepMetrics]:
+    """Every step of a run's metrics file, in order; a line that a killed process left unfinished ends the list.
+
+    Raises ContractError if another line is no step.
+    """
+    if not run.exists(METRICS_NAME):
+        return []
+    lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(StepMetrics.model_validate_json(line))
+        except ValidationError as error:
+            raise ContractError(
+                f"{run.uri}/{METRICS_NAME}, line {number}: promised a step, found {error}; restore the file"
+            ) from error
+    return found
+
+
+def last_metrics(run: Store, step: int) -> StepMetrics:
+    """The metrics of the last step. Raises ContractError if that is not `step`."""
+    records = read_metrics(run)
+    if not records or records[-1].step != step:
+        found = f"step {records[-1].step}" if records else "none"
+        raise ContractError(
+            f"{run.uri}/{METRICS_NAME}: promised a last line for step {step}, found {found}; restore it"
+        )
+    return records[-1]
+
+
+def write_train_manifest(run: Store, manifest: TrainManifest) -> None:
+    """Commit the end of a run."""
+    run.write_atomic(MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")))

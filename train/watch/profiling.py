@@ -1,0 +1,114 @@
+"""The profile of a few steps, on demand: a Chrome trace and the costliest operators, in the run's `train/profile`.
+
+Nothing is imported, wrapped or timed outside of the steps that `train.profile` names.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from schemas.errors import ConfigError, storage_problem
+from schemas.storage import Store
+
+PROFILE_FOLDER = "train/profile"
+NUM_OPERATORS = 30
+"""Operators that the table lists."""
+
+
+class Window(NamedTuple):
+    """The steps to record, both included."""
+
+    first: int
+    last: int
+
+
+def parse_window(text: str, steps: int) -> Window | None:
+    """The steps that `train.profile` names, of a run of `steps`; None for an empty text.
+
+    Raises ConfigError if it is not FIRST-LAST, or if the run has no such steps.
+    """
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]+)-([0-9]+)", text.strip())
+    window = Window(int(match[1]), int(match[2])) if match else Window(0, 0)
+    if not 1 <= window.first <= window.last:
+        raise ConfigError(
+            f"train.profile: promised steps FIRST-LAST from 1 on, such as 10-12, found {text!r}; correct it"
+        )
+    if window.last > steps:
+        raise ConfigError(
+            f"train.profile: promised steps of the run, 1 to {steps}, found {text!r}; choose earlier ones"
+        )
+    return window
+
+
+class Profile:
+    """Records the steps of a window as they come; on leaving the context, what was recorded by then is written.
+
+    A run that is resumed inside the window records the rest of it, and names the files after what they hold.
+    """
+
+    def __init__(self, run: Store, window: Window | None):
+        """`window`: None = nothing is recorded, as on every rank but the first."""
+        self._run, self._window = run, window
+        self._profiler: Any = None
+        self._recorded: list[int] = []
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._finish()
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """The context that a step runs in."""
+        if self._window is None or not self._window.first <= number <= self._window.last:
+            self._finish()  # A rewind has left the window: what was recorded is not to grow by other steps.
+            yield
+            return
+        from torch.profiler import record_function
+
+        self._start()
+        self._recorded.append(number)
+        with record_function(f"step {number}"):
+            yield
+        if number == self._window.last:
+            self._finish()
+
+    def _start(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        if self._profiler is None:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._profiler = profile(activities=activities, record_shapes=True)
+            self._profiler.start()
+
+    def _finish(self) -> None:
+        if self._profiler is None:
+            return
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._profiler.stop()
+        profiler, self._profiler, self._window = self._profiler, None, None
+        name = f"{PROFILE_FOLDER}/steps-{self._recorded[0]}-{self._recorded[-1]}"
+        self._run.make_parent(name)
+        try:
+            partial = self._run.path(f"{name}.partial.json.gz")
+            profiler.export_chrome_trace(partial)
+            os.replace(partial, self._run.path(f"{name}.json.gz"))
+            order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+            table = profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATORS)
+            self._run.write_atomic(f"{name}.txt", table.encode())
+        except OSError as error:
+            if storage_problem(error) is None:
+                raise
+            print(f"penstock: {self._run.path(name)}: not written: {error}", file=sys.stderr, flush=True)
