@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
-from train.model.fp8 import check_fp8, with_fp8
+from train.model.fp8 import with_fp8
 from train.model.loss import HeadLoss, Tally
 from train.model.shape import ModelShape
 from train.model.transformer import Recompute, Span, Transformer, build_model, initial_weight
@@ -38,8 +38,6 @@ class SplitModel:
         """`largest`: positions of a row and rows of a step where there are most, for the budget of activations."""
         self.shape, self.settings, self.ranks = shape, settings, ranks
         layout = settings.layout
-        if settings.train.precision == "fp8":
-            check_fp8(ranks.device)
         self.mesh = build_mesh(layout, ranks.world_size, ranks.device.type)
         self.num_stages = self.mesh.axes["pipeline"] * layout.stages
         self.stages = stages_of(layout, self.mesh.place("pipeline")) if self.num_stages > 1 else [0]
