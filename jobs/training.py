@@ -7,14 +7,16 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 
 from jobs.recipe import stored_recipe
 from jobs.session import worker_environment
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.tokens import open_dataset
-from train.config.settings import settings_of
+from schemas.tokens import Dataset, open_dataset
+from train.config.settings import Settings, settings_of
 from train.data.megatron import export_megatron
+from train.plan.checks import check_ranks, check_used
 from train.plan.dryrun import describe_run
 from train.plan.planned import print_plan, read_settings, write_plan
 from train.plan.sizing import make_plan
@@ -42,10 +44,16 @@ def train_command(arguments: Arguments) -> int:
         raise ConfigError(
             f"train: promised --ranks >= 1 and --restarts >= 0, found {arguments.ranks} and {arguments.restarts}"
         )
+    run = Store(arguments.run)
+    dataset = open_dataset(run)
+    settings = read_settings(run, dataset, arguments.overrides)
+    check_used(settings, dataset)
     if arguments.dry_run:
-        return _dry_run(Store(arguments.run), arguments)
-    settings = [word for override in arguments.overrides for word in ("--set", override)]
-    command, environment = ["train.pretrain", arguments.run, *settings], worker_environment()
+        return _dry_run(dataset, settings, arguments.ranks)
+    # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
+    check_ranks(make_plan(run, dataset, settings), arguments.ranks)
+    words = [word for override in arguments.overrides for word in ("--set", override)]
+    command, environment = ["train.pretrain", arguments.run, *words], worker_environment()
     if arguments.ranks > 1 or arguments.restarts:
         options = {"nproc-per-node": arguments.ranks, "max-restarts": arguments.restarts}
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
@@ -58,13 +66,12 @@ def train_command(arguments: Arguments) -> int:
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 
-def _dry_run(run: Store, arguments: Arguments) -> int:
-    dataset = open_dataset(run)
-    settings = read_settings(run, dataset, arguments.overrides)
+def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
     # A plan that asks for too much memory is refused; here it is shown.
     unlimited = settings.plan.model_copy(update={"device_memory": None})
-    plan = make_plan(run, dataset, settings.model_copy(update={"plan": unlimited}))
-    print(describe_run(plan, settings, arguments.ranks))
+    with tempfile.TemporaryDirectory() as scratch:  # an index of packed rows is made there, not in the run
+        plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
+    print(describe_run(plan, settings, num_ranks))
     return 0
 
 

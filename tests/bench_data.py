@@ -6,6 +6,7 @@
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from train.data.batches import Batches
 from train.data.packing import write_packing
 
 SHARD_TOKENS, NUM_SHARDS, CHUNK_TOKENS, VOCAB_SIZE = 1 << 23, 4, 1 << 16, 50_000
-SECONDS = 3.0
+SECONDS = 2.0
 
 
 def write_dataset(folder: Path) -> Dataset:
@@ -74,19 +75,33 @@ def tokens_per_second(batches: Batches, tokens: int) -> float:
     return step * tokens / (time.process_time() - begin)
 
 
+def cases(seq_len: int) -> list[dict[str, Any]]:
+    """Every objective, packing and kind of attention that a run may have; spans so long that sentinels suffice."""
+    plain: list[dict[str, Any]] = [
+        {"objective": objective, "packing": packing, "document_mask": document_mask}
+        for objective in ("causal", "mlm")
+        for packing in ("stream", "best_fit")
+        for document_mask in (True, False)
+    ]
+    span = {"objective": "span", "packing": "stream", "document_mask": False, "mean_span": max(3.0, seq_len / 512)}
+    return [*plain, span]
+
+
 def main() -> None:
     """Print a line for each case."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder))
-        for tokens in (1 << 19, 1 << 15):
-            for seq_len in (512, 2048, 4096):
-                for settings in ({}, {"document_mask": False}, {"objective": "mlm"}, {"packing": "best_fit"}):
-                    config = TrainConfig.model_validate({"seq_len": seq_len} | settings)
-                    speed = tokens_per_second(open_for(dataset, config, tokens // seq_len), tokens)
-                    shown = ", ".join(f"{name}={value}" for name, value in settings.items()) or "causal, documents"
-                    case = f"{tokens >> 10:5d}k tokens a batch  seq_len {seq_len:5d}  {shown:22s}"
-                    print(f"{case}  {speed / 1e6:7.1f} M tokens/s")
+        for seq_len in (512, 2048, 4096):
+            for case in cases(seq_len):
+                config = TrainConfig.model_validate({"seq_len": seq_len} | case)
+                shown = (
+                    f"{case['objective']:6s} {case['packing']:8s} {'documents' if case['document_mask'] else '-':9s}"
+                )
+                speeds = []
+                for tokens in (1 << 19, 1 << 15):
+                    speeds.append(tokens_per_second(open_for(dataset, config, tokens // seq_len), tokens) / 1e6)
+                print(f"{shown} seq_len {seq_len:5d}  {speeds[0]:6.1f}  {speeds[1]:6.1f} M tokens/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def gpu_learner(case: Case, variant: Variant, ranks: Ranks) -> Learner:
     }
     torch._dynamo.reset()
     learner = Learner(plan_of(case, sections), ranks, 2)
-    for parameter in learner.model.named_parameters().values():
+    for parameter in learner.model.parameters.values():
         values = local(parameter)
         values.normal_(0, 0.02) if values.ndim == 2 else values.fill_(1)
     for value in learner._states().values():

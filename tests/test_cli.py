@@ -132,33 +132,60 @@ def test_settings_that_the_readme_names_exist():
 # ---------------------------------------------------------------------------------------------------- training a model
 
 
-def became(monkeypatch, *arguments):
+@pytest.fixture
+def tiny_run(tmp_path):
+    """A run folder with a dataset and a recipe, not yet planned."""
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"train": {"seq_len": 64, "global_batch": 6}, "plan": {"num_kv_heads": 2}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    return run
+
+
+def became(monkeypatch, run, *arguments):
     """The command that `penstock train` turns into, without its Python, and the variables that it sets."""
     found = []
     monkeypatch.setattr(training.os, "execve", lambda *call: found.append(call))
-    main(["train", "run", *arguments])
+    assert main(["train", run.uri, *arguments]) == 0
     ((program, command, environment),) = found
     assert command[:2] == [program, "-m"] == [sys.executable, "-m"]
     return command[2:], {name: value for name, value in environment.items() if os.environ.get(name) != value}
 
 
-def test_one_process_needs_no_torchrun(monkeypatch):
+def test_one_process_needs_no_torchrun(monkeypatch, tiny_run):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    command, set_here = became(monkeypatch, "--set", "train.steps=3", "--set", "optim.schedule=wsd")
-    assert command == ["train.pretrain", "run", "--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    command, set_here = became(monkeypatch, tiny_run, "--set", "train.steps=3", "--set", "optim.schedule=wsd")
+    assert command == ["train.pretrain", tiny_run.uri, "--set", "train.steps=3", "--set", "optim.schedule=wsd"]
     assert "OMP_NUM_THREADS" not in set_here
 
 
 @pytest.mark.parametrize(("given", "ranks", "restarts"), [("--ranks 2", 2, 0), ("--restarts 3", 1, 3)])
-def test_several_processes_and_restarts_are_torchruns(monkeypatch, given, ranks, restarts):
+def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, given, ranks, restarts):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    command, set_here = became(monkeypatch, *given.split(), "--set", "layout.data=ddp")
+    command, set_here = became(monkeypatch, tiny_run, *given.split(), "--set", "layout.data=ddp")
     counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--shutdown-timeout", "3600"]
-    trained = ["-m", "train.pretrain", "run", "--set", "layout.data=ddp"]
+    trained = ["-m", "train.pretrain", tiny_run.uri, "--set", "layout.data=ddp"]
     assert command == ["train.launch", "--standalone", *counts, *trained]
     assert set_here["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert "OMP_NUM_THREADS" not in became(monkeypatch, *given.split())[1]
+    assert "OMP_NUM_THREADS" not in became(monkeypatch, tiny_run, *given.split())[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--ranks 3 --set layout.tensor=2", "layout: promised 3 rank(s), found tensor 2"),
+        ("--ranks 8", "train.global_batch: promised a sequence for each of 8 groups of ranks, found 6"),
+        ("--set layout.compress=bf16 --set layout.data=ddp", "found one rank"),
+        ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: promised held-out losses"),
+        ("--set train.step=3", "train.step"),
+        ("--set train.weights={wiki=-1.0}", "shares are >= 0"),
+        ("--set train.stages=[{weights={wiki=0.0}}]", "shares are >= 0"),
+    ],
+)
+def test_a_run_that_cannot_train_is_refused_before_a_rank_starts(monkeypatch, tiny_run, capsys, given, message):
+    monkeypatch.setattr(training.os, "execve", lambda *call: pytest.fail("ranks were started"))
+    assert main(["train", tiny_run.uri, "--restarts", "3", *given.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_plan_is_printed_and_goes_by_the_recipe(tmp_path, capsys):
@@ -195,6 +222,8 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path,
         "run: 112 steps, 43,008 tokens",
     ):
         assert line in shown
+    assert sorted(run.walk()) == before
+    assert main(["train", run.uri, "--dry-run", "--set", "train.packing=best_fit"]) == 0
     assert sorted(run.walk()) == before
     assert main(["train", run.uri, "--dry-run", "--set", "plan.d_model=64"]) == 2
     assert "give them to `penstock plan`" in capsys.readouterr().err

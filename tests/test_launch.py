@@ -1,95 +1,59 @@
-"""The exit code of several ranks: that of the rank that failed first, and 0 when a scheduler asked them to stop."""
+"""What `train.launch` answers for its ranks: their exit code, and whether a run that was told to stop stopped well."""
 
-import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_dataset import make_tiny_dataset
-from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from schemas.manifest import read_run, write_run
-from schemas.storage import Store
-from train import launch
+pytestmark = pytest.mark.dist
 
-RECIPE = {
-    "plan": {"num_layers": 1, "d_model": 32, "num_heads": 2, "num_kv_heads": 1, "d_ffw": 48, "max_epochs": 1e6},
-    "train": {"seq_len": 32, "global_batch": 4, "steps": 100_000, "eval_every": 0},
-    "checkpoint": {"every": 0},
-}
+RANK = """
+import os, pathlib, signal, sys, time
 
+def stop(number, frame):
+    if "fails" in sys.argv[1]:
+        # As torch's ErrorHandler does, without the seconds that importing it takes.
+        pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"message": "no space"}')
+        sys.exit(2)
+    sys.exit(0)
 
-def failed(**codes: int) -> ChildFailedError:
-    """Ranks that ended with these exit codes, one after the other."""
-    failures = {}
-    for number, code in enumerate(codes.values()):
-        failures[number] = ProcessFailure(local_rank=number, pid=1, exitcode=code, error_file="none")
-        failures[number].timestamp = number
-    return ChildFailedError("train", failures)
+if sys.argv[1].isdigit():
+    sys.exit(int(sys.argv[1]))
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[0]).with_suffix(".ready").touch()
+time.sleep(120)
+"""
 
 
-def raising(error: BaseException) -> Callable[[object], None]:
-    def run(_: object) -> None:
-        raise error
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (failed(first=2, second=-15), 2),
-        (failed(first=-9, second=1), 137),
-        (SignalException("asked to stop", signal.SIGTERM), 0),
-        (SignalException("asked to stop", signal.SIGINT), 130),
-    ],
-)
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
-    monkeypatch.setattr(launch, "torchrun", raising(error))
-    assert launch.main(["--nproc-per-node", "2"]) == code
+def launched(folder: Path, word: str) -> subprocess.Popen[str]:
+    """The command over one rank that does as the word says."""
+    script = folder / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "train.launch", "--standalone", "--nproc-per-node", "1", str(script), word]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_ranks_that_end_well_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(launch, "torchrun", seen.append)
-    assert launch.main(["--nproc-per-node", "2"]) == 0
-    assert seen == [["--nproc-per-node", "2"]]
+@pytest.mark.parametrize("code", [0, 2])
+def test_the_exit_code_is_that_of_the_ranks(tmp_path: Path, code: int) -> None:
+    process = launched(tmp_path, str(code))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert (f"penstock: rank 0 ended with exit code {code}" in errors) == bool(code)
 
 
-@pytest.mark.dist
-def test_a_scheduler_that_stops_the_command_finds_a_checkpoint_and_no_error(tmp_path: Path) -> None:
-    run = make_tiny_dataset(tmp_path / "run")
-    write_run(run, read_run(run).model_copy(update={"recipe": RECIPE}))
-    wrong = [sys.executable, "-m", "jobs.cli", "train", run.uri, "--ranks", "2", "--set", "train.stes=3"]
-    done = subprocess.run(wrong, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "did you mean 'steps'?" in done.stderr
-    assert "Traceback" not in done.stderr
-
-    started = subprocess.Popen(wrong[:-2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_for(lambda: steps_of(run) >= 3, started)
-    started.send_signal(signal.SIGTERM)
-    said, _ = started.communicate(timeout=120)
-    assert started.returncode == 0, said
-    (note,) = (tmp_path / "run/train/checkpoints").glob("*/checkpoint.json")
-    assert json.loads(note.read_text())["step"] == steps_of(run)
-    assert "stopped after step" in said
-
-
-def steps_of(run: Store) -> int:
-    """Steps that the metrics tell of."""
-    name = "train/metrics.jsonl"
-    return run.read_bytes(name).count(b"\n") if run.exists(name) else 0
-
-
-def wait_for(claim: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 180) -> None:
-    end = time.monotonic() + seconds
-    while not claim():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.1)
+@pytest.mark.parametrize(("word", "code"), [("stops", 0), ("fails", 2)])
+def test_a_run_told_to_stop_succeeds_unless_a_rank_says_that_it_failed(tmp_path: Path, word: str, code: int) -> None:
+    process = launched(tmp_path, word)
+    try:
+        limit = time.monotonic() + 120
+        while not (tmp_path / "rank.ready").exists() and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == code

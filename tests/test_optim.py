@@ -249,11 +249,11 @@ def test_gradient_norm_and_scaling() -> None:
     norm = gradient_norm(parameters)
     assert norm.dtype == torch.float64
     assert norm.item() == pytest.approx(np.linalg.norm(whole), rel=1e-7)
-    scale_gradients(parameters, torch.tensor(0.25, dtype=torch.float64))
+    scale_gradients(parameters, 0.25)
     assert gradient_norm(parameters).item() == pytest.approx(np.linalg.norm(whole) / 4, rel=1e-7)
     clear_gradients(make_optimizer(parameters, OptimConfig()))
     assert gradient_norm(parameters).item() == 0.0
-    scale_gradients(parameters, torch.tensor(2.0))
+    scale_gradients(parameters, 2.0)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -287,7 +287,7 @@ def test_a_gpu_computes_the_same(name: str) -> None:
                 for key, value in device.items():
                     value.grad = host[key].grad.cuda()
             norm = gradient_norm(parameters)
-            scale_gradients(parameters, 1 / norm)
+            scale_gradients(parameters, 1 / float(norm))
             update(optimizer, rate)
     for key, value in host.items():
         assert torch.allclose(device[key].cpu(), value, rtol=0, atol=1e-5), key

@@ -107,7 +107,7 @@ def train(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, clip: fl
         for name, parameter in parameters.items():
             parameter.grad = like(parameter, numbers(name, step))
         norm = gradient_norm(parameters)
-        scale_gradients(parameters, (clip / norm).clamp(max=1.0))
+        scale_gradients(parameters, min(1.0, clip / float(norm)))
         norms.append(norm.item())
         update(optimizer, 1e-3 / step)
         assert all(parameter.grad is None for parameter in parameters.values())

@@ -185,7 +185,7 @@ def poisoned(steps: Sequence[int], kind: str) -> Iterator[None]:
         found = compute(self, step, *arguments)
         if step not in steps:
             return found
-        for parameter in self.model.named_parameters().values():
+        for parameter in self.model.parameters.values():
             parameter.grad.mul_(math.nan)
         norm = math.inf if kind == "gradient" else math.nan
         return replace(found, grad_norm=norm, losses=found.losses if kind == "gradient" else [math.nan] * 2)

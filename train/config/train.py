@@ -1,10 +1,20 @@
 """The section `[train]`: what a model learns from, in which order and stages; a value of None is the plan's."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from schemas.config import Section, execution
+
+
+def _shares(weights: dict[str, float]) -> dict[str, float]:
+    if weights and (min(weights.values()) < 0 or sum(weights.values()) <= 0):
+        raise ValueError("shares are >= 0 and at least one is positive")
+    return weights
+
+
+Shares = Annotated[dict[str, float], AfterValidator(_shares)]
+"""Share of each source in the samples, in any unit."""
 
 
 class StageConfig(Section):
@@ -16,7 +26,7 @@ class StageConfig(Section):
     """Tokens the model sees at once."""
     global_batch: int | None = Field(None, ge=1)
     """Sequences per step."""
-    weights: dict[str, float] | None = None
+    weights: Shares | None = None
     """Share of each source in the samples; names every source."""
     learning_rate: float | None = Field(None, gt=0)
     """Rate at the beginning of the stage, which then has a schedule of its own; None = the run's schedule goes on."""
@@ -52,7 +62,7 @@ class TrainConfig(Section):
     few are cut, and rows filled up with padding. Source: Ding et al. 2024, arXiv 2404.10830."""
     document_mask: bool = True
     """Whether a token sees only its own document; else the whole sequence before it."""
-    weights: dict[str, float] = Field(default_factory=dict)
+    weights: Shares = Field(default_factory=dict)
     """Share of each source in the samples, in any unit; names every source, 0 leaves one out. Empty = by tokens."""
     window_shards: int = Field(8, ge=1)
     """Shards that are shuffled together; more = better mixed, fewer = fewer files open at once."""
@@ -77,13 +87,6 @@ class TrainConfig(Section):
     """Peak of one device [FLOP/s] in the chosen precision; None = unknown, so no MFU is shown."""
     profile: str = execution("")
     """Steps FIRST-LAST that torch's profiler records on rank 0, such as 10-12, into train/profile; empty = none."""
-
-    @field_validator("weights")
-    @classmethod
-    def _weights(cls, weights: dict[str, float]) -> dict[str, float]:
-        if weights and (min(weights.values()) < 0 or sum(weights.values()) <= 0):
-            raise ValueError("shares are >= 0 and at least one is positive")
-        return weights
 
     @model_validator(mode="after")
     def _used(self) -> "TrainConfig":

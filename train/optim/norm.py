@@ -61,8 +61,8 @@ def gradient_norm(
 
 
 @torch.no_grad()
-def scale_gradients(parameters: Mapping[str, Tensor], factor: Tensor) -> None:
-    """Multiply every gradient by `factor`, a 0-d tensor on their device; what is not finite stays so."""
+def scale_gradients(parameters: Mapping[str, Tensor], factor: float) -> None:
+    """Multiply every gradient by `factor`; what is not finite stays so."""
     gradients = [local(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
     if gradients:
-        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        torch._foreach_mul_(gradients, factor)

@@ -46,6 +46,8 @@ class SplitModel:
         self.parts = [self._part(layers, modes) for layers in here]
         self._num_sources = num_sources
         self._pipeline = Pipeline(self.parts, self.stages, self.mesh, layout) if self.num_stages > 1 else None
+        self.parameters = self._named_parameters()
+        """The parameters here by their name in the whole model; a copy of a tied embedding has the embedding's."""
         self._tie = self._group_of_tied()
         self.compressor: Compressor | None = None
         """What sums gradients between replicas, where torch does not."""
@@ -55,7 +57,7 @@ class SplitModel:
 
     def _join_replicas(self) -> None:
         """Wrap a model that every rank holds whole, and set up who sums gradients between replicas, and how."""
-        layout, ranks, named = self.settings.layout, self.ranks, self.named_parameters()
+        layout, ranks, named = self.settings.layout, self.ranks, self.parameters
         method = method_of(layout, self.settings.train.seed)
         if layout.data in ("ddp", "zero1") and ranks.world_size > 1:
             self._whole = DistributedDataParallel(self.parts[0], init_sync=False, gradient_as_bucket_view=True)
@@ -103,8 +105,8 @@ class SplitModel:
 
     # --------------------------------------------------------------------------------------------------- parameters
 
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters here by their name in the whole model; a copy of a tied embedding has the embedding's."""
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        # Taken once, while they lie in shards: within a step FSDP2 shows gathered ones under the same names.
         tied = self.shape.tie_embeddings
         return {
             "embedding.weight" if tied and name == "head.weight" else name: parameter
@@ -114,7 +116,7 @@ class SplitModel:
 
     def to_update(self) -> Mapping[str, nn.Parameter]:
         """What an optimiser works on: the parameters, or this rank's rows of them where states alone are shared."""
-        return self.named_parameters() if self._shares is None else self._shares.shards
+        return self.parameters if self._shares is None else self._shares.shards
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -133,7 +135,7 @@ class SplitModel:
     def set_initial_weights(self, seed: int) -> None:
         """Set every parameter to its initial value; each rank keeps its shard of the same full tensor."""
         with torch.no_grad():
-            for name, parameter in self.named_parameters().items():
+            for name, parameter in self.parameters.items():
                 value = initial_weight(name, parameter.shape, self.shape, seed).to(parameter.device)
                 if isinstance(parameter, DTensor):
                     value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
@@ -251,6 +253,6 @@ class SplitModel:
 
     def _add_tied_gradients(self) -> None:
         if self._tie is not None:
-            gradient = self.named_parameters()["embedding.weight"].grad
+            gradient = self.parameters["embedding.weight"].grad
             if gradient is not None:
                 dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._tie)

@@ -5,6 +5,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
 from schemas.errors import PenstockError
 from schemas.storage import Store
 from train.pretrain.loop import train
@@ -23,10 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open_ranks() as ranks:
         try:
             return train(Store(arguments.run), arguments.overrides, ranks)
-        except FirstRankFailed:
-            return 2
         except PenstockError as error:
-            print(f"penstock: {error}", file=sys.stderr)
+            if not isinstance(error, FirstRankFailed):
+                print(f"penstock: {error}", file=sys.stderr)
+            ErrorHandler().record_exception(error)  # where torchrun and `train.launch` look for it
             return 2
         except KeyboardInterrupt:
             print("penstock: stopped at once; the last complete checkpoint stands", file=sys.stderr)

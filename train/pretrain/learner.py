@@ -1,6 +1,5 @@
 """The state that learns: a model in its layout, the optimiser, the loss scale; and one step of it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +82,7 @@ class Learner:
 
     def state(self) -> State:
         """The tensors of a checkpoint by name, the very ones in use."""
-        weights = {f"model.{name}": parameter.data for name, parameter in self.model.named_parameters().items()}
+        weights = {f"model.{name}": parameter.data for name, parameter in self.model.parameters.items()}
         return weights | self._states()
 
     def _states(self) -> dict[str, Tensor]:
@@ -110,8 +109,7 @@ class Learner:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         tally = self.model.backward(self.model.micro_batches(rows, num_rows), scale / max(num_targets, 1))
-        parameters, stages = self.model.named_parameters(), self.model.mesh.axes["pipeline"]
-        norm = gradient_norm(parameters, stages, self.model.copies)
+        norm = gradient_norm(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
         found = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device))).tolist()
         number = len(tally.losses_S)
         return Measured(found[:number], found[number:-1], found[-1] / scale)
@@ -121,9 +119,7 @@ class Learner:
         scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
         factor = 1.0 if clip is None else min(1.0, clip / max(measured.grad_norm, 1e-30))
         if factor / scale != 1.0:
-            parameters: Mapping[str, Tensor] = self.model.named_parameters()
-            device = next(iter(parameters.values())).device
-            scale_gradients(parameters, torch.tensor(factor / scale, device=device))
+            scale_gradients(self.model.parameters, factor / scale)
         with self.model.updating():
             update(self.optimizer, rate)
         self._after(finite=True)
@@ -134,7 +130,7 @@ class Learner:
         self._after(finite=False)
 
     def _after(self, finite: bool) -> None:
-        for parameter in self.model.named_parameters().values():
+        for parameter in self.model.parameters.values():
             parameter.grad = None
         if self.loss_scale is None:
             return

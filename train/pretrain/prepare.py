@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
@@ -15,12 +14,12 @@ from train.checkpoint.folder import local_path, remove_halves, standing_notes
 from train.checkpoint.note import Identity, Layout, Note, check_identity, layout_of
 from train.config.settings import Settings
 from train.data.batches import Batches
-from train.data.order import heldout_streams
 from train.data.skips import SkipList
-from train.data.stages import StagePlan, row_length
+from train.data.stages import StagePlan
 from train.data.verify import verify_dataset
 from train.model.fp8 import check_fp8
-from train.plan.axes import axes_of, check_layout, data_ranks
+from train.plan.axes import axes_of
+from train.plan.checks import check_ranks, check_used, listeners
 from train.plan.planned import Plan, read_settings, write_plan
 from train.plan.sizing import make_plan
 from train.plan.standing import standing_order, standing_skips
@@ -81,30 +80,6 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
 RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
-def listeners(settings: Settings) -> list[str]:
-    """The settings by which held-out losses have a say in the weights."""
-    asked = {
-        "optim.schedule = plateau": settings.optim.schedule == "plateau",
-        f"guard.patience = {settings.guard.patience}": settings.guard.patience is not None,
-    }
-    return [name for name, given in asked.items() if given]
-
-
-def check_used(settings: Settings, dataset: Dataset) -> None:
-    """Raises ConfigError that names every setting which another section would leave without effect."""
-    train, optim, problems = settings.train, settings.optim, []
-    for name in listeners(settings):
-        if not train.eval_every:
-            problems.append(f"{name}: promised held-out losses, found train.eval_every = 0; raise it, or leave it out")
-        elif not heldout_streams(dataset, train.seq_len):
-            problems.append(f"{name}: promised held-out losses, found no held-out row of {train.seq_len} tokens")
-    for name in ("initial_loss_scale", "loss_scale_steps"):
-        if train.precision != "fp16" and name in optim.model_fields_set:
-            problems.append(f"optim.{name}: promised train.precision = fp16, found {train.precision}; leave it out")
-    if problems:
-        raise ConfigError("\n".join(problems))
-
-
 def courses(plan: Plan) -> dict[str, object]:
     """The learning rates that stages have of their own."""
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
@@ -119,7 +94,9 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     settings = read_settings(run, dataset, overrides)
     check_used(settings, dataset)
     plan = make_plan(run, dataset, settings)
-    _check_layout(plan, ranks)
+    check_ranks(plan, ranks.world_size)
+    if settings.train.precision == "fp8":
+        check_fp8(ranks.device)
     parse_window(settings.train.profile, plan.steps)
     skip = standing_skips(run, settings)
     notes = standing_notes(run)
@@ -136,26 +113,6 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     remove_halves(run)
     write_plan(run, plan)
     return plan, note, done
-
-
-def _check_layout(plan: Plan, ranks: Ranks) -> None:
-    settings, world_size = plan.settings, ranks.world_size
-    lengths = [row_length(settings.train, stage.seq_len) for stage in plan.stages]
-    for stage, length in zip(plan.stages, lengths, strict=True):
-        check_layout(plan.shape, settings, world_size, [length], stage.global_batch)
-        groups = data_ranks(axes_of(settings.layout, world_size))
-        if groups > stage.global_batch:
-            raise ConfigError(
-                f"train.global_batch: promised a sequence for each of {groups} groups of ranks, found "
-                f"{stage.global_batch}; raise it, or start fewer ranks"
-            )
-    if settings.layout.compress != "none" and world_size == 1:
-        raise ConfigError(
-            f"layout.compress = {settings.layout.compress}: promised gradients that travel between replicas, found one "
-            "rank; start more ranks"
-        )
-    if settings.train.precision == "fp8":
-        check_fp8(ranks.device)
 
 
 def place_of(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:

@@ -92,7 +92,9 @@ class Record:
         self.guard, verdict = after_step(self.guard, self._setup.settings.guard, loss, norm, loss_scale or 1.0)
         if verdict is Verdict.SKIP:
             self.tell(Skipped(step=step, loss=loss, grad_norm=norm, loss_scale=loss_scale))
-        if verdict is Verdict.SPIKE and known is not None:
+        # The spike that no rewind is left for ends the run; its documents are what the user wants to see.
+        above = verdict is Verdict.SPIKE or (verdict is Verdict.STOP and not self.guard.non_finite)
+        if above and known is not None:
             self._mark = "spike"
             self._tell_spike(step, measured.loss, known)
         return verdict
