@@ -1,9 +1,8 @@
 """Checkpoints of several ranks: every layout written, and read in every other bit for bit; failures that all hear of.
 
-One start of four processes plays everything; worlds of 1, 2 and 4 ranks follow one another in them.
+Worlds of 1, 2 and 4 ranks follow one another in the processes of the shared pool.
 """
 
-import json
 import resource
 import time
 from collections.abc import Callable
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_checkpoint import note, ranks_of_world
+from rank_pool import shared_pool
+from test_checkpoint import note
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,7 +35,6 @@ from train.ranks import FirstRankFailed, Ranks
 
 pytestmark = pytest.mark.dist
 
-WORLD = 4
 NUM_LAYERS = 4
 
 
@@ -161,35 +160,31 @@ def full(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def play_layouts(folder: Path, in_world: Callable[..., None]) -> dict[str, Any]:
-    """Write in every layout, and read in every layout what each wrote; whether every tensor is equal bit for bit.
+STEP_OF = {name: step for step, name in enumerate(LAYOUTS, start=1)}
 
-    The first layout writes the values; the others read what it wrote, and write it again.
-    """
-    run, values = Store(str(folder)), whole()
-    found: dict[str, Any] = {}
-    steps = {name: step for step, name in enumerate(LAYOUTS, start=1)}
 
-    def write(name: str, make: Callable[[], State], ranks: Ranks) -> None:
-        state = dict(values) if name == "1 plain" else make()
-        if name != "1 plain":
-            read_state(run, standing_notes(run)[0], state, ranks)
-        write_checkpoint(run, note(steps[name]), state, ranks)
+def play_write(ranks: Ranks, folder: str, name: str) -> None:
+    """Write in a layout. The first writes the values; the others read what it wrote, and write it again."""
+    run, state = Store(folder), LAYOUTS[name][1]()
+    if name == "1 plain":
+        state = whole()
+    else:
+        read_state(run, standing_notes(run)[0], state, ranks)
+    write_checkpoint(run, note(STEP_OF[name]), state, ranks)
 
-    def read(name: str, make: Callable[[], State], ranks: Ranks) -> None:
-        for written in standing_notes(run):
-            state = make()
-            read_state(run, written, state, ranks)
-            equal = torch.tensor(int(all(torch.equal(full(value), values[key]) for key, value in state.items())))
-            dist.all_reduce(equal, dist.ReduceOp.MIN)
-            names = [None] * ranks.world_size
-            dist.all_gather_object(names, sorted(state))
-            complete = {key for part in names for key in part} == {*values}
-            found[f"{list(LAYOUTS)[written.step - 1]} -> {name}"] = bool(equal) and complete
 
-    for play in (write, read):
-        for name, (world_size, make) in LAYOUTS.items():
-            in_world(world_size, partial(play, name, make))
+def play_read(ranks: Ranks, folder: str, name: str) -> dict[str, bool]:
+    """Read in a layout what each has written; whether every tensor is equal bit for bit."""
+    run, values, found = Store(folder), whole(), {}
+    for written in standing_notes(run):
+        state = LAYOUTS[name][1]()
+        read_state(run, written, state, ranks)
+        equal = torch.tensor(int(all(torch.equal(full(value), values[key]) for key, value in state.items())))
+        dist.all_reduce(equal, dist.ReduceOp.MIN)
+        names = [None] * ranks.world_size
+        dist.all_gather_object(names, sorted(state))
+        complete = {key for part in names for key in part} == {*values}
+        found[f"{list(LAYOUTS)[written.step - 1]} -> {name}"] = bool(equal) and complete
     return found
 
 
@@ -215,7 +210,7 @@ def told(known: list[Outcome]) -> list[Any]:
     return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.note.step] for o in known]
 
 
-def play_savers(folder: Path, ranks: Ranks) -> dict[str, Any]:
+def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Two ranks that save in the background, of which the second is slow, then broken, then well again."""
     run, found = Store(str(folder)), {}
     saver = Saver(run, CheckpointConfig(keep=2), ranks)
@@ -268,48 +263,33 @@ def play_savers(folder: Path, ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def play(rank: int, folder: str) -> None:
-    """Everything that one of the processes does; what it finds goes into a file."""
-    torch.set_num_threads(1)
-    opened = iter(range(1000))
-
-    def in_world(world_size: int, function: Callable[[Ranks], Any]) -> Any:
-        number = next(opened)
-        if rank >= world_size:
-            return None
-        store = dist.FileStore(f"{folder}/store-{number}", world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        try:
-            return function(ranks_of_world())
-        finally:
-            dist.destroy_process_group()
-
-    found = {"layouts": play_layouts(Path(folder) / "layouts", in_world)}
-    found["savers"] = in_world(2, partial(play_savers, Path(folder) / "savers"))
-    Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a run with a checkpoint of every layout."""
+    folder = str(tmp_path_factory.mktemp("layouts"))
+    for name, (world_size, _) in LAYOUTS.items():
+        shared_pool().play(world_size, play_write, folder, name)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of the four processes has found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(play, (str(folder),), nprocs=WORLD)
-    words = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(WORLD)]
-    return [word | {"run": f"{folder}/layouts"} for word in words]
+def savers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks has found of the savers."""
+    return shared_pool().play(2, play_savers, tmp_path_factory.mktemp("savers"))
 
 
 # ------------------------------------------------------------------------------------------------------------ the tests
 
 
-def test_every_layout_reads_what_every_layout_wrote(found: list[dict[str, Any]]) -> None:
-    pairs = found[0]["layouts"]
-    assert sorted(pairs) == sorted(f"{one} -> {other}" for one in LAYOUTS for other in LAYOUTS)
-    assert [pair for pair, equal in pairs.items() if not equal] == []
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_reads_what_every_layout_wrote(layouts: str, layout: str) -> None:
+    for found in shared_pool().play(LAYOUTS[layout][0], play_read, layouts, layout):
+        assert found == dict.fromkeys((f"{written} -> {layout}" for written in LAYOUTS), True)
 
 
 @pytest.mark.parametrize("layout", ["1 plain", "2 plain", "4 plain", "4 hsdp", "4 fsdp", "4 tensor x fsdp"])
-def test_every_tensor_is_written_once(found: list[dict[str, Any]], layout: str) -> None:
-    run = Store(found[0]["run"])
+def test_every_tensor_is_written_once(layouts: str, layout: str) -> None:
+    run = Store(layouts)
     written = standing_notes(run)[list(LAYOUTS).index(layout)]
     metadata = FileSystemReader(run.path(written.name)).read_metadata()
     volumes = {
@@ -323,42 +303,41 @@ def test_every_tensor_is_written_once(found: list[dict[str, Any]], layout: str) 
     assert states == {f"__{rank}_0.distcp" for rank in range(int(layout[0]))}
 
 
-def test_ranks_hear_of_a_save_together(found: list[dict[str, Any]]) -> None:
-    first, second = (found[rank]["savers"] for rank in (0, 1))
-    for savers in (first, second):
-        assert savers["begun"] == []
-        assert savers["slow"] == [["saved", 1]]
+def test_ranks_hear_of_a_save_together(savers: list[dict[str, Any]]) -> None:
+    first, second = savers
+    for found in savers:
+        assert found["begun"] == []
+        assert found["slow"] == [["saved", 1]]
     assert first["asked in vain"] == second["asked in vain"] > 5
 
 
-def test_what_another_rank_writes_is_copied_once(found: list[dict[str, Any]]) -> None:
-    first, second = (found[rank]["savers"] for rank in (0, 1))
+def test_what_another_rank_writes_is_copied_once(savers: list[dict[str, Any]]) -> None:
+    first, second = savers
     assert first["copies"] == second["copies"] == len(whole()) + 1
     steps = {name for name in whole() if name.startswith("step.")} | {"model.more"}
-    shared = [steps & {*savers["taken again"]} for savers in (first, second)]
+    shared = [steps & {*found["taken again"]} for found in savers]
     assert shared[0] | shared[1] == steps
     assert not shared[0] & shared[1]
 
 
-def test_the_failure_of_one_rank_is_everyones(found: list[dict[str, Any]]) -> None:
-    for rank in (0, 1):
-        savers = found[rank]["savers"]
-        ((kind, step, reason),) = savers["full on rank 1"]
+def test_the_failure_of_one_rank_is_everyones(savers: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(savers):
+        ((kind, step, reason),) = found["full on rank 1"]
         assert (kind, step) == ("failed", 3)
         assert "step-000003: promised a checkpoint, found [Errno 27] File too large; make room" in reason
-        assert savers["left"] == ["step-000001", "step-000002"]
-        assert savers["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
-        ((kind, step, reason),) = savers["no memory on rank 1"]
+        assert found["left"] == ["step-000001", "step-000002"]
+        assert found["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
+        ((kind, step, reason),) = found["no memory on rank 1"]
         assert (kind, step) == ("failed", 4)
         assert "promised a checkpoint, found no memory for copies" in reason
-        assert savers["well again"] == [["saved", 5]]
-        assert savers["failures"] == 2
-        assert savers["standing"] == [2, 5]
+        assert found["well again"] == [["saved", 5]]
+        assert found["failures"] == 2
+        assert found["standing"] == [2, 5]
 
 
-def test_a_changed_byte_stops_every_rank(found: list[dict[str, Any]]) -> None:
-    for rank in (0, 1):
-        kind, text = found[rank]["savers"]["changed byte"]
+def test_a_changed_byte_stops_every_rank(savers: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(savers):
+        kind, text = found["changed byte"]
         assert kind == ("ContractError", "FirstRankFailed")[rank]
         assert "\n  __1_0.distcp: promised SHA-256 " in text
-        assert sorted(found[rank]["savers"]["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+        assert sorted(found["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]

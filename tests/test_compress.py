@@ -4,14 +4,11 @@ Four processes play every scenario in a row; pairs of them play those for two ra
 of its weights with given numbers has these numbers for gradients, exactly.
 """
 
-import multiprocessing
-import pickle
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from rank_pool import shared_pool
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,6 +18,7 @@ from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
 from train.parallel.compress.hooks import Compressor, compress_ddp, compress_fsdp, method_of
 from train.parallel.compress.methods import Piece, at_random, counter_key, largest, num_kept
+from train.ranks import Ranks
 
 SEED, STEPS, SHARE, RANK = 7, 5, 0.07, 2
 METHODS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk")
@@ -188,27 +186,14 @@ def play(mesh) -> dict:
     return told
 
 
-def play_as(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
-    told = play(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-    (folder / f"told-{rank}").write_bytes(pickle.dumps(told))
-    dist.destroy_process_group()
+def play_on_mesh(ranks: Ranks) -> dict:
+    return play(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory) -> list[dict]:
+def played() -> list[dict]:
     """What each of four ranks tells of every scenario."""
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train.parallel.compress.hooks"])
-    processes = [context.Process(target=play_as, args=(rank, folder), daemon=True) for rank in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-    assert [process.exitcode for process in processes] == [0] * 4
-    return [pickle.loads((folder / f"told-{rank}").read_bytes()) for rank in range(4)]
+    return shared_pool().play(4, play_on_mesh)
 
 
 # ---------------------------------------------------------------------------------------------------------- the oracle

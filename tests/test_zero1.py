@@ -3,14 +3,13 @@
 Four processes play every scenario in a row; pairs of them play those for two ranks.
 """
 
-import multiprocessing
-import pickle
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 import torch.distributed as dist
+from rank_pool import shared_pool
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
@@ -24,6 +23,7 @@ from train.optim.optimizer import make_optimizer, update
 from train.parallel import zero1
 from train.parallel.compress.hooks import Compressor, compress_ddp, method_of
 from train.parallel.zero1 import ShardedStates
+from train.ranks import Ranks
 
 STEPS = 10
 OPTIMIZERS = get_args(OptimConfig.model_fields["optimizer"].annotation)
@@ -201,7 +201,7 @@ def play_sharing(mesh) -> dict:
     }
 
 
-def play(folder: Path) -> dict:
+def play(ranks: Ranks, folder: Path) -> dict:
     meshes = {
         4: init_device_mesh("cpu", (4,)),
         2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("pair", "rank"))["rank"],
@@ -221,26 +221,10 @@ def play(folder: Path) -> dict:
     return told | {"moved": play_moving(meshes, folder)}
 
 
-def play_as(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
-    (folder / f"told-{rank}").write_bytes(pickle.dumps(play(folder)))
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> list[dict]:
     """What each of four ranks tells of every scenario."""
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train.parallel.zero1"])
-    processes = [context.Process(target=play_as, args=(rank, folder), daemon=True) for rank in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-    assert [process.exitcode for process in processes] == [0] * 4
-    return [pickle.loads((folder / f"told-{rank}").read_bytes()) for rank in range(4)]
+    return shared_pool().play(4, play, tmp_path_factory.mktemp("ranks"))
 
 
 pytestmark = pytest.mark.dist
