@@ -34,6 +34,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     scipy \
     sentencepiece \
     spacy \
+    threadpoolctl \
     tldextract \
     tokenizers \
     trafilatura \

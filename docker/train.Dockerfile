@@ -11,8 +11,10 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     pyarrow \
     pydantic \
     safetensors \
+    scipy \
     sentencepiece \
     tensorboard \
+    threadpoolctl \
     tokenizers \
     torch
 

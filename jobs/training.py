@@ -14,11 +14,13 @@ from jobs.session import worker_environment
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from train.checkpoint.folder import local_path
 from train.config.settings import Settings, settings_of
 from train.data.megatron import export_megatron
+from train.identity import check_goes_on
 from train.plan.checks import check_ranks, check_used
 from train.plan.dryrun import describe_run
-from train.plan.planned import print_plan, read_settings, write_plan
+from train.plan.planned import kept_settings, print_plan, read_settings, write_plan
 from train.plan.sizing import make_plan
 
 Arguments = argparse.Namespace
@@ -32,7 +34,9 @@ def plan_command(arguments: Arguments) -> int:
     """Size the training run from what was written."""
     run = Store(arguments.run)
     recipe = stored_recipe(run, arguments.overrides)
-    plan = make_plan(run, open_dataset(run), settings_of(recipe))
+    dataset = open_dataset(run)
+    plan = make_plan(run, dataset, settings_of(recipe))
+    check_goes_on(run, dataset, plan)
     write_plan(run, plan)
     print(f"plan written to {run.uri}/train/plan.json" if arguments.quiet else print_plan(plan))
     return 0
@@ -45,13 +49,18 @@ def train_command(arguments: Arguments) -> int:
             f"train: promised --ranks >= 1 and --restarts >= 0, found {arguments.ranks} and {arguments.restarts}"
         )
     run = Store(arguments.run)
+    local_path(run, "train")
     dataset = open_dataset(run)
-    settings = read_settings(run, dataset, arguments.overrides)
-    check_used(settings, dataset)
-    if arguments.dry_run:
-        return _dry_run(dataset, settings, arguments.ranks)
-    # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
-    check_ranks(make_plan(run, dataset, settings), arguments.ranks)
+    try:
+        settings = read_settings(run, dataset, arguments.overrides)
+        check_used(settings, dataset)
+        if arguments.dry_run:
+            return _dry_run(dataset, settings, arguments.ranks)
+        # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
+        check_ranks(make_plan(run, dataset, settings), arguments.ranks)
+    except ConfigError as error:
+        kept = ", ".join(kept_settings(run))
+        raise ConfigError(f"{error}" + (f"\n  (kept from earlier commands: {kept})" if kept else "")) from error
     words = [word for override in arguments.overrides for word in ("--set", override)]
     command, environment = ["train.pretrain", arguments.run, *words], worker_environment()
     if arguments.ranks > 1 or arguments.restarts:
@@ -71,7 +80,11 @@ def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
     unlimited = settings.plan.model_copy(update={"device_memory": None})
     with tempfile.TemporaryDirectory() as scratch:  # an index of packed rows is made there, not in the run
         plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
-    print(describe_run(plan, settings, num_ranks))
+        print(describe_run(plan, settings, num_ranks))
+        try:
+            check_ranks(make_plan(Store(scratch), dataset, settings), num_ranks)
+        except ConfigError:
+            return 2  # what is wrong stands above
     return 0
 
 

@@ -120,7 +120,10 @@ def _problem(section: str, kind: type[Section], item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return f"{section}.{field}: no such key{nearest(str(item['loc'][-1]), kind.model_fields)}"
     found = "" if item["type"] == "missing" else f", found {item.get('input')!r}"
-    return f"{section}.{field}: {item['msg']}{found}" if field else f"[{section}]: {item['msg']}"
+    if isinstance(item.get("input"), str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
+        found += " (not TOML: names of tables and texts inside lists want their quotes)"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{section}.{field}: {message}{found}" if field else f"[{section}]: {message}"
 
 
 def parse_recipe(text: str, where: str) -> dict[str, Any]:

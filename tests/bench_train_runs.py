@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench_data import open_for, tokens_per_second, write_dataset
+from bench_data import tokens_per_second, write_dataset
 from tiny_dataset import make_tiny_dataset
+from tiny_stages import batches_of
 
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from train.config.train import TrainConfig
+from train.data.packing import write_packing
 from train.pretrain.learner import Learner
 from train.pretrain.prepare import prepare
 from train.ranks import open_ranks
@@ -45,7 +47,8 @@ def loader() -> list[dict[str, Any]]:
         dataset = write_dataset(Path(folder))
         for settings in ({}, {"document_mask": False}, {"packing": "best_fit"}):
             config = TrainConfig.model_validate({"seq_len": 2048} | settings)
-            rate = tokens_per_second(open_for(dataset, config, (1 << 19) // 2048), 1 << 19)
+            write_packing(dataset.folder, dataset, config)
+            rate = tokens_per_second(batches_of(dataset, config, (1 << 19) // 2048, run=dataset.folder), 1 << 19)
             print(f"loader {settings or 'as by default'}: {rate / 1e6:.0f} M tokens for each second of CPU", flush=True)
             found.append({"settings": settings, "tokens_per_cpu_second": rate})
     return found

@@ -15,6 +15,7 @@ from train.model.attention import (
     Look,
     attend,
     blocks_in_document,
+    flex_blocks,
     rotary_frequencies,
     rotate,
     rotation_table,
@@ -141,7 +142,7 @@ def long_documents(length: int) -> Tensor:
 @pytest.mark.parametrize("length", LONG_ROWS)
 def test_blocks_are_those_of_the_whole_square(length: int, causal: bool) -> None:
     documents = long_documents(length) * 2 + 1
-    found = blocks_in_document(documents, causal)
+    found = flex_blocks(documents, causal)
     expected = create_block_mask(found.mask_mod, len(documents), None, length, length, device="cpu", BLOCK_SIZE=BLOCK)
     assert found.shape == expected.shape
     for name in ("kv", "full_kv"):
@@ -163,7 +164,7 @@ def test_flex_attention_equals_the_fused_kernel(length: int, groups: int, causal
     k, v = torch.randn(2, len(documents), groups, length, 16, generator=generator)
     positions = torch.arange(length)
     with torch.no_grad():
-        blocks = attend(q, k, v, Look(positions, None, None, causal, blocks_in_document(documents, causal)))
+        blocks = attend(q, k, v, Look(positions, None, None, causal, flex_blocks(documents, causal)))
         square = attend(q, k, v, Look(positions, None, seen_in_document(documents, causal), causal))
     torch.testing.assert_close(blocks, square, rtol=0, atol=2e-6)
 
@@ -172,9 +173,10 @@ def test_who_takes_blocks() -> None:
     cuda = torch.device("cuda")
     wide = TINY.model_copy(update={"head_dim": 16})
     assert takes_blocks(cuda, wide)
-    assert not takes_blocks(CPU, wide)
+    assert takes_blocks(CPU, TINY)
+    assert not takes_blocks(torch.device("meta"), wide)
     assert not takes_blocks(cuda, wide.model_copy(update={"head_dim": 15}))
-    assert not takes_blocks(cuda, wide.model_copy(update={"positions": "relative"}))
+    assert not any(takes_blocks(each, wide.model_copy(update={"positions": "relative"})) for each in (cuda, CPU))
 
 
 @pytest.mark.gpu

@@ -24,7 +24,8 @@ from train.checkpoint.folder import (
     standing_notes,
     steps_kept,
 )
-from train.checkpoint.note import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity, layout_of
+from train.checkpoint.layout import layout_of
+from train.checkpoint.note import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity
 from train.checkpoint.state import read_state, stored_shapes
 from train.checkpoint.write import write_checkpoint
 from train.config.checkpoint import CheckpointConfig

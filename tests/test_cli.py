@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_runs
 from tiny_dataset import make_tiny_dataset
 
 from jobs import learning, run_all, training, whatif
 from jobs.cli import build_parser, main
 from jobs.recipe import read_recipe, recipe_sections
 from schemas.manifest import read_run, write_run
-from train.config.settings import settings_of
+from schemas.tokens import open_dataset
+from train.config.settings import load_settings, settings_of
+from train.plan.planned import write_plan
+from train.plan.sizing import make_plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -206,12 +210,32 @@ def test_a_plan_is_printed_and_goes_by_the_recipe(tmp_path, capsys):
     assert run.read_json("train/plan.json")["settings"]["train"] == recipe["train"]
 
 
+@pytest.mark.dist
+def test_a_plan_that_a_checkpoint_could_not_go_on_under_is_refused(tmp_path, capsys):
+    """So that planning again does not cut a trained run off from its plan."""
+    run = tiny_runs.trained(tiny_runs.make_run(tmp_path / "run", {"source": {"paths": ["x"]}}), 1)
+    before = (run / "train/plan.json").read_bytes()
+    assert main(["plan", str(run), "--set", "optim.learning_rate=1e-5"]) == 2
+    assert "optim.learning_rate: promised" in capsys.readouterr().err
+    assert (run / "train/plan.json").read_bytes() == before
+    assert main(["plan", str(run)]) == 0
+
+
+def test_settings_of_earlier_commands_are_named_where_they_are_in_the_way(monkeypatch, tiny_run, capsys):
+    monkeypatch.setattr(training.os, "execve", lambda *call: None)
+    recipe = read_run(tiny_run).recipe
+    settings = load_settings(recipe, ["layout.pipeline=2", "layout.micro_batch=3"], "test")
+    write_plan(tiny_run, make_plan(tiny_run, open_dataset(tiny_run), settings))
+    assert main(["train", tiny_run.uri, "--ranks", "2", "--set", "layout.tensor=2"]) == 2
+    assert "(kept from earlier commands: layout.pipeline = 2, layout.micro_batch = 3)" in capsys.readouterr().err
+
+
 def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path, capsys):
     run = make_tiny_dataset(tmp_path)
     recipe = {"train": {"seq_len": 64, "global_batch": 6}, "plan": {"device_memory": 1000, "num_kv_heads": 2}}
     write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
     before = sorted(run.walk())
-    assert main(["train", run.uri, "--dry-run", "--ranks", "4", "--set", "layout.tensor=2"]) == 0
+    assert main(["train", run.uri, "--dry-run", "--ranks", "4", "--set", "layout.tensor=2"]) == 2
     shown = capsys.readouterr().out
     for line in (
         "4 rank(s), nothing was started",
@@ -223,7 +247,9 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path,
     ):
         assert line in shown
     assert sorted(run.walk()) == before
-    assert main(["train", run.uri, "--dry-run", "--set", "train.packing=best_fit"]) == 0
+    room = ["--set", "plan.device_memory=80_000_000_000"]
+    assert main(["train", run.uri, "--dry-run", "--set", "train.packing=best_fit", *room]) == 0
+    assert "  fits: plan.device_memory is 80 GB, 0 % of it used" in capsys.readouterr().out
     assert sorted(run.walk()) == before
     assert main(["train", run.uri, "--dry-run", "--set", "plan.d_model=64"]) == 2
     assert "give them to `penstock plan`" in capsys.readouterr().err

@@ -124,10 +124,10 @@ def test_all_problems_stand_at_the_top() -> None:
 def test_memory_is_of_the_stage_that_needs_most() -> None:
     lines = described({"plan": {"device_memory": 80_000_000_000}}, 2, FIRST, SECOND, device="cpu")
     (memory,) = [line for line in lines if line.startswith("memory")]
-    assert memory.endswith("of stage 1")
+    assert memory.endswith("of stage 2")
     assert [line for line in lines if line.startswith("  fits: plan.device_memory is 80 GB, ")]
-    assert "  stage 0: steps 1-100, 819,200 tokens, 64 rows of 128" in lines
-    assert "  stage 1: steps 101-120, 163,840 tokens, 32 rows of 256" in lines
+    assert "  stage 1: steps 1-100, 819,200 tokens, 64 rows of 128" in lines
+    assert "  stage 2: steps 101-120, 163,840 tokens, 32 rows of 256" in lines
     assert len([line for line in lines if line.startswith("rows: ")]) == 2
 
 

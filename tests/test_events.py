@@ -14,6 +14,7 @@ from schemas.storage import Store
 from train.trace import Appearance
 from train.watch.events import (
     EVENTS_NAME,
+    Begun,
     EarlyStop,
     Event,
     EventLog,
@@ -70,6 +71,7 @@ EVENTS: list[Event] = [
     EarlyStop(step=80, heldout_loss=2.5, best=2.4, since_best=3),
     Interrupted(step=81, signal="SIGTERM", checkpoint=None),
     Stopped(step=82, reason="step 82: promised …"),
+    Begun(step=0, layout={"ranks": 2}),
 ]
 
 
@@ -140,5 +142,6 @@ def test_words_that_json_cannot_hold_are_replaced(tmp_path: Path) -> None:
 
 
 def test_rewinds_are_counted() -> None:
-    assert count_rewinds(EVENTS) == 1
+    assert count_rewinds(EVENTS[:-1]) == 1
     assert count_rewinds([]) == 0
+    assert count_rewinds([*EVENTS, Begun(step=0, layout={})]) == 0

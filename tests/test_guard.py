@@ -147,7 +147,7 @@ def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
     assert state == at_checkpoint.model_copy(update={"rewinds": 2})
     assert str(why_stopped(state, config, 9)) == (
         "step 9: promised that 2 rewinds (guard.max_rewinds) are enough, found another spike; "
-        "lower optim.learning_rate, or raise guard.max_rewinds"
+        "raise guard.max_rewinds, or train anew at a lower optim.learning_rate"
     )
 
 

@@ -14,12 +14,14 @@ RANK = """
 import os, pathlib, signal, sys, time
 
 def stop(number, frame):
-    if "fails" in sys.argv[1]:
+    if number == 0 or sys.argv[1] == "fails":
         # As torch's ErrorHandler does, without the seconds that importing it takes.
         pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"message": "no space"}')
         sys.exit(2)
     sys.exit(0)
 
+if sys.argv[1] == "fails once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    stop(0, None)
 if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
 signal.signal(signal.SIGTERM, stop)
@@ -32,20 +34,21 @@ def launched(folder: Path, word: str) -> subprocess.Popen[str]:
     """The command over one rank that does as the word says."""
     script = folder / "rank.py"
     script.write_text(RANK)
-    command = [sys.executable, "-m", "train.launch", "--standalone", "--nproc-per-node", "1", str(script), word]
+    options = ["--max-restarts", "1", str(script), word]
+    command = [sys.executable, "-m", "train.launch", "--standalone", "--nproc-per-node", "1", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("code", [0, 2])
+@pytest.mark.parametrize("code", [2, 7])
 def test_the_exit_code_is_that_of_the_ranks(tmp_path: Path, code: int) -> None:
     process = launched(tmp_path, str(code))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == code
     assert "Traceback" not in errors
-    assert (f"penstock: rank 0 ended with exit code {code}" in errors) == bool(code)
+    assert (f"penstock: rank 0 ended with exit code {code}" in errors) == (code == 7)  # at 2, the rank has said why
 
 
-@pytest.mark.parametrize(("word", "code"), [("stops", 0), ("fails", 2)])
+@pytest.mark.parametrize(("word", "code"), [("stops", 0), ("fails", 2), ("fails once", 0)])
 def test_a_run_told_to_stop_succeeds_unless_a_rank_says_that_it_failed(tmp_path: Path, word: str, code: int) -> None:
     process = launched(tmp_path, word)
     try:

@@ -18,8 +18,9 @@ from schemas.tokens import Dataset, Shard, open_dataset, shard_schema
 from train.config.train import TrainConfig
 from train.data import packing
 from train.data.order import open_streams
-from train.data.packing import best_fit, open_packings, packing_folder, write_packing
+from train.data.packing import best_fit, open_packings, packed_files, packing_folder, write_packing
 from train.data.streams import ChunkOrder, PackedIndex, PackedRows
+from train.data.verify import verify_dataset
 from train.rows import IGNORED
 
 PACKED = TrainConfig(seq_len=64, packing="best_fit")
@@ -78,7 +79,10 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     (source,) = found.sources
     # Chunk 0: parts 3, 8+2 (cut at a row), 2, 1 (of the 6, cut by the chunk): rows 8 | 3+2+2+1.
     # Chunk 1: parts 5 (of the 6), 4, 5, 2 (of the 9): rows 5 | 5 | 4: 2 fits best behind the first 5.
+    files = packing_folder(Store(str(tmp_path)), dataset, 8)
+    names = ("00000.pieces.arrow", "00000.rows.arrow", "00000.chunks.arrow")
     assert dict(source) == {
+        "files": {name: files.sha256(name) for name in names},
         "name": "web",
         "num_tokens": 32,
         "num_rows": 5,
@@ -236,3 +240,19 @@ def test_fewer_documents_are_cut_and_stages_go_on_row_by_row(run: Store) -> None
     for source, parts in seen.items():
         expected = streams[source].pieces(np.arange(len(parts)), 64)
         assert parts == list(zip(expected.epoch.tolist(), expected.start.tolist(), strict=True))[: len(parts)]
+
+
+def test_a_changed_byte_of_the_index_is_found_before_training(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path)
+    dataset = open_dataset(run)
+    packed = write_packing(run, dataset, PACKED)
+    promised = list(packed_files(run, dataset, PACKED))
+    assert len(promised) == 3 * len(packed.sources)
+    assert list(packed_files(run, dataset, TrainConfig(seq_len=64))) == []
+    assert verify_dataset(run, dataset, promised) > len(promised)
+    path = Path(promised[0][0].path(promised[0][1]))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ContractError, match=r"00000\.pieces\.arrow: promised SHA-256 .* found "):
+        verify_dataset(run, dataset, promised)

@@ -324,6 +324,7 @@ def test_a_plan_keeps_what_was_set_and_no_defaults(run: Store) -> None:
     write_plan(run, plan)
     assert run.read_json(PLAN_NAME)["settings"] == {
         "plan": {},
+        "cluster": {},
         "train": {"seq_len": 64, "steps": 30},
         "optim": {"schedule": "wsd", "decay_share": 0.2},
         "layout": {"data": "zero2"},

@@ -76,3 +76,31 @@ def test_closing_leaves_no_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rows")]
     with pytest.raises(RuntimeError):
         prefetch.take(1)
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", []), ("cuda", [3, 4])])
+def test_rows_are_pinned_for_cuda_alone(device: str, pinned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the thread that reads, ahead of the step; here without a device, so that pinning is only written down."""
+    seen: list[tuple[int, str]] = []
+
+    def pin(rows: Rows) -> Rows:
+        seen.append((step_of(rows), threading.current_thread().name))
+        return rows
+
+    monkeypatch.setattr(Rows, "pinned", pin)
+    with Prefetch(Reader(), 5, device) as prefetch:
+        found = [prefetch.take(step)[0] for step in (3, 4)]
+    assert seen == [(step, "rows_0") for step in pinned]
+    assert not any(rows.inputs_BT.is_pinned() for rows in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_pinned_rows_are_the_same_rows() -> None:
+    rows = rows_of(7)
+    with Prefetch(lambda step: rows, 1, "cuda") as prefetch:
+        found = prefetch.take(0)[0]
+    assert found.inputs_BT.is_pinned()
+    assert found.part(0, 1).targets_BT.is_pinned()
+    assert found.documents_BT is None
+    assert torch.equal(found.to(torch.device("cuda")).inputs_BT.cpu(), rows.inputs_BT)

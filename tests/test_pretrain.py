@@ -269,7 +269,7 @@ STAGES = [
     ("ranks", "changes", "falls"),
     [
         (1, {"optim": {"z_loss": 1e-2}}, 0.3),
-        (2, {"train": {"objective": "mlm"}}, 0.1),
+        (2, {"train": {"objective": "mlm", "mask_share": 0.4}, "optim": {"learning_rate": 2e-3}}, 0.1),
         (2, {"train": {"objective": "span", "document_mask": False}}, 0.1),
         (2, {"train": {"packing": "best_fit"}}, 0.3),
         (2, {"train": {"stages": STAGES, "steps": None}}, 0.3),

@@ -1,11 +1,14 @@
-"""What the ranks of one start agree on."""
+"""What the ranks of one start agree on, and how they are stopped."""
 
+import os
+import signal
 import threading
 import time
 
+import pytest
 import torch.distributed as dist
 
-from train.ranks import agreed_start
+from train.ranks import Interruption, agreed_start
 
 
 def start(store: dist.Store, delays: tuple[float, ...]) -> list[str]:
@@ -29,3 +32,21 @@ def test_ranks_agree_on_their_own_start_whoever_is_first() -> None:
     starts = [start(store, delays) for delays in ((0, 0, 0), (0.1, 0, 0), (0, 0.1, 0.05), (0.05, 0.1, 0))]
     assert [len(set(names)) for names in starts] == [1] * 4
     assert len({names[0] for names in starts}) == 4
+
+
+def test_a_scheduler_may_send_sigterm_twice() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption() as interruption:
+        assert interruption.asked == (False, False)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.asked == (True, False)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_second_interrupt_of_a_user_acts_at_once() -> None:
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.asked == (False, True)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -365,6 +365,11 @@ def test_rewinds_are_counted_over_restarts_and_end(whole: Path, tmp_path: Path) 
     assert len(events(run, "rewound")) == 1
     assert text in events(run, "stopped")[0].reason
     assert (run / "train/skips.txt").read_text().count("\n") == 5
+    # The spike that no rewind was left for is told with its documents, and the advice of the error can be followed.
+    assert [bool(event.documents) for event in events(run, "spike")] == [True, True]
+    told = tiny_runs.train(run, 2, "guard.max_rewinds=2", during=[(bad_samples, (bad, 3.0))])
+    assert [one.error for one in told] == ["", ""]
+    assert len(events(run, "rewound")) == 2
 
 
 # ------------------------------------------------------------------------------------------------------ early stopping
@@ -422,7 +427,7 @@ def files_at_most(size: int, first: int, last: int) -> Iterator[None]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_training_goes_on_while_the_disk_is_full(whole: Path, tmp_path: Path, mode: str) -> None:
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode, "keep": 9}})
-    told = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 9, 12))])
+    told = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 9, 14))])
     assert [one.code for one in told] == [0, 0]
     assert [note.step for note in notes(run)] == [5, 15, 20]
     (event,) = events(run, "failed_save")
@@ -442,7 +447,7 @@ def test_a_last_save_that_fails_is_an_error(whole: Path, tmp_path: Path, mode: s
     assert "step-000020: promised a checkpoint, found" in told[0].error
     assert [event.step for event in events(run, "failed_save")][-1] == 20  # the save before may still be under way
     assert not (run / "train/manifest.json").exists()
-    assert [note.step for note in notes(run)] == [10, 15]
+    assert notes(run)[-1].step < STEPS
     # With room again, the same command ends the run.
     trained(run, 2)
     assert_same_bits(run, whole)

@@ -23,12 +23,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-            print(f"penstock: rank {rank} ended with exit code {code}", file=sys.stderr)
+            if code != 2:  # what the user can act on has been said
+                print(f"penstock: rank {rank} ended with exit code {code}", file=sys.stderr)
             return code
         except SignalException as error:
             if error.sigval != signal.SIGTERM:
                 return 128 + error.sigval
-            return 2 if any(Path(errors).rglob("error.json")) else 0
+            # Those of the last start: what ended an earlier one was made good by starting again.
+            starts = sorted(Path(errors).glob("*/attempt_*"), key=lambda path: int(path.name.partition("_")[2]))
+            return 2 if starts and any(starts[-1].rglob("error.json")) else 0
     return 0
 
 

@@ -125,7 +125,11 @@ def default_threads(ranks: Ranks) -> int:
 
 
 class Interruption:
-    """Notes the first SIGINT or SIGTERM so that the step can be finished; the next one acts as it always did."""
+    """Notes the first SIGINT or SIGTERM so that the step can be finished; a SIGINT behind it acts as it always did.
+
+    A SIGTERM behind a SIGTERM does nothing: a scheduler that signals the whole job reaches a rank twice, by itself and
+    by torchrun, and the second would kill it in its last save. SIGKILL is for whoever cannot wait.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
@@ -147,3 +151,5 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
         self.__exit__()
+        if number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -25,6 +25,8 @@ class Rows:
     """Number of the document of each position in its row, int32, never falling; None = a row counts as one document."""
     sources_B: Tensor
     """Source of each row, int64, as in `Order.sources`."""
+    counted: int | None = None
+    """Number of targets, where it was counted before the rows went to a device."""
 
     def __len__(self) -> int:
         return len(self.inputs_BT)
@@ -34,8 +36,13 @@ class Rows:
         return self._mapped(lambda tensor: tensor[first:stop])
 
     def to(self, device: torch.device) -> "Rows":
-        """The same rows on a device."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        """The same rows on a device, their targets counted; pinned ones are on their way there when this returns."""
+        there = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(there, counted=self.num_targets)
+
+    def pinned(self) -> "Rows":
+        """The same rows in memory that a CUDA device reads by itself."""
+        return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         documents_BT = None if self.documents_BT is None else change(self.documents_BT)
@@ -54,12 +61,12 @@ class Rows:
 
     def uncounted(self) -> "Rows":
         """The same rows with nothing to be predicted."""
-        return replace(self, targets_BT=torch.full_like(self.targets_BT, IGNORED))
+        return replace(self, targets_BT=torch.full_like(self.targets_BT, IGNORED), counted=0)
 
     @property
     def num_targets(self) -> int:
         """Number of targets that count in the loss."""
-        return int((self.targets_BT != IGNORED).sum())
+        return int((self.targets_BT != IGNORED).sum()) if self.counted is None else self.counted
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

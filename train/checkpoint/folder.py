@@ -22,7 +22,10 @@ def standing_notes(run: Store) -> list[Note]:
 
 
 def remove_halves(run: Store) -> list[str]:
-    """Remove every checkpoint folder without a note; returns their names."""
+    """Remove what a killed process has left: checkpoint folders without a note, whose names are returned, and files
+    that it was about to rename."""
+    for partial in local_path(run, "train").glob("*.partial"):
+        partial.unlink()
     halves = [folder for folder in _folders(run) if not (folder / NOTE_NAME).exists()]
     for folder in halves:
         shutil.rmtree(folder)

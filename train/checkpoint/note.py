@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.config import Section
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from train.watch.guard import GuardState
@@ -153,24 +152,6 @@ def check_identity(note: Note, found: Identity) -> None:
             f"{note.name}: the run is no longer the one this checkpoint belongs to\n  " + "\n  ".join(wrong) + "\n"
             f"undo the change, or remove {CHECKPOINTS} to train from the beginning"
         )
-
-
-def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: str) -> Layout:
-    """The layout of the section `[layout]` with the sizes of its axes, on this machine's `device`: cpu or cuda."""
-    import torch
-
-    ranks = 1
-    for size in axes.values():
-        ranks *= size
-    chosen = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
-    return Layout(
-        ranks=ranks,
-        axes=dict(axes),
-        settings=section.model_dump(mode="json", include=section.fields_of("execution") - {*axes}),
-        threads=threads,
-        device=device,
-        kernels=f"torch {torch.__version__}, {chosen}",
-    )
 
 
 def _flat(layout: Layout) -> dict[str, Any]:

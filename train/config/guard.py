@@ -4,13 +4,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config import Section
+from schemas.config import Section, execution
 
 
 class GuardConfig(Section):
     """Non-finite steps are skipped and counted; spikes are reported, or rewound; a run may end early."""
 
-    max_non_finite: int = Field(3, ge=0)
+    max_non_finite: int = execution(3, ge=0)
     """Steps in a row whose loss or gradient may be infinite or not a number, each skipped; one more stops the run."""
     spike_sigmas: float | None = Field(None, gt=0)
     """Deviations that a loss may lie above the mean of the last `spike_window` losses; one further above is a spike.
@@ -20,7 +20,7 @@ class GuardConfig(Section):
     on_spike: Literal["report", "rewind"] = "report"
     """report: the documents of the step are listed. rewind: and training goes on from the checkpoint before without
     the samples of the step, which the skip list and `events.jsonl` record."""
-    max_rewinds: int = Field(3, ge=1)
+    max_rewinds: int = execution(3, ge=1)
     """rewind: rewinds of a run; a spike behind them stops it."""
     patience: int | None = Field(None, ge=1)
     """Held-out losses in a row without a new minimum after which the run ends; None = it runs to its last step."""

@@ -10,8 +10,24 @@ from schemas.config import Section, execution
 class PlanConfig(Section):
     """How the model is sized; every override must keep the shape valid, or the plan is refused."""
 
+    law: Literal["ratio", "approach_1", "approach_2", "approach_3", "besiroglu", "kaplan", "deepseek", "llama_3"] = (
+        "ratio"
+    )
+    """Which N belongs to which D; train/scaling/laws.py has all, and a plan shows the others beside it. ratio:
+    `tokens_per_parameter`, since approaches 1 and 2 and Chinchilla itself agree on it."""
     tokens_per_parameter: float = Field(20.0, gt=0)
-    """Training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
+    """ratio: training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
+    compute: float | None = Field(None, gt=0)
+    """Budget [FLOPs, as 6ND] that N and D are chosen for; None = they follow from the tokens there are."""
+    gpu_hours: float | None = Field(None, gt=0)
+    """The same as hours of one of `cluster.device` at `cluster.mfu` of its peak."""
+    usd: float | None = Field(None, gt=0)
+    """The same as money [USD], at `cluster.usd_per_gpu_hour`."""
+    params: float | None = Field(None, gt=0)
+    """N that D is chosen for [parameters, embeddings included]."""
+    inference_tokens: float | None = Field(None, gt=0)
+    """Tokens that the model will read and write in use: with it, a smaller model of the same loss is trained longer.
+    Source: Sardana et al. 2023, arXiv 2401.00448, section 2."""
     max_epochs: float = Field(4.0, gt=0)
     """Most passes over a source; 4 are nearly as good as new. Source: Muennighoff et al. 2023, arXiv 2305.16264."""
     min_params: int = Field(200_000, ge=1)
@@ -61,7 +77,11 @@ class PlanConfig(Section):
         """Refuse a setting that the positions would ignore."""
         rotary = {"rope_theta", "rope_scaling", "rope_factor", "rope_original"}
         given = {name for name in rotary if getattr(self, name) != type(self).model_fields[name].default}
+        budgets = [name for name in ("compute", "gpu_hours", "usd", "params") if getattr(self, name) is not None]
+        ratio = type(self).model_fields["tokens_per_parameter"].default
         problems = [
+            (len(budgets) > 1, f"{' and '.join(budgets)}: one budget is wanted"),
+            (self.law != "ratio" and self.tokens_per_parameter != ratio, "tokens_per_parameter wants law = ratio"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: positions = rope is wanted"),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor wants rope_scaling"),
             (self.rope_scaling != "llama3" and "rope_original" in given, "rope_original wants rope_scaling = llama3"),

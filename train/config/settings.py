@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.config import Recipe, Section, load_recipe
 from train.config.checkpoint import CheckpointConfig
+from train.config.cluster import ClusterConfig
 from train.config.guard import GuardConfig
 from train.config.layout import LayoutConfig
 from train.config.optim import OptimConfig
@@ -15,6 +16,7 @@ from train.config.train import TrainConfig
 
 SECTIONS: Mapping[str, type[Section]] = {
     "plan": PlanConfig,
+    "cluster": ClusterConfig,
     "train": TrainConfig,
     "optim": OptimConfig,
     "layout": LayoutConfig,
@@ -31,6 +33,8 @@ class Settings(BaseModel):
 
     plan: PlanConfig = PlanConfig.model_validate({})
     """How the model is sized."""
+    cluster: ClusterConfig = ClusterConfig.model_validate({})
+    """Which devices it is planned for."""
     train: TrainConfig = TrainConfig.model_validate({})
     """What it learns from."""
     optim: OptimConfig = OptimConfig.model_validate({})
@@ -43,8 +47,8 @@ class Settings(BaseModel):
     """What is done when a step goes wrong."""
 
     def content(self) -> dict[str, Any]:
-        """Every setting that decides the weights, as `section.key`; those of `[plan]` show in the model's shape."""
-        sections = {name: getattr(self, name) for name in SECTIONS if name != "plan"}
+        """Every setting that decides the weights, as `section.key`; `[plan]` shows in the model's shape."""
+        sections = {name: getattr(self, name) for name in SECTIONS if name not in ("plan", "cluster")}
         return {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.content().items()
         }

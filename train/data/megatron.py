@@ -47,6 +47,7 @@ def export_megatron(run: Store, folder: Store) -> list[Exported]:
 def _export(dataset: Dataset, source: str, folder: Store) -> Exported:
     stream = f"{source}/{TRAIN}"
     kind, code = KINDS[dataset.tokenizer.dtype]
+    folder.delete(f"{source}.idx")  # an older one would make half a .bin look whole
     with folder.open_output(f"{source}.bin") as sink:
         for shard in dataset.streams[stream]:
             for view in OpenShard(dataset.folder, shard, dataset.tokenizer.dtype).views:

@@ -1,67 +1,67 @@
 """The objectives: what a row hides and asks for, by a counter hash of (seed, global sample index, position).
 
 causal: the next token. mlm: tokens hidden from a model that sees both sides. span: spans cut out of a row, behind it.
+Rows are worked on some at a time, so that everything but the rows themselves stays in the cache.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from schemas.tokens import TokenizerContract
 from train.config.train import TrainConfig
-from train.data.counter import Bits, Ints, key_of, keys_of, mix, random_bits
+from train.data.counter import GOLDEN, Bits, Ints, key_of, keys_of, mix, random_bits
+from train.data.reader import Tokens
 from train.data.stages import num_spans
-from train.rows import IGNORED, Rows
+from train.rows import IGNORED
 
-BLOCK = 1 << 14
-"""Random numbers made at once."""
+BLOCK = 1 << 15
+"""Tokens of the rows worked on at once. Their numbers fill 128 KiB: fresh memory of more costs as much as hashing."""
 MASKED, RANDOM = 0.8, 0.1
 """Of the chosen tokens, the shares that become `mask` and a random id. Source: Devlin et al. 2018, section 3.1."""
+DRAWN_FROM = 1 << 32
+"""The number that draws the id of position p is this plus p; no position of a row has it for its choice."""
 
 
-def below(bits: Bits, share: float) -> NDArray[np.bool_]:
-    """Where a random number falls into the lowest `share` of its range."""
-    return bits < np.uint64(round(share * 2**64) if share < 1 else 2**64 - 1)
+class Masking:
+    """Hides a share of the tokens of rows. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1."""
+
+    def __init__(self, share: float, tokenizer: TokenizerContract):
+        """Reserved tokens are neither chosen nor drawn."""
+        self._mask = tokenizer.reserved["mask"]
+        self._plain = np.ones(tokenizer.vocab_size, np.bool_)
+        self._plain[list(tokenizer.reserved.values())] = False
+        self._words = np.flatnonzero(self._plain)
+        limits = [min(round(share * part * 2**32), 2**32 - 1) for part in (MASKED, MASKED + RANDOM, 1.0)]
+        # A position has one number: in the lowest share of its range the token is chosen, and where there, its fate.
+        self._masked, self._changed, self._chosen = (np.uint32(limit) for limit in limits)
+
+    def hide(self, ids: Tokens, keys: Bits) -> tuple[Ints, Ints]:
+        """Inputs (B, T) in which some tokens are hidden, and targets: these tokens, IGNORED elsewhere."""
+        inputs, targets = np.empty(ids.shape, np.int64), np.empty(ids.shape, np.int64)
+        for rows in _blocks(ids):
+            inputs[rows], targets[rows] = ids[rows], IGNORED
+            self._hide(inputs[rows].reshape(-1), targets[rows].reshape(-1), keys[rows], ids.shape[1])
+        return inputs, targets
+
+    def _hide(self, ids: Ints, targets: Ints, keys: Bits, width: int) -> None:
+        # Two numbers of 32 bits from each of 64.
+        numbers = random_bits(keys, -(-width // 2)).astype("<u8", copy=False).view("<u4")[:, :width].reshape(-1)
+        places = np.flatnonzero(numbers < self._chosen)
+        found = ids.take(places)
+        allowed = self._plain.take(found)
+        places, found = places[allowed], found[allowed]
+        targets[places] = found
+        fate = numbers.take(places)
+        hidden = np.where(fate < self._masked, self._mask, found)
+        drawn = np.flatnonzero((fate >= self._masked) & (fate < self._changed))
+        row, column = np.divmod(places[drawn], width)
+        word = mix(keys[row] + GOLDEN * (column + DRAWN_FROM).astype(np.uint64)) % np.uint64(len(self._words))
+        hidden[drawn] = self._words[word.astype(np.int64)]
+        ids[places] = hidden
 
 
-def mask_tokens(inputs: Ints, keys: Bits, share: float, tokenizer: TokenizerContract) -> tuple[Ints, Ints]:
-    """Inputs (B, T) with `share` of the tokens hidden, and targets there, IGNORED elsewhere.
-
-    Reserved tokens are neither chosen nor drawn. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1.
-    """
-    plain = np.ones(tokenizer.vocab_size, np.bool_)
-    plain[list(tokenizer.reserved.values())] = False
-    words = np.flatnonzero(plain)
-    ids = inputs.reshape(-1)
-    chosen, bits = _chosen(keys, inputs.shape[1], share)
-    allowed = plain[ids[chosen]]
-    chosen, bits = chosen[allowed], bits[allowed]
-    fate = mix(bits + np.uint64(1))
-    masked, drawn = below(fate, MASKED), np.flatnonzero(below(fate, MASKED + RANDOM) & ~below(fate, MASKED))
-    word = (mix(bits[drawn] + np.uint64(2)) % np.uint64(len(words))).astype(np.int64)
-    hidden, targets = ids.copy(), np.full(ids.shape, IGNORED, np.int64)
-    hidden[chosen[masked]] = tokenizer.reserved["mask"]
-    hidden[chosen[drawn]] = words[word]
-    targets[chosen] = ids[chosen]
-    return hidden.reshape(inputs.shape), targets.reshape(inputs.shape)
-
-
-def _chosen(keys: Bits, width: int, share: float) -> tuple[Ints, Bits]:
-    """Positions of rows laid end to end whose random number is below `share`, and these numbers."""
-    places, numbers = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
-    # A block of rows stays in the cache: twice as fast as all rows at once (2.8 and 5.5 ns a token).
-    step = max(1, BLOCK // max(1, width))
-    for first in range(0, len(keys), step):
-        bits = random_bits(keys[first : first + step], width).reshape(-1)
-        places.append(np.flatnonzero(below(bits, share)))
-        numbers.append(bits[places[-1]])
-        places[-1] += first * width
-    return np.concatenate(places), np.concatenate(numbers)
-
-
-def cut_spans(ids: Ints, keys: Bits, config: TrainConfig, sentinels: Ints) -> tuple[Ints, Ints]:
+def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> tuple[Ints, Ints]:
     """Rows with spans replaced by sentinels, then the spans behind theirs and one sentinel more; and the targets.
 
     Both (B, row_length). Only what follows the text is predicted; a row begins with a token and ends with a span.
@@ -69,32 +69,51 @@ def cut_spans(ids: Ints, keys: Bits, config: TrainConfig, sentinels: Ints) -> tu
     """
     size = ids.shape[1]
     noise, spans = num_spans(config, size)
-    bits = random_bits(keys, size)
-    kept, cut = _segments(bits[:, : size - noise], spans), _segments(bits[:, size - noise :], spans)
-    # kept[0] cut[0] kept[1] cut[1] ...: every token knows its span, and whether it is cut.
-    lengths = np.stack([kept, cut], axis=2).reshape(-1)
-    hidden = np.repeat(np.tile(np.arange(2 * spans) % 2 == 1, len(ids)), lengths).reshape(ids.shape)
-    span = np.repeat(np.tile(np.arange(2 * spans) // 2, len(ids)), lengths).reshape(ids.shape)
-    row = np.broadcast_to(np.arange(len(ids))[:, None], ids.shape)
-    whole = np.empty((len(ids), size + 2 * spans + 1), np.int64)
-    # A token moves by the sentinels and the tokens before it in its half.
-    text, behind = ~hidden, size - noise + spans
-    place = np.where(text, np.cumsum(text, axis=1) - 1 + span, behind + np.cumsum(hidden, axis=1) + span)
-    number = np.arange(spans)
-    whole[row, place] = ids
-    whole[np.arange(len(ids))[:, None], np.cumsum(kept, axis=1) + number] = sentinels[:spans]
-    whole[np.arange(len(ids))[:, None], behind + np.cumsum(cut, axis=1) - cut + number] = sentinels[:spans]
-    whole[:, -1] = sentinels[spans]
-    targets = whole[:, 1:].copy()
-    targets[:, : behind - 1] = IGNORED
-    return whole[:, :-1].copy(), targets
+    shape, behind = (len(ids), size + 2 * spans), size - noise + spans
+    inputs, targets = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    for rows in _blocks(ids):
+        bits = random_bits(keys[rows], size)
+        kept, cut = segments(bits[:, : size - noise], spans), segments(bits[:, size - noise :], spans)
+        whole = _moved(ids[rows], kept, cut, sentinels)
+        inputs[rows] = whole[:, :-1]
+        targets[rows, : behind - 1] = IGNORED
+        targets[rows, behind - 1 :] = whole[:, behind:]
+    return inputs, targets
 
 
-def _segments(bits: Bits, number: int) -> Ints:
+def _moved(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
+    """Rows and targets in one, from the lengths of what is kept and cut in turn: a position longer than either."""
+    rows, spans = kept.shape
+    kept_ends, cut_ends = np.cumsum(kept, axis=1), np.cumsum(cut, axis=1)
+    behind, width = int(kept_ends[0, -1]) + spans, ids.shape[1] + 2 * spans + 1
+    begin, number = np.arange(rows)[:, None] * width, np.arange(spans)
+    in_text = begin + kept_ends + number
+    before = begin + behind + cut_ends - cut + number
+    # The token at each place is the one behind that of the place before, but for leaps. A sentinel takes the place of
+    # the token behind it in the text, and of the one before its span there.
+    steps = np.ones(rows * width, np.int64)
+    steps[in_text[:, :-1] + 1] = cut[:, :-1]
+    steps[before[:, 1:]] = kept[:, 1:]
+    steps[before[:, 0]] = kept[:, 0] - 1 - kept_ends[:, -1] - (cut_ends - cut)[:, -1]
+    steps[width - 1 :: width] = 0
+    steps[0] = 0
+    whole = ids.reshape(-1).take(np.cumsum(steps))
+    whole[in_text] = whole[before] = sentinels[:spans]
+    whole[width - 1 :: width] = sentinels[spans]
+    return whole.reshape(rows, width)
+
+
+def segments(bits: Bits, number: int) -> Ints:
     """Lengths (B, number), each at least 1, that sum to the width of `bits`: cuts at the smallest random numbers."""
     rows, size = bits.shape
-    cuts = np.sort(np.argsort(bits[:, 1:], axis=1, kind="stable")[:, : number - 1], axis=1) + 1
-    edges = np.concatenate([np.zeros((rows, 1), np.int64), cuts, np.full((rows, 1), size)], axis=1)
+    edges = np.zeros((rows, number + 1), np.int64)
+    edges[:, -1] = size
+    if number > 1:
+        # Each number carries its place in its lowest bits, so that no two are equal and places need no look-up.
+        low = np.uint64((1 << size.bit_length()) - 1)
+        marked = bits[:, 1:] & ~low
+        marked |= np.arange(1, size, dtype=np.uint64)
+        edges[:, 1:-1] = np.sort(np.partition(marked, number - 2, axis=1)[:, : number - 1] & low, axis=1)
     return np.diff(edges, axis=1)
 
 
@@ -102,19 +121,34 @@ class Objective:
     """The objective of a run, applied to rows as they stand in the streams."""
 
     def __init__(self, config: TrainConfig, tokenizer: TokenizerContract, seed: int):
-        self._config, self._tokenizer = config, tokenizer
-        self._key = key_of(seed, "objective")
+        self._config, self._key = config, key_of(seed, "objective")
+        self._masking = Masking(config.mask_share, tokenizer)
         self._sentinels = np.array([tokenizer.reserved[f"sentinel_{i}"] for i in range(100)])
         self._never = [tokenizer.reserved[name] for name in ("pad", "tombstone")]
 
-    def rows(self, rows: Rows, index: Ints) -> Rows:
-        """The rows, whose samples have these global indices, with the objective's inputs and targets."""
-        if self._config.objective == "causal":
-            return rows
-        ids, keys = rows.inputs_BT.numpy(), keys_of(self._key, index)
+    @property
+    def predicts_next(self) -> bool:
+        """Whether rows stay as they are and each token predicts the next one."""
+        return self._config.objective == "causal"
+
+    def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:
+        """Inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
+
+        Raises ValueError if each token predicts the next one, for that of the last is not among them.
+        """
+        if self.predicts_next:
+            raise ValueError("objective = causal takes its targets from the stream")
+        keys = keys_of(self._key, index)
         if self._config.objective == "mlm":
-            inputs, targets = mask_tokens(ids, keys, self._config.mask_share, self._tokenizer)
-        else:
-            inputs, targets = cut_spans(ids, keys, self._config, self._sentinels)
-            targets[np.isin(targets, self._never)] = IGNORED
-        return replace(rows, inputs_BT=torch.from_numpy(inputs), targets_BT=torch.from_numpy(targets))
+            return self._masking.hide(ids, keys)
+        inputs, targets = cut_spans(ids, keys, self._config, self._sentinels)
+        for never in self._never:
+            if (ids == never).any():
+                targets[targets == never] = IGNORED
+        return inputs, targets
+
+
+def _blocks(ids: Tokens) -> Iterator[slice]:
+    step = max(1, BLOCK // max(1, ids.shape[1]))
+    for first in range(0, len(ids), step):
+        yield slice(first, first + step)

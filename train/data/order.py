@@ -256,9 +256,6 @@ def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
 def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[str, int]) -> None:
     problems = [f"{name!r} is no source{nearest(name, sources)}" for name in weights if name not in sources]
     problems += [f"{name!r} is not named (0 leaves it out)" for name in sources if weights and name not in weights]
-    problems += [f"{name!r} has {share:g}, which is below 0" for name, share in weights.items() if share < 0]
-    if weights and not any(weights.values()):
-        problems.append("all are 0")
     if problems:
         raise ConfigError(
             f"{where}: promised the dataset's sources {sorted(sources)}, found {sorted(weights)}: "

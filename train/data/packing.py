@@ -7,6 +7,7 @@ is written once, before the plan, and memory-mapped: a row is pieces of the stre
 
 import tempfile
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import IO
@@ -24,7 +25,7 @@ from train.data.counter import Ints
 from train.data.documents import read_table, shard_documents
 from train.data.streams import PackedIndex, ranges
 
-PACKING_VERSION = 1
+PACKING_VERSION = 2
 SUMMARY = "packing.json"
 TABLES = {
     "pieces": pa.schema([("start", pa.int64()), ("length", pa.int32()), ("closed", pa.uint8())]),
@@ -52,6 +53,8 @@ class PackedSource(BaseModel):
     """Documents that would if rows were cut from the stream."""
     padding: float
     """Share of the rows' positions that are padding."""
+    files: dict[str, str]
+    """Its tables in the index, with their SHA-256."""
 
 
 class Packing(BaseModel):
@@ -133,6 +136,14 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
     return opened
 
 
+def packed_files(run: Store, dataset: Dataset, config: TrainConfig) -> Iterator[tuple[Store, str, str]]:
+    """Folder, path and promised SHA-256 of every file of the index; none where another packing is set."""
+    if config.packing == "best_fit":
+        folder = packing_folder(run, dataset, config.seq_len)
+        for source in _read_summary(folder, dataset, config.seq_len).sources:
+            yield from ((folder, path, sha256) for path, sha256 in source.files.items())
+
+
 def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
     where = f"{folder.uri}/{SUMMARY}"
     try:
@@ -169,8 +180,9 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
             edges, chunk = edges[edges > last * size], last
             _spool(spools, laid)
         _spool(spools, {"first_piece": np.array([num_pieces]), "first_row": np.array([num_rows])})
+        paths = {table: f"{number:05d}.{table}.arrow" for table in TABLES}
         for table, schema in TABLES.items():
-            _write_table(folder, f"{number:05d}.{table}.arrow", schema, spools)
+            _write_table(folder, paths[table], schema, spools)
     return PackedSource(
         name=source,
         num_tokens=end,
@@ -179,6 +191,7 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
         cut=cut,
         cut_in_stream=cut_in_stream,
         padding=1 - end / (num_rows * seq_len) if num_rows else 0.0,
+        files={path: folder.sha256(path) for path in paths.values()},
     )
 
 

@@ -11,9 +11,12 @@ from train.rows import Rows
 class Prefetch:
     """Reads ahead by one step. It holds no state of the data: any step may be asked for, the next one is ready."""
 
-    def __init__(self, read: Callable[[int], Rows], stop: int):
-        """`read` gives the rows of a step, and is called in one thread only; no step from `stop` on is read ahead."""
-        self._read, self._stop = read, stop
+    def __init__(self, read: Callable[[int], Rows], stop: int, device: str = "cpu"):
+        """`read` gives the rows of a step, and is called in one thread only; no step from `stop` on is read ahead.
+
+        For `device` = "cuda" the rows are pinned, so that copying them there is not waited for.
+        """
+        self._read, self._stop, self._pinned = read, stop, device == "cuda"
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
         self._step = -1
         self._pending: Future[Rows] | None = None
@@ -23,10 +26,14 @@ class Prefetch:
         begin = time.perf_counter()
         pending = self._pending if self._step == step else None
         self._pending = None
-        rows = (pending or self._pool.submit(self._read, step)).result()
+        rows = (pending or self._pool.submit(self._rows, step)).result()
         if step + 1 < self._stop:
-            self._step, self._pending = step + 1, self._pool.submit(self._read, step + 1)
+            self._step, self._pending = step + 1, self._pool.submit(self._rows, step + 1)
         return rows, time.perf_counter() - begin
+
+    def _rows(self, step: int) -> Rows:
+        rows = self._read(step)
+        return rows.pinned() if self._pinned else rows
 
     def close(self) -> None:
         """End the thread; what it is reading is finished and dropped."""

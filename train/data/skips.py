@@ -97,9 +97,10 @@ def read_skip_list(run: Store, name: str) -> SkipList:
     indices = []
     for number, line in enumerate(run.read_bytes(path).decode("utf-8", "replace").splitlines(), start=1):
         entry = line.partition("#")[0].strip()
-        if entry and not (entry.isascii() and entry.isdigit()):
+        if entry and not (entry.isascii() and entry.isdigit() and int(entry) < 1 << 63):
             raise ContractError(
-                f"{run.uri}/{path}, line {number}: promised a sample index >= 0, found {entry!r}; correct the line"
+                f"{run.uri}/{path}, line {number}: promised a sample index from 0 to 2^63 - 1, found "
+                f"{entry!r}; correct the line"
             )
         if entry:
             indices.append(int(entry))

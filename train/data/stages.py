@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 from schemas.errors import ConfigError
 from train.config.train import TrainConfig
 
+MASKS_VERSION = 2
+"""Version of what objectives hide and ask for; a run whose masks would be others does not go on."""
+
 
 class StagePlan(BaseModel):
     """One stage as a plan fixes it."""
@@ -80,6 +83,11 @@ def resolve_stages(
             steps = config.steps - first
         # A run without settings is one step at least, however few tokens there are.
         steps = steps if config.stages or steps > 0 else 1
+        if steps < 1 and left <= 0 and config.steps is None:
+            raise ConfigError(
+                f"{stage_name(config, number)}: promised tokens behind the stages before it, found that they take "
+                f"{tokens - left:,} of {tokens:,}; give them less"
+            )
         if steps < 1:
             raise ConfigError(
                 f"{stage_name(config, number)}: promised at least a step of {batch} x {seq_len} tokens, found "

@@ -20,12 +20,12 @@ KEPT_TABLES = 8
 """Epochs, and windows of packed rows, whose tables are kept."""
 
 
-def _feistel(index: Ints, side: Ints, key: Bits, backwards: bool) -> Ints:
+def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
     left, right = np.divmod(index, side)
     modulus = side.astype(np.uint64)
-    for round_key in ROUNDS[::-1] if backwards else ROUNDS:
+    for key in keys[::-1] if backwards else keys:
         half = left if backwards else right
-        noise = mix(half.astype(np.uint64) + mix(key + round_key))
+        noise = mix(half.astype(np.uint64) + key)
         noise = (noise % modulus).astype(np.int64)
         left, right = ((right - noise) % side, left) if backwards else (right, (left + noise) % side)
     return left * side + right
@@ -38,10 +38,11 @@ def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints
     elements) with cycle walking (section 4) down to `size`; side² exceeds size by at most 2·sqrt(size) + 1.
     """
     side = np.sqrt(size).astype(np.int64) + 1
-    out = _feistel(index, side, key, backwards)
+    keys = mix(key + ROUNDS[:, None])  # of all rounds at once: small batches wait for calls, not for numbers
+    out = _feistel(index, side, keys, backwards)
     outside = np.flatnonzero(out >= size)
     while outside.size:
-        out[outside] = _feistel(out[outside], side[outside], key[outside], backwards)
+        out[outside] = _feistel(out[outside], side[outside], keys[:, outside], backwards)
         outside = outside[out[outside] >= size[outside]]
     return out
 

@@ -5,7 +5,7 @@ A file that was found right is not read again while its size and modification ti
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -40,15 +40,19 @@ class _File:
         return [self.size, self.mtime_ns, self.sha256]
 
 
-def verify_dataset(run: Store, dataset: Dataset) -> int:
-    """The number of files whose SHA-256 was taken now; the others were right before and have not changed since.
+Promised = tuple[Store, str, str]
+"""Folder and path of a file, and the SHA-256 that it promised."""
 
-    Covers every file of the dataset and the tokenizer's model file. Updates `<run>/train/verified.json`. Raises
-    ContractError with the promised and the found digest of every file that differs or is missing.
+
+def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = ()) -> int:
+    """The number of files whose SHA-256 was taken now; the rest were right before and have not changed since.
+
+    Covers every file of the dataset, the tokenizer's model file, and `others`. Updates `<run>/train/verified.json`.
+    Raises ContractError with the promised and the found digest of every file that differs or is missing.
     """
     known: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
     problems: list[str] = []
-    files = list(_promised(dataset, problems))
+    files = list(_promised(dataset, others, problems))
     started_ns = time.time_ns()
     to_read = [file for file in files if known.get(file.name) != file.mark]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -60,7 +64,7 @@ def verify_dataset(run: Store, dataset: Dataset) -> int:
         more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise ContractError(
             f"{dataset.folder.uri}: {len(problems)} file(s) are not what the manifest promised; restore them or run "
-            "the tokens stage again\n  " + "\n  ".join(problems[:SHOWN]) + more
+            "the stage that writes them again (a packing folder: remove it)\n  " + "\n  ".join(problems[:SHOWN]) + more
         )
     settled_ns = started_ns - int(SETTLED_SECONDS * 1e9)
     marks = {file.name: file.mark for file in files if file.mtime_ns is not None and file.mtime_ns < settled_ns}
@@ -69,14 +73,15 @@ def verify_dataset(run: Store, dataset: Dataset) -> int:
     return len(to_read)
 
 
-def _promised(dataset: Dataset, problems: list[str]) -> Iterator[_File]:
-    """Every file of the dataset and its tokenizer that exists; the missing ones go to `problems`."""
+def _promised(dataset: Dataset, others: Iterable[Promised], problems: list[str]) -> Iterator[_File]:
+    """Every file that exists; the missing ones go to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
         for entry in dataset.manifest.content.files
     ]
     for folder, path, sha256 in [
         *entries,
+        *others,
         (dataset.tokenizer_folder, dataset.tokenizer_path, dataset.tokenizer.sha256),
     ]:
         try:

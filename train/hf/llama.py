@@ -74,11 +74,12 @@ def export_llama(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def import_llama(folder: Path) -> tuple[ModelShape, dict[str, Tensor]]:
+def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
     """The shape of a Llama in a folder, and its parameters by our names, float32.
 
     Raises ConfigError if it is none that a shape can hold, ContractError if files or weights are amiss.
     """
+    folder = Path(folder)
     config = _read_json(folder / "config.json")
     shape = _shape_of(config, f"{folder}/config.json")
     ours = {theirs: name for name, theirs in _names(shape).items()}

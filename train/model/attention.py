@@ -1,7 +1,8 @@
 """Attention: who sees whom in a row, rotary and relative positions, and the one place where it is computed.
 
-Who sees whom is a matrix of truths for torch's fused kernels; where documents share a row on a CUDA device it is a list
-of blocks for FlexAttention instead, which never reads what no query of a block sees and holds no square.
+Who sees whom is a matrix of truths for torch's fused kernels; where documents share a row it is a list of blocks for
+FlexAttention on a CUDA device instead, and on a CPU the documents themselves, by which train/model/tiles cuts the row:
+neither computes all that nobody sees, nor holds a square.
 
 Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N blocks.
 """
@@ -18,11 +19,17 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from train.model.shape import ModelShape
+from train.model.tiles import MOST, attend_in_tiles
 
 BLOCK = 128
 """Positions of a block for FlexAttention, whose kernels are made for this size."""
 MIN_FLEX_HEAD = 16
 """Narrowest head that FlexAttention's kernels take."""
+
+MAX_KERNELS = 64
+"""Shapes of rows, with a gradient and without, that FlexAttention is compiled for.
+
+Torch stops at 8, which a run in stages can exceed, and goes on uncompiled, with the square."""
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -39,8 +46,8 @@ class Look:
     """Whether a query (rows) sees a key (columns), or 0 where it does and -inf where not; None = as `causal` says."""
     causal: bool
     """Whether a position sees those before it only."""
-    blocks: BlockMask | None = None
-    """What `seen_B1TT` would say, as FlexAttention takes it; one of the two is None."""
+    blocks: BlockMask | Tensor | None = None
+    """`seen_B1TT` as FlexAttention takes it, or on a CPU the documents of the rows, (B, T); one of the two is None."""
     distances_LD: Tensor | None = None
     """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
 
@@ -51,11 +58,14 @@ Core = Callable[[Tensor, Tensor, Tensor, Look], Tensor]
 
 def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, look: Look) -> Tensor:
     """Scaled dot-product attention by torch's fastest kernel for the device and the look."""
-    grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
-    if look.blocks is not None:
+    grouped, seen_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], look.seen_B1TT
+    if isinstance(look.blocks, BlockMask):
         y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=look.blocks, enable_gqa=grouped)
         return y_BHTK
-    seen_B1TT = look.seen_B1TT
+    # Of up to two tiles nothing was gained (4 heads of 24, 8 rows of 256: 0.99 of a step on one core, 1.03 on two).
+    long = look.causal and seen_B1TT is None and q_BHTK.shape[2] > 2 * MOST
+    if q_BHTK.device.type == "cpu" and (long or look.blocks is not None):
+        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, look.blocks, look.causal)
     return F.scaled_dot_product_attention(
         q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_B1TT, is_causal=seen_B1TT is None and look.causal, enable_gqa=grouped
     )
@@ -78,12 +88,16 @@ def added_mask(look: Look, x_BTD: Tensor) -> Look:
 def _flex(device_type: str) -> Any:
     """FlexAttention; on a CUDA device only compiled does it hold no square. On a CPU it has no backward pass."""
     # For each length and number of rows of its own: a run has few, and kernels for any length did not compile (2.13).
-    return torch.compile(flex_attention, dynamic=False) if device_type == "cuda" else flex_attention
+    if device_type != "cuda":
+        return flex_attention
+    compiled = torch.compile(flex_attention, dynamic=False, recompile_limit=MAX_KERNELS)  # type: ignore[call-overload]
+    return compiled
 
 
 def takes_blocks(device: torch.device, shape: ModelShape) -> bool:
     """Whether documents in a row are told to attention as blocks, and not as a matrix of truths."""
-    return device.type == "cuda" and shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD
+    wide_enough = shape.head_dim >= MIN_FLEX_HEAD if device.type == "cuda" else device.type == "cpu"
+    return shape.positions == "rope" and wide_enough
 
 
 def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
@@ -92,7 +106,12 @@ def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
     return (seen_BTT.tril() if causal else seen_BTT)[:, None]
 
 
-def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask:
+def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
+    """The same, as the device's kernel takes it."""
+    return documents_BT if documents_BT.device.type == "cpu" else flex_blocks(documents_BT, causal)
+
+
+def flex_blocks(documents_BT: Tensor, causal: bool) -> BlockMask:
     """The same, as blocks: which hold a pair that sees each other, and which of them nothing else.
 
     As numbers of documents never fall in a row, those at the ends of a block tell; no square of T is ever made.

@@ -50,13 +50,15 @@ class VocabularyPart:
 
 
 class HeadLoss:
-    """From the last residual stream to the loss; set `scale` and `tally` before use."""
+    """From the last residual stream to the loss; set `scale` and `tally` before use, and `num_targets` if known."""
 
     def __init__(self, z_loss: float = 0.0, chunk_tokens: int = 4096, part: VocabularyPart | None = None):
         """`part`: what this rank holds of the vocabulary; None = all of it."""
         self.z_loss, self.chunk_tokens, self.part = z_loss, chunk_tokens, part
         self.scale: float | Tensor = 1.0
         self.tally: Tally | None = None
+        self.num_targets: int | None = None
+        """Targets of the next rows that count; None = a CPU counts them, and CUDA computes every row."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
         """Sum of (cross-entropy + z_loss · log² Z) · scale, a 0-d tensor with a gradient for stream and weights."""
@@ -77,7 +79,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        places_n, number = _that_count(targets_N), len(x_ND)
+        places_n, number = _that_count(targets_N, head.num_targets), len(x_ND)
         if places_n is not None:
             x_ND, targets_N = x_ND[places_n], targets_N[places_n]
         total, losses_n, gradients = _sums(x_ND, weight_VD, targets_N, head, wanted)
@@ -94,15 +96,17 @@ class _ChunkedLoss(torch.autograd.Function):
         return gradient_ND, gradient_VD, None, None, None
 
 
-def _that_count(targets_N: Tensor) -> Tensor | None:
-    """Places of the targets that count; None: all rows are computed.
+def _that_count(targets_N: Tensor, number: int | None) -> Tensor | None:
+    """Places of the targets that count, of which there are `number`; None: all rows are computed.
 
-    Masked language models ignore five of six. A CUDA device would have to be waited for to know their number, so there
-    every row is computed.
+    Masked language models ignore five of six. A CUDA device would have to be waited for to know their number, so where
+    nobody has counted them before, every row is computed there.
     """
-    if targets_N.is_cuda or bool((targets_N != IGNORED).all()):
+    if number is None and not targets_N.is_cuda:
+        number = int((targets_N != IGNORED).sum())
+    if number is None or number == len(targets_N):
         return None
-    return (targets_N != IGNORED).nonzero()[:, 0]
+    return torch.nonzero_static(targets_N != IGNORED, size=number)[:, 0]
 
 
 def _spread(rows: Tensor, places_n: Tensor | None, number: int) -> Tensor:

@@ -118,6 +118,7 @@ _PRODUCTS = {
     *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN._scaled_mm.default),
     *(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, _ATEN._scaled_dot_product_flash_attention.default),
     *(_ATEN._scaled_dot_product_efficient_attention.default, _ATEN._scaled_dot_product_cudnn_attention.default),
+    torch.ops.penstock.attend_in_tiles.default,  # known since train.model.attention is
 }
 """What costs most to compute again, for what it takes to keep."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
@@ -24,6 +25,7 @@ from torch.distributed.pipelining.schedules import (
 from train.config.layout import LayoutConfig
 from train.model.transformer import Transformer
 from train.parallel.mesh import Mesh
+from train.plan.axes import stages_of
 from train.rows import Rows
 
 ALONE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -42,8 +44,8 @@ class Pipeline:
         self._parts, self._stages, self._mesh, self._layout = parts, stages, mesh, layout
         self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
-    def run(self, rows: Rows, number: int, stream: torch.dtype, backward: bool) -> None:
-        """Pass rows through the stages as `number` micro-batches; `stream`: number format between the stages."""
+    def run(self, rows: Rows, number: int, stream: torch.dtype) -> None:
+        """Pass rows through the stages and back as `number` micro-batches; `stream`: number format between stages."""
         schedule = self._schedule(len(rows) // number, rows.inputs_BT.shape[1], number, stream)
         named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
         if rows.documents_BT is not None:
@@ -51,10 +53,25 @@ class Pipeline:
         # Inputs enter the first stage; every other one gets its own from the stage before.
         inputs = [rows.inputs_BT] if 0 in self._stages else []
         # The loss is the output of the last stage already; what stands here for the target is looked at by nobody.
-        if backward:
-            schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
-        else:
-            schedule.eval(*inputs, target=rows.sources_B, return_outputs=False, **named)
+        schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
+
+    def measure(self, parts: Sequence[Rows], stream: torch.dtype) -> None:
+        """Pass micro-batches, of any number and under any schedule, forward through the stages.
+
+        Torch's schedules want as many as they were made for, and zbv cannot run without a backward pass.
+        """
+        group, here = self._mesh.group("pipeline"), self._mesh.place("pipeline")
+        owner = {stage: rank for rank in range(group.size()) for stage in stages_of(self._layout, rank)}
+        for rows in parts:
+            x = rows.inputs_BT
+            for stage, part in zip(self._stages, self._parts, strict=True):
+                if stage and owner[stage - 1] != here:
+                    width = rows.inputs_BT.shape[1] // self._mesh.axes["tensor"]
+                    x = torch.empty(len(rows), width, part.shape.d_model, dtype=stream, device=rows.inputs_BT.device)
+                    dist.recv(x, group=group, group_src=owner[stage - 1])
+                x = part(x, rows.documents_BT, rows.targets_BT, rows.sources_B)
+                if stage + 1 < len(owner) and owner[stage + 1] != here:
+                    dist.send(x.contiguous(), group=group, group_dst=owner[stage + 1])
 
     def _schedule(
         self, rows: int, width: int, number: int, stream: torch.dtype

@@ -82,7 +82,7 @@ class SplitModel:
         layout, train = self.settings.layout, self.settings.train
         span = Span(layers.start, layers.stop, self.shape.num_layers)
         model = build_model(self.shape, span, train.objective != "mlm", modes.__getitem__)
-        model.loss = HeadLoss(self.settings.optim.z_loss, layout.chunk_tokens)
+        model.loss = HeadLoss(self.settings.optim.z_loss, layout.chunk_on(self.ranks.device.type))
         if layout.context > 1:
             share_sequences(model, self.mesh.group("context"), layout.context_by)
         if layout.tensor > 1:
@@ -158,8 +158,8 @@ class SplitModel:
         if self.mesh.axes["context"] > 1:
             rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
         # A pipeline wants micro-batches of one size; elsewhere the last may be smaller.
-        rows = rows.padded(size * number if self._pipeline else size * (number - 1) + 1).to(self.ranks.device)
-        return [rows.part(first, first + size) for first in range(0, size * number, size)]
+        rows = rows.padded(size * number if self._pipeline else size * (number - 1) + 1)
+        return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
 
     def part_of(self, rows: Rows) -> list[Rows]:
         """This rank's micro-batches of rows that every rank has; where rows are too few, of one that counts nowhere."""
@@ -174,7 +174,7 @@ class SplitModel:
         tally = Tally.empty(self._num_sources, self.ranks.device)
         self._begin(scale, tally)
         if self._pipeline is not None:
-            self._pipeline.run(joined(rows), len(rows), self._stream, backward=True)
+            self._pipeline.run(joined(rows), len(rows), self._stream)
             self._add_tied_gradients()
         else:
             self._backward_in_turn(rows)
@@ -182,6 +182,7 @@ class SplitModel:
 
     def _backward_in_turn(self, rows: list[Rows]) -> None:
         for number, part in enumerate(rows, start=1):
+            self.parts[0].loss.num_targets = part.counted
             with self._in_turn(last=number == len(rows)), self._number_format():
                 total = (self._whole or self.parts[0])(
                     part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B
@@ -195,9 +196,10 @@ class SplitModel:
         tally = Tally.empty(num_sources, self.ranks.device)
         self._begin(1.0, tally)
         if self._pipeline is not None:
-            self._pipeline.run(joined(rows), len(rows), self._stream, backward=False)
+            self._pipeline.measure(rows, self._stream)
         else:
             for part in rows:
+                self.parts[0].loss.num_targets = part.counted
                 with self._number_format():
                     self.parts[0](part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B)
         # What is kept behind the forward pass stays gathered without a backward one, and hides its shards from a save.

@@ -175,6 +175,12 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
             "plan.tie_embeddings: promised two matrices with schedule = zbv, whose first and last stage are on one "
             "rank, found tie_embeddings = true; set it to false, or take another schedule"
         )
+    if layout.activation_checkpointing == "selective" and layout.schedule in SPLIT_BACKWARD:
+        yield (
+            f"layout.activation_checkpointing: promised a schedule with a whole backward pass, found selective with "
+            f"{layout.schedule}, whose layers torch goes back through twice; set it to full or none, or take another "
+            "schedule"
+        )
     if layout.compile and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.compile: promised a schedule with a whole backward pass, found {layout.schedule}, which "

@@ -36,8 +36,11 @@ def check_used(settings: Settings, dataset: Dataset) -> None:
 def check_ranks(plan: Plan, world_size: int) -> None:
     """Raises ConfigError if a plan cannot be trained by so many ranks."""
     settings = plan.settings
+    # Held-out rows are as long as [train] says, whatever its stages say.
+    measured = [row_length(settings.train)] if settings.train.eval_every else []
     for stage in plan.stages:
-        check_layout(plan.shape, settings, world_size, [row_length(settings.train, stage.seq_len)], stage.global_batch)
+        lengths = [row_length(settings.train, stage.seq_len), *measured]
+        check_layout(plan.shape, settings, world_size, lengths, stage.global_batch)
         groups = data_ranks(axes_of(settings.layout, world_size))
         if groups > stage.global_batch:
             raise ConfigError(

@@ -130,7 +130,7 @@ def _stages_of_pipeline(plan: Plan, settings: Settings) -> Iterator[str]:
 def _memory(plan: Plan, settings: Settings, world_size: int, device: str) -> Iterator[str]:
     needs = {stage: _need(plan, stage, settings, world_size, device) for stage in range(len(plan.stages))}
     stage, need = max(needs.items(), key=lambda item: item[1].peak)
-    where = f" of stage {stage}" if len(needs) > 1 else ""
+    where = f" of stage {stage + 1}" if len(needs) > 1 else ""
     yield f"memory of a rank ({device}), estimated: {_size(need.peak)} at its largest, the {need.peak_moment}{where}"
     for name, size in sorted(need.at_peak.items(), key=lambda item: -item[1]):
         if size:
@@ -141,7 +141,7 @@ def _memory(plan: Plan, settings: Settings, world_size: int, device: str) -> Ite
         yield f"  in the host's memory: {_size(need.host)}"
     limit = settings.plan.device_memory
     if limit is None:
-        yield "  plan.device_memory is not given: whether it fits is not known"
+        yield "  whether it fits is not known: --set plan.device_memory=80_000_000_000 says what a device has [bytes]"
     elif need.peak > limit:
         yield f"!! does not fit: plan.device_memory is {_size(limit)}, {_size(need.peak - limit)} less"
     else:
@@ -156,7 +156,7 @@ def _need(plan: Plan, stage: int, settings: Settings, world_size: int, device: s
 def _steps(plan: Plan) -> Iterator[str]:
     yield f"run: {plan.steps:,} steps, {plan.num_tokens:,} tokens"
     if len(plan.stages) > 1:
-        for number, stage in enumerate(plan.stages):
+        for number, stage in enumerate(plan.stages, start=1):
             yield (
                 f"  stage {number}: steps {stage.first_step + 1}-{stage.end}, {stage.num_tokens:,} tokens, "
                 f"{stage.global_batch} rows of {stage.seq_len}"

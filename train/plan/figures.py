@@ -14,6 +14,8 @@ from train.plan.axes import axes_of, data_ranks, problems_of
 from train.plan.memory import SOURCES, Memory, memory_of_rank
 from train.plan.planned import Plan
 from train.plan.rules import Figure, Row, figures_of
+from train.plan.sizes import flops_rows, size_figures
+from train.plan.target import Target, law_of
 
 MAX_WARMUP = 2000
 HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556, Table 3"
@@ -34,16 +36,16 @@ class Offer:
     """Unique samples of each source in use."""
     most_samples: int
     """Samples until the source that repeats soonest has been read max_epochs times."""
-    wanted: float
-    """Parameters the model should have."""
+    target: Target
+    """What the model should be."""
     packed: Sequence[PackedSource] = ()
     """What packing made of each source; empty = rows are cut from the stream."""
 
 
 def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) -> list[Figure]:
     """All figures, in the order in which they follow from each other; `compute` leaves embeddings out [FLOPs]."""
-    figures = [*_data_figures(dataset, plan, offer), *_model_figures(plan, offer), *_run_figures(plan, compute)]
-    return [*figures, *_cost_figures(plan)]
+    figures = [*_data_figures(dataset, plan, offer), *size_figures(plan, offer.target), *_model_figures(plan, offer)]
+    return [*figures, *_run_figures(plan, compute), *_cost_figures(plan)]
 
 
 def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
@@ -82,15 +84,16 @@ def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
 
 def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
     shape, settings = plan.shape, plan.settings.plan
+    law = law_of(settings)
     exact = "N = V·d·(1 if tied else 2) + layers·(2·d·q + 2·d·kv + 3·d·ffw + norms) + d, other options likewise"
     nearest = "nearest to wanted_params"
     rows: list[Row] = [
         (
             "wanted_params",
-            round(offer.wanted),
+            round(offer.target.params),
             "parameters",
-            f"max(min_params, U / {settings.tokens_per_parameter:g}), U at most what max_epochs allows",
-            HOFFMANN,
+            f"from {offer.target.how}: {law.formula}",
+            law.source,
         ),
         ("num_layers", shape.num_layers, "", *_given(settings.num_layers, nearest, TABLE_A9)),
         ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
@@ -146,6 +149,7 @@ def _cost_figures(plan: Plan) -> list[Figure]:
     rows: list[Row] = [
         ("flops_per_token", plan.flops_per_token, "FLOPs", "6·(matrices + V·d) + 12·layers·q·L", PALM),
         ("flops", flops, "FLOPs", "Σ flops_per_token · positions", PALM),
+        *flops_rows(plan),
     ]
     if train.peak_flops is not None:
         rows.append(

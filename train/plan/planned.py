@@ -9,6 +9,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from train.config.plan import PlanConfig
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape
@@ -43,6 +44,8 @@ class Plan(BaseModel):
     """FLOPs of forward and backward per token of the first stage."""
     settings: Settings
     """Settings the plan was made with."""
+    advice: tuple[str, ...] = ()
+    """What to do about the data, in sentences."""
     figures: list[Figure]
     """Every number above and those behind it, in the order they follow from each other."""
 
@@ -110,13 +113,30 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     Raises ConfigError with every wrong name, ContractError if the plan was made for another dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
-    sized = [text for text in overrides if text.strip().startswith("plan.")]
+    free = PlanConfig.fields_of("execution")
+    names = [text.partition("=")[0].strip().partition(".") for text in overrides]
+    sized = [
+        text for text, (section, _, key) in zip(overrides, names, strict=True) if section == "plan" and key not in free
+    ]
     if sized:
         raise ConfigError(
             f"--set: promised settings of how to train, found {', '.join(sized)}, which size the model; give them to "
             "`penstock plan`"
         )
     return load_settings(raw, overrides, run.uri)
+
+
+def kept_settings(run: Store) -> list[str]:
+    """What the plan that stands has from earlier commands and not from the recipe, as `section.key = value`."""
+    if not run.exists(PLAN_NAME):
+        return []
+    recipe, standing = read_run(run).recipe, read_plan(run).settings.to_json()
+    return [
+        f"{section}.{key} = {value}"
+        for section, values in standing.items()
+        for key, value in values.items()
+        if recipe.get(section, {}).get(key) != value
+    ]
 
 
 def print_plan(plan: Plan) -> str:
@@ -127,7 +147,7 @@ def print_plan(plan: Plan) -> str:
     for name, value, unit, formula, source in rows:
         cells = (name.ljust(widths[0]), value.rjust(widths[1]), unit.ljust(widths[2]), formula.ljust(widths[3]), source)
         lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *plan.advice])
 
 
 def _shown(value: int | float, unit: str) -> str:

@@ -22,6 +22,8 @@ from train.model.shape import ModelShape, choose_shape, flops_per_token, num_par
 from train.plan import rules
 from train.plan.figures import MAX_WARMUP, Offer, figures_of_plan, memory_needed
 from train.plan.planned import Plan
+from train.plan.sizes import advice
+from train.plan.target import aim, budget_of, tokens_for
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
@@ -35,10 +37,11 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     packing = write_packing(run, dataset, train)
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     counts = stage_counts(streams, train)
-    offer = _offered(streams, counts[0], settings, packing)
-    shape = choose_shape(offer.wanted, dataset.tokenizer.vocab_size, sizing)
+    offer = _offered(streams, counts[0], settings, packing, dataset.tokenizer.vocab_size)
+    target = offer.target
+    shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
     num_params = num_parameters(shape)
-    tokens = min(sizing.tokens_per_parameter * num_params, offer.most_samples * train.seq_len)
+    tokens = tokens_for(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
     sequences = rules.deepseek_batch(body_flops * tokens) / train.seq_len
     batch = train.global_batch or _power_of_two(sequences, offer.most_samples)
@@ -64,19 +67,26 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         settings=settings,
         figures=[],
     )
-    return sized.model_copy(update={"figures": figures_of_plan(dataset, sized, offer, body_flops * total)})
+    unique = sum(offer.samples.values()) * train.seq_len
+    figures = figures_of_plan(dataset, sized, offer, body_flops * total)
+    return sized.model_copy(update={"figures": figures, "advice": tuple(advice(sized, offer.target, unique))})
 
 
 def _offered(
-    streams: Mapping[str, SourceOrder], counts: Mapping[str, int], settings: Settings, packing: Packing | None
+    streams: Mapping[str, SourceOrder],
+    counts: Mapping[str, int],
+    settings: Settings,
+    packing: Packing | None,
+    vocab_size: int,
 ) -> Offer:
     train, sizing = settings.train, settings.plan
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
-    tokens = min(sum(samples.values()), most) * train.seq_len
-    wanted = max(sizing.min_params, tokens / sizing.tokens_per_parameter)
-    return Offer(samples, most, wanted, packing.sources if packing else ())
+    once = min(sum(samples.values()), most) * train.seq_len
+    budget = budget_of(sizing, settings.cluster, train.peak_flops)
+    target = aim(sizing, vocab_size, once, most * train.seq_len, budget)
+    return Offer(samples, most, target, packing.sources if packing else ())
 
 
 def _power_of_two(sequences: float, most: int) -> int:

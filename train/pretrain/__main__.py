@@ -1,6 +1,8 @@
 """`torchrun … -m train.pretrain RUN`: the arguments, and what a failure becomes."""
 
 import argparse
+import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,6 +13,9 @@ from schemas.errors import PenstockError
 from schemas.storage import Store
 from train.pretrain.loop import train
 from train.ranks import FirstRankFailed, open_ranks
+
+LOST = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
+"""What a collective says when a rank of it has died."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,10 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"penstock: {error}", file=sys.stderr)
             ErrorHandler().record_exception(error)  # where torchrun and `train.launch` look for it
             return 2
+        except RuntimeError as error:
+            if not LOST.search(str(error)):
+                raise
+            # The rank that died has said why, if it could; a page of what met the others would bury it.
+            print(f"penstock: rank {ranks.rank} has lost another one ({LOST.findall(str(error))[0]})", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             print("penstock: stopped at once; the last complete checkpoint stands", file=sys.stderr)
             return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Without the end of the interpreter: a thread of torch's that asks for it then (autograd's, gloo's) aborts the
+    # process under Python 3.11, behind a run that has long written everything ("terminate called", exit code 134).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -70,10 +70,11 @@ class Learner:
         """
         state, left = self.state(), list[str]()
         if not same_layout:
-            left = sorted(name for name in stored_shapes(run, note) if name.startswith(REMEMBERED))
             self._forget()
             state = {name: value for name, value in state.items() if not name.startswith(REMEMBERED)}
-        read_state(run, note, state, self._ranks)
+        read_state(run, note, state, self._ranks)  # compares digests before anything is unpickled
+        if not same_layout:
+            left = sorted(name for name in stored_shapes(run, note) if name.startswith(REMEMBERED))
         set_step(self.optimizer, note.step - note.progress.guard.skipped)
         if self.loss_scale is not None and note.progress.loss_scale is not None:
             growth = self.settings.optim.loss_scale_steps
@@ -122,6 +123,8 @@ class Learner:
             scale_gradients(self.model.parameters, factor / scale)
         with self.model.updating():
             update(self.optimizer, rate)
+        if self.model.compressor is not None:
+            self.model.compressor.keep()
         self._after(finite=True)
 
     def skip(self) -> None:

@@ -17,8 +17,7 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 from train.checkpoint.note import Note
 from train.optim.schedule import learning_rate
-from train.plan.standing import standing_skips
-from train.pretrain.prepare import Setup, describe, identify, prepare
+from train.pretrain.prepare import Setup, describe, prepare
 from train.pretrain.record import step_metrics
 from train.pretrain.running import Run
 from train.ranks import Interruption, Ranks
@@ -80,7 +79,7 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
         note = run.finish_saves()
         if run.step < plan.steps and not ended:
             return interrupted(run, note, signal.SIGTERM if asked[0] else signal.SIGINT)
-    ranks.on_first(lambda: conclude(setup, note, run.step))
+    ranks.on_first(lambda: print(conclude(setup, note, run.step), flush=True))
     return 0
 
 
@@ -92,25 +91,27 @@ def interrupted(run: Run, note: Note | None, asked: signal.Signals) -> int:
     return 0 if asked == signal.SIGTERM else 128 + asked
 
 
-def conclude(setup: Setup, note: Note | None, step: int) -> None:
-    """Write the manifest of a run that has reached its end. Raises ContractError if no checkpoint stands."""
+def conclude(setup: Setup, note: Note | None, step: int) -> str:
+    """Write the manifest of a run at its end; returns what to say. Raises ContractError if no checkpoint stands."""
     last = last_metrics(setup.run, step)
     if note is None or note.step != step:
         raise ContractError(
             f"{setup.run.uri}: promised a checkpoint of step {step}, found {note.name if note else 'none'}; start again"
         )
-    identity = identify(setup.dataset, setup.plan, standing_skips(setup.run, setup.settings))
     manifest = TrainManifest(
-        dataset=identity.dataset,
-        tokenizer=identity.tokenizer,
-        plan=identity.plan,
-        skip_list=identity.skip_list,
+        dataset=note.identity.dataset,
+        tokenizer=note.identity.tokenizer,
+        plan=note.identity.plan,
+        skip_list=note.identity.skip_list,
         steps=step,
         loss=last.loss,
         heldout_loss=last.heldout_loss,
         checkpoint=note.name,
     )
     write_train_manifest(setup.run, manifest)
+    heldout = "" if last.heldout_loss is None else f", held-out loss {last.heldout_loss:.4f}"
+    run = setup.run.uri
+    return f"trained: {step:,} steps{heldout}; {run}/{note.name}; try it with `penstock generate {run}`"
 
 
 def train(run: Store, overrides: Sequence[str], ranks: Ranks) -> int:

@@ -5,26 +5,26 @@ Rank 0 checks for all, so that an error is said once and no rank waits for anoth
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 
-from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path, remove_halves, standing_notes
-from train.checkpoint.note import Identity, Layout, Note, check_identity, layout_of
+from train.checkpoint.layout import layout_of
+from train.checkpoint.note import Layout, Note, check_identity
 from train.config.settings import Settings
 from train.data.batches import Batches
-from train.data.skips import SkipList
+from train.data.packing import packed_files
 from train.data.stages import StagePlan
 from train.data.verify import verify_dataset
+from train.identity import identify
 from train.model.fp8 import check_fp8
 from train.plan.axes import axes_of
-from train.plan.checks import check_ranks, check_used, listeners
+from train.plan.checks import check_ranks, check_used
 from train.plan.planned import Plan, read_settings, write_plan
 from train.plan.sizing import make_plan
-from train.plan.standing import standing_order, standing_skips
+from train.plan.standing import standing_order
 from train.ranks import Ranks, default_threads
-from train.watch.metrics import MANIFEST_NAME, TrainManifest
+from train.watch.metrics import MANIFEST_NAME, read_train_manifest
 from train.watch.profiling import Window, parse_window
 
 
@@ -53,40 +53,6 @@ class Setup:
         return Batches(self.dataset, self.settings.train, standing_order(self.run, self.dataset, self.plan))
 
 
-def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
-    """What decides the weights of this run."""
-    filled = {
-        "train.stages": [stage.model_dump(mode="json") for stage in plan.stages],
-        "optim.warmup_steps": plan.warmup_steps,
-        "optim.learning_rate": plan.learning_rate,
-    }
-    # Steps and batch stand in the stages, with what the plan filled in.
-    given = {name: value for name, value in plan.settings.content().items() if name not in RESOLVED}
-    if listeners(plan.settings):
-        train = plan.settings.train
-        filled |= {"train.eval_every": train.eval_every, "train.eval_sequences": train.eval_sequences}
-    shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json").items()}
-    return Identity(
-        dataset=dataset.digest,
-        tokenizer=digest_of(dataset.tokenizer.model_dump(mode="json")),
-        order=plan.order,
-        settings=shape | given | courses(plan) | filled,
-        skip_list=skip.digest,
-        skip_length=len(skip.indices),
-        code_version=version("penstock"),
-    )
-
-
-RESOLVED = ("train.steps", "train.global_batch", "train.stages")
-
-
-def courses(plan: Plan) -> dict[str, object]:
-    """The learning rates that stages have of their own."""
-    own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
-    names = ("learning_rate", "schedule", "final_lr_share")
-    return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}
-
-
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, Note | None, bool]:
     """The plan, the checkpoint to go on from and whether all is done, after every check; for rank 0."""
     local_path(run, "train")
@@ -98,7 +64,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     if settings.train.precision == "fp8":
         check_fp8(ranks.device)
     parse_window(settings.train.profile, plan.steps)
-    skip = standing_skips(run, settings)
+    skip = standing_order(run, dataset, plan).skip
     notes = standing_notes(run)
     note = notes[-1] if notes else None
     identity = identify(dataset, plan, skip)
@@ -106,12 +72,14 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
         check_identity(note, identity)
         stage, used = place_of(plan.stages, note.step)
         skip.check_continues(note.identity.skip_length, note.identity.skip_list, used, stage)
-    verify_dataset(run, dataset)
-    done = note is not None and _is_done(run, note, identity)
+    verify_dataset(run, dataset, packed_files(run, dataset, settings.train))
+    done = note is not None and _is_done(run, note)
     if not done:
         run.delete(MANIFEST_NAME)
     remove_halves(run)
-    write_plan(run, plan)
+    # A profile is of this start alone; the next one would record other steps without being asked.
+    told = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
+    write_plan(run, plan.model_copy(update={"settings": told}))
     return plan, note, done
 
 
@@ -121,11 +89,12 @@ def place_of(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
     return number, (step - stages[number].first_step) * stages[number].global_batch
 
 
-def _is_done(run: Store, note: Note, identity: Identity) -> bool:
+def _is_done(run: Store, note: Note) -> bool:
     if not run.exists(MANIFEST_NAME):
         return False
-    manifest = TrainManifest.model_validate(run.read_json(MANIFEST_NAME))
-    return (manifest.steps, manifest.plan, manifest.skip_list) == (note.step, identity.plan, identity.skip_list)
+    manifest = read_train_manifest(run)
+    found = note.identity
+    return (manifest.steps, manifest.plan, manifest.skip_list) == (note.step, found.plan, found.skip_list)
 
 
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> Setup:

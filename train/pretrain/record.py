@@ -14,6 +14,7 @@ from train.pretrain.prepare import Setup
 from train.ranks import Ranks
 from train.trace import documents_of_step
 from train.watch.events import (
+    Begun,
     EarlyStop,
     Event,
     EventLog,
@@ -46,8 +47,11 @@ class Record:
             self._log = MetricsLog(setup.run, self._sources, note.step if note else 0)
             self._events = EventLog(setup.run)
             self._progress = Progress(setup.plan.steps, setup.settings.train.log_every)
-        if note is not None:
-            now, before = setup.layout.model_dump(), note.layout.model_dump()
+        now = setup.layout.model_dump()
+        if note is None:
+            self.tell(Begun(step=0, layout=now))
+        else:
+            before = note.layout.model_dump()
             self.tell(Resumed(step=note.step, checkpoint=note.name, layout=now, layout_before=before))
 
     def __enter__(self) -> "Record":
@@ -108,7 +112,7 @@ class Record:
         shown = ", ".join(dict.fromkeys(document.url or document.doc_id for document in documents[:5]))
         self.say(
             f"step {step}: loss {loss:.4f} is above {known.limit:.4f}; its batch holds {len(documents)} parts of "
-            f"documents, among them {shown}: `penstock trace --step {step}` shows all"
+            f"documents, among them {shown}: `penstock trace {self._setup.run.uri} --step {step}` shows all"
         )
 
     def write(self, record: StepMetrics) -> None:

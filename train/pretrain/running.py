@@ -3,14 +3,17 @@
 import time
 from contextlib import ExitStack, closing
 
+from schemas.errors import ContractError
+from schemas.storage import Store
 from train.checkpoint.folder import standing_notes
 from train.checkpoint.note import Note
 from train.checkpoint.saver import Saver
 from train.data.prefetch import Prefetch
 from train.data.skips import append_to_skip_list
+from train.identity import identify
 from train.plan.standing import skip_name
 from train.pretrain.learner import Learner
-from train.pretrain.prepare import Setup, identify
+from train.pretrain.prepare import Setup
 from train.pretrain.record import Record
 from train.ranks import Ranks
 from train.rows import Rows
@@ -27,7 +30,8 @@ class Run:
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
-        rewinds = ranks.on_first(lambda: count_rewinds(read_events(setup.run)))
+        told = ranks.on_first(lambda: count_rewinds(read_events(setup.run)))
+        rewinds = 0 if setup.note is None else told
         self.step, self.saved = 0, -1
         self._take(setup.note)
         self.record = stack.enter_context(Record(setup, ranks, self.batches.order.sources, rewinds))
@@ -36,7 +40,7 @@ class Run:
         self.rows = self._prefetch()
 
     def _prefetch(self) -> Prefetch:
-        return self._stack.enter_context(Prefetch(self._read, self.setup.plan.steps))
+        return self._stack.enter_context(Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type))
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
@@ -98,7 +102,7 @@ class Run:
         bad = self.step + 1
         samples = self.batches.samples(self.step).index.tolist()
         name, run = skip_name(self.setup.settings), self.setup.run
-        self._ranks.on_first(lambda: append_to_skip_list(run, name, samples, f"spike in step {bad}"))
+        self._ranks.on_first(lambda: _skip(run, name, samples, bad))
         notes = self._ranks.on_first(lambda: [note for note in standing_notes(run) if note.step < bad])
         note = notes[-1] if notes else None
         self.learner.skip()
@@ -119,3 +123,13 @@ class Run:
         names, bytes_of = self._heldout.sources, self.batches.bytes_per_token
         num_bytes = [count * bytes_of[name] for name, count in zip(names, counts, strict=True)]
         return sum(sums) / max(sum(counts), 1), heldout_by_source(names, sums, counts, num_bytes)
+
+
+def _skip(run: Store, name: str, samples: list[int], step: int) -> None:
+    try:
+        append_to_skip_list(run, name, samples, f"spike in step {step}")
+    except OSError as error:
+        raise ContractError(
+            f"{run.uri}/train/{name}: promised the samples of the spike in step {step}, found {error}; make room, and "
+            "start the run again"
+        ) from error

@@ -137,6 +137,14 @@ class EarlyStop(_Event):
     _number = field_validator("heldout_loss", mode="before")(finite)
 
 
+class Begun(_Event):
+    """A process that began a run, without a checkpoint; what events there are before belong to another one."""
+
+    kind: Literal["begun"] = "begun"
+    layout: dict[str, Any]
+    """The layout that it begins with, as JSON."""
+
+
 class Resumed(_Event):
     """A process that went on with a run, from the checkpoint of `step`."""
 
@@ -167,7 +175,7 @@ class Stopped(_Event):
     """The error, as the user reads it."""
 
 
-Event = Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
+Event = Begun | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
@@ -209,4 +217,7 @@ def read_events(run: Store) -> list[Event]:
 
 def count_rewinds(events: Iterable[Event]) -> int:
     """How often a run was rewound, also when the process was killed before its next checkpoint could say so."""
-    return sum(isinstance(event, Rewound) for event in events)
+    rewinds = 0
+    for event in events:
+        rewinds = 0 if isinstance(event, Begun) else rewinds + isinstance(event, Rewound)
+    return rewinds

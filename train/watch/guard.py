@@ -131,10 +131,10 @@ def why_stopped(state: GuardState, config: GuardConfig, step: int) -> ContractEr
     if state.non_finite > config.max_non_finite:
         return ContractError(
             f"step {step}: promised at most guard.max_non_finite = {config.max_non_finite} steps in a row whose loss "
-            f"or gradient is not finite, found {state.non_finite}; lower optim.learning_rate, or look at the data of "
-            "the step with `penstock trace`"
+            f"or gradient is not finite, found {state.non_finite}; look at the data of the step with `penstock trace`, "
+            "raise guard.max_non_finite, or train anew at a lower optim.learning_rate"
         )
     return ContractError(
         f"step {step}: promised that {config.max_rewinds} rewinds (guard.max_rewinds) are enough, found another "
-        f"spike; lower optim.learning_rate, or raise guard.max_rewinds"
+        f"spike; raise guard.max_rewinds, or train anew at a lower optim.learning_rate"
     )

@@ -225,3 +225,11 @@ def last_metrics(run: Store, step: int) -> StepMetrics:
 def write_train_manifest(run: Store, manifest: TrainManifest) -> None:
     """Commit the end of a run."""
     run.write_atomic(MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")))
+
+
+def read_train_manifest(run: Store) -> TrainManifest:
+    """The end of a run. Raises ContractError if what stands is no such manifest."""
+    try:
+        return TrainManifest.model_validate(run.read_json(MANIFEST_NAME))
+    except ValidationError as error:
+        raise ContractError(f"{run.uri}/{MANIFEST_NAME}: does not hold together: {error}; remove it") from error

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
-from train.parallel.compress.methods import Buffer, Cast, Method, Piece, PowerSGD, RandomK, State, TopK
+from train.parallel.compress.methods import Buffer, Cast, Method, Piece, PowerSGD, RandomK, State, TopK, Updates
 from train.parallel.compress.wire import Wire
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -46,6 +46,7 @@ class Compressor:
         self._method, self._device, self._wire = method, device, Wire(group)
         self._states: dict[str, State] = {}
         self._step: int | None = None
+        self._updates: Updates = []
 
     @property
     def bytes_sent(self) -> int:
@@ -55,6 +56,13 @@ class Compressor:
     def start(self, step: int) -> None:
         """Begin a step: its number chooses the places of randomk, and bytes are counted from zero."""
         self._step, self.bytes_plain, self._wire.bytes_sent = step, 0, 0
+        self._updates = []
+
+    def keep(self) -> None:
+        """Remember what the step has left: it was made. Of a step that is left out nothing is remembered."""
+        for old, new in self._updates:
+            old.copy_(new)
+        self._updates = []
 
     def remember(self, pieces: Iterable[Piece]) -> None:
         """Make room for what is remembered of pieces."""
@@ -77,10 +85,7 @@ class Compressor:
 
     @torch.no_grad()
     def sum(self, values: Tensor, pieces: Sequence[Piece]) -> None:
-        """Replace flat gradients by their sum over the group.
-
-        A sum that is not finite leaves the memory of its buffer as it was: the step will be left out.
-        """
+        """Replace flat gradients by their sum over the group; what is to be remembered of it waits for `keep`."""
         if self._step is None:
             raise ContractError("compress: promised a step, found a gradient before the first; call start(step)")
         if (found := values.numel()) != (promised := sum(piece.size for piece in pieces)):
@@ -89,9 +94,7 @@ class Compressor:
                 f"compress: promised {promised} numbers for {names}, found {found}; every parameter wants a gradient"
             )
         total, updates = self._method.sum(Buffer(values, pieces), self._states, self._step, self._wire)
-        finite = total.isfinite().all()
-        for old, new in updates:
-            old.copy_(torch.where(finite, new, old))
+        self._updates += updates
         values.copy_(total)
         self.bytes_plain += self._wire.sum_bytes(values.numel(), values.element_size())
 

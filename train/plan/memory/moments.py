@@ -175,7 +175,7 @@ class RankNeeds:
         """Logits of one chunk, the gradient of the output matrix, and in 16 bits what is added to it."""
         if not self.ends:
             return 0
-        chunk = min(self.settings.layout.chunk_tokens, self.stream.tokens)
+        chunk = min(self.settings.layout.chunk_on("cuda" if self.stream.cuda else "cpu"), self.stream.tokens)
         columns = self.vocabulary // self.shape.d_model
         logits = chunk * columns * (4 if self.width == 4 else self.width + 4)
         product = self.width * self.vocabulary if self.width < 4 else 0
@@ -190,9 +190,9 @@ class RankNeeds:
         return round((2 * self.micro_batches + self.in_flight) * self.stream.stream_bytes()) + self._errors()
 
     def _errors(self) -> int:
-        """What a lossy compression holds back."""
+        """What a lossy compression holds back, and what it will once the update is made."""
         lossy = self.settings.layout.compress in ("powersgd", "topk", "randomk") and self.replicas > 1
-        return 4 * self.params // self.shards if lossy else 0
+        return 8 * self.params // self.shards if lossy else 0
 
     def _update(self) -> int:
         optim, layout = self.settings.optim, self.settings.layout

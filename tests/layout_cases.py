@@ -1,0 +1,136 @@
+"""The layouts that tests compare with a plain loop: a part that every run of the tests plays, and the rest."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from train.model.shape import ModelShape
+
+SEED = 5
+SHAPE = ModelShape(
+    vocab_size=210, num_layers=4, d_model=48, num_heads=4, num_kv_heads=2, head_dim=12, d_ffw=80, tie_embeddings=False
+)
+"""A vocabulary that four ranks do not divide; sizes that FSDP2 cuts unevenly."""
+EXACT = (1e-6, 1e-5)
+"""Bars of fp32: relative deviation of loss and of gradient norm."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, and what is trained in it."""
+
+    ranks: int
+    layout: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    bars: tuple[float, float] = EXACT
+    documents: bool = True
+    """Whether rows are cut into documents."""
+
+    def settings(self) -> dict[str, Any]:
+        """The sections of a recipe."""
+        return {"layout": self.layout, "train": {"seed": SEED} | self.train, "optim": self.optim}
+
+    @property
+    def task(self) -> str:
+        """What is computed, whatever the layout and the number format."""
+        changes = {name: value for name, value in self.optim.items() if name in ("z_loss", "clip_norm")}
+        return f"{self.of_shape()} {self.train.get('objective')} {changes} {self.documents}"
+
+    def of_shape(self) -> ModelShape:
+        """The model's shape."""
+        return ModelShape.model_validate(SHAPE.model_dump() | self.shape)
+
+
+TIED, GELU = {"tie_embeddings": True}, {"activation": "gelu", "bias": True, "qk_norm": True, "num_kv_heads": 4}
+IN_BF16 = {"train": {"precision": "bf16"}, "bars": (1e-3, 3e-2)}
+"""Of bf16 against fp32, whose 16 bits more they allow for: 3e-4 and 3e-3 were seen."""
+IN_FP8 = {"train": {"precision": "fp8"}, "shape": {"d_model": 64, "head_dim": 16}, "bars": (1e-2, 5e-2)}
+"""Of fp8 against fp32: 3e-3 and 1e-2 were seen."""
+
+IN_FP16 = {"train": {"precision": "fp16"}, "bars": (3e-4, 3e-3)}
+"""Of fp16 against fp32: 4e-5 and 5e-4 were seen."""
+MASKED = {"objective": "mlm"}
+
+CASES = {
+    "one rank": Case(1),
+    "one rank, micro-batches": Case(1, {"micro_batch": 5}),
+    "ddp": Case(2, {"data": "ddp", "micro_batch": 4}),
+    "zero1": Case(2, {"data": "zero1", "micro_batch": 4}),
+    "zero2": Case(2, {"data": "zero2", "micro_batch": 4}),
+    "zero3": Case(2, {"micro_batch": 4}),
+    "zero3 x 4": Case(4, {"micro_batch": 2}, TIED),
+    "hsdp": Case(4, {"replicate": 2, "micro_batch": 1}),
+    "tensor": Case(2, {"tensor": 2}, TIED),
+    "tensor x shard": Case(4, {"tensor": 2}, GELU),
+    "context by heads": Case(2, {"context": 2}),
+    "context by keys": Case(2, {"context": 2, "context_by": "keys"}),
+    "gpipe": Case(2, {"pipeline": 2, "schedule": "gpipe", "micro_batch": 3}),
+    "1f1b": Case(2, {"pipeline": 2, "micro_batch": 3}, TIED),
+    "interleaved": Case(2, {"pipeline": 2, "schedule": "interleaved", "micro_batch": 3}),
+    "zero bubble": Case(2, {"pipeline": 2, "schedule": "zero_bubble", "data": "zero2", "micro_batch": 3}),
+    "zbv": Case(2, {"pipeline": 2, "schedule": "zbv", "data": "zero2", "micro_batch": 3}),
+    "shard x tensor x pipeline": Case(8, {"pipeline": 2, "tensor": 2, "micro_batch": 3}, TIED),
+    "recompute all": Case(2, {"activation_checkpointing": "full"}),
+    "recompute what is cheap": Case(2, {"activation_checkpointing": "selective"}),
+    "recompute within a budget": Case(2, {"activation_checkpointing": "budget", "activation_budget": 600_000}),
+    "offload": Case(2, {"offload": True}),
+    "bf16": Case(2, **IN_BF16),
+    "masked tokens x pipeline x tensor": Case(4, {"pipeline": 2, "tensor": 2, "micro_batch": 3}, TIED, MASKED),
+    "no documents x context": Case(2, {"context": 2}, documents=False),
+    "muon": Case(4, {"tensor": 2}, optim={"optimizer": "muon"}),
+    "adafactor": Case(4, {"tensor": 2}, optim={"optimizer": "adafactor"}),
+}
+"""What every run of the tests plays."""
+
+SLOW = {
+    "ddp x 4": Case(4, {"data": "ddp", "micro_batch": 1}, TIED),
+    "zero1 x 4": Case(4, {"data": "zero1"}, GELU),
+    "zero2 x 4": Case(4, {"data": "zero2", "micro_batch": 1}),
+    "zero3 x 8": Case(8, {"micro_batch": 1}),
+    "hsdp x 8": Case(8, {"replicate": 4, "data": "zero2", "micro_batch": 1}, TIED),
+    "hsdp x context": Case(8, {"replicate": 2, "context": 2}),
+    "tensor x 4": Case(4, {"tensor": 4}, {"num_kv_heads": 4}),
+    "context by heads x 4": Case(4, {"context": 4}),
+    "context by keys x 4": Case(4, {"context": 4, "context_by": "keys"}, TIED),
+    "context x shard": Case(4, {"context": 2}, GELU),
+    "tensor x context x shard": Case(8, {"tensor": 2, "context": 2, "context_by": "keys"}),
+    "tensor x context by heads": Case(4, {"tensor": 2, "context": 2}),
+    "pipeline x 4": Case(4, {"pipeline": 4, "micro_batch": 2}, TIED),
+    "pipeline x shard": Case(4, {"pipeline": 2, "micro_batch": 3}),
+    "pipeline x shard, zero2": Case(4, {"pipeline": 2, "data": "zero2", "micro_batch": 2}, TIED),
+    "pipeline x tensor": Case(4, {"pipeline": 2, "tensor": 2, "micro_batch": 3}),
+    "pipeline x context": Case(4, {"pipeline": 2, "context": 2, "micro_batch": 3}),
+    "pipeline x hsdp": Case(8, {"pipeline": 2, "replicate": 2, "micro_batch": 1}),
+    "interleaved x tensor": Case(4, {"pipeline": 2, "tensor": 2, "schedule": "interleaved", "micro_batch": 3}, TIED),
+    "zero bubble x shard": Case(4, {"pipeline": 2, "schedule": "zero_bubble", "data": "zero2", "micro_batch": 3}, TIED),
+    "zbv x shard": Case(4, {"pipeline": 2, "schedule": "zbv", "data": "zero2", "micro_batch": 2}),
+    "recompute in a pipeline": Case(2, {"pipeline": 2, "activation_checkpointing": "full", "micro_batch": 3}),
+    "recompute x tensor": Case(2, {"tensor": 2, "activation_checkpointing": "selective"}),
+    "offload x tensor": Case(4, {"tensor": 2, "offload": True}),
+    "compile": Case(2, {"compile": True}),
+    "bf16, ddp": Case(2, {"data": "ddp"}, **IN_BF16),
+    "bf16 x tensor x pipeline": Case(4, {"tensor": 2, "pipeline": 2, "micro_batch": 3}, **IN_BF16),
+    "lamb": Case(4, {"tensor": 2}, optim={"optimizer": "lamb"}),
+    "muon x pipeline": Case(4, {"pipeline": 2, "micro_batch": 3}, optim={"optimizer": "muon"}),
+    "fp16": Case(2, **IN_FP16),
+    "fp16 x pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, **IN_FP16),
+    "masked tokens x context by keys": Case(2, {"context": 2, "context_by": "keys"}, train=MASKED),
+    "masked tokens x context by heads": Case(2, {"context": 2}, TIED, MASKED),
+    "no documents x pipeline x context": Case(4, {"pipeline": 2, "context": 2, "micro_batch": 3}, documents=False),
+    "no documents x tensor": Case(2, {"tensor": 2}, documents=False),
+    "not clipped x pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, TIED, optim={"clip_norm": None}),
+    "sends everything it compresses x pipeline": Case(
+        4,
+        {"pipeline": 2, "replicate": 2, "compress": "topk", "compress_share": 1.0, "micro_batch": 1},
+        TIED,
+    ),
+    "sends everything it compresses x tensor": Case(
+        4, {"tensor": 2, "replicate": 2, "compress": "randomk", "compress_share": 1.0, "micro_batch": 2}
+    ),
+    "tensor x context x replicas": Case(8, {"tensor": 2, "context": 2, "context_by": "keys", "replicate": 2}, GELU),
+    "fp8": Case(2, **IN_FP8),
+    "z-loss": Case(4, {"tensor": 2}, TIED, optim={"z_loss": 1e-2}),
+    "z-loss in a pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, optim={"z_loss": 1e-2}),
+}
+"""The rest of the matrix."""

@@ -1,0 +1,24 @@
+"""The section `[cluster]`: the devices that a run is planned for; nothing of it changes what is computed."""
+
+from schemas.config import Section, execution
+
+
+class ClusterConfig(Section):
+    """Devices by the names of the plan's table, and what they cost."""
+
+    device: str = execution("")
+    """Name of the device, such as h100-sxm (`penstock plan --devices` lists them), or the file of a calibration."""
+    gpus: int = execution(8, ge=1)
+    """Devices in a node."""
+    nodes: int = execution(1, ge=1)
+    """Nodes."""
+    usd_per_gpu_hour: float | None = execution(None, gt=0)
+    """Price of a device for an hour [USD]; None = unknown, so no cost is shown and no budget in money is taken."""
+    mfu: float = execution(0.4, gt=0, le=1)
+    """Share of the peak by which hours of devices become FLOPs, until a layout is known. Llama 3 (arXiv 2407.21783,
+    table 4) reached 0.38 to 0.43."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        return self.gpus * self.nodes

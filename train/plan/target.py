@@ -1,0 +1,141 @@
+"""The size that is aimed at: N and D from the tokens there are, from a budget, or from one of the two.
+
+N counts the embeddings here. A law that leaves them out is asked for the size whose rest it means.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schemas.errors import ConfigError
+from train.config.cluster import ClusterConfig
+from train.config.plan import PlanConfig
+from train.model.shape import ModelShape, choose_shape, num_parameters
+from train.scaling import laws
+from train.scaling.inference import for_lifetime
+from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw
+
+NAMED: dict[str, Law] = {
+    "approach_1": laws.APPROACH_1,
+    "approach_2": laws.APPROACH_2,
+    "approach_3": laws.APPROACH_3,
+    "besiroglu": laws.BESIROGLU,
+    "kaplan": laws.KAPLAN,
+    "deepseek": laws.DEEPSEEK,
+    "llama_3": laws.LLAMA_3,
+}
+"""The laws by the names of `plan.law`; `ratio` is made of `plan.tokens_per_parameter`."""
+
+SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a model should be, before a shape and whole steps are found for it."""
+
+    params: float
+    """N, embeddings included."""
+    tokens: float
+    """D, at most what the dataset gives in `max_epochs`; for the model that is found, `tokens_for` says it again."""
+    asked: Allocation
+    """What the law says where data does not run out, N counted as the law counts."""
+    budget: float | None
+    """C [FLOPs] that was given, as such or as hours or money; None = none was."""
+    how: str
+    """What N and D follow from."""
+
+
+def law_of(sizing: PlanConfig) -> Law:
+    """The law that `plan.law` names."""
+    return RatioLaw(sizing.tokens_per_parameter, laws.TWENTY.source) if sizing.law == "ratio" else NAMED[sizing.law]
+
+
+def budget_of(sizing: PlanConfig, cluster: ClusterConfig, peak: float | None) -> float | None:
+    """The budget in FLOPs; None if none is given. `peak`: of one device [FLOP/s], None = not known.
+
+    Raises ConfigError if hours or money are given and what they buy is not.
+    """
+    if sizing.compute is not None:
+        return sizing.compute
+    hours = sizing.gpu_hours
+    if sizing.usd is not None:
+        if cluster.usd_per_gpu_hour is None:
+            raise ConfigError(
+                f"plan.usd = {sizing.usd:g}: promised a price, found no cluster.usd_per_gpu_hour; set it, or give "
+                "plan.gpu_hours"
+            )
+        hours = sizing.usd / cluster.usd_per_gpu_hour
+    if hours is None:
+        return None
+    if peak is None:
+        raise ConfigError(
+            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: promised a device that the hours are of, found no "
+            "cluster.device; name one, or give plan.compute"
+        )
+    return hours * SECONDS * peak * cluster.mfu
+
+
+def aim(sizing: PlanConfig, vocab_size: int, once: float, most: float, budget: float | None) -> Target:
+    """The size aimed at; `once`: tokens that the dataset gives in a pass, `most` with `max_epochs`.
+
+    Of a budget that the data is too small for, what is left goes into parameters: at the same cost, tokens are what
+    there is none of. Raises ConfigError if the law or the budget cannot be followed.
+    """
+    law = law_of(sizing)
+    if sizing.params is not None:
+        body = _body_of(sizing.params, vocab_size, sizing)
+        asked = law.for_params(body if law.counts == "body" else sizing.params)
+        return Target(sizing.params, min(asked.tokens, most), asked, None, "plan.params")
+    if budget is None:
+        asked = law.for_tokens(once)
+        params = _total(asked.params, vocab_size, sizing) if law.counts == "body" else asked.params
+        return Target(max(params, sizing.min_params), once, asked, None, "the tokens there are")
+    asked = law.for_compute(budget)
+    if sizing.inference_tokens is not None:
+        asked = _for_use(law, asked, sizing.inference_tokens)
+    tokens = min(asked.tokens, most)
+    counted = asked.params if tokens == asked.tokens else budget / 6 / tokens
+    params = _total(counted, vocab_size, sizing) if law.counts == "body" else counted
+    if params < sizing.min_params:
+        raise ConfigError(
+            f"plan: promised a budget for {sizing.min_params:,} parameters (plan.min_params), found one for "
+            f"{params:,.0f} and {tokens:,.0f} tokens; raise it, or lower plan.min_params"
+        )
+    how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
+    return Target(params, tokens, asked, budget, how)
+
+
+def tokens_for(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:
+    """D for the model that was found, whose N is not quite the one that was aimed at."""
+    law = law_of(sizing)
+    params = num_parameters(shape, law.counts == "all")
+    if target.budget is None:
+        return min(most, law.for_params(params).tokens)
+    if sizing.inference_tokens is not None:
+        return min(most, target.asked.tokens)
+    return min(most, target.budget / 6 / params)
+
+
+def _for_use(law: Law, asked: Allocation, inference_tokens: float) -> Allocation:
+    """The cheapest size over its life that is as good as the one asked for."""
+    loss_law = law if isinstance(law, LossLaw) else laws.APPROACH_3
+    return for_lifetime(loss_law, loss_law.loss(asked.params, asked.tokens), inference_tokens).size
+
+
+def _total(body: float, vocab_size: int, sizing: PlanConfig) -> float:
+    """N with embeddings of the model whose rest has `body` parameters."""
+    return _solve(lambda total: _body_of(total, vocab_size, sizing), body)
+
+
+def _body_of(total: float, vocab_size: int, sizing: PlanConfig) -> float:
+    return float(num_parameters(choose_shape(total, vocab_size, sizing), embeddings=False))
+
+
+def _solve(function: Callable[[float], float], wanted: float) -> float:
+    """Where a rising function reaches a value, to a thousandth or a step of it."""
+    low, high = wanted, 2 * wanted
+    while function(high) < wanted:
+        low, high = high, 2 * high
+    while high > low * 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if function(middle) < wanted else (low, middle)
+    return high

@@ -1,0 +1,161 @@
+"""A law L(N, D) = E + A/N^alpha + B/D^beta fitted to runs, with intervals.
+
+Source: Hoffmann et al. 2022, arXiv 2203.15556, section 3.3 and appendix D.3: the Huber loss of the logarithms, least by
+L-BFGS from a grid of starts. The intervals are percentiles of fits to runs drawn anew with replacement, as in Besiroglu
+et al. 2024, arXiv 2404.10102, which also found that the sum, not the mean, must be made small, or L-BFGS stops early.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from schemas.errors import ConfigError
+from train.scaling.laws import LossLaw
+
+DELTA = 1e-3
+"""Where the Huber loss turns from square to linear [difference of log losses]."""
+FEWEST_RUNS = 6
+"""One more than there are numbers to fit."""
+POLISHED = 64
+"""Starts that are followed to the end: those with the lowest loss behind a few steps from every start of the grid."""
+
+STOPS = {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-12}
+"""When L-BFGS stops."""
+
+Floats = NDArray[np.float64]
+NAMES = ("floor", "a", "b", "alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run."""
+
+    params: float
+    """N."""
+    tokens: float
+    """D."""
+    loss: float
+    """Its last loss [nats/token]."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a number lies with the share asked for."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted law and how sure it is."""
+
+    law: LossLaw
+    objective: float
+    """Sum of the Huber losses."""
+    intervals: dict[str, Interval]
+    """Of floor, a, b, alpha, beta and of `exponent`, that of C in the best N."""
+    num_runs: int
+
+
+def starts() -> Floats:
+    """The grid of starts (ln A, ln B, ln E, alpha, beta), of the source: 4,500 rows."""
+    logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
+    return np.array(list(itertools.product(logs, logs, floors, exponents, exponents)))
+
+
+def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
+    """Sum of Huber losses of rows of `theta` (rows, 5) over `runs` (runs, 3) of ln N, ln D, ln L; and its gradient."""
+    log_n, log_d, log_l = runs.T
+    a, b, e, alpha, beta = theta.T[:, :, None]
+    terms = np.stack([a - alpha * log_n, b - beta * log_d, np.broadcast_to(e, (len(theta), len(runs)))])
+    highest = terms.max(0)
+    shares = np.exp(terms - highest)
+    total = shares.sum(0)
+    shares /= total
+    rest = highest + np.log(total) - log_l
+    small = np.abs(rest) <= DELTA
+    losses = np.where(small, 0.5 * rest**2, DELTA * (np.abs(rest) - 0.5 * DELTA)).sum(1)
+    slopes = np.where(small, rest, DELTA * np.sign(rest)) * shares
+    by_exponent = [-(slopes[0] * log_n).sum(1), -(slopes[1] * log_d).sum(1)]
+    return losses, np.stack([*slopes.sum(2), *by_exponent], axis=1)
+
+
+def _least(theta: Floats, runs: Floats) -> tuple[float, Floats]:
+    """L-BFGS from one start."""
+    from scipy.optimize import minimize
+
+    # Around their middle, N and D tell A and B apart from the exponents: the same minimum in a quarter of the steps.
+    middle = runs[:, :2].mean(0)
+    near = runs - np.append(middle, 0)
+
+    def at(point: Floats) -> tuple[float, Floats]:
+        losses, slopes = objective(point[None], near)
+        return float(losses[0]), slopes[0]
+
+    shift = np.zeros(5)
+    shift[:2] = theta[3:] * middle
+    found = minimize(at, theta - shift, jac=True, method="L-BFGS-B", options=STOPS)
+    shift[:2] = found.x[3:] * middle
+    return float(found.fun), np.asarray(found.x + shift)
+
+
+def _law(theta: Floats, name: str, source: str) -> LossLaw:
+    a, b, e, alpha, beta = theta.tolist()
+    return LossLaw(name, source, math.exp(e), math.exp(a), math.exp(b), alpha, beta)
+
+
+def fit_law(measured: Sequence[Measured], draws: int = 200, share: float = 0.9, seed: int = 0) -> Fit:
+    """The law of runs, with intervals that hold `share` of `draws` samples of the runs.
+
+    Raises ConfigError if runs are too few, do not differ in N and in D, or have figures that no law has.
+    """
+    runs = _checked(measured)
+    # The matrices of L-BFGS are 5 wide: threads that wait for them made it 25 times as dear.
+    with threadpool_limits(1):
+        return _fit(runs, draws, share, seed)
+
+
+def _fit(runs: Floats, draws: int, share: float, seed: int) -> Fit:
+    grid = starts()
+    losses = np.concatenate([objective(part, runs)[0] for part in np.array_split(grid, 45)])
+    best = [_least(grid[place], runs) for place in np.argsort(losses, kind="stable")[:POLISHED]]
+    least, theta = min(best, key=lambda found: found[0])
+    random, drawn = np.random.default_rng(seed), []
+    for _ in range(draws):
+        sample = runs[random.integers(len(runs), size=len(runs))]
+        drawn.append(_law(_least(theta, sample)[1], "", ""))
+    intervals = {}
+    for name in (*NAMES, "exponent"):
+        values = [getattr(law, name) for law in drawn]
+        if values:
+            low, high = np.quantile(values, [(1 - share) / 2, (1 + share) / 2]).tolist()
+            intervals[name] = Interval(low, high)
+    return Fit(_law(theta, "own fit", f"L-BFGS over {len(runs)} runs"), least, intervals, len(runs))
+
+
+def _checked(measured: Sequence[Measured]) -> Floats:
+    values = np.array([(one.params, one.tokens, one.loss) for one in measured], np.float64).reshape(-1, 3)
+    wrong = [f"run {place}: {one}" for place, one in enumerate(values.tolist(), 1) if not _positive(one)]
+    if wrong:
+        raise ConfigError(
+            f"fit-scaling: promised parameters, tokens and a loss above 0 for every run, found {'; '.join(wrong[:5])}; "
+            "correct or leave out these runs"
+        )
+    for name, column in (("sizes", 0), ("numbers of tokens", 1)):
+        if len(set(values[:, column].tolist())) < 2:
+            raise ConfigError(
+                f"fit-scaling: promised runs of several {name}, found {len(set(values[:, column]))}; add some"
+            )
+    if len(values) < FEWEST_RUNS:
+        raise ConfigError(f"fit-scaling: promised at least {FEWEST_RUNS} runs, found {len(values)}; add some")
+    return np.log(values)
+
+
+def _positive(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) and value > 0 for value in values)

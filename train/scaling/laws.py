@@ -1,0 +1,264 @@
+"""Compute-optimal sizes by every published law: N parameters and D tokens for C FLOPs, N for D, and D for N.
+
+The laws disagree by several times far from where they were fitted, so a plan shows all of them beside the one it goes
+by. They count N in two ways, which `counts` says: with the embeddings, or without.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Counts = Literal["all", "body"]
+"""Whether N has the embeddings in it ("all") or leaves them out ("body")."""
+
+PF_DAY = 8.64e19
+"""One PFLOP/s for a day [FLOPs]."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What a budget is spent on."""
+
+    params: float
+    """N, counted as the law counts."""
+    tokens: float
+    """D."""
+
+    @property
+    def compute(self) -> float:
+        """6ND [FLOPs]."""
+        return 6 * self.params * self.tokens
+
+
+class Law(Protocol):
+    """A rule that says which N and D belong together."""
+
+    @property
+    def name(self) -> str:
+        """Short name, as a plan prints it."""
+
+    @property
+    def formula(self) -> str:
+        """The law in one line."""
+
+    @property
+    def source(self) -> str:
+        """Where it was published."""
+
+    @property
+    def counts(self) -> Counts:
+        """How it counts N."""
+
+    def for_compute(self, compute: float) -> Allocation:
+        """The best N and D for `compute` [FLOPs]."""
+
+    def for_tokens(self, tokens: float) -> Allocation:
+        """The N that D = `tokens` are best for."""
+
+    def for_params(self, params: float) -> Allocation:
+        """The D that N = `params` are best trained on."""
+
+
+@dataclass(frozen=True)
+class LossLaw:
+    """A loss L(N, D) = E + A/N^alpha + B/D^beta [nats/token], and its minimum along C = 6ND.
+
+    Source of the closed form: Hoffmann et al. 2022, arXiv 2203.15556, equation 4.
+    """
+
+    name: str
+    source: str
+    floor: float
+    """E, the loss of a model without bounds [nats/token]."""
+    a: float
+    """A."""
+    b: float
+    """B."""
+    alpha: float
+    beta: float
+    counts: Counts = "all"
+
+    @property
+    def formula(self) -> str:
+        """The law in one line."""
+        terms = f"{self.floor:.4g} + {self.a:.4g}/N^{self.alpha:.4g} + {self.b:.4g}/D^{self.beta:.4g}"
+        return f"least {terms} on C = 6ND"
+
+    @property
+    def scale(self) -> float:
+        """G = (alpha·A / (beta·B))^(1 / (alpha + beta)), by which N is greater than its power of C / 6."""
+        return math.pow(self.alpha * self.a / (self.beta * self.b), 1 / (self.alpha + self.beta))
+
+    @property
+    def exponent(self) -> float:
+        """The exponent of C in the best N; that of D is what is left of 1."""
+        return self.beta / (self.alpha + self.beta)
+
+    def loss(self, params: float, tokens: float) -> float:
+        """L(N, D) [nats/token]."""
+        return self.floor + self.a * math.pow(params, -self.alpha) + self.b * math.pow(tokens, -self.beta)
+
+    def for_compute(self, compute: float) -> Allocation:
+        """The N and D of the lowest loss for `compute` [FLOPs]."""
+        params = self.scale * math.pow(compute / 6, self.exponent)
+        return Allocation(params, compute / 6 / params)
+
+    def for_tokens(self, tokens: float) -> Allocation:
+        """The N that D = `tokens` are best for."""
+        return self.for_compute(6 * math.pow(tokens * self.scale, 1 / (1 - self.exponent)))
+
+    def for_params(self, params: float) -> Allocation:
+        """The D that N = `params` are best trained on."""
+        return self.for_compute(6 * math.pow(params / self.scale, 1 / self.exponent))
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """N = n·C^a and D = d·C^b, fitted one by one: 6ND need not be C."""
+
+    name: str
+    source: str
+    n: float
+    a: float
+    d: float
+    b: float
+    counts: Counts = "all"
+    unit: float = 1.0
+    """What C is counted in [FLOPs]."""
+
+    @property
+    def formula(self) -> str:
+        """The law in one line."""
+        where = "" if self.unit == 1 else f", C in {self.unit:.3g} FLOPs"
+        return f"N = {self.n:.4g}·C^{self.a:.4g}, D = {self.d:.4g}·C^{self.b:.4g}{where}"
+
+    def for_compute(self, compute: float) -> Allocation:
+        """The best N and D for `compute` [FLOPs]."""
+        budget = compute / self.unit
+        return Allocation(self.n * math.pow(budget, self.a), self.d * math.pow(budget, self.b))
+
+    def for_tokens(self, tokens: float) -> Allocation:
+        """The N that D = `tokens` are best for."""
+        return Allocation(self.n * math.pow(tokens / self.d, self.a / self.b), tokens)
+
+    def for_params(self, params: float) -> Allocation:
+        """The D that N = `params` are best trained on."""
+        return Allocation(params, self.d * math.pow(params / self.n, self.b / self.a))
+
+
+@dataclass(frozen=True)
+class TokensLaw:
+    """D = d·C^b, and N is what 6ND = C leaves."""
+
+    name: str
+    source: str
+    d: float
+    b: float
+    counts: Counts = "all"
+
+    @property
+    def formula(self) -> str:
+        """The law in one line."""
+        return f"D = {self.d:.4g}·C^{self.b:.4g}, N = C / 6D"
+
+    def for_compute(self, compute: float) -> Allocation:
+        """The best N and D for `compute` [FLOPs]."""
+        tokens = self.d * math.pow(compute, self.b)
+        return Allocation(compute / 6 / tokens, tokens)
+
+    def for_tokens(self, tokens: float) -> Allocation:
+        """The N that D = `tokens` are best for."""
+        return self.for_compute(math.pow(tokens / self.d, 1 / self.b))
+
+    def for_params(self, params: float) -> Allocation:
+        """The D that N = `params` are best trained on."""
+        # C = 6ND and D = d·C^b: D^(1 - b) = d·(6N)^b.
+        tokens = math.pow(self.d * math.pow(6 * params, self.b), 1 / (1 - self.b))
+        return Allocation(params, tokens)
+
+
+@dataclass(frozen=True)
+class RatioLaw:
+    """D = r·N, N from 6ND = C."""
+
+    ratio: float
+    source: str
+    counts: Counts = "all"
+
+    @property
+    def name(self) -> str:
+        """Short name, as a plan prints it."""
+        return f"{self.ratio:g} tokens per parameter"
+
+    @property
+    def formula(self) -> str:
+        """The law in one line."""
+        return f"D = {self.ratio:g}·N, C = 6ND"
+
+    def for_compute(self, compute: float) -> Allocation:
+        """The N and D for `compute` [FLOPs]."""
+        return self.for_params(math.sqrt(compute / 6 / self.ratio))
+
+    def for_tokens(self, tokens: float) -> Allocation:
+        """The N for D = `tokens`."""
+        return Allocation(tokens / self.ratio, tokens)
+
+    def for_params(self, params: float) -> Allocation:
+        """The D for N = `params`."""
+        return Allocation(params, self.ratio * params)
+
+
+HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556"
+
+APPROACH_1 = PowerLaw(
+    "Hoffmann, approach 1", f"{HOFFMANN}, Table 3 (our fit of it)", 0.09916, 0.498099, 1.69608, 0.501854
+)
+"""Minimum over training curves. The paper prints a table and not the law: log-log fit of it, 6ND within 0.5 % of C."""
+
+APPROACH_2 = PowerLaw(
+    "Hoffmann, approach 2", f"{HOFFMANN}, Table A3 (our fit of it)", 0.14488, 0.489942, 1.15276, 0.51002
+)
+"""IsoFLOP profiles; a fit of the paper's table likewise."""
+
+APPROACH_3 = LossLaw(
+    name="Hoffmann, approach 3",
+    source=f"{HOFFMANN}, section 3.3, the numbers of its TeX file before rounding",
+    floor=math.exp(0.5267228),
+    a=math.exp(6.0073404),
+    b=math.exp(6.0179186),
+    alpha=0.33917084,
+    beta=0.2849083,
+)
+"""Parametric loss. Unrounded, it gives the paper's own 40 billion parameters at Chinchilla's budget."""
+
+APPROACH_3_ROUNDED = LossLaw(
+    "Hoffmann, approach 3 as printed", f"{HOFFMANN}, equation 10", 1.69, 406.4, 410.7, 0.34, 0.28
+)
+"""The five numbers as the paper prints them: a fifth fewer parameters at Chinchilla's budget. For comparison alone."""
+
+BESIROGLU = LossLaw(
+    name="Besiroglu",
+    source="Besiroglu et al. 2024, arXiv 2404.10102, table 1 (five digits of their notebook)",
+    floor=1.81686,
+    a=482.00572,
+    b=2085.4342,
+    alpha=0.34781,
+    beta=0.36585,
+)
+"""Approach 3 fitted anew to the points read off the paper's figure."""
+
+KAPLAN = PowerLaw(
+    "Kaplan", "Kaplan et al. 2020, arXiv 2001.08361, appendix A, table 6", 1.3e9, 0.73, 2e10, 0.27, "body", PF_DAY
+)
+
+DEEPSEEK = PowerLaw(
+    "DeepSeek", "Bi et al. 2024, arXiv 2401.02954, section 3.2 (N = M / 6)", 0.1715 / 6, 0.5243, 5.8316, 0.4757, "body"
+)
+"""It counts M, the FLOPs of a token without embeddings, attention included; N here is M / 6."""
+
+LLAMA_3 = TokensLaw("Llama 3", "Llama Team 2024, arXiv 2407.21783, section 3.2.1", 0.299, 0.537)
+
+TWENTY = RatioLaw(20.0, f"{HOFFMANN}, Table 3, rounded")
+
+LAWS: tuple[Law, ...] = (TWENTY, APPROACH_1, APPROACH_2, APPROACH_3, BESIROGLU, KAPLAN, DEEPSEEK, LLAMA_3)
+"""What a plan shows side by side; the first is what it goes by unless told otherwise."""
