@@ -41,6 +41,9 @@ bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="pyt
 	$(BIN)/python tests/bench_dedup.py --skew
 	$(BIN)/python tests/bench_data.py
 	$(BIN)/python tests/bench_train.py
+	$(BIN)/python tests/bench_search.py
+	$(BIN)/python tests/bench_trace.py
+	$(BIN)/python tests/bench_takedown.py
 	$(if $(PAGES),$(BIN)/python tests/bench_signals.py $(PAGES) $(PEER))
 	$(if $(LMPLZ),$(BIN)/python tests/bench_lm.py --lmplz $(LMPLZ) $(TEXTS))
 

@@ -7,14 +7,29 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jobs.diff import diff_command
 from jobs.learning import (
     derive_profiles_command,
     train_classifier_command,
     train_importance_command,
     train_lm_command,
 )
+from jobs.lineage import lineage_command
 from jobs.run_all import explained, run_recipe
-from jobs.training import FORMATS, export_command, generate_command, plan_command, train_command
+from jobs.scaling import add_fit_arguments, fit_scaling_command
+from jobs.takedown import add_takedown, takedown_command
+from jobs.tracing import add_trace_arguments, trace_command
+from jobs.training import (
+    BUDGETS,
+    FORMATS,
+    calibrate_command,
+    export_command,
+    generate_command,
+    plan_command,
+    train_command,
+)
+from jobs.verifying import add_verify_arguments, verify_command
+from jobs.versions import dvc_command
 from jobs.whatif import whatif_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
@@ -22,7 +37,7 @@ from pipeline.report.page import write_report
 from pipeline.show import column_equals, describe, find_documents, parse_where
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.trace import documents_of_step, print_documents, print_steps, steps_of_url
+from schemas.versions import run_at
 
 Arguments = argparse.Namespace
 Verb = Callable[[str, Callable[[Arguments], int], str], argparse.ArgumentParser]
@@ -56,7 +71,7 @@ def show_command(arguments: Arguments) -> int:
         raise ConfigError("show: promised --doc, --url or --where, found none of them")
     condition = functools.reduce(operator.and_, conditions)
     found = 0
-    for row in find_documents(Store(arguments.run), condition, arguments.limit):
+    for row in find_documents(run_at(arguments.run), condition, arguments.limit):
         print(describe(row, arguments.text) + "\n")
         found += 1
     print(f"{found} document(s)")
@@ -73,16 +88,6 @@ def models_command(arguments: Arguments) -> int:
     if not arguments.name:
         raise ConfigError(f"models {arguments.action}: promised a name; `penstock models list` shows them")
     print((fetch_model if arguments.action == "fetch" else verify_model)(arguments.name, config))
-    return 0
-
-
-def trace_command(arguments: Arguments) -> int:
-    """Print the documents of a step, or the steps that saw a URL."""
-    run = Store(arguments.run)
-    if arguments.step is not None:
-        print(print_documents(documents_of_step(run, arguments.step)))
-    else:
-        print(print_steps(steps_of_url(run, arguments.url)))
     return 0
 
 
@@ -144,11 +149,24 @@ def build_parser() -> argparse.ArgumentParser:
     models = verb("models", models_command, "models fetch lid.176.ftz")
     models.add_argument("action", choices=("list", "fetch", "verify"))
     models.add_argument("name", nargs="?", help="name in the store")
-    trace = verb("trace", trace_command, "trace run --step 12")
+    trace = verb("trace", trace_command, "trace run --step 12 --rank 0 --text")
     add_run(trace)
-    either = trace.add_mutually_exclusive_group(required=True)
-    either.add_argument("--step", type=int, help="print the documents of this step")
-    either.add_argument("--url", help="print the steps that saw this URL")
+    add_trace_arguments(trace)
+    verify = verb("verify", verify_command, "verify run --paranoid")
+    add_run(verify)
+    add_verify_arguments(verify)
+    add_takedown(verb("takedown", takedown_command, "takedown run --domain example.com"))
+    lineage = verb("lineage", lineage_command, "lineage run --out lineage.json --openlineage events.json")
+    add_run(lineage)
+    lineage.add_argument("--out", help="write the graph to this JSON file")
+    lineage.add_argument("--openlineage", help="write OpenLineage events; a line each if it ends in .ndjson or .jsonl")
+    lineage.add_argument("--verify", action="store_true", help="read every file again and compare its digest")
+    diff = verb("diff", diff_command, "diff run@62330853215d run --list 3")
+    diff.add_argument("a", help="run folder, or RUN@digest")
+    diff.add_argument("b", help="run folder, or RUN@digest")
+    diff.add_argument("--list", type=int, default=0, metavar="N", help="documents to name for each source and rule")
+    diff.add_argument("--json", help="write the whole difference to this file")
+    add_recipe(verb("dvc", dvc_command, "dvc jobs/recipes/demo.toml --out demo/run"))
     demo = verb("demo-crawl", demo_crawl_command, "demo-crawl demo/crawl --pages 3000")
     demo.add_argument("out", help="folder for the WARC files and truth.jsonl")
     demo.add_argument("--pages", type=int, default=3000, help="base pages; what is planted comes on top")
@@ -201,11 +219,24 @@ def add_training(verb: Verb) -> None:
     add_run(plan)
     add_overrides(plan)
     plan.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
+    for flag, (setting, kind, told) in BUDGETS.items():
+        plan.add_argument(f"--{flag}", type=kind, help=f"{told} ({setting})")
+    calibrate = verb("calibrate", calibrate_command, "calibrate machine.json --ranks 2")
+    calibrate.add_argument("profile", help="file to write what was measured to; `plan --gpu FILE` takes it")
+    calibrate.add_argument("--ranks", type=int, help="processes that measure together; default: what the machine takes")
+    calibrate.add_argument("--threads", type=int, help="threads of each")
+    fit = verb("fit-scaling", fit_scaling_command, "fit-scaling runs.csv --out law.json")
+    add_fit_arguments(fit)
     train = verb("train", train_command, "train run --ranks 2 --set train.precision=bf16")
     add_run(train)
     add_overrides(train)
     train.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
     train.add_argument("--restarts", type=int, default=0, help="how often the ranks start again after one has died")
+    train.add_argument(
+        "--replay-from",
+        metavar="STEP|clean",
+        help="train again from this checkpoint on the dataset without documents that were taken down",
+    )
     train.add_argument(
         "--dry-run", action="store_true", help="start nothing; print layout, memory of a rank and steps for so many"
     )

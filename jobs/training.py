@@ -19,9 +19,11 @@ from train.config.settings import Settings, settings_of
 from train.data.megatron import export_megatron
 from train.identity import check_goes_on
 from train.plan.checks import check_ranks, check_used
+from train.plan.chosen import choose_layout
 from train.plan.dryrun import describe_run
 from train.plan.planned import kept_settings, print_plan, read_settings, write_plan
 from train.plan.sizing import make_plan
+from train.replay import begin_replay, describe_replay
 
 Arguments = argparse.Namespace
 FORMATS = ("huggingface", "megatron")
@@ -30,16 +32,44 @@ SHUTDOWN_SECONDS = 3600
 """Time that torchrun leaves its ranks for their last checkpoint; after its own 30 s it would kill them."""
 
 
+BUDGETS: dict[str, tuple[str, type, str]] = {
+    "flops": ("plan.compute", float, "budget [FLOPs]"),
+    "gpu-hours": ("plan.gpu_hours", float, "budget in hours of one device"),
+    "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
+    "params": ("plan.params", float, "parameters to plan for"),
+    "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
+    "gpus": ("cluster.gpus", int, "devices in a node"),
+    "nodes": ("cluster.nodes", int, "nodes"),
+    "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device for an hour"),
+}
+"""Flags of `plan`, the settings they stand for, their type, and what they say."""
+
+
 def plan_command(arguments: Arguments) -> int:
     """Size the training run from what was written."""
     run = Store(arguments.run)
-    recipe = stored_recipe(run, arguments.overrides)
+    given = vars(arguments)
+    flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
+    budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
+    recipe = stored_recipe(run, [*arguments.overrides, *budgets])
     dataset = open_dataset(run)
-    plan = make_plan(run, dataset, settings_of(recipe))
+    plan, found = choose_layout(make_plan(run, dataset, settings_of(recipe)))
     check_goes_on(run, dataset, plan)
     write_plan(run, plan)
-    print(f"plan written to {run.uri}/train/plan.json" if arguments.quiet else print_plan(plan))
+    if arguments.quiet:
+        print(f"plan written to {run.uri}/train/plan.json")
+        return 0
+    print(print_plan(plan))
+    if found is not None:
+        print(found)
     return 0
+
+
+def calibrate_command(arguments: Arguments) -> int:
+    """Measure this machine as a device that plans can name."""
+    options = {"ranks": arguments.ranks, "threads": arguments.threads}
+    given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    return _in_torch("train.calibrate", arguments.profile, *given)
 
 
 def train_command(arguments: Arguments) -> int:
@@ -50,6 +80,10 @@ def train_command(arguments: Arguments) -> int:
         )
     run = Store(arguments.run)
     local_path(run, "train")
+    if arguments.replay_from is not None:
+        if arguments.dry_run:
+            raise ConfigError("train: promised --dry-run or --replay-from, found both; a replay moves checkpoints")
+        print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
     try:
         settings = read_settings(run, dataset, arguments.overrides)

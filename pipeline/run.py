@@ -37,6 +37,7 @@ from schemas.manifest import (
     write_run,
 )
 from schemas.storage import Store
+from schemas.takedown import origin_of, refuse_rebuild, standing_version
 
 Models = dict[str, dict[str, Model]]
 
@@ -141,10 +142,14 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
 def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str, Store]:
     """The folders of the step's tables, committed: those that stood, or built now."""
     identity = step_identity(run, step, inputs)
-    folders = {name: run.folder.child(f"{name}/v-{identity[:12]}") for name in step.writes}
+    # A takedown puts another version in the place of the one that these inputs and settings made.
+    versions = {name: standing_version(run.folder, name, f"v-{identity[:12]}") for name in step.writes}
+    folders = {name: run.folder.child(f"{name}/{place}") for name, place in versions.items()}
     if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
         print(f"{step.name:<10} stands ({identity[:12]})", file=sys.stderr)
         return folders
+    if not step.reads:
+        refuse_rebuild(run.folder, step.name)
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
     built = step.build(Build(run.spark, run.recipe, folders, inputs, run.splits, models, run.partitions))
@@ -161,7 +166,7 @@ def models_of(run: Run, step: TableJob) -> Models:
 
 def step_identity(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> str:
     """The fingerprint of a step: stages, versions, content settings, models by digest, and what it reads."""
-    reads: Any = {name: table.manifest.digest for name, table in inputs.items()}
+    reads: Any = {name: origin_of(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
     return digest_of({"table": step.name, **step_content(run, step), "reads": reads})

@@ -6,6 +6,7 @@ Local writes are fsynced and renamed; on an object store the one PUT that closes
 import hashlib
 import json
 import os
+import posixpath
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ class Store:
 
     def path(self, name: str) -> str:
         """The path of a file as the filesystem spells it."""
+        if name.startswith("../"):  # object stores know no way up
+            return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
 
     def exists(self, name: str) -> bool:

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 VERBS = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
 VERBS += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
+VERBS += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -49,6 +49,10 @@ WITHOUT_TORCH = (
         "train.model.shape",
         "train.plan.memory",
         "train.plan.dryrun",
+        "train.plan.search",
+        "train.plan.chosen",
+        "train.replay",
+        "train.descent",
     ),
     *("train.plan.axes", "train.optim.schedule", "train.optim.scaler"),
     *(

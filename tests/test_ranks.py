@@ -45,8 +45,11 @@ def test_a_scheduler_may_send_sigterm_twice() -> None:
 
 
 def test_a_second_interrupt_of_a_user_acts_at_once() -> None:
+    # A process that a shell starts behind it ignores interrupts; here they act as in a terminal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         assert interruption.asked == (False, True)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)

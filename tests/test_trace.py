@@ -15,14 +15,18 @@ from tiny_stages import batches_of, staged
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
+from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, open_dataset
-from train import trace
+from train.config.layout import LayoutConfig
 from train.config.train import TrainConfig
 from train.data.batches import Batches
 from train.data.packing import write_packing
 from train.data.skips import STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
 from train.rows import IGNORED
 from train.trace import Appearance, Trace, documents_of_step, print_documents, print_steps, steps_of_url
+from train.trace import step as trace_step
+from train.trace.rank import StepLayout
+from train.trace.seen import seen_by
 
 SECOND = 1 << STAGE_BITS
 SKIP = SkipList((0, 17, 18, 77, SECOND + 2, SECOND + 3))
@@ -202,7 +206,7 @@ def test_a_run_is_traced_by_its_plan(run: Store, monkeypatch: pytest.MonkeyPatch
     plan = SimpleNamespace(
         settings=SimpleNamespace(train=config), stages=batches.order.stages, order=batches.order.digest
     )
-    monkeypatch.setattr(trace, "read_plan", lambda run, dataset: plan)
+    monkeypatch.setattr(trace_step, "read_plan", lambda run, dataset: plan)
     found = documents_of_step(run, 20)
     assert found == traced.documents_of_step(20)
     assert steps_of_url(run, found[0].url) == traced.steps_of_url(found[0].url)
@@ -223,3 +227,136 @@ def test_printed_tables_show_places_and_no_control_characters(run: Store) -> Non
     printed = print_steps(traced.steps_of_url(part.url))
     assert f"[{part.doc_start}, {part.doc_stop})" in printed
     assert part.doc_id[:12] in printed
+
+
+# ----------------------------------------------------------------------------------- by id, by host, by part of a batch
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_document_is_found_by_its_id_in_the_steps_that_name_it(run: Store, case: str) -> None:
+    traced = opened(run, CASES[case])[1]
+    forwards: dict[str, list[Appearance]] = {}
+    for step in range(1, traced.num_steps + 1):
+        for part in traced.documents_of_step(step):
+            forwards.setdefault(part.doc_id, []).append(part)
+    for row in all_rows(run):
+        (found,) = traced.steps_of_document(row["doc_id"])
+        assert (found.stream, found.num_tokens, found.url) == (row["stream"], row["num_tokens"], row["url"])
+        assert found.appearances == forwards.pop(row["doc_id"].hex(), [])
+    assert forwards == {}
+    assert traced.steps_of_document(b"\1" * 16) == []
+
+
+@pytest.mark.parametrize("form", ["http://www.site3.co.uk/web/3?q=1", "https://site3.co.uk/web/3?q=1"])
+def test_a_page_is_found_by_another_form_of_its_url(run: Store, form: str) -> None:
+    traced = opened(run, CASES["one stage"])[1]
+    assert [found.url for found in traced.steps_of_url(form)] == ["http://www.site3.co.uk/web/3?q=1"]
+
+
+def test_a_domain_has_all_documents_of_its_hosts_and_no_others(run: Store) -> None:
+    traced, rows = opened(run, CASES["one stage"])[1], all_rows(run)
+    for domain in ("site1.co.uk", "site2.co.uk"):
+        found = [document.doc_id for document in traced.steps_of_domain(domain)]
+        assert len(found) > 4
+        assert sorted(found) == sorted(row["doc_id"].hex() for row in rows if row["domain"] == domain)
+    for none in ("site1.co.u", "ite1.co.uk", "co.uk", "uk", "nowhere.site1.co.uk", "site9.co.uk"):
+        assert list(traced.steps_of_domain(none)) == []
+
+
+@pytest.mark.parametrize("case", ["stages", "best_fit"])
+def test_the_rows_of_a_part_of_a_batch(run: Store, case: str) -> None:
+    traced = opened(run, CASES[case])[1]
+    whole = traced.documents_of_step(4)
+    for rows in (range(2, 5), range(0, 1), range(6, 7), range(3, 3)):
+        assert traced.documents_of_step(4, rows) == [part for part in whole if part.row in rows]
+
+
+def rewrite(run: Store, dataset: Dataset, number: int, removed: set[int]) -> set[str]:
+    """Put the id of what was taken down over some rows of a shard's index; returns their ids."""
+    path = dataset.folder.path(dataset.streams["web/train"][number].docs_path)
+    with tiny_dataset.pa.ipc.open_file(path) as reader:
+        table = reader.read_all()
+    rows = table.to_pylist()
+    gone = {row["doc_id"].hex() for place, row in enumerate(rows) if place in removed}
+    rows = [row | {"doc_id": REMOVED_ID, "url": None} if i in removed else row for i, row in enumerate(rows)]
+    with tiny_dataset.pa.OSFile(path, "wb") as sink, tiny_dataset.pa.ipc.new_file(sink, table.schema) as writer:
+        for start in range(0, len(rows), 4):
+            writer.write_batch(tiny_dataset.pa.RecordBatch.from_pylist(rows[start : start + 4], table.schema))
+    return gone
+
+
+@pytest.mark.parametrize("removed", [{0}, {3}, {4}, {0, 1, 2, 3}, {4, 5, 6, 7}, {1, 4}, set(range(99))])
+@pytest.mark.parametrize("shard", [0, 1])
+def test_what_was_taken_down_is_in_no_answer_and_hides_nothing(tmp_path: Path, removed: set[int], shard: int) -> None:
+    run = made(tmp_path)
+    before = opened(run, CASES["one stage"])[1].documents_of_step(7)
+    ids = {row["doc_id"].hex() for row in all_rows(run)}
+    gone = rewrite(run, open_dataset(run), shard, removed)
+    traced = opened(run, CASES["one stage"])[1]
+    found = {one for one in ids if traced.steps_of_document(bytes.fromhex(one))}
+    assert (found, len(gone) > 0) == (ids - gone, True)
+    assert traced.documents_of_step(7) == [part for part in before if part.doc_id not in gone]
+
+
+# --------------------------------------------------------------------------------------------------- ranks, checkpoints
+
+AXES = {"pipeline": 2, "replicate": 2, "shard": 3, "context": 1, "tensor": 2}
+
+
+def layout(axes: dict[str, int], micro_batch: int) -> StepLayout:
+    return StepLayout(axes, LayoutConfig(micro_batch=micro_batch), "a test")
+
+
+def test_ranks_count_through_the_axes_the_last_one_fastest() -> None:
+    one = layout(AXES, 2)
+    assert one.ranks == 24
+    # rank = ((pipeline * 2 + replicate) * 3 + shard) * 2 + tensor
+    assert [one.data_rank(rank) for rank in range(12)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert [one.data_rank(rank) for rank in range(12, 24)] == [one.data_rank(rank) for rank in range(12)]
+
+
+def test_micro_batches_of_all_ranks_are_the_batch() -> None:
+    for axes in (AXES, dict.fromkeys(AXES, 1)):
+        for num_rows in (5, 12, 13, 37):
+            one = layout(axes, 2)
+            firsts = {one.data_rank(rank): rank for rank in range(one.ranks)}
+            most = -(-num_rows // len(firsts))
+            number = -(-most // 2)
+            rows = [row for rank in firsts.values() for m in range(number) for row in one.rows(num_rows, rank, m)]
+            assert sorted(rows) == list(range(num_rows))
+            assert [row for rank in firsts.values() for row in one.rows(num_rows, rank)] == list(range(num_rows))
+
+
+@pytest.mark.parametrize(
+    ("rank", "micro_batch", "message"),
+    [
+        (24, None, "--rank: promised 0 to 23, the ranks of a test, found 24"),
+        (-1, None, "--rank: promised 0 to 23, the ranks of a test, found -1"),
+        (0, 3, "--micro-batch: promised 0 to 1, those of a rank's rows in a test, found 3"),
+        (0, -1, "--micro-batch: promised 0 to 1, those of a rank's rows in a test, found -1"),
+    ],
+)
+def test_ranks_and_micro_batches_that_are_not_there(rank: int, micro_batch: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layout(AXES, 2).rows(13, rank, micro_batch)
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "expected"),
+    [
+        ([], [0, 5], (5, None, None, 5)),
+        ([3, 9], [], (None, None, None, None)),
+        ([3, 9], [1, 2], (2, None, None, 2)),
+        ([3, 9], [2, 3, 5, 9], (9, 3, 9, 2)),
+        ([3, 9], [3, 5], (5, 3, 5, None)),
+        ([1], [0, 1], (1, 1, 1, 0)),
+    ],
+)
+def test_a_checkpoint_saw_the_steps_up_to_its_own(
+    run: Store, steps: list[int], checkpoints: list[int], expected: tuple[int | None, ...]
+) -> None:
+    part = opened(run, CASES["one stage"])[1].documents_of_step(1)[0]
+    found = seen_by([replace(part, step=step, epoch=step // 4) for step in (*steps, *steps)], checkpoints)
+    assert found.steps == tuple(steps)
+    assert found.epochs == tuple(sorted({step // 4 for step in steps}))
+    assert (found.trained, found.first_checkpoint, found.last_checkpoint, found.last_clean) == expected

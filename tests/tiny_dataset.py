@@ -28,6 +28,7 @@ from schemas.tokens import (
     shard_key,
     shard_schema,
 )
+from schemas.urls import surt
 
 NUM_BUCKETS = 4
 SUCCESSORS = (0.55, 0.25, 0.15, 0.05)
@@ -60,7 +61,7 @@ def make_tiny_dataset(
                 for number, shard in enumerate(_cut(rows, shard_tokens))
             ]
             for number, shard in enumerate(_cut(rows, shard_tokens)):
-                index.extend({"surt": _surt(row["url"]), "stream": stream, "shard": number} | row for row in shard)
+                index.extend({"surt": surt(row["url"]), "stream": stream, "shard": number} | row for row in shard)
     _write_by_url(files, index)
     total = sum(sources.values())
     figures = {"tokenizer": contract.model_dump(mode="json"), "streams": streams, "chunk_tokens": chunk_tokens}
@@ -171,11 +172,6 @@ def _documents(source: str, number: int, contract: TokenizerContract, seed: int)
             "num_bytes": 5 * len(words),
             "tokens": tokens,
         }
-
-
-def _surt(url: str) -> str:
-    host, _, path = url.removeprefix("http://").partition("/")
-    return ",".join(reversed(host.removeprefix("www.").split("."))) + ")/" + path
 
 
 def _cut(rows: list[dict[str, Any]], shard_tokens: int) -> list[list[dict[str, Any]]]:

@@ -9,6 +9,7 @@ from train.checkpoint.folder import standing_notes
 from train.checkpoint.note import Identity, check_identity
 from train.data.skips import SkipList
 from train.data.stages import MASKS_VERSION
+from train.descent import as_before
 from train.plan.checks import listeners
 from train.plan.planned import Plan
 from train.plan.standing import standing_skips
@@ -53,4 +54,7 @@ def courses(plan: Plan) -> dict[str, object]:
 def check_goes_on(run: Store, dataset: Dataset, plan: Plan) -> None:
     """Raises ContractError if a checkpoint stands that could not go on under a plan, naming all that differs."""
     if run.is_local and (notes := standing_notes(run)):
-        check_identity(notes[-1], identify(dataset, plan, standing_skips(run, plan.settings)))
+        found = identify(dataset, plan, standing_skips(run, plan.settings))
+        note = notes[-1]
+        seen = as_before(run, dataset, (note.name, note.step), note.identity.dataset)
+        check_identity(note, found.model_copy(update={"dataset": seen}))

@@ -15,6 +15,7 @@ from pipeline.report.contamination import canaries, evaluation_sets
 from pipeline.report.dedup import deduplication
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.learnt import by_source, told, waiting
+from pipeline.report.lineage import lineage_drawing
 from pipeline.report.plots import training_plots
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
@@ -132,6 +133,7 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "events": told(training.events),
         "max_events": MAX_EVENTS,
         "scores": _by_group(scores),
+        "lineage": lineage_drawing(facts.run),
         "max_inputs": MAX_INPUTS,
         "max_shards": MAX_SHARDS,
     }

@@ -8,8 +8,8 @@ class ClusterConfig(Section):
 
     device: str = execution("")
     """Name of the device, such as h100-sxm (`penstock plan --devices` lists them), or the file of a calibration."""
-    gpus: int = execution(8, ge=1)
-    """Devices in a node."""
+    gpus: int | None = execution(None, ge=1)
+    """Devices in a node; None = as many as a usual node has of them."""
     nodes: int = execution(1, ge=1)
     """Nodes."""
     usd_per_gpu_hour: float | None = execution(None, gt=0)
@@ -17,8 +17,3 @@ class ClusterConfig(Section):
     mfu: float = execution(0.4, gt=0, le=1)
     """Share of the peak by which hours of devices become FLOPs, until a layout is known. Llama 3 (arXiv 2407.21783,
     table 4) reached 0.38 to 0.43."""
-
-    @property
-    def num_devices(self) -> int:
-        """Devices in all."""
-        return self.gpus * self.nodes

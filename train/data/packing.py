@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
+from schemas.takedown import positions_of
 from schemas.tokens import TRAIN, Dataset
 from train.config.train import TrainConfig
 from train.data.counter import Ints
@@ -65,7 +66,7 @@ class Packing(BaseModel):
     version: int
     """Version of the layout."""
     dataset: str
-    """Digest of the dataset."""
+    """Digest of the dataset whose positions these are: of the first, where documents were taken down since."""
     seq_len: int
     """Tokens of a row."""
     sources: list[PackedSource]
@@ -91,7 +92,7 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 
 def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
     """Where the index of a dataset at a sequence length lies."""
-    return run.child(f"train/packing/{digest_of([PACKING_VERSION, dataset.digest, seq_len])[:16]}")
+    return run.child(f"train/packing/{digest_of([PACKING_VERSION, positions_of(dataset.manifest), seq_len])[:16]}")
 
 
 def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
@@ -106,7 +107,9 @@ def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing 
         return _read_summary(folder, dataset, config.seq_len)
     names = sorted(dataset.num_tokens(TRAIN))
     made = [_write_source(folder, dataset, name, number, config.seq_len) for number, name in enumerate(names)]
-    packing = Packing(version=PACKING_VERSION, dataset=dataset.digest, seq_len=config.seq_len, sources=made)
+    packing = Packing(
+        version=PACKING_VERSION, dataset=positions_of(dataset.manifest), seq_len=config.seq_len, sources=made
+    )
     folder.write_atomic(SUMMARY, packing.model_dump_json(indent=1).encode())
     return packing
 
@@ -150,7 +153,7 @@ def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
         found = Packing.model_validate(folder.read_json(SUMMARY))
     except ValidationError as error:
         raise ContractError(f"{where}: does not hold together: {error}; remove the folder and plan again") from error
-    promised = (PACKING_VERSION, dataset.digest, seq_len)
+    promised = (PACKING_VERSION, positions_of(dataset.manifest), seq_len)
     if (found.version, found.dataset, found.seq_len) != promised:
         raise ContractError(
             f"{where}: promised version, dataset and seq_len {promised}, found "

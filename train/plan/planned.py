@@ -19,6 +19,23 @@ from train.plan.rules import Figure
 PLAN_NAME = "train/plan.json"
 
 
+class LayoutOffer(BaseModel):
+    """A layout for the devices of a plan, and what a step in it is predicted to take."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    layout: dict[str, Any]
+    """What `[layout]` says for it."""
+    step_seconds: float
+    """Seconds of a step."""
+    tokens_per_second: float
+    """Tokens of all devices."""
+    mfu: float
+    """Share of the devices' peak."""
+    memory: int
+    """Bytes of the device that needs most."""
+
+
 class Plan(BaseModel):
     """A sized run: everything the trainer needs besides the dataset."""
 
@@ -46,6 +63,8 @@ class Plan(BaseModel):
     """Settings the plan was made with."""
     advice: tuple[str, ...] = ()
     """What to do about the data, in sentences."""
+    layouts: tuple[LayoutOffer, ...] = ()
+    """The fastest layouts for the devices that were named; the settings have the first."""
     figures: list[Figure]
     """Every number above and those behind it, in the order they follow from each other."""
 
@@ -102,7 +121,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
     if plan.dataset != found:
         raise ContractError(
             f"{run.uri}/{PLAN_NAME}: promised dataset {plan.dataset}, the run now holds {found}; "
-            "plan again, or restore the dataset"
+            "plan again, restore the dataset or, behind a takedown, `penstock train RUN --replay-from clean`"
         )
     return plan
 
@@ -124,6 +143,11 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
             "`penstock plan`"
         )
     return load_settings(raw, overrides, run.uri)
+
+
+def standing_layouts(run: Store) -> tuple[LayoutOffer, ...]:
+    """What the plan that stands, if one does, offers for its devices."""
+    return read_plan(run).layouts if run.exists(PLAN_NAME) else ()
 
 
 def kept_settings(run: Store) -> list[str]:

@@ -20,6 +20,7 @@ from train.data.stages import StagePlan, resolve_stages, row_length, stage_lengt
 from train.data.streams import SourceOrder
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.plan import rules
+from train.plan.chosen import peak_of
 from train.plan.figures import MAX_WARMUP, Offer, figures_of_plan, memory_needed
 from train.plan.planned import Plan
 from train.plan.sizes import advice
@@ -84,7 +85,7 @@ def _offered(
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
     once = min(sum(samples.values()), most) * train.seq_len
-    budget = budget_of(sizing, settings.cluster, train.peak_flops)
+    budget = budget_of(sizing, settings.cluster, peak_of(settings))
     target = aim(sizing, vocab_size, once, most * train.seq_len, budget)
     return Offer(samples, most, target, packing.sources if packing else ())
 

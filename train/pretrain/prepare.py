@@ -16,11 +16,12 @@ from train.data.batches import Batches
 from train.data.packing import packed_files
 from train.data.stages import StagePlan
 from train.data.verify import verify_dataset
+from train.descent import as_before
 from train.identity import identify
 from train.model.fp8 import check_fp8
 from train.plan.axes import axes_of
 from train.plan.checks import check_ranks, check_used
-from train.plan.planned import Plan, read_settings, write_plan
+from train.plan.planned import Plan, read_settings, standing_layouts, write_plan
 from train.plan.sizing import make_plan
 from train.plan.standing import standing_order
 from train.ranks import Ranks, default_threads
@@ -69,7 +70,8 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     note = notes[-1] if notes else None
     identity = identify(dataset, plan, skip)
     if note is not None:
-        check_identity(note, identity)
+        seen = as_before(run, dataset, (note.name, note.step), note.identity.dataset)
+        check_identity(note, identity.model_copy(update={"dataset": seen}))
         stage, used = place_of(plan.stages, note.step)
         skip.check_continues(note.identity.skip_length, note.identity.skip_list, used, stage)
     verify_dataset(run, dataset, packed_files(run, dataset, settings.train))
@@ -79,7 +81,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     remove_halves(run)
     # A profile is of this start alone; the next one would record other steps without being asked.
     told = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
-    write_plan(run, plan.model_copy(update={"settings": told}))
+    write_plan(run, plan.model_copy(update={"settings": told, "layouts": standing_layouts(run)}))
     return plan, note, done
 
 

@@ -1,0 +1,162 @@
+"""The lineage as a drawing: a row for each node, dots on tracks at the left, as a map of railway lines.
+
+A track carries one way until it arrives; where two ways lead to one node they meet above it. What a longer way says
+already is not drawn, so a run of any size needs two or three tracks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.report.numbers import number, short, size
+from schemas.lineage.graph import Lineage, Node, drawn_links, folded
+from schemas.lineage.read import read_lineage
+from schemas.storage import Store
+
+ROW, LINE, DOT = 66, 17, 15
+"""Height of a row, of a line of text in it, and how far below its top the dot lies [px]."""
+TRACK, EDGE = 20, 12
+"""Width of a track, and of the margin before the first [px]."""
+NOTES = 2
+"""Lines of remarks and breaks that a node shows; its title tells them all."""
+WIDTH = 680
+"""Width that the longest line needs [px]."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of text of a node."""
+
+    y: int
+    words: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A node: where its dot lies [px], how it is drawn, and what stands beside it."""
+
+    x: int
+    y: int
+    style: str
+    title: str
+    hint: str
+    """What a pointer over it shows: the whole digest, and every remark."""
+    digest: str
+    texts: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The whole picture [px]."""
+
+    width: int
+    height: int
+    left: int
+    """Where text begins."""
+    summary: str
+    ways: tuple[str, ...]
+    """A path for each link."""
+    stops: tuple[Stop, ...]
+    breaks: tuple[str, ...]
+
+
+def lineage_drawing(run: Store) -> Drawing:
+    """The drawing of a run's lineage, long rows of checkpoints folded."""
+    return draw(folded(read_lineage(run)))
+
+
+def draw(lineage: Lineage) -> Drawing:
+    """Where the dots, ways and words of a lineage lie."""
+    links = drawn_links(lineage)
+    tracks, lanes = _tracks([node.key for node in lineage.nodes], links)
+    broken = {node.key: [found.says for found in lineage.breaks if found.key == node.key] for node in lineage.nodes}
+    tops = _tops(lineage.nodes, broken)
+    places = {node.key: (EDGE + TRACK * tracks[node.key], tops[node.key] + DOT) for node in lineage.nodes}
+    left = EDGE + TRACK * (max([*tracks.values(), *lanes.values()], default=0) + 1)
+    ways = tuple(_way(places[a], places[b], EDGE + TRACK * lanes[a, b]) for a, b in links)
+    stops = tuple(_stop(node, places[node.key], broken[node.key]) for node in lineage.nodes)
+    breaks = tuple(dict.fromkeys(found.says for found in lineage.breaks))
+    height = max(tops.values(), default=0) + ROW + LINE * NOTES if lineage.nodes else 0
+    kinds = ", ".join(node.title for node in lineage.nodes)
+    summary = f"Lineage in {len(lineage.nodes)} steps: {kinds}" + (f"; {len(breaks)} do not hold" if breaks else "")
+    return Drawing(WIDTH, height, left, summary, ways, stops, breaks)
+
+
+def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]:
+    """Where the rows begin: one that has remarks is higher."""
+    tops, y = {}, 0
+    for node in nodes:
+        tops[node.key] = y
+        y += ROW + LINE * min(NOTES, len(node.notes) + len(broken[node.key]))
+    return tops
+
+
+def _tracks(keys: Sequence[str], links: Sequence[tuple[str, str]]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+    """The track of each node, and the track on which each link goes down.
+
+    A way to a node that another way leads to already joins it.
+    """
+    rows = {key: row for row, key in enumerate(keys)}
+    ahead = dict.fromkeys(keys, 0)
+    for source, target in sorted(links, key=lambda link: -rows[link[1]]):
+        ahead[source] = max(ahead[source], ahead[target] + 1)
+    open_to: dict[int, str] = {}
+    tracks: dict[str, int] = {}
+    lanes: dict[tuple[str, str], int] = {}
+    for key in keys:
+        arriving = [track for track, target in open_to.items() if target == key]
+        tracks[key] = min(arriving, default=_free(open_to))
+        for track in arriving:
+            del open_to[track]
+        targets = [target for source, target in links if source == key]
+        # What leads furthest goes straight on, so a table that nothing is made from stands beside the main line.
+        targets.sort(key=lambda target: (-ahead[target], rows[target]))
+        for target in targets:
+            taken = [track for track, goal in open_to.items() if goal == target]
+            track = taken[0] if taken else tracks[key] if tracks[key] not in open_to else _free(open_to)
+            open_to[track] = target
+            lanes[key, target] = track
+    return tracks, lanes
+
+
+def _free(open_to: dict[int, str]) -> int:
+    return next(track for track in range(len(open_to) + 1) if track not in open_to)
+
+
+def _way(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
+    """The path from a dot down its track to another dot, bent where it changes tracks."""
+    (x0, y0), (x1, y1) = start, end
+    bend = min(ROW // 2, (y1 - y0) // 2)
+    path = f"M{x0} {y0}"
+    if x != x0:
+        path += f"C{x0} {y0 + bend} {x} {y0} {x} {y0 + bend}"
+    if x != x1:
+        path += f"V{y1 - bend}C{x} {y1} {x1} {y1 - bend} {x1} {y1}"
+        return path
+    return f"{path}V{y1}"
+
+
+def _stop(node: Node, place: tuple[int, int], broken: Sequence[str]) -> Stop:
+    x, y = place
+    counts = ", ".join(_counted(unit, value) for unit, value in node.counts.items())
+    when = (node.at or "")[:19].replace("T", " ")
+    made = " · ".join(filter(None, [when and f"{when} UTC", node.code and f"code {node.code}"]))
+    lines = [(counts, "says"), (made, "made")] if counts else [(made, "made")]
+    shown = [*((says, "bad") for says in broken), *((note, "made") for note in node.notes)]
+    texts = [Text(y + 5 + LINE * n, words, style) for n, (words, style) in enumerate([*lines, *shown[:NOTES]], start=1)]
+    style = "broken" if broken else "former" if not node.is_current else STYLES.get(node.kind, "made")
+    title = node.title + ("" if node.is_current else ", earlier version")
+    remarks = "; ".join([node.key, node.digest, *node.notes, *broken])
+    return Stop(x, y, style, title, remarks, node.digest[:12], tuple(texts))
+
+
+STYLES = {"inputs": "outside", "outside": "outside", "takedown": "event", "rewind": "event", "skips": "event"}
+"""How a kind of node is drawn, if it is not something that was made."""
+
+
+def _counted(unit: str, value: int | float) -> str:
+    if unit == "bytes":
+        return size(value)
+    if isinstance(value, float):
+        return f"{unit} {value:.4f}"
+    return f"{number(value) if value < 10**7 else short(value)} {unit}"

@@ -1,0 +1,248 @@
+"""The check of a certificate by anyone who has the run: every digest, every byte and every span is looked at again.
+
+It trusts nothing but the manifests' digests: files are read whole, rewritten ones are written once more from what they
+mean and must give the same bytes (so padding holds nothing), and all tokens and texts are scanned for the spans.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from pipeline.takedown.commit import left_over
+from pipeline.takedown.findings import Checked, judge_shared
+from pipeline.takedown.spans import Finder
+from pipeline.takedown.structure import canonical_digest
+from pipeline.takedown.tables import MATCHES, match_of, named_in
+from schemas.errors import ContractError
+from schemas.manifest import Manifest, Table, open_table, read_run
+from schemas.storage import Store
+from schemas.takedown import (
+    PENDING_NAME,
+    REMOVED_ID,
+    STAGE,
+    Certificate,
+    ancestry,
+    identify_takedown,
+    read_parent,
+    salted,
+)
+from schemas.tokens import open_dataset
+
+TEXT_COLUMNS = ("text", "title", "url")
+UNRECORDED = ("index", "representatives", "audit", "tokenizer")
+"""Tables whose rows are no documents."""
+
+
+def check_certificate(run: Store, certificate: Certificate) -> Checked:
+    """Whether a run holds nothing of the documents that a certificate names. Raises nothing for what it finds."""
+    checked = Checked()
+    _check_id(certificate, checked)
+    if run.exists(PENDING_NAME):
+        checked.problems.append(f"{PENDING_NAME}: promised a takedown that is done, found one under way; run it again")
+    for name in certificate.tables:
+        if name not in read_run(run).tables:
+            checked.problems.append(f"{name}: promised by the certificate, the run has no such table")
+            continue
+        table = Table(*open_table(run, name))
+        _check_versions(run, name, table.manifest, certificate, checked)
+        _check_files(name, table, certificate, checked)
+        try:
+            if name == "tokens":
+                _check_shards(run, certificate, checked)
+            else:
+                _check_rows(name, table, certificate, checked)
+        except (OSError, pa.ArrowException, ContractError) as error:
+            checked.problems.append(f"{name}: promised files that can be scanned, found {error}")
+    for name in left_over(run):
+        checked.problems.append(
+            f"{name}: promised no old file, found one that no standing version names; `penstock takedown --drop-old`"
+        )
+    judge_shared(certificate, checked)
+    return checked
+
+
+def _check_id(certificate: Certificate, checked: Checked) -> None:
+    found = identify_takedown(certificate.standing, certificate.mode, [one.document for one in certificate.documents])
+    if found != certificate.id:
+        checked.problems.append(f"certificate: promised id {certificate.id}, what it lists has {found}; it was edited")
+    for name, change in certificate.tables.items():
+        if change.before != certificate.standing.get(name):
+            promised = certificate.standing.get(name)
+            checked.problems.append(f"certificate: promised {name} {promised} at its beginning, found {change.before}")
+
+
+def _check_versions(run: Store, name: str, standing: Manifest, certificate: Certificate, checked: Checked) -> None:
+    """The standing version is the one the certificate names, or comes from it; what it shares is as it was."""
+    change = certificate.tables[name]
+    try:
+        line = [standing.digest, *(one.tables[name].before for one in ancestry(run, standing))]
+        parent = read_parent(run, certificate.id, name)
+    except (ContractError, ValidationError, OSError) as error:
+        checked.problems.append(f"{name}: {error}")
+        return
+    if change.after not in line:
+        checked.problems.append(f"{name}: promised version {change.after}, the run holds {standing.digest}")
+        return
+    if standing.digest != change.after:
+        checked.notes.append(f"{name}: later takedowns have made {standing.digest[:12]} of {change.after[:12]}")
+        return
+    rewritten = {one.key: one for one in change.rewritten}
+    old = {entry.key: entry.sha256 for entry in parent.content.files}
+    for entry in standing.content.files:
+        one = rewritten.get(entry.key)
+        promised = one.after if one else old.get(entry.key)
+        if entry.sha256 != promised:
+            checked.problems.append(f"{name}/{entry.key}: promised SHA-256 {promised}, found {entry.sha256}")
+
+
+def _check_files(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
+    """Every file has the bytes its manifest promises; a rewritten one those that follow from its rows."""
+    rewritten = {one.key for one in certificate.tables[name].rewritten}
+    for entry in table.manifest.content.files:
+        path = table.manifest.run.paths[entry.key]
+        try:
+            found = table.folder.sha256(path)
+            again = canonical_digest(name, table, entry.key) if entry.key in rewritten else found
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            checked.problems.append(f"{name}/{entry.key}: promised a file, found {error}")
+            continue
+        checked.files += 1
+        if found != entry.sha256:
+            checked.problems.append(f"{name}/{entry.key}: promised SHA-256 {entry.sha256}, found {found}")
+        if again != found:
+            checked.problems.append(
+                f"{name}/{entry.key}: promised no byte beside its rows, found some: its rows alone have SHA-256 {again}"
+                f", the file has {found} (certificate made with pyarrow {certificate.pyarrow_version}, checked with "
+                f"{pa.__version__})"
+            )
+
+
+def _check_rows(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
+    """No row of a removed document stands but blanked ones; no text holds its spans."""
+    gone = {one.document for one in certificate.documents}
+    if name in UNRECORDED:
+        _check_named(name, table, (gone, certificate.salt), checked)
+        return
+    finder = Finder("text", certificate.salt, [(i, one.text) for i, one in enumerate(certificate.documents)])
+    for path in table.manifest.paths_of("part-"):
+        with table.folder.open_input(path) as stream:
+            file = pq.ParquetFile(stream)
+            columns = [one for one in TEXT_COLUMNS if one in file.schema_arrow.names]
+            verdict = ["drop_stage"] if "drop_stage" in file.schema_arrow.names else []
+            for batch in file.iter_batches(batch_size=4096, columns=["doc_id", *verdict, *columns]):
+                ids = batch.column("doc_id").to_pylist()
+                for row, identifier in enumerate(ids):
+                    if salted(certificate.salt, "document", identifier) in gone:
+                        _check_blank(name, batch, row, checked)
+                for column in columns:
+                    _scan_text(f"{name}.{column}", batch.column(column), ids, (finder, checked))
+
+
+def _check_named(name: str, table: Table, removed: tuple[set[str], str], checked: Checked) -> None:
+    """No row of an index or an audit names a removed document."""
+    gone, salt = removed
+    for entry in table.manifest.content.files if name != "tokenizer" else ():
+        if (match := match_of(name, entry.key)) is None:
+            continue
+        with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(columns=list(MATCHES[match][0])):
+                if number := sum(salted(salt, "document", one) in gone for one in named_in(batch, match)):
+                    checked.problems.append(f"{name}/{entry.key}: promised no removed document, found {number}")
+
+
+def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: Checked) -> None:
+    said = {one: batch.column(one)[row].as_py() for one in batch.schema.names if one != "doc_id"}
+    left = [one for one, value in said.items() if one != "drop_stage" and value is not None]
+    if left or said.get("drop_stage", STAGE) != STAGE or name not in ("documents", "text"):
+        checked.problems.append(f"{name}: promised no row of a removed document, found one with {left or 'its id'}")
+
+
+def _scan_text(where: str, column: pa.Array, ids: list[bytes], with_: tuple[Finder, Checked]) -> None:
+    finder, checked = with_
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    if not len(offsets) or column.buffers()[2] is None:
+        return
+    content = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    checked.text_bytes += len(content)
+    for place, digest, owners in finder.find(content):
+        row = int(np.searchsorted(offsets - offsets[0], place, side="right")) - 1
+        for owner in owners:
+            checked.shared.setdefault((owner, f"{where} of {ids[row].hex()}"), set()).add(digest)
+
+
+def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> None:
+    """Removed documents are in no shard and no index, their places hold tombstones, and no span of theirs is found."""
+    dataset = open_dataset(run)
+    gone = {one.document for one in certificate.documents}
+    tombstone = dataset.tokenizer.reserved["tombstone"]
+    finder = Finder("tokens", certificate.salt, [(i, one.tokens) for i, one in enumerate(certificate.documents)])
+    for stream, shards in dataset.streams.items():
+        for shard in shards:
+            where = f"tokens/{stream}/{shard.number}"
+            with dataset.folder.open_input(shard.path) as file, dataset.folder.open_input(shard.docs_path) as docs:
+                index = pa.ipc.open_file(docs).read_all().select(["doc_id", "token_offset", "num_tokens"])
+                named = _Named(index, gone, certificate.salt)
+                if named.removed:
+                    checked.problems.append(
+                        f"{where}: promised no removed document in its index, found {named.removed}"
+                    )
+                reader, first = pa.ipc.open_file(file), 0
+                for number in range(reader.num_record_batches):
+                    batch = reader.get_batch(number)
+                    tokens = batch.column("tokens").flatten().to_numpy(zero_copy_only=True)
+                    named.check_ids(batch.column("doc_id"), where, checked)
+                    for place, digest, owners in finder.find(tokens):
+                        other = named.document_at(first + place)
+                        for owner in owners:
+                            checked.shared.setdefault((owner, f"{where}: {other}"), set()).add(digest)
+                    named.check_tombstones(first, tokens, tombstone, (where, checked))
+                    first += len(tokens)
+                checked.tokens += first
+    for path in dataset.by_url:
+        with dataset.folder.open_input(path) as file:
+            ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
+        if found := [one for one in ids if salted(certificate.salt, "document", one) in gone]:
+            checked.problems.append(f"tokens/{path}: promised no removed document, found {len(found)}")
+
+
+class _Named:
+    """What the document index of a shard says."""
+
+    def __init__(self, index: pa.Table, gone: set[str], salt: str):
+        self._ids: list[bytes] = index.column("doc_id").to_pylist()
+        self._begins = index.column("token_offset").to_numpy()
+        self._lengths = index.column("num_tokens").to_numpy()
+        self._row = 0
+        self.removed = sum(salted(salt, "document", one) in gone for one in self._ids)
+
+    def document_at(self, token: int) -> str:
+        """The document that a token belongs to, hex; `no document` if it belongs to none."""
+        row = int(np.searchsorted(self._begins, token, side="right")) - 1
+        if row < 0 or token >= self._begins[row] + self._lengths[row] or self._ids[row] == REMOVED_ID:
+            return "no document"
+        return self._ids[row].hex()
+
+    def check_ids(self, ids: pa.Array, where: str, checked: Checked) -> None:
+        """The documents of a batch are those that the index names."""
+        found = ids.to_pylist()
+        if found != self._ids[self._row : self._row + len(found)]:
+            checked.problems.append(f"{where}: promised the documents of its index, found others")
+        self._row += len(found)
+
+    @cached_property
+    def _blank(self) -> NDArray[np.int64]:
+        return np.flatnonzero(np.array([one == REMOVED_ID for one in self._ids], np.bool_))
+
+    def check_tombstones(self, first: int, tokens: Any, tombstone: int, said: tuple[str, Checked]) -> None:
+        """Where the index names no document, the tokens of a batch, which begins at `first`, are tombstones."""
+        for row in self._blank.tolist():
+            begin, end = int(self._begins[row]) - first, int(self._begins[row] + self._lengths[row]) - first
+            own = tokens[max(0, begin) : max(0, end)]
+            if (own != tombstone).any():
+                problem = f"promised tombstones at tokens [{begin + first}, {end + first}), found others"
+                said[1].problems.append(f"{said[0]}: {problem}")

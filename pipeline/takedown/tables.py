@@ -1,0 +1,211 @@
+"""Parquet parts without some documents: rows that say what became of a record are blanked, all others go.
+
+`documents` and `text` keep a row for every record, so that the account of each input's bytes stays whole; the tables
+behind them have no row for a document that is gone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipeline.writing import HashingSink, unique_name
+from schemas.ids import DOC_ID_BYTES
+from schemas.manifest import Counts
+from schemas.storage import Store
+from schemas.takedown import RULE, STAGE
+
+Mask = NDArray[np.bool_]
+ID = pa.binary(DOC_ID_BYTES)
+KEPT = ("doc_id", "source", "split", "offset", "length", "record_type", "snapshot")
+"""What a blanked row still says: which bytes of which input it accounts for."""
+BLANKED = ("documents", "text")
+TEXTS = ("text",)
+"""Columns whose spans are traced."""
+NODE_BYTES = DOC_ID_BYTES + 4
+"""At the end of a document's order in the index of a snapshot: doc_id and part."""
+VERDICT = ("drop_stage", "drop_rule")
+
+
+@dataclass
+class Rewritten:
+    """What became of one part."""
+
+    entry: dict[str, Any]
+    """Of the manifest."""
+    removed: dict[str, int] = field(default_factory=dict)
+    """Rows removed or blanked, by what had become of them before: `kept` or `stage/rule`."""
+    texts: dict[bytes, list[str]] = field(default_factory=dict)
+    """Texts that were removed, by doc_id."""
+
+
+def _by_id(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
+    return _is_in(batch.column("doc_id"), documents)
+
+
+def _of_pair(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
+    return _is_in(batch.column("a"), documents) | _is_in(batch.column("b"), documents)
+
+
+def _of_order(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
+    node = pc.binary_slice(batch.column("order"), -NODE_BYTES, -4)
+    return _is_in(node, documents)
+
+
+def _is_in(column: pa.ChunkedArray | pa.Array, documents: pa.Array) -> Mask:
+    found: Mask = np.asarray(pc.is_in(column.cast(pa.binary()), documents.cast(pa.binary())), np.bool_)
+    return found
+
+
+MATCHES: Mapping[str, tuple[tuple[str, ...], Callable[[Any, pa.Array], Mask]]] = {
+    "doc_id": (("doc_id",), _by_id),
+    "audit": (("a", "b"), _of_pair),
+    "bands": (("order",), _of_order),
+}
+"""Columns that name the documents of a row, and how."""
+
+
+def named_in(batch: pa.RecordBatch, match: str) -> set[bytes]:
+    """The documents that the rows of a batch name."""
+    if match == "bands":
+        return {order[-NODE_BYTES:-4] for order in batch.column("order").to_pylist()}
+    return {one for column in MATCHES[match][0] for one in batch.column(column).to_pylist()}
+
+
+def match_of(table: str, key: str) -> str | None:
+    """How the rows of a file of a table name their documents; None where they name none."""
+    if table == "index":
+        return {"bands": "bands", "leaders": "doc_id"}.get(key.partition("/")[0])
+    if table == "audit":
+        return "audit"
+    return None if table == "representatives" else "doc_id"
+
+
+def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
+    """Whether a part holds a row of one of the documents."""
+    columns, matches = MATCHES[match]
+    with folder.open_input(path) as stream:
+        batches = pq.ParquetFile(stream).iter_batches(batch_size=1 << 16, columns=list(columns))
+        return any(matches(batch, documents).any() for batch in batches)
+
+
+def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> Rewritten | None:
+    """Write a part without documents, its row groups as they were; None if it holds none.
+
+    `how`: name of the table, how its rows name their documents, the documents.
+    """
+    table, match, documents = how
+    if not touched(old, path, match, documents):
+        return None
+    found: dict[str, int] = {}
+    texts: dict[bytes, list[str]] = {}
+    with old.open_input(path) as stream:
+        file = pq.ParquetFile(stream)
+        writer = GroupWriter(new, key, plain_schema(file.schema_arrow))
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group)
+            gone = MATCHES[match][1](rows, documents)
+            if gone.any():
+                for name, number in _fates(rows.filter(pa.array(gone))).items():
+                    found[name] = found.get(name, 0) + number
+                for column in set(TEXTS) & set(rows.schema.names):
+                    _collect(rows.filter(pa.array(gone)), column, texts)
+                rows = blanked(rows, gone) if table in BLANKED else rows.filter(pa.array(~gone))
+            writer.write(rows)
+    return Rewritten(writer.close(), found, texts)
+
+
+def blanked(rows: pa.Table, gone: Mask) -> pa.Table:
+    """The rows, those of documents that are gone without all that they said of them, dropped by the takedown."""
+    places = pa.array(np.where(gone, -1, np.arange(len(gone))))
+    places = pc.if_else(pc.less(places, 0), None, places)
+    for number, name in enumerate(rows.schema.names):
+        if name in VERDICT:
+            said = pa.scalar(STAGE if name == "drop_stage" else RULE, rows.schema.field(name).type)
+            rows = rows.set_column(number, rows.schema.field(name), pc.if_else(pa.array(gone), said, rows.column(name)))
+        elif name not in KEPT:
+            rows = rows.set_column(number, rows.schema.field(name), rows.column(name).combine_chunks().take(places))
+    return rows
+
+
+def counts_after(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
+    """The books of a table without some rows; a blanked row is dropped by the takedown, others never came in."""
+    number = sum(removed.values())
+    dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
+    kept = counts.rows_kept - sum(count for name, count in removed.items() if name not in counts.dropped)
+    if table == "text":
+        return counts
+    if table in BLANKED:
+        dropped[f"{STAGE}/{RULE}"] = dropped.get(f"{STAGE}/{RULE}", 0) + number
+        return Counts(rows_in=counts.rows_in, rows_kept=kept, dropped=dropped)
+    return Counts(rows_in=counts.rows_in - number, rows_kept=kept, dropped=dropped)
+
+
+def _fates(rows: pa.Table) -> dict[str, int]:
+    """How many of the rows were kept, or dropped by which rule."""
+    if "drop_stage" not in rows.schema.names:
+        return {"kept": rows.num_rows}
+    found: dict[str, int] = {}
+    for stage, rule in zip(*(rows.column(name).to_pylist() for name in VERDICT), strict=True):
+        fate = "kept" if stage is None else f"{stage}/{rule}"
+        found[fate] = found.get(fate, 0) + 1
+    return found
+
+
+def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None:
+    for identifier, text in zip(rows.column("doc_id").to_pylist(), rows.column(column).to_pylist(), strict=True):
+        if text:
+            texts.setdefault(bytes(identifier), []).append(text)
+
+
+class GroupWriter:
+    """Writes row groups as they come to one Parquet file; equal rows give equal bytes."""
+
+    def __init__(self, folder: Store, key: str, schema: pa.Schema, stream: Any = None):
+        """`stream` takes the place of a file in `folder`, for those who only want its digest."""
+        self._folder, self._key, self._schema = folder, key, schema
+        self._path = unique_name(key, "parquet")
+        self._durable = stream is None
+        self._sink = HashingSink(stream or folder.open_output(self._path))
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1, write_statistics=False
+        )
+        self.num_rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        """Write the rows as one row group, or none if there are none."""
+        if rows.num_rows:
+            # Chunks of a row group may be slices; what is written is their values alone.
+            self._writer.write_table(rows.cast(self._schema).combine_chunks(), row_group_size=rows.num_rows)
+            self.num_rows += rows.num_rows
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file and make it durable; returns its manifest entry."""
+        self._writer.close()
+        self._sink.close()
+        if self._durable:
+            self._folder.sync(self._path)
+        size, sha256 = self._sink.num_bytes, self._sink.sha256
+        return {"key": self._key, "path": self._path, "rows": self.num_rows, "bytes": size, "sha256": sha256}
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of a Parquet file as it was given to the writer: without the ids of fields that reading adds."""
+    return pa.schema([_plain(one) for one in schema], metadata=schema.metadata)
+
+
+def _plain(one: pa.Field) -> pa.Field:
+    metadata = {name: value for name, value in (one.metadata or {}).items() if name != b"PARQUET:field_id"}
+    kind = one.type
+    if pa.types.is_list(kind):
+        kind = pa.list_(_plain(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_plain(kind.field(number)) for number in range(kind.num_fields)])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_plain(kind.key_field), _plain(kind.item_field))
+    return pa.field(one.name, kind, one.nullable, metadata or None)

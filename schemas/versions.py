@@ -1,0 +1,129 @@
+"""Versions of a run by digest: `RUN@<digest>` is the run folder as one of its committed tables saw it.
+
+A version is found by the digest of its manifest, never by its folder's name, so a manifest that was altered cannot be
+addressed by what it once held.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, Table, read_manifest, read_run
+from schemas.storage import Store
+
+DATASET = "tokens"
+MIN_DIGITS = 6
+ADDRESS = re.compile(r"(?P<run>.+)@(?P<digest>[^@/]*)")
+DIGEST = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
+
+
+class PinnedRun(Store):
+    """A run folder whose `run.json` names the tables of one version; nothing can be committed through it."""
+
+    def __init__(self, uri: str, tables: dict[str, str]):
+        super().__init__(uri)
+        self.tables = dict(tables)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PinnedRun, (self.uri, self.tables)
+
+    def read_json(self, name: str) -> Any:
+        """The JSON value of a small file; of `run.json`, with the tables of this version."""
+        found = super().read_json(name)
+        return found | {"tables": self.tables} if name == RUN_NAME else found
+
+    def write_atomic(self, name: str, data: bytes) -> None:
+        """Raises ContractError: what is made from an earlier version would stand as if made from the current one."""
+        raise ContractError(
+            f"{self.uri}/{name}: promised to an earlier version of the run, which is only read; write to the run "
+            "itself, or run its recipe into a folder of its own"
+        )
+
+
+def run_at(address: str) -> Store:
+    """The run folder that `RUN` or `RUN@<digest>` names; the digest, of a dataset or any table, may be its beginning.
+
+    Raises ConfigError if no version of that digest stands, or several do.
+    """
+    match = ADDRESS.fullmatch(address)
+    if match is None or Store(address).exists(RUN_NAME):
+        return Store(address)
+    run = Store(match["run"])
+    if not run.exists(RUN_NAME):
+        return Store(address)
+    if not DIGEST.fullmatch(match["digest"]):
+        raise ConfigError(
+            f"{address}: promised a digest behind @, {MIN_DIGITS} to 64 hex digits, found {match['digest']!r}; "
+            "`penstock lineage RUN` shows them"
+        )
+    table, version = _find(run, match["digest"])
+    if read_run(run).tables.get(table) == version:
+        return run
+    return PinnedRun(run.uri, pinned_tables(run, table, version))
+
+
+def standing_versions(run: Store, table: str) -> dict[str, Table]:
+    """Every committed version of a table by folder name, oldest first."""
+    folders = (run.child(f"{table}/{name}") for name in _folders(run, table))
+    found = {
+        folder.uri.rsplit("/", 1)[-1]: Table(folder, read_manifest(folder))
+        for folder in folders
+        if folder.exists(MANIFEST_NAME)
+    }
+    return dict(sorted(found.items(), key=lambda item: (item[1].manifest.run.started, item[0])))
+
+
+def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
+    """Version folder of every table that one version was made from, its own included.
+
+    Raises ContractError if two of them were made from different versions of one table.
+    """
+    pinned: dict[str, str] = {}
+    waiting = [(table, version)]
+    while waiting:
+        name, folder = waiting.pop()
+        if pinned.setdefault(name, folder) != folder:
+            raise ContractError(
+                f"{run.uri}/{table}/{version}: promised tables of one piece, found it made from {name}/{folder} and "
+                f"{name}/{pinned[name]}; run the recipe again"
+            )
+        lineage = read_manifest(run.child(f"{name}/{folder}")).run.lineage
+        waiting += [(read, made) for read, made in lineage.items() if is_table(run, read, made) and read != name]
+    return pinned
+
+
+def is_table(run: Store, name: str, version: str) -> bool:
+    """Whether an entry of a lineage is a table of this run, and not a file or a table of another run."""
+    return "/" not in name and ":" not in name and run.exists(f"{name}/{version}/{MANIFEST_NAME}")
+
+
+def _find(run: Store, digest: str) -> tuple[str, str]:
+    """Table and version folder of the manifest whose digest begins so; datasets are looked at first."""
+    others = sorted(read_run(run).tables.keys() - {DATASET})
+    for tables in ([DATASET], others):
+        found = [(name, version) for name in tables for version in _matching(run, name, digest)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            places = ", ".join(f"{name}/{version}" for name, version in found)
+            raise ConfigError(f"{run.uri}@{digest}: promised one version, found {places}; give more digits")
+    standing = ", ".join(table.manifest.digest[:12] for table in standing_versions(run, DATASET).values())
+    raise ConfigError(
+        f"{run.uri}@{digest}: promised a version of this digest, found none; its datasets are {standing or 'none yet'}"
+    )
+
+
+def _matching(run: Store, table: str, digest: str) -> Iterator[str]:
+    for version, found in standing_versions(run, table).items():
+        if found.manifest.digest.startswith(digest):
+            yield version
+
+
+def _folders(run: Store, table: str) -> list[str]:
+    """The version folders of a table: their names are no secret of a manifest, so the folder itself is asked."""
+    selector = pafs.FileSelector(run.path(table), allow_not_found=True)
+    infos = run.fs.get_file_info(selector)
+    return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)

@@ -1,0 +1,173 @@
+"""`penstock fit-scaling` and the budgets of `penstock plan`: what they read, print and refuse."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_dataset import make_tiny_dataset
+
+from jobs.cli import main
+from schemas.manifest import read_run, write_run
+from schemas.storage import Store
+from train.scaling.laws import BESIROGLU
+
+
+def table_of(path: Path, number: int = 30) -> Path:
+    """A table of runs that follow a law."""
+    random = np.random.default_rng(3)
+    rows = ["params,tokens,loss"]
+    for _ in range(number):
+        n, d = 10 ** random.uniform(7.6, 10.2), 10 ** random.uniform(9, 11.5)
+        rows.append(f"{n:.6g},{d:.6g},{BESIROGLU.loss(n, d) * math.exp(random.normal() * 0.001)}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_a_table_of_runs_becomes_a_law(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "law.json"
+    table = table_of(tmp_path / "runs.csv")
+    assert main(["fit-scaling", str(table), "--draws", "10", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "L(N, D) of 30 runs: least " in shown
+    assert "1e+24 FLOPs: " in shown
+    law = json.loads(out.read_text())
+    assert law["floor"] == pytest.approx(BESIROGLU.floor, rel=0.02)
+    low, high = law["intervals"]["alpha"]
+    assert low < law["alpha"] < high
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("params,tokens,loss\n1e9,2e9,x\n", [], "line 2: promised three numbers, found ['1e9', '2e9', 'x']"),
+        ("params,loss\n1e9,3\n", [], "promised the columns params, tokens, loss, found no tokens"),
+        ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "found 200 and 1.5"),
+        ("params,tokens,loss\n1e9,2e9,3\n", [], "promised runs of several sizes, found 1"),
+        (None, [], "promised a table of runs, found no such file"),
+    ],
+)
+def test_what_no_law_can_be_made_of(tmp_path: Path, capsys, text: str | None, words: list[str], message: str) -> None:
+    path = tmp_path / "runs.csv"
+    if text is not None:
+        path.write_text(text)
+    assert main(["fit-scaling", str(path), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ budgets
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    """A run folder of some 11,000 tokens."""
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"source": {"paths": ["x"]}, "train": {"seq_len": 64, "global_batch": 4}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    return run
+
+
+MANY = ("--set", "plan.max_epochs=100")
+"""The tiny dataset is read so often that it never runs out."""
+
+
+def figures(run: Store) -> dict[str, float]:
+    return {one["name"]: one["value"] for one in run.read_json("train/plan.json")["figures"]}
+
+
+def test_a_budget_decides_n_and_d(run: Store, capsys) -> None:
+    assert main(["plan", run.uri, "--flops", "2e10", "--set", "plan.min_params=1000", *MANY]) == 0
+    found, shown = figures(run), capsys.readouterr().out
+    assert found["compute_6nd"] == 2e10
+    assert 6 * found["params"] * found["tokens"] == pytest.approx(2e10, rel=0.1)
+    assert found["size.hoffmann_approach_3.params"] != found["size.besiroglu.params"]
+    assert "size.kaplan.params" in shown
+    assert "N': N = " in shown  # how the law counts is said
+    assert "from the budget: D = 20·N, C = 6ND" in shown
+
+
+def test_a_number_of_parameters_decides_d(run: Store, capsys) -> None:
+    assert main(["plan", run.uri, "--params", "30000", *MANY]) == 0
+    found = figures(run)
+    assert found["tokens_per_parameter"] == pytest.approx(20, rel=0.02)
+    assert "times, worth" in capsys.readouterr().out
+
+
+def test_a_budget_that_outruns_the_data_is_told_in_words(run: Store, capsys) -> None:
+    assert main(["plan", run.uri, "--flops", "1e13", "--quiet"]) == 0
+    assert main(["plan", run.uri, "--flops", "1e13"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("Train smaller:", "Or repeat: plan.max_epochs = ", "Or get more data:"):
+        assert words in shown
+    found = figures(run)
+    assert found["epochs.web"] <= 4
+    assert 6 * found["params"] * found["tokens"] == pytest.approx(1e13, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--flops 1e3", "promised a budget for 200,000 parameters (plan.min_params), found one for"),
+        ("--flops 1e10 --params 1e6", "compute and params: one budget is wanted"),
+        ("--usd 100", "plan.usd = 100: promised a price, found no cluster.usd_per_gpu_hour"),
+        ("--gpu-hours 5", "promised a device that the hours are of, found no cluster.device"),
+        ("--flops -1", "plan.compute"),
+        ("--set plan.law=chinchila", "plan.law"),
+    ],
+)
+def test_budgets_that_buy_nothing_are_refused(run: Store, capsys, words: str, message: str) -> None:
+    assert main(["plan", run.uri, *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not run.exists("train/plan.json")
+
+
+# ------------------------------------------------------------------------------------------------------------ devices
+
+
+def test_named_devices_choose_the_layout(run: Store, capsys) -> None:
+    words = ["--gpu", "h100-sxm", "--gpus", "4", "--usd-per-gpu-hour", "2.5", "--set", "train.precision=bf16"]
+    assert main(["plan", run.uri, *words]) == 0
+    shown, plan = capsys.readouterr().out, run.read_json("train/plan.json")
+    assert "predicted, not measured" in shown
+    assert "not taken:" in shown
+    assert 1 <= len(plan["layouts"]) <= 5
+    seconds = [one["step_seconds"] for one in plan["layouts"]]
+    assert seconds == sorted(seconds)
+    assert plan["settings"]["layout"].items() >= plan["layouts"][0]["layout"].items()
+    found = figures(run)
+    assert found["devices"] == 4
+    assert found["usd"] == pytest.approx(2.5 * found["gpu_hours"])
+    assert found["gpu_hours"] == pytest.approx(4 * found["hours"])
+
+
+def test_a_layout_that_is_given_is_kept(run: Store) -> None:
+    words = ["--gpu", "h100-sxm", "--gpus", "4", "--set", "layout.tensor=2", "--set", "train.precision=bf16"]
+    assert main(["plan", run.uri, *words, "--set", "plan.num_kv_heads=2"]) == 0
+    assert all(one["layout"].get("tensor", 2) == 2 for one in run.read_json("train/plan.json")["layouts"])
+    assert run.read_json("train/plan.json")["settings"]["layout"]["tensor"] == 2
+
+
+def test_hours_and_money_buy_flops(run: Store) -> None:
+    """An H100 hour in bf16: 989.4 TFLOP/s at 40 % of the peak; 2 USD buy one."""
+    words = ["--gpu", "h100-sxm", "--gpus", "1", "--set", "train.precision=bf16", *MANY]
+    assert main(["plan", run.uri, *words, "--gpu-hours", "0.000001"]) == 0
+    by_hours = figures(run)["compute_6nd"]
+    assert by_hours == pytest.approx(1e-6 * 3600 * 989.4e12 * 0.4, rel=1e-3)
+    assert main(["plan", run.uri, *words, "--usd", "0.000002", "--usd-per-gpu-hour", "2"]) == 0
+    assert figures(run)["compute_6nd"] == pytest.approx(by_hours)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gpu h101", "found h101; did you mean"),
+        ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
+        ("--gpu a100-80gb --set train.precision=fp8", "promised one that a100-80gb computes in"),
+        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "found none of"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(run: Store, capsys, words: str, message: str) -> None:
+    assert main(["plan", run.uri, *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not run.exists("train/plan.json")

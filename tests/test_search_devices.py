@@ -1,0 +1,87 @@
+"""The table of devices, the profiles of calibration, and names that are neither."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError
+from train.calibrate import calibrate, device_from
+from train.plan.search.devices import TABLE, Cluster, device_lines, device_of, read_profile, write_profile
+
+MEASURED: dict[str, Any] = {
+    "kind": "cpu",
+    "name": "a machine",
+    "torch": "2",
+    "flops": {"fp32": 1e11, "bf16": 4e11},
+    "attention": 3e10,
+    "bandwidths": [(1024, 4e10), (65536, 1e10)],
+    "pages": 5e-10,
+    "links": (4e-5, 2e9),
+    "memory": 8_000_000_000,
+    "layers": {"plain": 1e-3, "outside": 0.0, "sharded": 2e-3, "tensor": 5e-3},
+}
+
+
+def test_every_device_has_a_source_and_says_what_is_uncertain() -> None:
+    assert {device.name for device in TABLE} >= {"cpu", "a100-80gb", "h100-sxm", "h200", "b200"}
+    assert all(device.source and device.uncertain for device in TABLE)
+    h200 = device_of("H200")
+    assert (h200.peak_flops["bf16"], h200.memory_bytes, h200.memory_bandwidth) == (989.4e12, 141e9, 4.8e12)
+    assert len(list(device_lines())) == len(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("h100", "h100-pcie or h100-sxm"), ("h100sxm", "h100-pcie or h100-sxm"), ("a100", "a100-40gb or a100-80gb")],
+)
+def test_unknown_names_get_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"found {name}; did you mean {near}?"):
+        device_of(name)
+    with pytest.raises(ConfigError, match=r"did you mean .*h200"):
+        device_of("h20")
+
+
+def test_a_cluster_has_devices() -> None:
+    assert str(Cluster.of("h200", None, 2)) == "16 h200, 2 node(s) of 8"
+    with pytest.raises(ConfigError, match=r"promised a device at least, found 0 node.s. of 8"):
+        Cluster.of("h200", 8, 0)
+
+
+def test_a_profile_is_read_by_its_path(tmp_path: Path) -> None:
+    device = device_from(MEASURED, 2, 2)
+    path = tmp_path / "folder" / "here.json"
+    write_profile(device, path)
+    assert device_of(str(path)) == device
+    # What is predicted with is what was measured: shares of a peak and their peaks cancel.
+    assert device.peak_flops["fp32"] * device.product_share == pytest.approx(1e11)
+    assert device.peak_flops["fp32"] * device.attention_share == pytest.approx(3e10)
+    assert (device.within.bandwidth, device.collective_seconds, device.within.latency) == (2e9, 2e-5, 2e-5)
+    assert device.by_size == ((1024, 4e10), (65536, 1e10))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "promised a device profile, found No such file"),
+        ("{", "promised a device profile, found Expecting"),
+        ("[]", "promised a profile of version 1, found list"),
+        (json.dumps({"version": 9}), "promised a profile of version 1, found 9; calibrate again"),
+        (json.dumps({"version": 1, "device": {}}), "promised a device profile, found .*validation error"),
+    ],
+)
+def test_files_that_are_no_profiles(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "here.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_profile(path)
+
+
+def test_calibration_refuses_before_it_measures(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"promised a file FILE.json"):
+        calibrate(tmp_path / "here.txt", 1)
+    with pytest.raises(ConfigError, match=r"promised a rank and a thread at least, found 0"):
+        calibrate(tmp_path / "here.json", 0)
+    assert not list(tmp_path.iterdir())

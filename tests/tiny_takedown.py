@@ -1,0 +1,98 @@
+"""Runs to take documents down from, and what the tests of a takedown look at."""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.takedown import takedown_command
+from schemas.manifest import MANIFEST_NAME, open_table, read_run
+from schemas.storage import Store
+from schemas.takedown import Certificate, read_certificate
+from schemas.tokens import Dataset, open_dataset
+
+DEFAULTS: dict[str, Any] = {name: [] for name in ("domain", "url", "doc", "near")}
+DEFAULTS |= dict.fromkeys(("compact", "keep_old", "drop_old", "dry_run"), False) | {"check": None}
+
+
+def take_down(folder: Path | str, **arguments: Any) -> int:
+    """`penstock takedown` with these arguments; returns its exit code."""
+    return takedown_command(Namespace(run=str(folder), **(DEFAULTS | arguments)))
+
+
+def certificates(folder: Path) -> list[Certificate]:
+    """Every certificate of a run, by id."""
+    names = sorted(path.stem for path in (folder / "takedowns").glob("*.json") if path.stem != "pending")
+    return [read_certificate(Store(str(folder)), name) for name in names]
+
+
+def documents_of(dataset: Dataset) -> list[dict[str, Any]]:
+    """Every document of the shards with its stream, its place in it, its tokens."""
+    found = []
+    for stream, shards in dataset.streams.items():
+        begin = 0
+        for shard in shards:
+            with dataset.folder.open_input(shard.docs_path) as file:
+                rows = pa.ipc.open_file(file).read_all().to_pylist()
+            tokens = tokens_of(dataset, shard.path)
+            for row in rows:
+                own = tokens[row["token_offset"] : row["token_offset"] + row["num_tokens"]]
+                found.append(row | {"stream": stream, "start": begin + row["token_offset"], "tokens": own})
+            begin += shard.num_tokens
+    return found
+
+
+def tokens_of(dataset: Dataset, path: str) -> list[int]:
+    """The tokens of a shard."""
+    with dataset.folder.open_input(path) as file:
+        table = pa.ipc.open_file(file).read_all()
+    return [token for tokens in table.column("tokens").to_pylist() for token in tokens]
+
+
+def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of all parts of a table."""
+    store, manifest = open_table(Store(str(folder)), table)
+    return [row for path in manifest.paths_of() for row in pq.read_table(store.path(path)).to_pylist()]
+
+
+def spans_of(documents: Sequence[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """Documents as a replay counts them."""
+    return [(row["stream"], row["start"], row["num_tokens"]) for row in documents]
+
+
+def opened(folder: Path) -> Dataset:
+    """The dataset of a run folder."""
+    return open_dataset(Store(str(folder)))
+
+
+def all_bytes(folder: Path) -> dict[str, bytes]:
+    """Every file of a run."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def forge(folder: Path, key: str, change: Any, table: str = "tokens") -> None:
+    """Change the bytes of a file and everything that names its digest, as one would who hides something.
+
+    `change` maps the old bytes to the new ones.
+    """
+    import hashlib
+
+    store, manifest = open_table(Store(str(folder)), table)
+    version = read_run(Store(str(folder))).tables[table]
+    path = Path(store.path(manifest.run.paths[key]))
+    data = change(path.read_bytes())
+    path.write_bytes(data)
+    raw = manifest.model_dump(mode="json")
+    old = next(entry for entry in raw["content"]["files"] if entry["key"] == key)
+    before = old["sha256"]
+    old["sha256"] = hashlib.sha256(data).hexdigest()
+    place = folder / table / version / MANIFEST_NAME
+    place.write_text(json.dumps(raw))
+    after = open_table(Store(str(folder)), table)[1].digest
+    for name in (folder / "takedowns").glob("*.json"):
+        text = name.read_text().replace(before, old["sha256"]).replace(manifest.digest, after)
+        name.write_text(text)

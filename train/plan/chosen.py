@@ -1,0 +1,79 @@
+"""The layout that a plan is trained in, where devices are named: the fastest that fits, and those behind it."""
+
+from schemas.errors import ConfigError
+from train.config.settings import Settings, load_settings
+from train.plan.planned import LayoutOffer, Plan
+from train.plan.rules import Figure, Row, figures_of
+from train.plan.search import search
+from train.plan.search.devices import Cluster, device_of
+from train.plan.search.found import Found
+
+SEARCHED = "cost model, predicted"
+HOUR = 3600.0
+
+
+def cluster_of(settings: Settings) -> Cluster | None:
+    """The cluster that `[cluster]` names; None = none. Raises ConfigError with the nearest names if it is not known."""
+    named = settings.cluster
+    return Cluster.of(named.device, named.gpus, named.nodes) if named.device else None
+
+
+def peak_of(settings: Settings) -> float | None:
+    """Peak of a device in the run's precision [FLOP/s]; None = no device is named, and no peak either."""
+    if not settings.cluster.device:
+        return settings.train.peak_flops
+    device, precision = device_of(settings.cluster.device), settings.train.precision
+    if precision not in device.peak_flops:
+        raise ConfigError(
+            f"train.precision: promised one that {device.name} computes in ({', '.join(device.peak_flops)}), found "
+            f"{precision}; take another"
+        )
+    return device.peak_flops[precision]
+
+
+def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
+    """The plan in its fastest layout, and what was found; as it was, and None, if no devices are named.
+
+    What `[layout]` sets is kept. Raises ConfigError if no layout fits.
+    """
+    cluster = cluster_of(plan.settings)
+    if cluster is None:
+        return plan, None
+    found = search(plan.shape, plan.settings, plan.stages, cluster)
+    if not found.best:
+        told = found.refused.items()
+        reasons = "; ".join(f"{count:,} {reason}, such as {example}" for reason, (count, example) in told)
+        raise ConfigError(
+            f"cluster: promised a layout of {cluster} that this run fits into, found none of {found.searched:,}: "
+            f"{reasons}; name more devices, or plan a smaller model"
+        )
+    offers = tuple(
+        LayoutOffer(
+            layout=one.layout_settings(),
+            step_seconds=one.step_seconds,
+            tokens_per_second=one.tokens_per_second,
+            mfu=one.mfu,
+            memory=one.memory.peak,
+        )
+        for one in found.best
+    )
+    raw = plan.settings.to_json()
+    chosen = raw | {"layout": raw.get("layout", {}) | offers[0].layout}
+    settings = load_settings(chosen, [], "the layout that was found")
+    figures = [*plan.figures, *_figures(plan, offers[0], cluster)]
+    return plan.model_copy(update={"settings": settings, "layouts": offers, "figures": figures}), found
+
+
+def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[Figure]:
+    hours = plan.steps * offer.step_seconds / HOUR
+    rows: list[Row] = [
+        ("devices", cluster.world_size, "", f"{cluster.device.name}, {cluster.nodes} nodes", "recipe"),
+        ("step_seconds", offer.step_seconds, "s", "compute, memory, links and pipeline of a step", SEARCHED),
+        ("tokens_per_second", offer.tokens_per_second, "tokens/s", "B · L / step_seconds", SEARCHED),
+        ("mfu", offer.mfu, "", "flops_per_token · tokens/s / (devices · peak)", SEARCHED),
+        ("hours", hours, "h", "steps · step_seconds, no evaluation, no saves", SEARCHED),
+        ("gpu_hours", hours * cluster.world_size, "h", "hours · devices", SEARCHED),
+    ]
+    if price := plan.settings.cluster.usd_per_gpu_hour:
+        rows.append(("usd", hours * cluster.world_size * price, "USD", "gpu_hours · usd_per_gpu_hour", SEARCHED))
+    return figures_of(rows)

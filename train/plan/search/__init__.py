@@ -1,0 +1,210 @@
+"""The search for a layout: every way of splitting a run over a cluster, timed by a model of its costs.
+
+All are timed; memory is looked at from the fastest on, until enough fit. Nothing is started, and torch is not loaded.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from schemas.errors import ConfigError
+from train.config.settings import Settings
+from train.data.stages import StagePlan, row_length
+from train.model.shape import ModelShape, flops_per_token
+from train.plan.memory import Memory, memory_of_rank
+from train.plan.memory.moments import RankNeeds
+from train.plan.search.candidates import TURNS, Batch, Ways
+from train.plan.search.compute import Compute
+from train.plan.search.cost import StepCost
+from train.plan.search.devices import Cluster
+from train.plan.search.found import Candidate, Found
+from train.plan.search.links import Links
+from train.plan.search.split import Split, shown
+
+STATES, ACTIVATIONS = "weights and states do not fit", "does not fit into memory"
+SLOWER, SAME_AXES = "slower", "slower with the same axes"
+
+
+class _Leaf(NamedTuple):
+    """A layout that could be trained if it fits."""
+
+    seconds: float
+    number: int
+    split: Split
+    size: int
+    mode: str
+
+
+def search(
+    shape: ModelShape,
+    settings: Settings,
+    run: Sequence[StagePlan] | tuple[int, int],
+    cluster: Cluster,
+    top: int = 5,
+) -> Found:
+    """The `top` fastest layouts of a run on a cluster, each with other axes, and why the others were not taken.
+
+    `run` is its stages, or positions of a row and rows of a step. What `[layout]` sets is kept. Raises ConfigError if
+    the device does not compute in the precision asked for.
+    """
+    return _Search(shape, settings, run, cluster).found(top)
+
+
+def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -> list[Batch]:
+    """What the steps of a run consist of."""
+    if isinstance(run, tuple) and len(run) == 2 and isinstance(run[0], int) and isinstance(run[1], int):
+        return [Batch(run[0], run[1])]
+    stages = [stage for stage in run if isinstance(stage, StagePlan)]
+    return [Batch(row_length(settings.train, stage.seq_len), stage.global_batch, stage.num_steps) for stage in stages]
+
+
+def predict(
+    shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
+) -> Candidate:
+    """What a step takes in the layout of the settings as it stands, whether it fits or not.
+
+    Raises ConfigError if it does not go into the cluster.
+    """
+    layout = settings.layout
+    names = ("data", "replicate", "context", "tensor", "pipeline", "micro_batch", "activation_checkpointing")
+    given = {name: getattr(layout, name) for name in names} | layout.model_dump(exclude_unset=True)
+    if layout.data in ("ddp", "zero1"):
+        del given["replicate"]
+    fixed = settings.model_copy(update={"layout": type(layout).model_validate(given)})
+    searching = _Search(shape, fixed, run, cluster)
+    leaves = searching.leaves(whatever_fits=True)
+    if not leaves:
+        reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.ways.refusals.counted.items())
+        raise ConfigError(f"layout: promised to go into {cluster}, found {reasons or 'axes that do not divide it'}")
+    return searching.candidate(leaves[0])
+
+
+class _Search:
+    """One search; what it remembers ends with it."""
+
+    def __init__(
+        self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
+    ):
+        precision, device = settings.train.precision, cluster.device
+        if precision not in device.peak_flops:
+            raise ConfigError(
+                f"train.precision: promised one that {device.name} computes in ({', '.join(device.peak_flops)}), found "
+                f"{precision}; take another"
+            )
+        self._begun = time.perf_counter()
+        self.shape, self.settings, self.cluster = shape, settings, cluster
+        self.batches = batches_of(settings, run)
+        self.ways = Ways(shape, settings, self.batches, cluster)
+        self._computes = [Compute(shape, settings, device, batch.seq_len) for batch in self.batches]
+        self._links = Links(cluster)
+        self._limit = settings.plan.device_memory or device.memory_bytes - device.reserved
+        self._steps = sum(batch.steps for batch in self.batches)
+
+    def found(self, top: int) -> Found:
+        """Time all, then look at the memory of the fastest."""
+        best: list[Candidate] = []
+        taken: set[Split] = set()
+        smallest: dict[Split, bool] = {}
+        refusals = self.ways.refusals
+        leaves = sorted(self.leaves())
+        for place, leaf in enumerate(leaves):
+            if len(best) == top:
+                example = f"{_name(leaf)}: {leaf.seconds:.4g} s a step"
+                refusals.add(SLOWER, len(leaves) - place, example)
+                break
+            axes = leaf.split._replace(schedule="", stages=1)
+            if axes in taken:
+                refusals.add(SAME_AXES, 1, f"{_name(leaf)}: {leaf.seconds:.4g} s a step")
+                continue
+            if leaf.split not in smallest:
+                smallest[leaf.split] = self._least(leaf) <= self._limit
+            need = self._first_place(leaf) if smallest[leaf.split] else None
+            candidate = self.candidate(leaf) if need is not None and need <= self._limit else None
+            if candidate is not None and candidate.memory.peak <= self._limit:
+                best.append(candidate)
+                taken.add(axes)
+                continue
+            peak = candidate.memory.peak if candidate else need if need is not None else self._least(leaf)
+            refusals.add(ACTIVATIONS, 1, f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB")
+        seconds = time.perf_counter() - self._begun
+        return Found(self.cluster, tuple(best), dict(refusals.counted), self._limit, seconds)
+
+    def leaves(self, whatever_fits: bool = False) -> list[_Leaf]:
+        """Every layout with its time; those whose weights and states alone are too large are left out, unless asked."""
+        found: list[_Leaf] = []
+        for split in self.ways.splits():
+            costs = [StepCost(compute, self._links, split) for compute in self._computes]
+            groups = split.replicate * split.shard
+            sizes = self.ways.sizes(groups)
+            states = costs[0].states_bytes()
+            if states > self._limit and not (whatever_fits or self.settings.layout.offload):
+                example = f"{shown(split)}: {states / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
+                self.ways.refusals.add(STATES, len(sizes) * len(self.ways.modes), example)
+                continue
+            for size in sizes:
+                for mode in self.ways.modes:
+                    if problem := self.ways.problem(split, size, mode):
+                        self.ways.refusals.add(TURNS, 1, f"{shown(split)}, {size} rows: {problem}")
+                        continue
+                    seconds = sum(
+                        batch.steps * sum(cost.parts(-(-batch.rows // groups), size, mode).values())
+                        for cost, batch in zip(costs, self.batches, strict=True)
+                    )
+                    found.append(_Leaf(seconds / self._steps, len(found), split, size, mode))
+        return found
+
+    def candidate(self, leaf: _Leaf) -> Candidate:
+        """A layout with everything that is known of it."""
+        split, world = leaf.split, self.cluster.world_size
+        groups = split.replicate * split.shard
+        parts: dict[str, float] = {}
+        for compute, batch in zip(self._computes, self.batches, strict=True):
+            found = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
+            for name, seconds in found.items():
+                parts[name] = parts.get(name, 0.0) + seconds * batch.steps / self._steps
+        tokens = sum(batch.steps * batch.rows * batch.seq_len for batch in self.batches) / self._steps
+        flops = sum(
+            batch.steps * batch.rows * batch.seq_len * flops_per_token(self.shape, batch.seq_len)
+            for batch in self.batches
+        )
+        peak = self.cluster.device.peak_flops[self.settings.train.precision] * world
+        rows = -(-max(batch.rows for batch in self.batches) // groups)
+        return Candidate(
+            split=split,
+            layout=self.ways.layout(split, leaf.size, leaf.mode),
+            micro_batches=-(-rows // leaf.size),
+            step_seconds=leaf.seconds,
+            tokens_per_second=tokens / leaf.seconds,
+            mfu=flops / self._steps / leaf.seconds / peak,
+            memory=max((self._memory(leaf, batch) for batch in self.batches), key=lambda memory: memory.peak),
+            parts=parts,
+        )
+
+    def _memory(self, leaf: _Leaf, batch: Batch) -> Memory:
+        kind = self.cluster.device.kind
+        settings = self._settings(leaf)
+        return memory_of_rank(self.shape, settings, self.cluster.world_size, batch.seq_len, batch.rows, kind)
+
+    def _settings(self, leaf: _Leaf) -> Settings:
+        return self.settings.model_copy(update={"layout": self.ways.layout(leaf.split, leaf.size, leaf.mode)})
+
+    def _least(self, leaf: _Leaf) -> int:
+        """What a split needs with single rows and everything computed again."""
+        full = self.ways.modes[-1]
+        size = self.ways.sizes(leaf.split.replicate * leaf.split.shard)[0]
+        return self._first_place(leaf._replace(size=size, mode=full))
+
+    def _first_place(self, leaf: _Leaf) -> int:
+        """Memory of the first place of a pipeline, which holds the most micro-batches: not more than the peak."""
+        settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
+        if settings.layout.offload:
+            return 0
+        needs = (
+            RankNeeds(self.shape, settings, leaf.split.axes, 0, (batch.seq_len, batch.rows), cuda).moments()
+            for batch in self.batches
+        )
+        return max(sum(moment.values()) for moments in needs for moment in moments.values())
+
+
+def _name(leaf: _Leaf) -> str:
+    return f"{shown(leaf.split)}, micro-batches of {leaf.size}, {leaf.mode} recomputed"

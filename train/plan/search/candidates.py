@@ -1,0 +1,194 @@
+"""Every way of splitting a model and its batch over a cluster, and what takes a way out before it is timed.
+
+A tensor axis stays within a node, where its exchanges for every layer have a fast link. GPipe is left out, which takes
+as long as 1F1B and more memory. Where heads can be shared the sequence is, by heads; else by keys. What `[layout]` of
+the recipe sets is kept.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from train.config.layout import LayoutConfig
+from train.config.settings import Settings
+from train.model.shape import ModelShape
+from train.plan.axes import num_micro_batches, problems_of
+from train.plan.search.devices import Cluster
+from train.plan.search.split import Split, overrides, shown
+
+MOST_CONTEXT = 64
+"""Most ranks that share a sequence."""
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble", 2), ("zbv", 2))
+"""Schedules of a pipeline, each with its stages on a rank."""
+MODES = ("none", "selective", "full")
+CONTRADICTION, DIVISION = "settings contradict", "does not divide"
+ROWS, TURNS = "fewer sequences than groups of ranks", "micro-batches do not go into the pipeline"
+
+
+class Batch(NamedTuple):
+    """What a step of a stage of the run consists of."""
+
+    seq_len: int
+    """Positions of a row."""
+    rows: int
+    """Rows of a step over all ranks."""
+    steps: int = 1
+    """Steps of the stage: its weight."""
+
+
+class Refusals:
+    """Layouts that were not taken, counted by reason, each with an example."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, tuple[int, str]] = {}
+
+    def add(self, reason: str, count: int, example: str) -> None:
+        """Count some more; the first example stays."""
+        before, first = self.counted.get(reason, (0, example))
+        if count:
+            self.counted[reason] = before + count, first
+
+
+class Ways:
+    """The ways of splitting, and for each the sizes of micro-batches and what may be computed again."""
+
+    def __init__(self, shape: ModelShape, settings: Settings, batches: Sequence[Batch], cluster: Cluster):
+        self.shape, self.settings, self.batches, self.cluster = shape, settings, batches, cluster
+        self.refusals = Refusals()
+        self._given = settings.layout.model_fields_set
+        self._most_rows = max(batch.rows for batch in batches)
+        self._least_rows = min(batch.rows for batch in batches)
+        self.number_problem = cache(self._number_problem)
+        self._problem = cache(self._find_problem)
+        self._of_size = cache(lambda size: LayoutConfig.model_validate({"micro_batch": size}))
+
+    def splits(self) -> Iterator[Split]:
+        """Every way of splitting that the model, the sequences and the batch go into."""
+        for split in self._all():
+            groups = split.replicate * split.shard
+            leaves = max(1, len(self.sizes(groups)) * len(self.modes))
+            if groups > self._least_rows:
+                example = f"{shown(split)}: {groups} groups of ranks, {self._least_rows} sequences a step"
+                self.refusals.add(ROWS, leaves, example)
+            elif found := self._refused(split):
+                self.refusals.add(found[0], leaves, f"{shown(split)}: {found[1]}")
+            else:
+                yield split
+
+    def _all(self) -> Iterator[Split]:
+        world, per_node = self.cluster.world_size, self.cluster.gpus_per_node
+        for tensor in self._fixed("tensor", [t for t in divisors(world) if t <= per_node]):
+            left = world // tensor
+            for context in self._fixed("context", [c for c in divisors(left) if c <= MOST_CONTEXT]):
+                by = self._by(context, tensor)
+                most = self.shape.num_layers
+                for pipeline in self._fixed("pipeline", [p for p in divisors(left // context) if p <= most]):
+                    if left % (context * pipeline) == 0:
+                        yield from self._with_data(context, by, tensor, pipeline)
+
+    def _by(self, context: int, tensor: int) -> str:
+        if context == 1 or "context_by" in self._given:
+            return self.settings.layout.context_by
+        return "keys" if self.shape.num_heads % (context * tensor) else "heads"
+
+    def _with_data(self, context: int, by: str, tensor: int, pipeline: int) -> Iterator[Split]:
+        """What data-parallel ranks share out, and the schedule of the pipeline."""
+        ranks = self.cluster.world_size // (context * tensor * pipeline)
+        if context * tensor * pipeline == 1:
+            for data in self._fixed("data", ["ddp", "zero1"] if ranks > 1 else ["ddp"]):
+                if data in ("ddp", "zero1"):
+                    yield Split(data, ranks, 1, 1, by, 1, 1, "1f1b", 1)
+        for replicate in self._fixed("replicate", divisors(ranks)):
+            shard = ranks // replicate
+            if ranks % replicate or self.settings.layout.shard not in (None, shard):
+                continue
+            # Alone there is nothing to free and gather again.
+            for data in self._fixed("data", ["zero2", "zero3"] if shard * context > 1 else ["zero2"]):
+                if data in ("zero2", "zero3"):
+                    for schedule, stages in self._schedules(pipeline):
+                        yield Split(data, replicate, shard, context, by, tensor, pipeline, schedule, stages)
+
+    def _schedules(self, pipeline: int) -> Sequence[tuple[str, int]]:
+        layout = self.settings.layout
+        if pipeline == 1:
+            return [("1f1b", 1)]
+        if "schedule" in self._given or "stages_per_rank" in self._given:
+            return [(layout.schedule, layout.stages_per_rank or (1 if layout.schedule in ("gpipe", "1f1b") else 2))]
+        return SCHEDULES
+
+    def _fixed(self, name: str, options: Sequence[Any]) -> Sequence[Any]:
+        """What the recipe sets, else all options; a size that leaves ranks over is none."""
+        if name not in self._given:
+            return options
+        value = getattr(self.settings.layout, name)
+        return [value] if isinstance(value, str) or self.cluster.world_size % value == 0 else []
+
+    def sizes(self, groups: int) -> list[int]:
+        """Sizes of micro-batches for so many groups of ranks with rows of their own: powers of two, and all rows."""
+        if "micro_batch" in self._given:
+            return [self.settings.layout.micro_batch]
+        rows = -(-self._most_rows // groups)
+        return sorted({1 << power for power in range(rows.bit_length())} | {rows})
+
+    @cached_property
+    def modes(self) -> Sequence[str]:
+        """What may be computed again."""
+        given = "activation_checkpointing" in self._given
+        return (self.settings.layout.activation_checkpointing,) if given else MODES
+
+    # ----------------------------------------------------------------------------------------------- what is refused
+
+    def _refused(self, split: Split) -> tuple[str, str] | None:
+        """Why no layout splits like this; of the axes each is looked at on its own, since each has its own reasons."""
+        one = split._replace(replicate=1, shard=1)
+        return self._problem(one._replace(pipeline=1, schedule="1f1b", stages=1)) or self._problem(
+            one._replace(context=1, context_by="heads", tensor=1)
+        )
+
+    def _find_problem(self, split: Split) -> tuple[str, str] | None:
+        try:
+            layout = self.layout(split, 1, MODES[0])
+        except ValidationError as error:
+            return CONTRADICTION, "; ".join(str(found["msg"]) for found in error.errors())
+        settings = self.settings.model_copy(update={"layout": layout})
+        lengths = [batch.seq_len for batch in self.batches]
+        # As many rows as any schedule wants: how many there are is looked at with the micro-batches.
+        rows = 64 * split.pipeline
+        found = list(problems_of(self.shape, settings, math.prod(split.axes.values()), lengths, rows))
+        return (DIVISION, found[0]) if found else None
+
+    def problem(self, split: Split, size: int, mode: str) -> str | None:
+        """Why a micro-batch of `size` rows, or this recomputation, does not go into a split; None if they do."""
+        if split.pipeline == 1:
+            return None
+        layout = self._of_size(size)
+        one = split._replace(replicate=1, shard=1, context=1, context_by="heads", tensor=1)
+        for batch in self.batches:
+            number = num_micro_batches(batch.rows, layout, split.axes)
+            if found := self.number_problem(one, number, mode):
+                return found
+        return None
+
+    def _number_problem(self, split: Split, number: int, mode: str) -> str | None:
+        settings = self.settings.model_copy(update={"layout": self.layout(split, 1, mode)})
+        lengths = [batch.seq_len for batch in self.batches]
+        return next(problems_of(self.shape, settings, split.pipeline, lengths, number), None)
+
+    def layout(self, split: Split, size: int, mode: str) -> LayoutConfig:
+        """The section that says so, with everything else as the recipe has it. Raises ValidationError."""
+        return LayoutConfig.model_validate(self.kept | overrides(split, size, mode))
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """What the recipe says of a layout that the search leaves alone."""
+        searched = set(Split._fields) | {"stages_per_rank", "micro_batch", "activation_checkpointing"}
+        return self.settings.layout.model_dump(include=self._given - searched)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, rising."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

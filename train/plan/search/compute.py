@@ -1,0 +1,190 @@
+"""What a micro-batch costs on one rank, without what is sent: products, attention, element-wise traffic, launches.
+
+A product takes the longer of its FLOPs at the device's share of the peak and of its bytes at the memory's bandwidth
+(the roofline of Williams et al. 2009, Communications of the ACM 52(4)). Element-wise bytes are counted of the code as
+it stands. Documents in a row are not known here: attention counts as if each saw the whole row before it.
+"""
+
+import bisect
+import math
+from functools import cache
+from typing import NamedTuple
+
+from train.config.settings import Settings
+from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, params_of_layer
+from train.plan.search.devices import Device, Number
+from train.plan.search.split import Split
+
+BACKWARD = (2.0, 2.5, 2.0, 2.0)
+"""Backward passes by forward ones: two products for each; flash attention forms its scores again (Dao 2023, arXiv
+2307.08691, section 3.1.2: five products for two)."""
+UPDATE_BYTES = {"adamw": 28, "adafactor": 16, "lamb": 44, "muon": 32}
+"""Read and written of each parameter in an update: weight, gradient and moments of 4 bytes, as often as they pass."""
+ITERATIONS = 5
+"""Of Muon; each has three products of an m x n matrix, m <= n: 4·m²·n + 2·m³ FLOPs."""
+
+
+class Pass(NamedTuple):
+    """Seconds of a forward pass by what they go into."""
+
+    products: float
+    attention: float
+    traffic: float
+    launches: float
+
+
+class Compute:
+    """Times of the parts of a model on a device, for rows of one length."""
+
+    def __init__(self, shape: ModelShape, settings: Settings, device: Device, seq_len: int):
+        self.shape, self.settings, self.device, self.seq_len = shape, settings, device, seq_len
+        precision: Number = settings.train.precision
+        self.width = 4 if precision == "fp32" else 2
+        self._flops = device.product_share * device.peak_flops[precision]
+        # With fp8 the matrices of the layers alone are products of 8 bits.
+        outside: Number = "bf16" if precision == "fp8" else precision
+        self._outside_flops = device.product_share * device.peak_flops[outside]
+        self._attention_flops = device.attention_share * device.peak_flops[outside]
+        self._bandwidth = device.traffic_share * device.memory_bandwidth
+        self.layer = cache(self._layer)
+        self._chunk = settings.layout.chunk_on(device.kind)
+        self.head = cache(self._head)
+        self.pages = cache(self._pages)
+
+    def traffic(self, size: float, tensor: float | None = None) -> float:
+        """Seconds to move `size` bytes to or from the device's memory, in tensors of `tensor` bytes; None = any."""
+        sizes = self.device.by_size
+        if not sizes or tensor is None:
+            return size / self._bandwidth
+        place = bisect.bisect([each for each, _ in sizes], tensor)
+        if place in (0, len(sizes)):
+            return size / sizes[max(0, place - 1)][1]
+        (low, slow), (high, fast) = sizes[place - 1], sizes[place]
+        share = math.log(tensor / low) / math.log(high / low)
+        return size / math.exp((1 - share) * math.log(slow) + share * math.log(fast))
+
+    def positions(self, split: Split, rows: float) -> float:
+        """Positions of `rows` rows on one rank of the context axis."""
+        return rows * self.seq_len / split.context
+
+    def _layer(self, split: Split, rows: float) -> Pass:
+        """Forward pass of one layer over `rows` rows; splits that differ on other axes alone cost the same."""
+        positions = self.positions(split, rows)
+        products, number = self._products(positions, split.tensor)
+        attention = self._attention(split, rows)
+        tensor = self.width * positions * max(self.shape.d_model, self.shape.d_ffw / split.tensor)
+        traffic = self.traffic(positions * self._bytes_of_position(split), tensor) + self._squares(split, rows)
+        if split.whole and self.width == 2:  # autocast makes a copy of every matrix
+            traffic += self.traffic(6 * matrix_params_of_layer(self.shape))
+        return Pass(products, attention, traffic, self._launches(split, number, products + attention + traffic))
+
+    def _products(self, positions: float, tensor: int) -> tuple[float, int]:
+        """Seconds of the products of a layer, and their number."""
+        shape = self.shape
+        d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
+        gated = 2 if shape.activation == "swiglu" else 1
+        sizes = [(d, q / tensor, 1), (d, kv / tensor, 2), (q / tensor, d, 1)]
+        sizes += [(d, ffw / tensor, gated), (ffw / tensor, d, 1)]
+        seconds = sum(many * self.product(positions, k, n, self._flops) for k, n, many in sizes)
+        return seconds, sum(many for *_, many in sizes)
+
+    def product(self, m: float, k: float, n: float, flops: float) -> float:
+        """Seconds of an m x k by k x n product at a rate of `flops`."""
+        return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
+
+    def _attention(self, split: Split, rows: float) -> float:
+        shape, length = self.shape, self.seq_len
+        pairs = rows * length * length / split.context
+        by_keys = split.context > 1 and split.context_by == "keys"
+        # A mask that is written out is looked at whole; else a causal kernel leaves half of the pairs out.
+        if self.settings.train.objective != "mlm" and not by_keys and shape.positions == "rope":
+            pairs /= 2
+        products = 6 if shape.positions == "relative" else 4
+        return products * pairs * shape.query_width / split.tensor / self._attention_flops
+
+    def _squares(self, split: Split, rows: float) -> float:
+        """Seconds for what attention writes out: scores with relative positions, a mask by keys."""
+        pairs = rows * self.seq_len * self.seq_len / split.context
+        if self.shape.positions == "relative":
+            return self.traffic(24 * pairs * self.shape.num_heads / split.tensor)
+        by_keys = split.context > 1 and split.context_by == "keys"
+        return self.traffic(self.width * pairs * self.shape.num_heads / split.tensor) if by_keys else 0.0
+
+    def _bytes_of_position(self, split: Split) -> float:
+        """Bytes that norms, residuals, rotation and activation of a layer read and write for a position, forward."""
+        shape, width = self.shape, self.width
+        residual = 4 if split.whole else width
+        compiled = self.settings.layout.compile
+        norms = 6 * residual if compiled else 10 * residual if self.device.kind == "cuda" else 6 * residual + 40
+        rotation = 2 if compiled else 6
+        gate = (3 if compiled else 5) if shape.activation == "swiglu" else 2
+        heads = rotation * (shape.query_width + shape.key_width) + 2 * shape.query_width
+        return (norms * shape.d_model + width * (heads + gate * shape.d_ffw)) / split.tensor
+
+    def _launches(self, split: Split, products: int, busy: float) -> float:
+        """What beginning the operations of a layer costs, and what the device waits for the host."""
+        device, compiled = self.device, self.settings.layout.compile
+        if device.layer_seconds:
+            kind = "plain" if split.whole else "tensor" if split.tensor > 1 else "sharded"
+            return device.layer_seconds[kind] / (1 + BACKWARD[3])
+        number = products + (7 if compiled else 21)
+        # DTensor finds out in Python what each operation does; FSDP2 has hooks around each layer.
+        host = number * (1 if compiled or split.tensor == 1 else 3) + (0 if split.whole else 10)
+        on_device = number * device.op_seconds
+        return on_device + max(0.0, host * device.host_seconds - busy - on_device)
+
+    def _head(self, split: Split, rows: float) -> float:
+        """Seconds of the logits and their loss, forward and backward, of which nothing is left for later."""
+        positions, columns = self.positions(split, rows), self.shape.vocab_size / split.tensor
+        products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
+        tensor = 4 * min(positions, self._chunk) * columns
+        return products + self.traffic(positions * columns * (2 * self.width + 20), tensor)
+
+    def _pages(self, split: Split, rows: float) -> tuple[float, float]:
+        """Seconds until a layer has the memory of its widest tensors, and the head that of a chunk's logits."""
+        tensor = split.tensor
+        widest = self.width * self.positions(split, rows) * self.shape.d_ffw / tensor
+        logits = 4 * min(self.positions(split, rows), self._chunk) * self.shape.vocab_size / tensor
+        layer, head = (size * self.device.page_seconds if size >= MAPPED else 0.0 for size in (widest, logits))
+        return 6 * layer, 3 * head
+
+    def embedding(self, split: Split, rows: float) -> float:
+        """Seconds of looking ids up, and of adding up their gradients."""
+        return self.traffic(8 * self.positions(split, rows) * self.shape.d_model * self.width)
+
+    def update(self, params: float, ranks: int) -> float:
+        """Seconds of the norm, the clipping and the update of `params` parameters here, which `ranks` ranks share."""
+        optim, layout = self.settings.optim, self.settings.layout
+        size = (UPDATE_BYTES[optim.optimizer] + 4 + (8 if optim.clip_norm else 0)) * params
+        seconds = self.traffic(size)
+        if layout.offload and self.device.kind == "cuda":
+            seconds = (size + 8 * params) / HOST_BANDWIDTH
+        if optim.optimizer == "muon":
+            share = params * ranks / num_parameters(self.shape)
+            flops = self.device.product_share * self.device.peak_flops[optim.muon_precision]
+            seconds += share * self._muon_flops() / ranks / flops
+        return seconds
+
+    def _muon_flops(self) -> float:
+        shape = self.shape
+        d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
+        gated = 3 if shape.activation == "swiglu" else 2
+        sides = [(d, q, 2), (d, kv, 2), (d, ffw, gated)]
+        small = ((min(m, n), max(m, n), many) for m, n, many in sides)
+        return shape.num_layers * ITERATIONS * sum(many * (4 * m * m * n + 2 * m**3) for m, n, many in small)
+
+    def params(self, split: Split, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
+        """Parameters of a layer, and of what is outside the layers, on a rank of the tensor axis.
+
+        `ends`: whether the rank has the first stage, and the last.
+        """
+        shape, matrices = self.shape, matrix_params_of_layer(self.shape)
+        layer = params_of_layer(shape) - matrices + matrices / split.tensor
+        copies = sum(ends) - (1 if all(ends) and shape.tie_embeddings and split.pipeline == 1 else 0)
+        return layer, copies * shape.vocab_size * shape.d_model / split.tensor
+
+
+MAPPED = 32 << 20
+"""Bytes from which glibc asks the system for each tensor anew (mallopt(3): the largest M_MMAP_THRESHOLD)."""
+HOST_BANDWIDTH = 2.5e10
+"""Bytes/s of a GPU's share of its host's memory and of the bus to it, for what is offloaded; judgement."""

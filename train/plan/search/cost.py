@@ -1,0 +1,249 @@
+"""The time of a step of a layout: what a rank computes, what is sent and cannot hide behind it, and who waits.
+
+Collectives of weights and gradients hide behind computation (Zhao et al. 2023, arXiv 2304.11277, section 3.3.1), those
+of the tensor and the context axis do not. Waiting for data, checkpoints and evaluation are left out.
+"""
+
+from functools import cache
+
+from train.config.layout import LayoutConfig
+from train.plan.axes import layers_of, stages_of
+from train.plan.search.compute import BACKWARD, Compute, Pass
+from train.plan.search.links import Links, Ring
+from train.plan.search.split import Split
+
+SENT = {"none": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 0.05}
+"""Share of the bytes of gradients that travel between replicas; of the sparse ones it follows from their share."""
+PARTS = {
+    "products": "matrix products of the layers, forward and backward",
+    "attention": "products of queries, keys and values",
+    "traffic": "norms, residuals, rotation and activation: bytes through memory; the embedding",
+    "launches": "beginning operations, and waiting for the host",
+    "recompute": "layers, or what is cheap of them, computed again",
+    "head": "logits and loss",
+    "pages": "memory that the system hands out anew, on a CPU",
+    "tensor": "gathers and sums of the stream along the tensor axis",
+    "context": "exchanges of heads or keys along the context axis",
+    "weights": "gathers of weights that do not hide behind computation",
+    "gradients": "sums of gradients that do not hide behind it",
+    "sends": "the stream handed on in a pipeline",
+    "bubble": "ranks of a pipeline that wait for others",
+    "update": "norm, clipping and optimiser",
+    "cores": "ranks that wait for a core of the machine they share",
+}
+"""What a step's time is made of."""
+
+
+def bubble_share(schedule: str, stages: int) -> float:
+    """The bubble of a pipeline, by that of 1F1B.
+
+    Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaved: 1/stages); Qi et al. 2023, arXiv
+    2401.10241, table 2 (zero bubble: the gradients of weights fill two of three passes; zbv: nearly all).
+    """
+    if schedule == "zbv":
+        return 1 / 6
+    return 1 / (3 * stages) if schedule == "zero_bubble" else 1 / stages
+
+
+class StepCost:
+    """The cost of one way of splitting, for any micro-batch and any recomputation."""
+
+    def __init__(self, compute: Compute, links: Links, split: Split):
+        self._compute, self._links, self._split = compute, links, split
+        self._layout = compute.settings.layout
+        axes = split.axes
+        self._states, self._replicas = links.ring(axes, "shard", "context"), links.ring(axes, "replicate")
+        self._along_tensor, self._along_context = links.ring(axes, "tensor"), links.ring(axes, "context")
+        self._places = _places(compute.shape.num_layers, split.pipeline, split.schedule, split.stages)
+        # Splits that differ on other axes alone share what a layer and the head have taken.
+        settings = compute.settings
+        # One rank in fp32 has no use for FSDP2, which sets the number format of the products elsewhere.
+        alone = links.cluster.world_size == 1 and settings.train.precision == "fp32" and not settings.layout.offload
+        plain = split.whole or alone
+        self._key = split._replace(data="ddp" if plain else "zero2", replicate=1, shard=1, pipeline=1)
+        self._key = self._key._replace(schedule="1f1b", stages=1)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """What the layers and the outermost part take to gather and to sum up."""
+        compute, split = self._compute, self._split
+        self._layers = max(layers for layers, *_ in self._places)
+        ends = (True, True) if split.pipeline == 1 else (False, True)
+        self._layer_params, self._outer_params = compute.params(split, self._layers, ends)
+        self._shares = 1 if split.whole else self._states.size
+        width = compute.width
+        self._gather = self._moved(self._states, width * self._layer_params, 4)
+        self._gather_outer = self._moved(self._states, width * self._outer_params, 4)
+        self._reduce = self._moved(self._states, 4 * self._layer_params, 3)
+        self._reduce_outer = self._moved(self._states, 4 * self._outer_params, 3)
+        self.params = self._layers * self._layer_params + self._outer_params
+        """Parameters of a rank before they are sharded."""
+
+    def states_bytes(self) -> float:
+        """Bytes of weights and two moments on a rank; of other optimisers' states there are hardly fewer or none."""
+        states = 0 if self._compute.settings.optim.optimizer in ("adafactor", "muon") else 8
+        return self.params * (4 / self._shares + states / self._update_shares())
+
+    def _moved(self, ring: Ring, size: float, copies: int) -> float:
+        """Seconds of a collective over shards, which FSDP2 copies into one buffer and out of it again."""
+        if self._split.whole or ring.size == 1:
+            return 0.0
+        return ring.gather(size) + self._compute.traffic(copies * size)
+
+    def parts(self, rows_of_rank: int, micro_batch: int, recompute: str) -> dict[str, float]:
+        """Seconds of a step by what they go into (PARTS), for the rank that has most to do."""
+        compute, split = self._compute, self._split
+        size = min(micro_batch, rows_of_rank)
+        number = -(-rows_of_rank // size)
+        # A pipeline fills the last micro-batch up; elsewhere it is smaller.
+        times = number if split.pipeline > 1 else rows_of_rank / size
+        layer = compute.layer(self._key, size)
+        tensor, context = self._stream_seconds(size, recompute), self._context_seconds(size, recompute)
+        again = _again(layer, recompute)
+        head, embedding = compute.head(self._key, size), compute.embedding(self._key, size)
+        head_tensor = self._head_stream_seconds(size)
+        whole, outside = _with_backward(layer), self._links.cluster.device.layer_seconds.get("outside", 0.0)
+        pages, head_pages = compute.pages(self._key, size)
+        of_layer = sum(whole) + again + tensor + context
+        busy = [
+            outside + layers * (of_layer + pages) + ends * (head + head_tensor + head_pages) + begins * embedding
+            for layers, begins, ends in self._places
+        ]
+        slowest = max(range(len(busy)), key=busy.__getitem__)
+        layers, begins, ends = self._places[slowest]
+        many = times * layers
+        found = {
+            "products": many * whole[0],
+            "attention": many * whole[1],
+            "traffic": many * whole[2] + times * begins * embedding,
+            "launches": many * whole[3] + times * outside,
+            "recompute": many * again,
+            "head": times * ends * head,
+            "pages": many * pages + times * ends * head_pages,
+            "tensor": many * tensor + times * ends * head_tensor,
+            "context": many * context,
+        }
+        forward = layers * sum(layer) + ends * head
+        backward = layers * (of_layer - sum(layer))
+        found |= self._sent(number, forward, backward)
+        found["sends"] = number * self._sends(size)
+        found["bubble"] = bubble_share(split.schedule, split.stages) * (sum(busy) - max(busy))
+        found["update"] = compute.update(self.params / self._update_shares(), self._update_shares())
+        found["cores"] = self._waiting(found, sum(busy) / len(busy) / max(busy))
+        return found
+
+    def _update_shares(self) -> int:
+        return self._replicas.size if self._split.data == "zero1" else self._shares
+
+    def _waiting(self, found: dict[str, float], mean: float) -> float:
+        """What ranks wait for cores if more of them share a machine than compute at once; a bubble frees a core."""
+        at_once, ranks = self._links.cluster.device.at_once, self._links.cluster.gpus_per_node
+        if at_once is None or ranks <= at_once:
+            return 0.0
+        path = sum(found.values())
+        return max(0.0, (path - found["bubble"]) * mean * ranks / at_once - path)
+
+    # --------------------------------------------------------------------------------------------- along the stream
+
+    def _stream_bytes(self, rows: float) -> float:
+        compute = self._compute
+        return compute.width * compute.positions(self._split, rows) * compute.shape.d_model
+
+    def _stream_seconds(self, rows: float, recompute: str) -> float:
+        """Two gathers and two sums of the stream in a layer, and as many backward.
+
+        Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2. Recomputation gathers and sums again.
+        """
+        passes = 2 if recompute == "none" else 3
+        return passes * 4 * self._along_tensor.gather(self._stream_bytes(rows))
+
+    def _head_stream_seconds(self, rows: float) -> float:
+        return 2 * self._along_tensor.gather(self._stream_bytes(rows))
+
+    def _context_seconds(self, rows: float, recompute: str) -> float:
+        """Queries, keys, values and results to heads and back; or keys and values gathered, and their gradients."""
+        ring, compute, split = self._along_context, self._compute, self._split
+        if ring.size == 1:
+            return 0.0
+        shape, passes = compute.shape, 3 if recompute == "full" else 2
+        numbers = compute.positions(split, rows) * compute.width / split.tensor
+        if split.context_by == "keys":
+            return passes * ring.gather(2 * shape.key_width * numbers * split.context)
+        kv_heads = shape.num_kv_heads // split.tensor
+        keys = shape.key_width if kv_heads % split.context == 0 else shape.query_width
+        return passes * 2 * (ring.exchange(shape.query_width * numbers) + ring.exchange(keys * numbers))
+
+    def _sends(self, rows: float) -> float:
+        """The stream to the next stage and its gradient back, for every stage of a rank; nothing of it hides."""
+        split = self._split
+        if split.pipeline == 1:
+            return 0.0
+        size = self._stream_bytes(rows) / split.tensor
+        return 2 * split.stages * self._links.send(split.axes, size)
+
+    # -------------------------------------------------------------------------------------- weights and gradients
+
+    def _sent(self, number: int, forward: float, backward: float) -> dict[str, float]:
+        """What of weights and gradients does not hide behind `number` micro-batches of these passes."""
+        hides = self._links.cluster.device.overlap
+        gradient = 4 * self.params / self._shares * self._sent_share()
+        between = self._replicas.reduce(gradient) if self._replicas.size > 1 else 0.0
+        words = 2 * (self._states.begin + self._states.hops + self._replicas.hops)
+        if self._split.whole:
+            # The last of DDP's buckets has nothing to hide behind.
+            exposed = max(min(between, self._replicas.begin + self._replicas.hops), between - hides * backward)
+            after = self._replicas.gather(4 * self.params) if self._split.data == "zero1" else 0.0
+            return {"weights": after, "gradients": exposed + words if between else 0.0}
+        if self._states.size == 1 and self._replicas.size == 1:
+            return {"weights": 0.0, "gradients": 0.0}
+        gathers, sums = self._layers * self._gather, self._layers * self._reduce
+        if self._split.pipeline > 1:
+            often = number if self._split.data == "zero3" and self._split.stages == 1 else 0
+            once = gathers + self._gather_outer
+            turn = 2 * (self._gather + max(0.0, gathers - self._gather - hides * forward))
+            return {"weights": once + often * turn, "gradients": sums + self._reduce_outer + between + words}
+        again = gathers if self._split.data == "zero3" else 0.0
+        first = self._gather_outer + self._gather
+        ahead = first + max(0.0, gathers - self._gather - hides * forward)
+        behind = max(0.0, again + sums - hides * backward)
+        # Of what exceeds the backward pass, weights come before gradients; the outermost sum is behind all.
+        late = min(behind, sums)
+        last = max(0.0, between - max(0.0, hides * backward - again - sums))
+        return {
+            "weights": number * (ahead + behind - late),
+            "gradients": number * (late + self._reduce_outer) + last + words,
+        }
+
+    def _sent_share(self) -> float:
+        """Share of the bytes of gradients that replicas send each other."""
+        layout = self._layout
+        if layout.compress in ("topk", "randomk"):
+            return min(1.0, layout.compress_share * self._replicas.size)
+        return SENT[layout.compress]
+
+
+def _with_backward(layer: Pass) -> tuple[float, ...]:
+    return tuple(seconds * (1 + times) for seconds, times in zip(layer, BACKWARD, strict=True))
+
+
+def _again(layer: Pass, recompute: str) -> float:
+    """Seconds of a layer's second forward pass."""
+    if recompute == "none":
+        return 0.0
+    return sum(layer) if recompute == "full" else layer.traffic + layer.launches
+
+
+@cache
+def _places(num_layers: int, ranks: int, schedule: str, stages: int) -> list[tuple[int, bool, bool]]:
+    """Of every rank of a pipeline its layers, and whether it has the first and the last stage."""
+    if ranks == 1:
+        return [(num_layers, True, True)]
+    layout = LayoutConfig.model_validate(
+        {"data": "zero2", "pipeline": ranks, "schedule": schedule, "stages_per_rank": stages}
+    )
+    total, found = ranks * stages, []
+    for rank in range(ranks):
+        mine = stages_of(layout, rank)
+        layers = sum(len(layers_of(num_layers, total, stage)) for stage in mine)
+        found.append((layers, 0 in mine, total - 1 in mine))
+    return found
