@@ -117,7 +117,7 @@ def survivors(run: Store, *snapshots: str) -> set[bytes]:
     }
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 16])
+@pytest.mark.parametrize("partitions", [1, pytest.param(3, marks=pytest.mark.slow), 16])
 def test_the_same_tables_at_any_partitioning(run_of, whole, partitions):
     run = run_of(ALL, f"dedup.partitions={partitions}", "dedup.finish_edges=0")
     names = ("clusters", "index", "dedup", "representatives")
@@ -145,7 +145,7 @@ def test_clusters_are_what_the_documents_say(whole):
         assert number == min(1, len(alive))
 
 
-@pytest.mark.parametrize("by_url", ["off", "first"])
+@pytest.mark.parametrize("by_url", ["off", pytest.param("first", marks=pytest.mark.slow)])
 def test_one_snapshot_after_the_other_keeps_what_all_at_once_keeps(run_of, by_url):
     settings = ["dedup.write_index=true", f"dedup.by_url={by_url}"]
     first = run_of([FIRST], *settings)
