@@ -407,12 +407,20 @@ def test_a_run_ends_where_its_held_out_loss_no_longer_falls(whole: Path, tmp_pat
 
 
 @contextlib.contextmanager
-def files_at_most(size: int, first: int, last: int) -> Iterator[None]:
-    """From step `first` to step `last` no file can become larger than this, as on a disk that is full."""
+def files_at_most(size: int, first: int, last: int, stands: str = "") -> Iterator[None]:
+    """From step `first` to step `last` no file can become larger than this, as on a disk that is full.
+
+    Before it, what is written beside the steps is waited for: the file `stands`. The steps take time to write in.
+    """
     compute = Learner.compute
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def computing(self: Learner, step: int, *arguments: Any) -> Measured:
+        limit = time.monotonic() + 60
+        while step == first and stands and not Path(stands).exists() and time.monotonic() < limit:
+            time.sleep(0.01)
+        if stands and first <= step <= last:
+            time.sleep(0.1)
         if step in (first, last + 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size if step == first else before[0], before[1]))
         return compute(self, step, *arguments)
@@ -427,7 +435,9 @@ def files_at_most(size: int, first: int, last: int) -> Iterator[None]:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_training_goes_on_while_the_disk_is_full(whole: Path, tmp_path: Path, mode: str) -> None:
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode, "keep": 9}})
-    told = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 9, 14))])
+    told = tiny_runs.train(
+        run, 2, during=[(files_at_most, (100_000, 9, 14, f"{run}/train/checkpoints/step-000005/checkpoint.json"))]
+    )
     assert [one.code for one in told] == [0, 0]
     assert [note.step for note in notes(run)] == [5, 15, 20]
     (event,) = events(run, "failed_save")
