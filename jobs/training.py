@@ -21,7 +21,7 @@ from train.identity import check_goes_on
 from train.plan.checks import check_ranks, check_used
 from train.plan.chosen import choose_layout
 from train.plan.dryrun import describe_run
-from train.plan.planned import kept_settings, print_plan, read_settings, write_plan
+from train.plan.planned import check_overrides, kept_settings, print_plan, read_settings, write_plan
 from train.plan.sizing import make_plan
 from train.replay import begin_replay, describe_replay
 
@@ -83,6 +83,7 @@ def train_command(arguments: Arguments) -> int:
     if arguments.replay_from is not None:
         if arguments.dry_run:
             raise ConfigError("train: promised --dry-run or --replay-from, found both; a replay moves checkpoints")
+        check_overrides(run, arguments.overrides)  # before checkpoints are moved
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
     try:

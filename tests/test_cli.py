@@ -183,6 +183,7 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
         ("--set layout.compress=bf16 --set layout.data=ddp", "found one rank"),
         ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: promised held-out losses"),
         ("--set train.step=3", "train.step"),
+        ("--set cluster.device=h100-sxm", "cluster.device=h100-sxm, which size the model or choose its layout"),
         ("--set train.weights={wiki=-1.0}", "shares are >= 0"),
         ("--set train.stages=[{weights={wiki=0.0}}]", "shares are >= 0"),
     ],
@@ -220,6 +221,14 @@ def test_a_plan_that_a_checkpoint_could_not_go_on_under_is_refused(tmp_path, cap
     assert "optim.learning_rate: promised" in capsys.readouterr().err
     assert (run / "train/plan.json").read_bytes() == before
     assert main(["plan", str(run)]) == 0
+
+
+def test_a_replay_moves_nothing_for_settings_that_are_wrong(monkeypatch, tiny_run, capsys):
+    monkeypatch.setattr(training, "begin_replay", lambda *call: pytest.fail("checkpoints were moved"))
+    assert main(["plan", tiny_run.uri, "--quiet", "--set", "source.paths=['x']"]) == 0
+    assert main(["train", tiny_run.uri, "--replay-from", "clean", "--set", "train.stepz=3"]) == 2
+    assert "did you mean 'steps'" in capsys.readouterr().err
+    assert main(["train", tiny_run.uri, "--replay-from", "clean", "--dry-run"]) == 2
 
 
 def test_settings_of_earlier_commands_are_named_where_they_are_in_the_way(monkeypatch, tiny_run, capsys):

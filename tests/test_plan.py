@@ -336,7 +336,10 @@ def test_a_plan_keeps_what_was_set_and_no_defaults(run: Store) -> None:
     changed = read_settings(run, dataset, ["train.objective=mlm", "train.mask_share=0.3", "layout.data=ddp"])
     assert (changed.train.mask_share, changed.train.steps, changed.layout.data) == (0.3, 30, "ddp")
     assert changed.optim == plan.settings.optim
-    with pytest.raises(ConfigError, match=r"found plan.d_model=64, which size the model; give them to `penstock plan`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"found plan.d_model=64, which size the model or choose its layout; give them to `penstock plan`",
+    ):
         read_settings(run, dataset, ["train.steps=3", "plan.d_model=64"])
     with pytest.raises(ConfigError, match="did you mean 'micro_batch'"):
         read_settings(run, dataset, ["layout.micro_bach=3"])

@@ -40,11 +40,3 @@ def test_porian(params: float, rate: float, batch: float) -> None:
 
 def test_kaplan() -> None:
     assert rules.kaplan_learning_rate(125e6) == pytest.approx(6.38e-4, rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "worth"),
-    [(0.5, 0.5), (1, 1), (2, 1.968199), (4, 3.725673), (16, 10.582457), (40, 15.167465), (1e6, 16.387756)],
-)
-def test_repeated_data_are_worth_less(epochs: float, worth: float) -> None:
-    assert rules.worth_in_unique_tokens(1e9, epochs * 1e9) / 1e9 == pytest.approx(worth, rel=1e-6)

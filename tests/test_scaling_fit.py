@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import ConfigError
+from train.scaling import fit
 from train.scaling.fit import Measured, fit_law, objective, starts
 from train.scaling.laws import APPROACH_3, BESIROGLU, LossLaw
 
@@ -49,13 +50,16 @@ def test_intervals_hold_the_law_that_noisy_runs_come_from() -> None:
     assert narrow.high - narrow.low < 0.3 * (wide.high - wide.low)
 
 
-def test_a_few_wild_runs_hardly_move_the_fit() -> None:
+def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the Huber loss is for; a fit of least squares is the control, and moves far."""
     runs = runs_of(BESIROGLU, 60, 0.002)
     wild = [*runs[:-3], *(Measured(one.params, one.tokens, one.loss * 1.5) for one in runs[-3:])]
     found = fit_law(wild, draws=0).law
     assert found.floor == pytest.approx(BESIROGLU.floor, rel=0.02)
     assert found.exponent == pytest.approx(BESIROGLU.exponent, abs=0.03)
+    monkeypatch.setattr(fit, "DELTA", 1e3)
+    squares = fit_law(wild, draws=0).law
+    assert abs(squares.floor - BESIROGLU.floor) > 3 * abs(found.floor - BESIROGLU.floor)
 
 
 @pytest.mark.parametrize(

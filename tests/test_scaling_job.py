@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,19 @@ def test_a_budget_decides_n_and_d(run: Store, capsys) -> None:
     assert "from the budget: D = 20·N, C = 6ND" in shown
 
 
+def test_use_makes_the_model_smaller_and_its_training_longer(run: Store, capsys) -> None:
+    """And what the training costs beyond the budget is said."""
+    words = ["--flops", "6e10", "--set", "plan.law=approach_3", "--set", "plan.min_params=1", *MANY]
+    assert main(["plan", run.uri, *words]) == 0
+    plain = figures(run)
+    capsys.readouterr()
+    assert main(["plan", run.uri, *words, "--set", "plan.inference_tokens=1e8"]) == 0
+    found, shown = figures(run), capsys.readouterr().out
+    assert found["wanted_params"] < plain["wanted_params"]
+    ratio = re.search(r"tokens of use \(Sardana .*\): ([0-9.]+) x to train", shown)
+    assert float(ratio[1]) > 1
+
+
 def test_a_number_of_parameters_decides_d(run: Store, capsys) -> None:
     assert main(["plan", run.uri, "--params", "30000", *MANY]) == 0
     found = figures(run)
@@ -113,6 +127,8 @@ def test_a_budget_that_outruns_the_data_is_told_in_words(run: Store, capsys) -> 
         ("--usd 100", "plan.usd = 100: promised a price, found no cluster.usd_per_gpu_hour"),
         ("--gpu-hours 5", "promised a device that the hours are of, found no cluster.device"),
         ("--flops -1", "plan.compute"),
+        ("--set plan.inference_tokens=1e9", "inference_tokens wants compute, gpu_hours or usd"),
+        ("--gpus 4", "gpus: device is wanted"),
         ("--set plan.law=chinchila", "plan.law"),
     ],
 )

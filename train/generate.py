@@ -13,7 +13,7 @@ from torch import Tensor
 
 from schemas.errors import ConfigError, PenstockError
 from schemas.storage import Store
-from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset, unescape
+from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset
 from train.model.transformer import Transformer
 from train.stored import (
     check_objective,
@@ -24,6 +24,7 @@ from train.stored import (
     read_model,
     read_tokenizer,
 )
+from train.trace.text import open_decoder
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def open_codec(dataset: Dataset) -> Codec:
         processor = SentencePieceProcessor(model_proto=data)
         return Codec(
             encode=lambda text: processor.encode(escape(text)),
-            decode=lambda ids: unescape(processor.decode(ids)),
+            decode=open_decoder(dataset),
         )
     from tokenizers import Tokenizer
 
@@ -75,7 +76,7 @@ def open_codec(dataset: Dataset) -> Codec:
     tokenizer.no_truncation()
     return Codec(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        decode=open_decoder(dataset),
     )
 
 

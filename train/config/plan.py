@@ -81,6 +81,10 @@ class PlanConfig(Section):
         ratio = type(self).model_fields["tokens_per_parameter"].default
         problems = [
             (len(budgets) > 1, f"{' and '.join(budgets)}: one budget is wanted"),
+            (
+                self.inference_tokens is not None and budgets in ([], ["params"]),
+                "inference_tokens wants compute, gpu_hours or usd: the loss to be reached follows from it",
+            ),
             (self.law != "ratio" and self.tokens_per_parameter != ratio, "tokens_per_parameter wants law = ratio"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: positions = rope is wanted"),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor wants rope_scaling"),

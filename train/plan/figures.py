@@ -16,6 +16,7 @@ from train.plan.planned import Plan
 from train.plan.rules import Figure, Row, figures_of
 from train.plan.sizes import flops_rows, size_figures
 from train.plan.target import Target, law_of
+from train.scaling import repeats
 
 MAX_WARMUP = 2000
 HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556, Table 3"
@@ -51,7 +52,7 @@ def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) 
 def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
     total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_drawn(plan.stages), plan.settings.train.seq_len
     unique = {source: number * seq_len for source, number in offer.samples.items()}
-    worth = sum(rules.worth_in_unique_tokens(unique[source], tokens) for source, tokens in drawn.items())
+    worth = repeats.repeated(drawn, unique).worth
     repeated = "Σ U + U·R*·(1 − exp(−(D/U − 1)/R*)), R* = 15.39"
     whole = "U = Σ whole chunks; a source's last token is a target only"
     rows: list[Row] = [
@@ -69,7 +70,7 @@ def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
             (f"epochs.{source}", tokens / unique[source], "passes", "D of the source / U", "count")
             for source, tokens in drawn.items()
         ),
-        ("worth_in_unique_tokens", round(worth), "tokens", repeated, rules.MUENNIGHOFF),
+        ("worth_in_unique_tokens", round(worth), "tokens", repeated, repeats.SOURCE),
     ]
     return figures_of(rows)
 

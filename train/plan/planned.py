@@ -135,14 +135,22 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     free = PlanConfig.fields_of("execution")
     names = [text.partition("=")[0].strip().partition(".") for text in overrides]
     sized = [
-        text for text, (section, _, key) in zip(overrides, names, strict=True) if section == "plan" and key not in free
+        text
+        for text, (section, _, key) in zip(overrides, names, strict=True)
+        if section == "cluster" or (section == "plan" and key not in free)
     ]
     if sized:
         raise ConfigError(
-            f"--set: promised settings of how to train, found {', '.join(sized)}, which size the model; give them to "
-            "`penstock plan`"
+            f"--set: promised settings of how to train, found {', '.join(sized)}, which size the model or choose its "
+            "layout; give them to `penstock plan`"
         )
     return load_settings(raw, overrides, run.uri)
+
+
+def check_overrides(run: Store, overrides: Sequence[str]) -> None:
+    """Raises ConfigError if overrides do not go on the settings of the plan that stands, whatever dataset it is for."""
+    if run.exists(PLAN_NAME):
+        load_settings(run.read_json(PLAN_NAME)["settings"], overrides, run.uri)
 
 
 def standing_layouts(run: Store) -> tuple[LayoutOffer, ...]:

@@ -1,4 +1,4 @@
-"""Published rules for batch size, learning rate and the worth of repeated data; and what a figure of the plan states.
+"""Published rules for batch size and learning rate; and what a figure of the plan states.
 
 The rules disagree by up to five times at a billion parameters, so the plan prints the others beside the one it uses.
 """
@@ -8,14 +8,11 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-LIFE_OF_REPEATS = 15.387756
-
 DEEPSEEK = "Bi et al. 2024 (DeepSeek LLM), arXiv 2401.02954, section 3.1"
 STEP_LAW = "Li et al. 2025 (Step Law), arXiv 2503.04715, equation 1"
 PORIAN = "Porian et al. 2024, arXiv 2406.19146, as OLMo-core codes it"
 MAX_KAPLAN_PARAMS = 1e10
 KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, appendix D.6"
-MUENNIGHOFF = "Muennighoff et al. 2023, arXiv 2305.16264, section 3"
 
 
 class Figure(BaseModel):
@@ -76,9 +73,3 @@ def porian_batch(params: float) -> float:
 def kaplan_learning_rate(params: float) -> float:
     """Peak learning rate for `params` [without embeddings], below MAX_KAPLAN_PARAMS. Source: KAPLAN."""
     return 0.003239 - 0.0001395 * math.log(params)
-
-
-def worth_in_unique_tokens(unique: float, tokens: float) -> float:
-    """How many unique tokens `tokens` drawn from `unique` ones are worth. Source: MUENNIGHOFF (R* of data 15.39)."""
-    repeats = max(0.0, tokens / unique - 1)
-    return min(tokens, unique) + unique * LIFE_OF_REPEATS * -math.expm1(-repeats / LIFE_OF_REPEATS)

@@ -11,6 +11,7 @@ from train.config.cluster import ClusterConfig
 from train.config.plan import PlanConfig
 from train.model.shape import ModelShape, choose_shape, num_parameters
 from train.scaling import laws
+from train.scaling.inference import SOURCE as INFERENCE
 from train.scaling.inference import for_lifetime
 from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw
 
@@ -101,6 +102,10 @@ def aim(sizing: PlanConfig, vocab_size: int, once: float, most: float, budget: f
             f"{params:,.0f} and {tokens:,.0f} tokens; raise it, or lower plan.min_params"
         )
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
+    if sizing.inference_tokens is not None:
+        more = 6 * asked.params * asked.tokens / budget
+        how += f"'s loss at least cost over {sizing.inference_tokens:.3g} tokens of use ({INFERENCE})"
+        how += f": {more:.3g} x to train"
     return Target(params, tokens, asked, budget, how)
 
 

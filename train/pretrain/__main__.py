@@ -48,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    # Without the end of the interpreter: a thread of torch's that asks for it then (autograd's, gloo's) aborts the
-    # process under Python 3.11, behind a run that has long written everything ("terminate called", exit code 134).
+    # Without the end of the interpreter: on a busy machine some processes aborted in it ("terminate called without an
+    # active exception", exit code 134), behind runs that had long written everything. Presumably a thread of torch's
+    # asks for the interpreter then, which Python 3.11 answers by ending the thread; the cause was not proven.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -10,14 +10,13 @@ import time
 from collections import deque
 from typing import TextIO
 
+from train.long_work import CLEAR, clock
 from train.watch.metrics import StepMetrics
 
 RECENT = 100
 """Steps whose duration the time left is reckoned by."""
 REDRAW_SECONDS = 1.0
 """Time between two lines that a terminal sees but does not keep."""
-CLEAR = "\r\x1b[K"
-"""Back to the beginning of the line, and nothing on it."""
 
 
 class Progress:
@@ -82,12 +81,6 @@ class Progress:
         if len(self._ends) == 1:
             return self._ends[0] - self._started
         return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-
-
-def clock(seconds: float) -> str:
-    """A duration as hours, minutes and seconds, such as 0:42:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def _columns(stream: TextIO) -> int:
