@@ -189,7 +189,7 @@ class RunFile(_Block):
     """`run.json`: which version of each table the run stands on, and what its recipe set. The one file that changes."""
 
     tables: dict[str, str] = Field(default_factory=dict)
-    """Version folder (`v-…`) by table name."""
+    """Version folder (`v-…`) by table name, relative to the table's folder: `../../../tokens/v-…` is another run's."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """What the recipe set, by section."""
 

@@ -35,12 +35,13 @@ class Store:
         return f"Store({self.uri!r})"
 
     def child(self, name: str) -> "Store":
-        """The store of a sub-folder."""
-        return Store(f"{self.uri}/{name}")
+        """The store of a sub-folder; `../` leads up."""
+        scheme, mark, rest = f"{self.uri}/{name}".rpartition("://")
+        return Store(f"{scheme}{mark}{posixpath.normpath(rest)}")
 
     def path(self, name: str) -> str:
         """The path of a file as the filesystem spells it."""
-        if name.startswith("../"):  # object stores know no way up
+        if "../" in name:  # object stores know no way up, and a folder that one leads out of need not be there
             return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
 

@@ -4,14 +4,15 @@ A version is found by the digest of its manifest, never by its folder's name, so
 addressed by what it once held.
 """
 
+import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import MANIFEST_NAME, RUN_NAME, Table, read_manifest, read_run
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, Table, read_manifest, read_run, write_run
 from schemas.storage import Store
 
 DATASET = "tokens"
@@ -93,6 +94,26 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
         lineage = read_manifest(run.child(f"{name}/{folder}")).run.lineage
         waiting += [(read, made) for read, made in lineage.items() if is_table(run, read, made) and read != name]
     return pinned
+
+
+def attach(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
+    """Let a new run folder stand on the tables that another one stands on (None: on all of them), and on its recipe.
+
+    Nothing is copied: `run.json` names the version folders by their way from here, so both folders may move together.
+    Raises ConfigError if the new folder stands on tables already, or lies on another filesystem.
+    """
+    if new.exists(RUN_NAME):
+        raise ConfigError(f"{new.uri}: promised a new run folder, found a run; name another folder")
+    if new.fs != run.fs:
+        raise ConfigError(f"{new.uri}: promised a folder on the filesystem of {run.uri}, found another; move it there")
+    standing = read_run(run)
+    named = {name: made for name, made in standing.tables.items() if tables is None or name in tables}
+    ways = {
+        name: posixpath.relpath(run.child(f"{name}/{made}").root, new.child(name).root) for name, made in named.items()
+    }
+    state = RunFile(tables=ways, recipe=standing.recipe)
+    write_run(new, state)
+    return state
 
 
 def is_table(run: Store, name: str, version: str) -> bool:

@@ -1,0 +1,84 @@
+"""Proxies: small training runs on the dataset of another run, each in a folder of its own, to learn something from.
+
+A proxy is a run folder like any other: `penstock trace`, `generate` or `verify` work on it. What was trained to its end
+stands, so the same command goes on where one was broken off.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.recipe import stored_recipe
+from jobs.session import worker_environment
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import RUN_NAME
+from schemas.storage import Store
+from schemas.tokens import Dataset, open_dataset
+from schemas.versions import attach
+from train.checkpoint.note import Identity
+from train.config.settings import settings_of
+from train.data.skips import NO_SKIPS
+from train.identity import identify
+from train.plan.planned import PLAN_NAME, Plan, read_plan, write_plan
+from train.plan.sizing import make_plan
+from train.watch.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest
+
+TABLES = ("tokens", "tokenizer")
+"""Tables of another run that a proxy stands on."""
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A run that is planned, and trained if `done`."""
+
+    run: Store
+    plan: Plan
+
+    @property
+    def done(self) -> bool:
+        """Whether it was trained to its end."""
+        return self.run.exists(MANIFEST_NAME)
+
+
+def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
+    """The run `folder` on the dataset of `parent`, planned with overrides of its recipe (`plan.params=1e6`).
+
+    Raises ConfigError if the folder holds a run with another dataset or another plan.
+    """
+    if not folder.exists(RUN_NAME):
+        attach(folder, parent, TABLES)
+    dataset = open_dataset(folder)
+    if dataset.digest != open_dataset(parent).digest:
+        raise ConfigError(
+            f"{folder.uri}: promised a run on dataset {open_dataset(parent).digest[:12]}, found {dataset.digest[:12]}; "
+            "remove the folder"
+        )
+    plan = make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
+    if not folder.exists(PLAN_NAME):
+        write_plan(folder, plan)
+    elif decided(dataset, read_plan(folder)) != decided(dataset, plan):
+        raise ConfigError(f"{folder.uri}: promised a run with these settings, found another; remove the folder")
+    return Proxy(folder, plan)
+
+
+def decided(dataset: Dataset, plan: Plan) -> Identity:
+    """What decides the weights of a proxy."""
+    return identify(dataset, plan, NO_SKIPS)
+
+
+def train_proxy(proxy: Proxy) -> TrainManifest:
+    """Train a proxy to its end in a process of its own, or go on; one that is done is not trained again.
+
+    Its lines go to `train.log` in its folder, which is local. Raises ContractError with the last of them if it fails.
+    """
+    if not proxy.done:
+        command = [sys.executable, "-m", "train.pretrain", proxy.run.uri]
+        log = proxy.run.path("train.log")
+        with open(log, "ab") as lines:
+            code = subprocess.run(command, env=worker_environment(), stdout=lines, stderr=lines, check=False).returncode
+        if code or not proxy.done:
+            with open(log, encoding="utf-8", errors="replace") as told:
+                last = "\n".join(told.read().splitlines()[-5:])
+            raise ContractError(f"{proxy.run.uri}: promised a trained proxy, its process ended with {code}:\n{last}")
+    return read_train_manifest(proxy.run)
