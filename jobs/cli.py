@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jobs.ablate import ablate_command, add_ablate_arguments
 from jobs.diff import diff_command
+from jobs.evaluating import add_evaluate_arguments, evaluate_command
+from jobs.ladder import add_ladder_arguments, ladder_command
 from jobs.learning import (
     derive_profiles_command,
     train_classifier_command,
@@ -15,6 +18,7 @@ from jobs.learning import (
     train_lm_command,
 )
 from jobs.lineage import lineage_command
+from jobs.mix import add_mix_arguments, mix_command
 from jobs.run_all import explained, run_recipe
 from jobs.scaling import add_fit_arguments, fit_scaling_command
 from jobs.takedown import add_takedown, takedown_command
@@ -29,7 +33,7 @@ from jobs.training import (
     train_command,
 )
 from jobs.verifying import add_verify_arguments, verify_command
-from jobs.versions import dvc_command
+from jobs.versions import add_dvc_arguments, dvc_command
 from jobs.whatif import whatif_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
@@ -47,7 +51,7 @@ Verb = Callable[[str, Callable[[Arguments], int], str], argparse.ArgumentParser]
 def run_command(arguments: Arguments) -> int:
     """Run every data stage, then size the training run."""
     run_recipe(arguments.recipe, arguments.out, arguments.overrides)
-    return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True))
+    return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
 
 
 def stage_command(arguments: Arguments) -> int:
@@ -166,7 +170,9 @@ def build_parser() -> argparse.ArgumentParser:
     diff.add_argument("b", help="run folder, or RUN@digest")
     diff.add_argument("--list", type=int, default=0, metavar="N", help="documents to name for each source and rule")
     diff.add_argument("--json", help="write the whole difference to this file")
-    add_recipe(verb("dvc", dvc_command, "dvc jobs/recipes/demo.toml --out demo/run"))
+    dvc = verb("dvc", dvc_command, "dvc jobs/recipes/demo.toml --out demo/run")
+    add_recipe(dvc)
+    add_dvc_arguments(dvc)
     demo = verb("demo-crawl", demo_crawl_command, "demo-crawl demo/crawl --pages 3000")
     demo.add_argument("out", help="folder for the WARC files and truth.jsonl")
     demo.add_argument("--pages", type=int, default=3000, help="base pages; what is planted comes on top")
@@ -218,7 +224,10 @@ def add_training(verb: Verb) -> None:
     plan = verb("plan", plan_command, "plan run --set plan.tokens_per_parameter=20")
     add_run(plan)
     add_overrides(plan)
-    plan.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
+    how = plan.add_mutually_exclusive_group()
+    how.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
+    how.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    plan.add_argument("--mix", metavar="FILE", help="shares of the sources, from `penstock mix suggest`")
     for flag, (setting, kind, told) in BUDGETS.items():
         plan.add_argument(f"--{flag}", type=kind, help=f"{told} ({setting})")
     calibrate = verb("calibrate", calibrate_command, "calibrate machine.json --ranks 2")
@@ -227,6 +236,14 @@ def add_training(verb: Verb) -> None:
     calibrate.add_argument("--threads", type=int, help="threads of each")
     fit = verb("fit-scaling", fit_scaling_command, "fit-scaling runs.csv --out law.json")
     add_fit_arguments(fit)
+    add_mix_arguments(verb("mix", mix_command, "mix suggest run --reference reference --out mix.toml"))
+    ladder = verb("ladder", ladder_command, "ladder run --sizes 4")
+    add_run(ladder)
+    add_overrides(ladder)
+    add_ladder_arguments(ladder)
+    ablate = verb("ablate", ablate_command, "ablate run --without quality.fineweb --seeds 3")
+    add_run(ablate)
+    add_ablate_arguments(ablate)
     train = verb("train", train_command, "train run --ranks 2 --set train.precision=bf16")
     add_run(train)
     add_overrides(train)
@@ -240,6 +257,16 @@ def add_training(verb: Verb) -> None:
     train.add_argument(
         "--dry-run", action="store_true", help="start nothing; print layout, memory of a rank and steps for so many"
     )
+    train.add_argument(
+        "--quarantine",
+        dest="overrides",
+        action="append_const",
+        const="guard.quarantine=true",
+        help="behind a spike go on without the documents that stand out; train/quarantine.jsonl lists them",
+    )
+    evaluate = verb("evaluate", evaluate_command, "evaluate run --on other")
+    add_run(evaluate)
+    add_evaluate_arguments(evaluate)
     generate = verb("generate", generate_command, "generate run --prompt 'The function returns' --tokens 60")
     add_run(generate)
     generate.add_argument("--prompt", default="")

@@ -4,6 +4,7 @@ A proxy is a run folder like any other: `penstock trace`, `generate` or `verify`
 stands, so the same command goes on where one was broken off.
 """
 
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -67,18 +68,34 @@ def decided(dataset: Dataset, plan: Plan) -> Identity:
     return identify(dataset, plan, NO_SKIPS)
 
 
-def train_proxy(proxy: Proxy) -> TrainManifest:
-    """Train a proxy to its end in a process of its own, or go on; one that is done is not trained again.
+def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
+    """Train a proxy to its end in processes of its own, or go on; one that is done is not trained again.
 
     Its lines go to `train.log` in its folder, which is local. Raises ContractError with the last of them if it fails.
     """
     if not proxy.done:
-        command = [sys.executable, "-m", "train.pretrain", proxy.run.uri]
+        command, environment = ["train.pretrain", proxy.run.uri], worker_environment()
+        if ranks > 1:
+            command = ["train.launch", "--standalone", "--nproc-per-node", str(ranks), "-m", *command]
+            environment = {"OMP_NUM_THREADS": "1"} | environment
         log = proxy.run.path("train.log")
         with open(log, "ab") as lines:
-            code = subprocess.run(command, env=worker_environment(), stdout=lines, stderr=lines, check=False).returncode
+            child = subprocess.Popen([sys.executable, "-m", *command], env=environment, stdout=lines, stderr=lines)
+            code = _waited(child)
         if code or not proxy.done:
             with open(log, encoding="utf-8", errors="replace") as told:
                 last = "\n".join(told.read().splitlines()[-5:])
             raise ContractError(f"{proxy.run.uri}: promised a trained proxy, its process ended with {code}:\n{last}")
     return read_train_manifest(proxy.run)
+
+
+def _waited(child: subprocess.Popen[bytes]) -> int:
+    """The exit code of a child, which does not outlive this process: it is asked to end where this one is."""
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        return child.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if child.poll() is None:
+            child.terminate()
+            child.wait()

@@ -1,6 +1,7 @@
 """`penstock takedown`: documents out of a run, with a certificate; and the check of such a certificate."""
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,13 @@ from pipeline.takedown.commit import begin, drop_old, finish, read_pending
 from pipeline.takedown.findings import describe_check
 from pipeline.takedown.select import Request, Selection, select, taken_down_before
 from pipeline.takedown.shards import find_places
+from schemas.effects import Effects, OtherRun
 from schemas.errors import ConfigError
 from schemas.manifest import read_run
 from schemas.storage import Store
-from schemas.takedown import Certificate, Effects, certificate_name, parse_certificate
+from schemas.takedown import REMOVED_ID, Certificate, certificate_name, parse_certificate
 from schemas.tokens import open_dataset
+from schemas.versions import attached_runs, refuse_attached
 from train.replay import Span, affected
 
 Arguments = argparse.Namespace
@@ -31,6 +34,7 @@ def add_takedown(parser: argparse.ArgumentParser) -> None:
         ("near", "a document by its id, with all its near copies"),
     ):
         parser.add_argument(f"--{name}", action="append", default=[], help=f"{what}; may be repeated")
+    parser.add_argument("--docs", metavar="FILE", help="documents by the doc_id of each line, as in quarantine.jsonl")
     parser.add_argument("--compact", action="store_true", help="move positions; old checkpoints cannot go on")
     parser.add_argument("--keep-old", action="store_true", help="leave the old files until --drop-old")
     parser.add_argument("--drop-old", action="store_true", help="only delete files that no version names")
@@ -41,7 +45,9 @@ def add_takedown(parser: argparse.ArgumentParser) -> None:
 def takedown_command(arguments: Arguments) -> int:
     """Remove documents from a run's dataset, tables and indexes, and write a certificate that anyone can check."""
     run = Store(arguments.run)
-    request = Request(tuple(arguments.domain), tuple(arguments.url), tuple(arguments.doc), tuple(arguments.near))
+    listed = _listed(arguments.docs) if arguments.docs else ()
+    docs = (*arguments.doc, *listed)
+    request = Request(tuple(arguments.domain), tuple(arguments.url), docs, tuple(arguments.near))
     alone = [name for name in ("check", "drop_old") if getattr(arguments, name)]
     others = [f"--{kind}" for kind, _ in request.items()]
     others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]
@@ -55,7 +61,25 @@ def takedown_command(arguments: Arguments) -> int:
     return _take_down(run, request, arguments)
 
 
+def _listed(name: str) -> tuple[str, ...]:
+    """The doc_ids of a file of JSON objects, each once. Raises ConfigError if a line has none."""
+    found: dict[str, None] = {}
+    try:
+        lines = Path(name).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"takedown --docs {name}: cannot be read: {error}; name a file of JSON lines") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            found |= {str(json.loads(line)["doc_id"]): None} if line.strip() else {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"takedown --docs {name}, line {number}: promised an object with a doc_id, found {line[:60]!r}"
+            ) from error
+    return tuple(one for one in found if one != REMOVED_ID.hex())
+
+
 def _take_down(run: Store, request: Request, arguments: Arguments) -> int:
+    refuse_attached(run, "takedown")
     if (pending := read_pending(run)) is not None:
         print(f"takedown {pending.id} was broken off; it is brought to its end first", flush=True)
         if arguments.dry_run:
@@ -86,6 +110,16 @@ def _stands(run: Store, request: Request) -> bool:
 
 
 def _effects(run: Store, selection: Selection) -> Effects:
+    """What the training of a run had seen, and that of runs below it which stand on its tables."""
+    others = []
+    for folder, tables in attached_runs(run).items():
+        found = _seen(run.child(folder), selection)
+        models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in found.models]
+        others.append(OtherRun(run=folder, tables=tables, steps=found.steps, models=models))
+    return _seen(run, selection).model_copy(update={"others": others})
+
+
+def _seen(run: Store, selection: Selection) -> Effects:
     if "tokens" not in read_run(run).tables:
         return Effects()
     dataset = open_dataset(run)
@@ -120,6 +154,12 @@ def say_effects(effects: Effects) -> Iterator[str]:
     if effects.models:
         clean = "none, train from the beginning" if effects.last_clean is None else f"step {effects.last_clean}"
         yield f"last clean checkpoint: {clean}"
+    for other in effects.others:
+        saw = sum(model.saw for model in other.models)
+        yield (
+            f"{other.run} stands on {', '.join(other.tables)} as they are now; {saw} of its {len(other.models)} "
+            "checkpoint(s) have seen them: remove this run"
+        )
 
 
 def _said(run: Store, certificate: Certificate) -> Iterator[str]:

@@ -15,13 +15,15 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
+from train.config.mixed import keep_mix, mix_overrides
 from train.config.settings import Settings, settings_of
 from train.data.megatron import export_megatron
 from train.identity import check_goes_on
 from train.plan.checks import check_ranks, check_used
 from train.plan.chosen import choose_layout
 from train.plan.dryrun import describe_run
-from train.plan.planned import check_overrides, kept_settings, print_plan, read_settings, write_plan
+from train.plan.planned import check_overrides, kept_settings, read_settings, write_plan
+from train.plan.printed import print_plan
 from train.plan.sizing import make_plan
 from train.replay import begin_replay, describe_replay
 
@@ -37,6 +39,7 @@ BUDGETS: dict[str, tuple[str, type, str]] = {
     "gpu-hours": ("plan.gpu_hours", float, "budget in hours of one device"),
     "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
     "params": ("plan.params", float, "parameters to plan for"),
+    "law": ("plan.law_file", str, "file of a law of your own, from `penstock ladder`"),
     "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
     "gpus": ("cluster.gpus", int, "devices in a node"),
     "nodes": ("cluster.nodes", int, "nodes"),
@@ -46,16 +49,25 @@ BUDGETS: dict[str, tuple[str, type, str]] = {
 
 
 def plan_command(arguments: Arguments) -> int:
-    """Size the training run from what was written."""
+    """Size the training run from what was written; --dry-run shows the plan and leaves the one that stands."""
     run = Store(arguments.run)
     given = vars(arguments)
     flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
     budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
+    budgets += ["plan.law='own'"] if given.get("law") is not None else []
     recipe = stored_recipe(run, [*arguments.overrides, *budgets])
-    dataset = open_dataset(run)
-    plan, found = choose_layout(make_plan(run, dataset, settings_of(recipe)))
-    check_goes_on(run, dataset, plan)
-    write_plan(run, plan)
+    dataset, mix = open_dataset(run), given.get("mix")
+    if mix is not None:
+        mixed = mix_overrides(mix, dataset, arguments.overrides)
+        recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
+    with tempfile.TemporaryDirectory() as scratch:  # a plan may make an index of packed rows
+        place = Store(scratch) if arguments.dry_run else run
+        plan, found = choose_layout(make_plan(place, dataset, settings_of(recipe)))
+    if not arguments.dry_run:
+        check_goes_on(run, dataset, plan)
+        if mix is not None:
+            keep_mix(run, mix)  # before the plan that names it
+        write_plan(run, plan)
     if arguments.quiet:
         print(f"plan written to {run.uri}/train/plan.json")
         return 0

@@ -69,6 +69,10 @@ def _always(recipe: Recipe) -> bool:
     return True
 
 
+def _no_more(recipe: Recipe) -> tuple[str, ...]:
+    return ()
+
+
 def _nothing(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     return {}
 
@@ -88,6 +92,12 @@ class TableJob:
     """Whether the recipe asks for the step at all."""
     outside: Callable[[Recipe, Sequence[Split]], dict[str, Table]] = _nothing
     """Tables of other runs that it reads too; raises ConfigError for what cannot serve, before anything runs."""
+    asks: Callable[[Recipe], tuple[str, ...]] = _no_more
+    """Tables of the run that it reads with some settings only."""
+
+    def inputs(self, recipe: Recipe) -> tuple[str, ...]:
+        """Every table of the run that it reads with these settings."""
+        return (*self.reads, *self.asks(recipe))
 
     @property
     def name(self) -> str:

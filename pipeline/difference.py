@@ -11,7 +11,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.parts import ROWS_AT_ONCE
+from pipeline.buckets import bucket_of, buckets_of_part
+from pipeline.parts import ROWS_AT_ONCE, Part
+from pipeline.stage import Drop
+from pipeline.streams import LEFT_OUT, TOKENS, Sorting, sorting_of
 from schemas.errors import ContractError
 from schemas.manifest import Manifest, Table, open_table, part_key, read_run
 from schemas.storage import Store
@@ -22,7 +25,8 @@ KEPT = "kept"
 NOT_READ = "source/not_read"
 """The fate of a document in a run that never read its file or found nothing at its place."""
 TABLES = ("documents", "verdicts", "dedup", "repeats", "clean")
-"""Tables that may drop a document, in the order they look at it; `repeats` only where a run has it."""
+"""Tables that may drop a document, in the order they look at it; `repeats` only where a run has it. What the mix of a
+dataset leaves out is in no table: it follows from the document."""
 LOOKS_ONLY = ("dropped_before",)
 FATE = ("drop_stage", "drop_rule", "drop_value", "drop_limit")
 PLACE = ("doc_id", "source", "offset", "url")
@@ -38,6 +42,8 @@ class Side:
     tables: Mapping[str, Table]
     dataset: Manifest | None
     """None = no dataset stands yet."""
+    sorting: Sorting | None = None
+    """How a mix chose among its clean documents; None = all of them are in the dataset."""
 
     @property
     def digest(self) -> str:
@@ -97,19 +103,28 @@ def open_side(run: Store) -> Side:
                     f"{run.uri}: promised `{name}` made from the `{read}` that stands ({found[read][:12]}), found it "
                     f"made from {digest[:12]}; run the recipe to its end, or name an earlier version as RUN@digest"
                 )
-    return Side(run, tables, open_table(run, "tokens")[1] if "tokens" in standing else None)
+    dataset = open_table(run, "tokens")[1] if "tokens" in standing else None
+    return Side(run, tables, dataset, _mixed(dataset, found["clean"]) if dataset else None)
+
+
+def _mixed(dataset: Manifest, clean: str) -> Sorting | None:
+    """How a dataset of these clean documents (by digest) was sorted, if a mix left some of them out."""
+    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs}
+    sorting = sorting_of(dataset) if reads.get("clean") == clean else None
+    return sorting if sorting and sorting.chooses else None
 
 
 def compare(a: Side, b: Side, num_examples: int) -> Difference:
     """Every document whose fate differs, counted by source and fates, with up to `num_examples` of each."""
     found = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
     found.kept = (_num_kept(a), _num_kept(b))
-    if a.identity == b.identity:
+    same_mix = a.sorting == b.sorting
+    if same_mix and a.identity == b.identity:
         return found
     parts_a, parts_b = _splits(a), _splits(b)
     for split in sorted({*parts_a, *parts_b}):
         parts = parts_a.get(split), parts_b.get(split)
-        if None not in parts and _part_digests(a, parts[0]) == _part_digests(b, parts[1]):
+        if same_mix and None not in parts and _part_digests(a, parts[0]) == _part_digests(b, parts[1]):
             continue  # the same files decide the same
         for left, right in _pairs(_rows(a, parts[0]), _rows(b, parts[1])):
             _note(found, left, right, num_examples)
@@ -159,6 +174,7 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
     later = {
         name: _table_rows(table, key, ("doc_id", *FATE)) for name, table in side.tables.items() if name != "documents"
     }
+    last = _left_out(side, number)
     for row in documents:
         if row["drop_stage"] is not None:
             yield row
@@ -174,7 +190,26 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] not in LOOKS_ONLY:
                 row |= {column: verdict[column] for column in FATE}
+        if row["drop_stage"] is None and (drop := next(last)) is not None:
+            row |= dict(zip(FATE, (TOKENS.name, drop.rule, drop.value, drop.limit), strict=True))
         yield row
+
+
+def _left_out(side: Side, number: int) -> Iterator[Drop | None]:
+    """Why the mix leaves out each clean document of a part that nothing else dropped; None = it stays."""
+    sorting, key = side.sorting, part_key(number)
+    if sorting is None:
+        while True:
+            yield None
+    folders = {name: table.folder for name, table in side.tables.items()}
+    part = Part(number, folders, {name: table.manifest.run.paths[key] for name, table in side.tables.items()})
+    config = sorting.config
+    names = config.bucket_names
+    buckets = buckets_of_part(part, config.signal, config.bucket_cuts, names) if names else None
+    for row in _table_rows(side.tables["clean"], key, ("doc_id", "source", "cluster", "drop_stage")):
+        if row["drop_stage"] is None:
+            bucket = bucket_of(buckets, row["doc_id"]) if buckets else None
+            yield sorting.drop(sorting.stream(row["source"], bucket, row["cluster"]), row["doc_id"])
 
 
 def _table_rows(table: Table, key: str, columns: tuple[str, ...]) -> Iterator[Row]:
@@ -211,7 +246,8 @@ def _by_offset(rows: Iterator[Row]) -> Iterator[tuple[int, dict[bytes, Row]]]:
 
 
 def _num_kept(side: Side) -> int:
-    return side.tables["clean"].manifest.content.counts.rows_kept
+    last = side.dataset if side.dataset and side.sorting else side.tables["clean"].manifest
+    return last.content.counts.rows_kept
 
 
 def _settings(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
@@ -230,6 +266,8 @@ def _flat(side: Side) -> dict[str, Any]:
         for stage, settings in manifest.content.config.items():
             found |= {f"{stage}.{key}": value for key, value in settings.items()}
         found |= {f"model {name}": digest[:12] for name, digest in manifest.content.models.items()}
+        shares = sorting_of(manifest).keep if manifest is side.dataset else {}
+        found |= {f"{TOKENS.name}.{LEFT_OUT} {name}: keep": share for name, share in shares.items() if share < 1}
     return found
 
 

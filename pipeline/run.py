@@ -3,6 +3,7 @@
 Everything that can be wrong before the first task is checked before the first task: inputs, models, output folder.
 """
 
+import posixpath
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -90,10 +91,10 @@ def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions
     ship_models(spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
     tables: dict[str, Table] = {}
     for step in steps:
-        inputs = {name: tables[name] for name in step.reads if name in tables}
+        inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
         folders = run_step(run, step, inputs | step.outside(recipe, prepared.splits))
         tables |= {name: Table(written, read_manifest(written)) for name, written in folders.items()}
-        pointers = {name: written.uri.rsplit("/", 1)[-1] for name, written in folders.items()}
+        pointers = {name: way_to(folder, name, written) for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
         write_run(folder, state)
     return state
@@ -140,16 +141,19 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
 
 
 def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str, Store]:
-    """The folders of the step's tables, committed: those that stood, or built now."""
+    """The folders of the step's tables, committed: those that stood, here or where this run began, or built now."""
     identity = step_identity(run, step, inputs)
-    # A takedown puts another version in the place of the one that these inputs and settings made.
-    versions = {name: standing_version(run.folder, name, f"v-{identity[:12]}") for name in step.writes}
-    folders = {name: run.folder.child(f"{name}/{place}") for name, place in versions.items()}
-    if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
-        print(f"{step.name:<10} stands ({identity[:12]})", file=sys.stderr)
-        return folders
+    homes = homes_of(run.folder)
+    places = [places_in(home, step, f"v-{identity[:12]}") for home in homes]
+    for home, folders in zip(homes, places, strict=True):
+        if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
+            where = "" if home.uri == run.folder.uri else f" in {home.uri}"
+            print(f"{step.name:<10} stands ({identity[:12]}){where}", file=sys.stderr)
+            return folders
     if not step.reads:
-        refuse_rebuild(run.folder, step.name)
+        for home in homes:
+            refuse_rebuild(home, step.name)
+    folders = places[0]
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
     built = step.build(Build(run.spark, run.recipe, folders, inputs, run.splits, models, run.partitions))
@@ -157,6 +161,23 @@ def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str,
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
     return folders
+
+
+def homes_of(folder: Store) -> list[Store]:
+    """The run folder, and those that its `run.json` stands on tables of: what stands there is not made again."""
+    ways = [f"{name}/{way}" for name, way in read_run(folder).tables.items() if "/" in way]
+    return [folder, *{home.uri: home for way in ways for home in [folder.child(f"{way}/../..")]}.values()]
+
+
+def places_in(home: Store, step: TableJob, version: str) -> dict[str, Store]:
+    """Where a version of a step's tables stands in a run folder, or would be written."""
+    # A takedown puts another version in the place of the one that these inputs and settings made.
+    return {name: home.child(f"{name}/{standing_version(home, name, version)}") for name in step.writes}
+
+
+def way_to(folder: Store, table: str, written: Store) -> str:
+    """The version folder of a table as `run.json` names it: by its way from the table's folder in this run."""
+    return posixpath.relpath(written.root, folder.child(table).root)
 
 
 def models_of(run: Run, step: TableJob) -> Models:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.stage import Row
 from schemas.config import nearest
+from schemas.entries import NAME, VALUE
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
@@ -188,8 +189,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        shown = (f"{item[0]} {_shown(item[1])}" if isinstance(item, tuple) else _shown(item) for item in value)
-        return ", ".join(shown) or "none"
+        return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, dict) and NAME in value:
+        return f"{value[NAME]} {_shown(value[VALUE])}"
     if isinstance(value, dict):  # a span, some with what asked for it
         return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
     return str(value)

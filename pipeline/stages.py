@@ -20,10 +20,13 @@ from pipeline.passes.clean import build_clean
 from pipeline.passes.documents import build_documents
 from pipeline.passes.rejudge import Rejudge
 from pipeline.passes.verdicts import JUDGED, build_verdicts
+from pipeline.perplexity import PerplexityConfig
+from pipeline.quality.config import QualityConfig
 from pipeline.signature import SIGNATURE
 from pipeline.stage import Split
+from pipeline.streams import BY_PERPLEXITY, FAMILY_OF, TOKENS, TokensConfig, check_names
 from pipeline.tokenizer_job import TOKENIZER, build_tokenizer
-from pipeline.tokens import TOKENS, build_tokens
+from pipeline.tokens import build_tokens
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError
 from schemas.manifest import Table
@@ -35,6 +38,29 @@ def checked_indexes(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]
     if "scores" in order_columns(keep) and not scores.wanted(recipe):
         raise ConfigError(f"dedup.keep: promised scores of models, found {list(keep.keep)} and no model that is asked")
     return indexes_of(recipe, splits)
+
+
+def checked_streams(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+    """No table. Raises ConfigError if sources are to be cut by what is not measured, or the mix names other ones."""
+    config = recipe.section(TOKENS.name, TokensConfig)
+    by, families = config.buckets_by, recipe.section("quality", QualityConfig).families
+    if by == BY_PERPLEXITY and recipe.section("perplexity", PerplexityConfig).scorer is None:
+        raise ConfigError(
+            "tokens.buckets_by: promised buckets of perplexity, found no perplexity.scorer, so nothing measures it; "
+            "name a scorer and its models, or a signal"
+        )
+    if by in FAMILY_OF and FAMILY_OF[by] not in families:
+        raise ConfigError(
+            f"tokens.buckets_by: promised a signal that is measured, found {by!r} of the family {FAMILY_OF[by]!r}, but "
+            f"quality.families has only {', '.join(families)}; add it, or name another signal"
+        )
+    check_names(config, sorted({split.source for split in splits}))
+    return {}
+
+
+def cut_by(recipe: Recipe) -> tuple[str, ...]:
+    """The tables that the buckets of a recipe's sources are read from."""
+    return ("documents", "verdicts", "repeats") if recipe.section(TOKENS.name, TokensConfig).buckets_by else ()
 
 
 STEPS: tuple[TableJob, ...] = (
@@ -66,7 +92,14 @@ STEPS: tuple[TableJob, ...] = (
     ),
     TableJob(("clean",), clean.STAGES, ("documents", "text", "dedup", "repeats"), build_clean),
     TableJob(("tokenizer",), (TOKENIZER,), ("clean",), build_tokenizer),
-    TableJob(("tokens",), (TOKENS,), ("clean", "tokenizer"), build_tokens),
+    TableJob(
+        ("tokens",),
+        (TOKENS,),
+        ("clean", "tokenizer"),
+        build_tokens,
+        asks=cut_by,
+        outside=checked_streams,
+    ),
 )
 
 

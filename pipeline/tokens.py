@@ -4,6 +4,7 @@ The number of shards follows from the tokens and the shard size in the recipe; a
 its hash alone, so any partitioning writes the same bytes.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,22 +12,25 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from pipeline.buckets import bucket_of, buckets_of_part
 from pipeline.build import Build, Built
 from pipeline.lift import answers_of_partitions, frame_of_tasks, persisted
+from pipeline.parts import Part
+from pipeline.perplexity import HEAD_CUT, MIDDLE_CUT
 from pipeline.shards import write_by_url, write_shard
-from pipeline.stage import Relation
+from pipeline.stage import Row
+from pipeline.streams import LEFT_OUT, TOKENS, Sorting, TokensConfig, check_mix, mix_figure, shortfalls
 from pipeline.tokenizer import TokenizerConfig, load_tokenizer
-from schemas.config import Section
 from schemas.errors import ContractError
-from schemas.ids import below_share, shuffle_key
+from schemas.ids import shuffle_key
 from schemas.manifest import Counts
+from schemas.mix import Mix, read_mix
 from schemas.storage import Store
 from schemas.tables import PROVENANCE
-from schemas.tokens import HELDOUT, TRAIN, TokenizerContract
+from schemas.tokens import TRAIN, TokenizerContract
 from schemas.urls import surt
 
 CROSSING = {"doc_id": pa.binary(), "date": pa.int64()}
@@ -43,100 +47,158 @@ ENCODED = pa.schema(
         pa.field("language", pa.string()),
         pa.field("cluster", pa.binary()),
         pa.field("num_bytes", pa.int64()),
+        pa.field("num_chars", pa.int64()),
     ]
 )
 SPARK_TYPES = {pa.string(): "string", pa.int64(): "long", pa.binary(): "binary"}
 ENCODED_DDL = ", ".join(f"`{field.name}` {SPARK_TYPES[field.type]}" for field in ENCODED)
-FROM_CLEAN = [*(field.name for field in PROVENANCE), "language", "cluster", "num_bytes", "text", "drop_stage"]
+FROM_CLEAN = [
+    *(field.name for field in PROVENANCE),
+    "language",
+    "cluster",
+    "num_bytes",
+    "num_chars",
+    "text",
+    "drop_stage",
+]
 DOMAINS_PER_BUCKET = 1_000_000
-
-
-class TokensConfig(Section):
-    """How the dataset is cut."""
-
-    shard_tokens: int = Field(100_000_000, ge=1024)
-    """Tokens in a shard, about; the number of shards is the tokens of a stream over this, rounded up."""
-    chunk_tokens: int = Field(8192, ge=64)
-    """Tokens in a chunk, the unit the trainer shuffles; sequence lengths divide it."""
-    heldout_share: float = Field(0.01, ge=0, lt=1)
-    """Share of duplicate clusters that is held out, chosen by hash, so that no cluster spans both splits."""
-    seed: int = Field(0, ge=0)
-    """Seed of the global shuffle."""
-
-
-TOKENS = Relation(name="tokens", version=1, config=TokensConfig)
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One clean part to encode."""
+    """One clean part to encode, with the same part of what its buckets are read from."""
 
-    clean: Store
-    path: str
+    part: Part
     tokenizer: Store
     model_path: str
     kind: Literal["sentencepiece", "huggingface"]
     tokenizer_config: TokenizerConfig
-    config: TokensConfig
+    sorting: Sorting
+
+
+@dataclass(frozen=True)
+class Total:
+    """What was found of one stream."""
+
+    documents: int
+    tokens: int
+    left_out: int
+    """Documents that the mix leaves out."""
+    left_out_chars: int
 
 
 def build_tokens(build: Build) -> dict[str, Built]:
     """The token dataset: shards, document indexes and the index by URL."""
     config = build.recipe.section("tokens", TokensConfig)
-    tokenizer, clean = build.inputs["tokenizer"], build.inputs["clean"]
-    contract = TokenizerContract.model_validate(tokenizer.manifest.content.figures["contract"])
-    tasks = [
+    contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
+    mix = read_mix(build.models[TOKENS.name][LEFT_OUT].path) if config.mix else None
+    sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {})
+    tasks = encode_tasks(build, contract, sorting)
+    encoded = persisted(frame_of_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
+    totals = stream_totals(encoded)
+    if not totals:
+        raise ContractError("tokens: promised clean documents, found none; look at the drops with `penstock report`")
+    figures = figures_of(build, contract, totals, mix)
+    for line in shortfalls(figures.get(LEFT_OUT, {}), config.mix):
+        print(line, file=sys.stderr)
+    plan = {name: -(-total.tokens // config.shard_tokens) for name, total in sorted(totals.items())}
+    numbered = number_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
+    folder = build.folders["tokens"]
+    answers = write_shards(numbered, plan, contract, folder) + write_index(numbered, totals, folder)
+    encoded.unpersist()
+    built = collect(answers, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
+    built.figures |= figures
+    return {"tokens": built}
+
+
+def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
+    """A task for each part of `clean`."""
+    tokenizer = build.inputs["tokenizer"]
+    tables = {name: table for name, table in build.inputs.items() if name != "tokenizer"}
+    folders = {name: table.folder for name, table in tables.items()}
+    keys = [entry.key for entry in tables["clean"].manifest.content.files]
+    paths = [{name: table.manifest.run.paths[key] for name, table in tables.items()} for key in keys]
+    return [
         EncodeTask(
-            clean.folder,
-            path,
+            Part(ordinal, folders, path),
             tokenizer.folder,
             tokenizer.manifest.run.paths["model"],
             contract.kind,
             build.recipe.section("tokenizer", TokenizerConfig),
-            config,
+            sorting,
         )
-        for path in clean.manifest.paths_of()
+        for ordinal, path in enumerate(paths)
     ]
-    encoded = persisted(frame_of_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
-    totals = {row.stream: (row.documents, row.tokens) for row in stream_totals(encoded).collect()}
-    if not totals:
-        raise ContractError("tokens: promised clean documents, found none; look at the drops with `penstock report`")
-    plan = {name: -(-tokens // config.shard_tokens) for name, (_, tokens) in sorted(totals.items())}
-    numbered = number_shards(encoded, plan)
-    folder = build.folders["tokens"]
-    answers = write_shards(numbered, plan, contract, folder) + write_index(numbered, totals, folder)
-    encoded.unpersist()
-    return {"tokens": collect(answers, totals, contract, config, clean.manifest.content.counts.rows_kept)}
 
 
-def stream_totals(encoded: DataFrame) -> DataFrame:
-    """Documents and tokens of every stream."""
-    return encoded.groupBy("stream").agg(F.count("*").alias("documents"), F.sum("num_tokens").alias("tokens"))
+def stream_totals(encoded: DataFrame) -> dict[str, Total]:
+    """What was found of every stream."""
+    stays = F.col("tokens").isNotNull()
+    rows = encoded.groupBy("stream").agg(
+        F.count_if(stays).alias("documents"),
+        F.coalesce(F.sum("num_tokens"), F.lit(0)).alias("tokens"),
+        F.count_if(~stays).alias("left_out"),
+        F.coalesce(F.sum(F.when(~stays, F.col("num_chars"))), F.lit(0)).alias("left_out_chars"),
+    )
+    found = {row.pop("stream"): Total(**row) for row in (row.asDict() for row in rows.collect())}
+    return dict(sorted(found.items()))
+
+
+def figures_of(
+    build: Build, contract: TokenizerContract, totals: Mapping[str, Total], mix: Mix | None
+) -> dict[str, Any]:
+    """The figures that say how the dataset was made. Raises ConfigError if the mix does not fit its sources."""
+    config = build.recipe.section("tokens", TokensConfig)
+    figures: dict[str, Any] = {"tokenizer": contract.model_dump(mode="json"), "chunk_tokens": config.chunk_tokens}
+    if config.buckets_by:
+        cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
+        by_language = {name: cutoffs.get(name, {}) for name in (HEAD_CUT, MIDDLE_CUT)}
+        cuts = by_language if config.signal is None else list(config.bucket_cuts)
+        figures["buckets"] = {"by": config.buckets_by, "cuts": cuts, "names": list(config.bucket_names)}
+    if mix is not None:
+        suffix = f"/{TRAIN}"
+        trained = {name.removesuffix(suffix): one for name, one in totals.items() if name.endswith(suffix)}
+        check_mix(mix, config.mix, {name: (one.documents, one.left_out) for name, one in trained.items()})
+        figures[LEFT_OUT] = mix_figure(mix, {name: one.tokens for name, one in trained.items()})
+        chars = sum(one.left_out_chars for one in totals.values())
+        figures["dropped_chars"] = {f"{TOKENS.name}/{LEFT_OUT}": chars}
+    return figures
 
 
 def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
-    """The kept documents of one clean part, encoded with their separators."""
+    """The kept documents of a clean part, encoded with separators; tokens are null where the mix leaves one out."""
     model = task.tokenizer.read_bytes(task.model_path)
     tokenizer = load_tokenizer(model, task.kind, task.tokenizer_config)
-    contract = tokenizer.contract
+    contract, config = tokenizer.contract, task.sorting.config
     before = np.array([contract.reserved[name] for name in contract.before], contract.dtype)
     after = np.array([contract.reserved[name] for name in contract.after], contract.dtype)
-    with task.clean.open_input(task.path) as stream:
+    for rows in clean_rows(task.part, task.sorting):
+        stays = [row for row in rows if task.sorting.drop(row["stream"], row["doc_id"]) is None]
+        tokens = tokenizer.encode_batch([row["text"] for row in stays])
+        for row, ids in zip(stays, tokens):
+            ids = np.concatenate([before, ids.astype(contract.dtype, copy=False), after])
+            row["key"] = shuffle_key(config.seed, row["doc_id"])
+            row["tokens"], row["num_tokens"] = ids.tobytes(), len(ids)
+            row["surt"] = surt(row["url"] or "")
+            row["domain_key"] = shuffle_key(0, (row["domain"] or "").encode())
+        columns = {field.name: [row.get(field.name) for row in rows] for field in ENCODED}
+        yield pa.RecordBatch.from_pydict(columns, schema=ENCODED)
+
+
+def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
+    """The kept documents of one clean part with their stream, some hundred at a time."""
+    config = sorting.config
+    names = config.bucket_names
+    buckets = buckets_of_part(part, config.signal, config.bucket_cuts, names) if names else None
+    with part.folders["clean"].open_input(part.paths["clean"]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=512, columns=FROM_CLEAN):
             dates = batch.column("date").cast(pa.int64())
             batch = batch.set_column(batch.schema.get_field_index("date"), "date", dates)
             rows = [row for row in batch.to_pylist() if row["drop_stage"] is None]
-            tokens = tokenizer.encode_batch([row["text"] for row in rows])
-            for row, ids in zip(rows, tokens):
-                ids = np.concatenate([before, ids.astype(contract.dtype, copy=False), after])
-                held = below_share(shuffle_key(task.config.seed + 1, row["cluster"]), task.config.heldout_share)
-                row["stream"] = f"{row['source']}/{HELDOUT if held else TRAIN}"
-                row["key"] = shuffle_key(task.config.seed, row["doc_id"])
-                row["tokens"], row["num_tokens"] = ids.tobytes(), len(ids)
-                row["surt"] = surt(row["url"] or "")
-                row["domain_key"] = shuffle_key(0, (row["domain"] or "").encode())
-            columns = {field.name: [row[field.name] for row in rows] for field in ENCODED}
-            yield pa.RecordBatch.from_pydict(columns, schema=ENCODED)
+            for row in rows:
+                bucket = bucket_of(buckets, row["doc_id"]) if buckets else None
+                row["stream"] = sorting.stream(row["source"], bucket, row["cluster"])
+            yield rows
 
 
 def number_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
@@ -166,23 +228,17 @@ def write_shards(
     return answers_of_partitions(frame, write)
 
 
-def write_index(numbered: DataFrame, totals: Mapping[str, tuple[int, int]], folder: Store) -> list[dict[str, Any]]:
+def write_index(numbered: DataFrame, totals: Mapping[str, Total], folder: Store) -> list[dict[str, Any]]:
     """Write the index by URL, in buckets by registrable domain; returns their answers."""
-    buckets = -(-sum(documents for documents, _ in totals.values()) // DOMAINS_PER_BUCKET)
+    buckets = -(-sum(total.documents for total in totals.values()) // DOMAINS_PER_BUCKET)
     frame = numbered.select("surt", "url", "domain", "doc_id", "stream", "shard", "domain_key")
     frame = frame.repartitionById(buckets, (F.col("domain_key") % buckets).cast("int"))
     frame = frame.drop("domain_key").sortWithinPartitions("surt", "url", "doc_id")
     return answers_of_partitions(frame, lambda number, batches: write_by_url(folder, number, batches))
 
 
-def collect(
-    answers: list[dict[str, Any]],
-    totals: Mapping[str, tuple[int, int]],
-    contract: TokenizerContract,
-    config: TokensConfig,
-    rows_in: int,
-) -> Built:
-    """The dataset's files, books and figures. Raises ContractError if a token was lost on the way."""
+def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in: int) -> Built:
+    """The dataset's files, books and counts by stream. Raises ContractError if a token was lost on the way."""
     built = Built()
     streams: dict[str, list[int]] = {}
     documents = 0
@@ -193,14 +249,12 @@ def collect(
         if "stream" in answer:
             streams.setdefault(answer["stream"], []).append(answer["tokens"])
             documents += answer["rows"]
-    for name, (_, tokens) in totals.items():
-        if sum(streams[name]) != tokens:
-            raise ContractError(f"tokens: promised {tokens} tokens in {name}, found {sum(streams[name])} in its shards")
-    built.counts = Counts(rows_in=rows_in, rows_kept=documents)
-    built.figures = {
-        "tokenizer": contract.model_dump(mode="json"),
-        "chunk_tokens": config.chunk_tokens,
-        "streams": streams,
-        "documents": {name: number for name, (number, _) in sorted(totals.items())},
-    }
+    for name, total in totals.items():
+        if sum(streams[name]) != total.tokens:
+            raise ContractError(
+                f"tokens: promised {total.tokens} tokens in {name}, found {sum(streams[name])} in its shards"
+            )
+    left_out = sum(total.left_out for total in totals.values())
+    built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{LEFT_OUT}": left_out})
+    built.figures = {"streams": streams, "documents": {name: total.documents for name, total in totals.items()}}
     return built

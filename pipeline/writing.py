@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.stage import Row
+from schemas.entries import to_entries, value_type
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -95,8 +96,8 @@ class PartWriter:
         arrays = []
         for column, field in zip(self._columns, self._schema):
             try:
-                if pa.types.is_map(field.type):
-                    column[:] = [list(value.items()) if isinstance(value, dict) else value for value in column]
+                if value_type(field.type) is not None:
+                    column[:] = map(to_entries, column)
                 arrays.append(pa.array(column, field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise ContractError(f"{self._key}: column {field.name} promised {field.type}, found {error}") from error

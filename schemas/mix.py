@@ -65,18 +65,27 @@ class Mix(_Part):
 def read_mix(path: str) -> Mix:
     """The mix of a file. Raises ConfigError if it cannot be read, or is none."""
     try:
-        mix = Mix.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
             f"mix {path}: cannot be read: {error.strerror}; `penstock mix suggest RUN` makes one"
         ) from error
+    return parse_mix(data, path)
+
+
+def parse_mix(data: bytes, where: str) -> Mix:
+    """The mix in the bytes of a file. Raises ConfigError if it is none."""
+    try:
+        mix = Mix.model_validate(tomllib.loads(data.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
-        raise ConfigError(f"mix {path}: promised a mix, found {error}; `penstock mix suggest RUN` makes one") from error
+        raise ConfigError(
+            f"mix {where}: promised a mix, found {error}; `penstock mix suggest RUN` makes one"
+        ) from error
     if mix.format != FORMAT:
-        raise ConfigError(f"mix {path}: promised format {FORMAT}, found {mix.format}; make it with this version")
+        raise ConfigError(f"mix {where}: promised format {FORMAT}, found {mix.format}; make it with this version")
     total = sum(source.share for source in mix.sources.values())
     if abs(total - 1) > 1e-6:
-        raise ConfigError(f"mix {path}: promised shares that add up to 1, found {total:.6f}; correct them")
+        raise ConfigError(f"mix {where}: promised shares that add up to 1, found {total:.6f}; correct them")
     return mix
 
 

@@ -5,6 +5,7 @@ A column that is null was not measured (the document was dropped before), never 
 
 import pyarrow as pa
 
+from schemas.entries import entries_of
 from schemas.signals import LINE_SIGNALS, SIGNALS
 
 
@@ -72,7 +73,7 @@ DOCUMENTS = pa.schema(
         field(
             "toxicity_score", pa.float32(), "probability of the toxic label by the classifier; null without one", "0..1"
         ),
-        field("contamination", pa.map_(pa.string(), pa.int32()), "n-grams shared with each evaluation set", "n-grams"),
+        field("contamination", entries_of(pa.int32()), "n-grams shared with each evaluation set", "n-grams"),
         field(
             "contaminated_share",
             pa.float32(),
@@ -138,10 +139,10 @@ SCORES = pa.schema(
             "code points",
         ),
         field("paragraph_perplexity", pa.list_(pa.float32()), "perplexity of each of them", "per token"),
-        field("classifier_scores", pa.map_(pa.string(), pa.float32()), "probability of the good class, by classifier"),
+        field("classifier_scores", entries_of(pa.float32()), "probability of the good class, by classifier"),
         field(
             "importance",
-            pa.map_(pa.string(), pa.float32()),
+            entries_of(pa.float32()),
             "log of the likelihood under each target over that under its raw sample, per word",
             "nats per word",
         ),
@@ -246,7 +247,7 @@ CLEAN = pa.schema(
         field("text", pa.string(), "text after cuts, personal data replaced; null when dropped"),
         field("num_chars", pa.int64(), "length of this text", "code points"),
         field("num_bytes", pa.int64(), "length of this text", "bytes of UTF-8"),
-        field("pii_counts", pa.map_(pa.string(), pa.int32()), "replaced values by type", "occurrences"),
+        field("pii_counts", entries_of(pa.int32()), "replaced values by type", "occurrences"),
         *VERDICT,
     ]
 )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from schemas.effects import Effects
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import Manifest
@@ -93,30 +94,6 @@ class Traces(_Block):
     """(mark, salted digest) of spans of its tokens."""
     text: list[tuple[int, str]] = []
     """(mark, salted digest) of spans of its text [bytes of UTF-8]."""
-
-
-class Model(_Block):
-    """A checkpoint that stood when the documents were removed."""
-
-    checkpoint: str
-    """Its folder, relative to the run."""
-    step: int
-    """Number of updates."""
-    dataset: str
-    """Digest of the dataset it was trained on."""
-    saw: bool
-    """Whether one of its steps held a removed document."""
-
-
-class Effects(_Block):
-    """What training had seen of the documents."""
-
-    steps: list[int] = []
-    """Every step of the plan whose batch held a part of one, from 1."""
-    models: list[Model] = []
-    """Every checkpoint that stood."""
-    last_clean: int | None = None
-    """Step of the last checkpoint before the first such step; None = none stands."""
 
 
 class TrainedTokenizer(_Block):

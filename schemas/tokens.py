@@ -115,7 +115,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A committed token dataset, opened through its manifest; `streams` maps `<source>/<split>` to ordered shards."""
+    """A committed token dataset, opened through its manifest; `streams` maps `<source>/<split>` to ordered shards.
+
+    A source that is cut into buckets of quality is several sources here, such as `web+low` and `web+high`.
+    """
 
     folder: Store
     manifest: Manifest

@@ -67,12 +67,12 @@ def run_at(address: str) -> Store:
 
 
 def standing_versions(run: Store, table: str) -> dict[str, Table]:
-    """Every committed version of a table by folder name, oldest first."""
-    folders = (run.child(f"{table}/{name}") for name in _folders(run, table))
+    """Every committed version of a table by folder name, oldest first; one of another run by its way."""
+    current = read_run(run).tables.get(table, "")
+    names = [*_folders(run, table), *([current] if "/" in current else [])]
+    folders = {name: run.child(f"{table}/{name}") for name in names}
     found = {
-        folder.uri.rsplit("/", 1)[-1]: Table(folder, read_manifest(folder))
-        for folder in folders
-        if folder.exists(MANIFEST_NAME)
+        name: Table(folder, read_manifest(folder)) for name, folder in folders.items() if folder.exists(MANIFEST_NAME)
     }
     return dict(sorted(found.items(), key=lambda item: (item[1].manifest.run.started, item[0])))
 
@@ -92,7 +92,9 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
                 f"{name}/{pinned[name]}; run the recipe again"
             )
         lineage = read_manifest(run.child(f"{name}/{folder}")).run.lineage
-        waiting += [(read, made) for read, made in lineage.items() if is_table(run, read, made) and read != name]
+        other = posixpath.dirname(posixpath.dirname(folder))  # what another run made was made from its own tables
+        ways = {read: f"{other}/{read}/{made}" if other else made for read, made in lineage.items()}
+        waiting += [(read, made) for read, made in ways.items() if is_table(run, read, made) and read != name]
     return pinned
 
 
@@ -114,6 +116,29 @@ def attach(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFi
     state = RunFile(tables=ways, recipe=standing.recipe)
     write_run(new, state)
     return state
+
+
+def attached_runs(run: Store) -> dict[str, list[str]]:
+    """The runs below a run's folder that stand on tables of it: names of the tables, by folder relative to the run."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(run.walk()):
+        folder, _, file = name.rpartition("/")
+        if file == RUN_NAME and folder:
+            own = run.child(folder)
+            ways = {table: own.child(f"{table}/{way}").root for table, way in read_run(own).tables.items()}
+            shared = [table for table, root in ways.items() if root.startswith(run.child(table).root + "/")]
+            found |= {folder: shared} if shared else {}
+    return found
+
+
+def refuse_attached(run: Store, what: str) -> None:
+    """Raises ConfigError if a run stands on tables of another one, which it must not change."""
+    if foreign := sorted(table for table, way in read_run(run).tables.items() if way.startswith("../")):
+        there = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
+        raise ConfigError(
+            f"{run.uri}: promised to `{what}` a run with tables of its own, found {', '.join(foreign)} of {there}; "
+            "do it there"
+        )
 
 
 def is_table(run: Store, name: str, version: str) -> bool:

@@ -225,7 +225,7 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
     if second["drop_stage"] is not None:
         return
     third = row | members | {"drop_stage": None, "text": "…", "num_chars": CLEAN_CHARS, "num_bytes": CLEAN_BYTES}
-    third["pii_counts"] = list(record.pii.items())
+    third["pii_counts"] = dict(record.pii)
     books = tables.books["clean"][part]
     books.tally("kept_bytes", "web", CLEAN_BYTES)
     books.tally("kept_languages", row["language"])

@@ -15,11 +15,12 @@ from pipeline.classifier.linear import LinearModel, save_linear
 from pipeline.classifier.stored import entry, gumbel, log_odds, pareto_shape, uniform
 from pipeline.judge import judge
 from schemas.config import build_recipe
+from schemas.entries import to_entries, to_mapping
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
 from schemas.tables import SCORES
 
-MAP = pa.map_(pa.string(), pa.float32())
+KIND = SCORES.field("classifier_scores").type
 
 
 def config(**values: Any) -> ClassifierConfig:
@@ -45,7 +46,8 @@ def score(config: ClassifierConfig, models: dict[str, str], body: str) -> dict[s
 
 def batch_of(scores: Sequence[dict[str, float] | None], doc_ids: Sequence[bytes] | None = None) -> pa.RecordBatch:
     doc_ids = doc_ids or [number.to_bytes(16, "big") for number in range(len(scores))]
-    columns = [pa.array(doc_ids, pa.binary(16)), pa.array(["en"] * len(scores)), pa.array(scores, MAP)]
+    stored = pa.array(map(to_entries, scores), KIND)
+    columns = [pa.array(doc_ids, pa.binary(16)), pa.array(["en"] * len(scores)), stored]
     return pa.RecordBatch.from_arrays(columns, ["doc_id", "language", "classifier_scores"])
 
 
@@ -68,8 +70,8 @@ def test_without_a_model_nothing_is_measured() -> None:
 def test_scores_fit_the_table(wiki: str) -> None:
     two = ClassifierConfig.model_validate({"models": {"wiki": "wiki", "other": "x"}})
     found = score(two, {"wiki": wiki, "other": wiki}, "good")
-    stored = pa.array([found, None], SCORES.field("classifier_scores").type)
-    assert [dict(row) if row is not None else None for row in stored.to_pylist()] == [found, None]
+    stored = pa.array(map(to_entries, (found, None)), KIND)
+    assert list(map(to_mapping, stored.to_pylist())) == [found, None]
 
 
 def test_a_file_that_is_no_model_and_a_label_for_none(wiki: str, tmp_path: Path) -> None:

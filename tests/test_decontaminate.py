@@ -21,6 +21,7 @@ from pipeline.decontaminate import (
 from pipeline.decontaminate.index import compile_index
 from pipeline.judge import columns_of, judge
 from pipeline.languages.words import normal_words, word_keys
+from schemas.entries import to_entries
 from schemas.tables import DOCUMENTS
 
 ITEM = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]  # 26 words, letters alone
@@ -183,6 +184,7 @@ def batch_of(rows: list[dict]) -> pa.RecordBatch:
     schema = pa.schema([*(field for field in DOCUMENTS if field.name in {*DECONTAMINATE.adds, "language"})])
     if "contaminated_pieces" not in schema.names:
         schema = schema.append(pa.field("contaminated_pieces", pa.int32()))
+    rows = [row | {"contamination": to_entries(row.get("contamination"))} for row in rows]
     arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

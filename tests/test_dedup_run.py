@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from table_readers import by_every_reader, check_reader
 
 from jobs.recipe import read_recipe, stored_recipe
 from pipeline.run import prepare, run_steps
@@ -198,6 +199,11 @@ def test_what_an_index_cannot_answer_is_refused(run_of, indexed, tmp_path, setti
 @pytest.fixture(scope="module")
 def indexed(run_of) -> Store:
     return run_of([FIRST], "dedup.write_index=true")
+
+
+@by_every_reader
+def test_others_read_the_index_as_it_is(reader, indexed, tmp_path):
+    assert check_reader(reader, indexed, tmp_path) >= {"index", "representatives"}
 
 
 def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, indexed, tmp_path):

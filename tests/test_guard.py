@@ -12,13 +12,15 @@ from train.config.guard import GuardConfig
 from train.watch.guard import (
     MAX_SPIKES_IN_A_ROW,
     MIN_DEVIATION,
+    MIN_NORM_SHARE,
     GuardState,
+    Levels,
     Verdict,
     after_heldout,
     after_rewind,
     after_step,
     at_new_stage,
-    level,
+    levels,
     why_stopped,
 )
 
@@ -78,16 +80,16 @@ def test_an_overflow_under_a_loss_scale_does_not_count_until_the_scale_has_come_
 
 
 def test_the_level_by_hand() -> None:
-    known = level(GuardState(losses=EIGHT), watching())
-    assert known is not None
+    known, gradient = levels(GuardState(losses=EIGHT), watching())
+    assert gradient is None
     assert known == pytest.approx((2.0, math.sqrt(8 / 7), 2.0 + 6 * math.sqrt(8 / 7)), rel=1e-15)
-    assert level(GuardState(losses=EIGHT[1:]), watching()) is None
-    assert level(GuardState(losses=EIGHT), GuardConfig()) is None
+    assert levels(GuardState(losses=EIGHT[1:]), watching()) == (None, None)
+    assert levels(GuardState(losses=EIGHT), GuardConfig()) == (None, None)
 
 
 def test_both_sides_of_six_deviations() -> None:
     state = GuardState(losses=EIGHT)
-    limit = level(state, watching()).limit
+    limit = levels(state, watching()).loss.limit
     assert limit == pytest.approx(8.41426, abs=1e-5)
     for loss, verdict, losses in (
         (limit, GO_ON, (*EIGHT[1:], limit)),
@@ -106,7 +108,7 @@ def test_nothing_is_a_spike_before_the_window_is_full() -> None:
 
 def test_flat_losses_have_the_smallest_deviation() -> None:
     state = GuardState(losses=(2.0,) * 8)
-    assert level(state, watching()) == (2.0, MIN_DEVIATION, 2.0 + 6 * MIN_DEVIATION)
+    assert levels(state, watching()).loss == (2.0, MIN_DEVIATION, 2.0 + 6 * MIN_DEVIATION)
     assert run(watching(), (2.006, 1.0), state=state)[1] == [GO_ON]
     assert run(watching(), (2.0061, 1.0), state=state)[1] == [SPIKE]
 
@@ -151,6 +153,54 @@ def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
     )
 
 
+# ------------------------------------------------------------------------------------------------- gradients
+
+
+def test_both_sides_of_the_gradients_band() -> None:
+    config, state = GuardConfig(grad_sigmas=2.0, spike_window=8), GuardState(norms=EIGHT)
+    known = levels(state, config)
+    assert known.loss is None
+    assert known.gradient == pytest.approx((2.0, math.sqrt(8 / 7), 2.0 + 2 * math.sqrt(8 / 7)), rel=1e-15)
+    limit = known.gradient.limit
+    for norm, verdict, norms in (
+        (limit, GO_ON, (*EIGHT[1:], limit)),
+        (math.nextafter(limit, INF), SPIKE, EIGHT),
+        (0.0, GO_ON, (*EIGHT[1:], 0.0)),
+    ):
+        after, found = after_step(state, config, 99.0, norm)
+        assert (found, after.norms, after.losses) == (verdict, norms, ())
+
+
+def test_flat_norms_have_the_smallest_deviation_which_has_their_scale() -> None:
+    for scale in (1e-3, 1e3):
+        state, config = GuardState(norms=(scale,) * 8), GuardConfig(grad_sigmas=6.0, spike_window=8)
+        limit = levels(state, config).gradient.limit
+        assert limit == pytest.approx(scale * (1 + 6 * MIN_NORM_SHARE))
+        assert run(config, (2.0, limit), state=state)[1] == [GO_ON]
+        assert run(config, (2.0, limit * (1 + 1e-9)), state=state)[1] == [SPIKE]
+
+
+def test_what_left_its_band_is_said() -> None:
+    config = watching(grad_sigmas=6.0)
+    known = levels(GuardState(losses=EIGHT, norms=EIGHT), config)
+    assert known.left(8.0, 8.0) == ()
+    assert known.left(9.0, 8.0) == ("loss",)
+    assert known.left(8.0, 9.0) == ("gradient",)
+    assert known.left(9.0, 9.0) == ("loss", "gradient")
+    assert Levels(None, None).left(9.0, 9.0) == ()
+
+
+def test_a_spike_of_either_enters_neither_window_and_only_what_left_begins_anew() -> None:
+    config, state = watching(grad_sigmas=6.0), GuardState(losses=EIGHT, norms=EIGHT)
+    after, verdicts = run(config, (2.0, 50.0), (50.0, 2.0), state=state)
+    assert verdicts == [SPIKE, SPIKE]
+    assert after == state.model_copy(update={"spikes": 2})
+    after, verdicts = run(config, *[(2.0, 50.0)] * (MAX_SPIKES_IN_A_ROW + 1), state=state)
+    assert verdicts == [SPIKE] * 8 + [GO_ON]
+    assert (after.losses, after.norms, after.spikes) == ((*EIGHT[1:], 2.0), (50.0,), 0)
+    assert at_new_stage(state) == GuardState()
+
+
 # ------------------------------------------------------------------------------------------------- held-out losses
 
 
@@ -191,8 +241,11 @@ def test_without_patience_a_run_goes_on() -> None:
 
 
 def test_a_run_resumed_from_json_at_any_step_judges_as_the_uninterrupted_one() -> None:
-    rng, config = random.Random(5), watching(patience=3, max_non_finite=1)
-    steps = [(rng.choice([rng.gauss(2, 0.1)] * 12 + [NAN, 9.0]), rng.choice([1.0] * 9 + [INF])) for _ in range(300)]
+    rng, config = random.Random(5), watching(grad_sigmas=6.0, patience=3, max_non_finite=1)
+    steps = [
+        (rng.choice([rng.gauss(2, 0.1)] * 12 + [NAN, 9.0]), rng.choice([rng.gauss(1, 0.1)] * 9 + [5.0, INF]))
+        for _ in range(300)
+    ]
     whole, broken = GuardState(), GuardState()
     seen = set()
     for loss, norm in steps:
@@ -209,9 +262,11 @@ def test_a_run_resumed_from_json_at_any_step_judges_as_the_uninterrupted_one() -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"on_spike": "rewind"}, "on_spike = rewind wants spike_sigmas"),
-        ({"spike_window": 64}, "spike_window wants spike_sigmas"),
-        ({"spike_sigmas": 6, "max_rewinds": 5}, "max_rewinds wants on_spike = rewind"),
+        ({"on_spike": "rewind"}, "on_spike = rewind wants spike_sigmas or grad_sigmas"),
+        ({"quarantine": True}, "quarantine wants spike_sigmas or grad_sigmas, such as 6"),
+        ({"spike_window": 64}, "spike_window wants spike_sigmas or grad_sigmas"),
+        ({"spike_sigmas": 6, "max_rewinds": 5}, "max_rewinds wants on_spike = rewind or quarantine"),
+        ({"grad_sigmas": 0}, "guard.grad_sigmas: Input should be greater than 0, found 0"),
         ({"min_improvement": 0.1}, "min_improvement wants patience"),
         ({"spike_sigmas": 6, "spike_window": 7}, "guard.spike_window: Input should be greater than or equal to 8"),
         ({"patience": 0}, "guard.patience: Input should be greater than or equal to 1, found 0"),
@@ -226,3 +281,24 @@ def test_a_setting_that_would_be_ignored_is_refused(settings: dict, message: str
 def test_settings_can_be_written_out_whole_and_read_again() -> None:
     for config in (GuardConfig(), watching(on_spike="rewind", max_rewinds=1, patience=2, min_improvement=0.5)):
         assert GuardConfig.model_validate(config.model_dump()) == config
+
+
+def test_what_a_spike_leads_to() -> None:
+    assert not GuardConfig().watches
+    for settings, rewinds in (
+        ({"spike_sigmas": 6.0}, False),
+        ({"grad_sigmas": 6.0, "on_spike": "rewind"}, True),
+        ({"grad_sigmas": 6.0, "quarantine": True, "max_rewinds": 1}, True),
+    ):
+        config = GuardConfig(spike_window=8, **settings)
+        assert (config.watches, config.rewinds) == (True, rewinds)
+        state = GuardState(losses=EIGHT, norms=EIGHT, rewinds=1)
+        expected = STOP if config == config.model_copy(update={"max_rewinds": 1}) and rewinds else SPIKE
+        assert after_step(state, config, 50.0, 50.0)[1] is expected
+
+
+def test_only_content_that_was_set_shows_in_an_identity() -> None:
+    # A checkpoint of a version without these settings goes on: None is what an absent name counts as.
+    content = GuardConfig(spike_sigmas=6.0).content()
+    assert content["grad_sigmas"] is None
+    assert not {"quarantine", "max_rewinds"} & content.keys()

@@ -26,9 +26,11 @@ from pipeline.judge import judge
 from pipeline.learning.train_importance import TrainImportanceConfig, train_importance
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
+from schemas.entries import to_entries
 from schemas.errors import ConfigError, ContractError
+from schemas.tables import SCORES
 
-MAP = pa.map_(pa.string(), pa.float32())
+KIND = SCORES.field("importance").type
 BUCKETS = 1 << 16
 
 
@@ -88,7 +90,7 @@ def test_weights_by_hand(books: str, body: str, words: int, total: float) -> Non
 def test_a_text_without_words_has_no_weight_per_word(books: str) -> None:
     row = weigh(config(), {"books": books}, " ... ")
     assert (row["importance"], row["importance_words"]) == ({"books": None}, 0)
-    stored = pa.array([row["importance"]], MAP)
+    stored = pa.array([to_entries(row["importance"])], KIND)
     batch = pa.RecordBatch.from_arrays([pa.array(["en"]), stored], ["language", "importance"])
     assert not judge(IMPORTANCE.checks(config(min_importance={"books": 5}), {}, {}), batch).broken.any()
 
@@ -123,7 +125,7 @@ def batch_of(weights: list[float], words: list[int]) -> pa.RecordBatch:
     columns = {
         "doc_id": pa.array([number.to_bytes(16, "big") for number in range(len(weights))], pa.binary(16)),
         "language": pa.array(["en"] * len(weights)),
-        "importance": pa.array([{"books": weight} for weight in weights], MAP),
+        "importance": pa.array([[("books", weight)] for weight in weights], KIND),
         "importance_words": pa.array(words, pa.int32()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))

@@ -53,6 +53,11 @@ WITHOUT_TORCH = (
         "train.plan.chosen",
         "train.replay",
         "train.descent",
+        "train.mix.measured",
+        "train.mix.suggest",
+        "train.config.mixed",
+        "train.paired",
+        "train.data.unseen",
     ),
     *("train.plan.axes", "train.optim.schedule", "train.optim.scaler"),
     *(

@@ -17,7 +17,7 @@ GATHERING = {"collect", "toPandas", "toArrow", "toLocalIterator"}
 SMALL = {("lift.py", "run_tasks"), ("lift.py", "answers_of_partitions")}
 SMALL |= {
     ("build.py", "lowest"),
-    ("tokens.py", "build_tokens"),
+    ("tokens.py", "stream_totals"),
     ("predict.py", "count_cells"),
     ("run_sample.py", "_rows"),
 }

@@ -1,6 +1,7 @@
 """Lineage: every node and link of a run known by hand, and every promise that does not hold."""
 
 import argparse
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from schemas.ids import canonical_json, digest_of
 from schemas.lineage.graph import Growing, Lineage, Node, drawn_links, folded
 from schemas.lineage.read import check_lineage, read_lineage
 from schemas.manifest import open_table
+from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
 
 
@@ -88,6 +90,46 @@ def test_the_text_names_the_sources_by_number(run: Store) -> None:
     assert "37 rows, 20 kept" in found
     assert found.endswith(f"from {numbers['clusters']}, {numbers['verdicts']}")
     assert lines[lines.index(next(line for line in lines if "skip list" in line)) + 1].strip() == "spike at step 8"
+
+
+def follow(run: Store, dataset: str) -> str:
+    """Let the plan follow a mix that was measured on a dataset; returns where it is kept."""
+    part = {"share": 1.0, "repeat": 1.0, "why": "because", "keep": 1.0, "wanted_tokens": None}
+    mix = Mix(dataset=dataset, plan="p" * 64, reference="its own losses", sources={"web": SourceMix(**part)})
+    data = mix_toml(mix).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    run.write_atomic(f"train/mix-{digest[:12]}.toml", data)
+    plan = run.read_json("train/plan.json")
+    settings = {"train": plan["settings"]["train"] | {"mix": digest}}
+    run.write_atomic("train/plan.json", canonical_json(plan | {"settings": settings}))
+    return f"train/mix-{digest[:12]}.toml"
+
+
+def test_a_mix_stands_between_dataset_and_plan(run: Store) -> None:
+    place = follow(run, open_table(run, "tokens")[1].digest)
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert {("dataset", "mix"), ("mix", "plan")} <= drawn(lineage)
+    node = lineage.node(place)
+    assert (node.digest, dict(node.counts)) == (run.sha256(place), {"sources": 1})
+    assert node.notes == ("measured in the run of plan pppppppppppp, by its own losses", "web 1")
+
+
+def test_a_mix_of_an_earlier_dataset_says_so(run: Store) -> None:
+    place = follow(run, "e" * 64)
+    node = read_lineage(run).node(place)
+    assert "measured on dataset eeeeeeeeeeee" in node.notes
+    assert said(read_lineage(run)) == []
+
+
+@pytest.mark.parametrize(("change", "found"), [(b"format = 1", r"found [0-9a-f]{12}"), (None, "found no file")])
+def test_a_mix_that_is_not_the_one_that_was_followed(run: Store, change: bytes | None, found: str) -> None:
+    place = follow(run, "e" * 64)
+    run.delete(place)
+    if change is not None:
+        run.write_atomic(place, change)
+    with pytest.raises(ContractError, match=rf"{place}: promised .*, {found}; restore the file"):
+        check_lineage(read_lineage(run), "run")
 
 
 # ------------------------------------------------------------------------------------------------- what does not hold

@@ -21,6 +21,7 @@ from pipeline.pii import PII, PiiConfig, Redactor, make_pii, model_files, withou
 from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, fold, join_windows, windows
 from pipeline.pii.phones import REGIONS, find_phones
 from pipeline.pii.types import TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
+from schemas.entries import to_entries
 from schemas.errors import ConfigError
 from schemas.tables import CLEAN
 
@@ -364,9 +365,8 @@ def test_the_stage_replaces_text_title_and_url() -> None:
         "num_bytes": 33,
     }
     assert set(PII.adds) | {"language"} == set(row)
-    assert pa.array([list(row["pii_counts"].items())], CLEAN.field("pii_counts").type).to_pylist() == [
-        [("email", 3), ("phone", 1)]
-    ]
+    stored = pa.array([to_entries(row["pii_counts"])], CLEAN.field("pii_counts").type)
+    assert stored.to_pylist() == [[{"name": "email", "value": 3}, {"name": "phone", "value": 1}]]
 
 
 def test_a_page_without_title_or_url() -> None:

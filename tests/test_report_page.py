@@ -60,7 +60,7 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
         "the gradients of a rank took 40 kB instead of 2 MB",
         "books 780 4.4500 – – –",
         "web 2,340 4.0500 4.4500 85.6 –",
-        "12 2026-01-02 03:04:05 spike of the loss loss 7.2500, above 7.1000 (mean 6.5000); 4 parts of documents, among "
+        "12 2026-01-02 03:04:05 spike loss 7.2500, above 7.1000 (mean 6.5000); 4 parts of documents, among "
         f"them https://a.example/1, {SCRIPT}, {'d' * 32}",
         "20 2026-01-02 03:04:05 resumed from step-000020, in another layout: ranks 4, now 2; shard 4, now 2",
         "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 threads each",

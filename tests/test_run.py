@@ -1,26 +1,39 @@
 """Whole runs on a small demo crawl: same bytes at any partitioning, balanced books, resume, tables by manifest only."""
 
+import contextlib
+import io
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from table_readers import by_every_reader, check_reader
+from test_mix_pipeline import mix, written
+from tiny_takedown import certificates, documents_of, take_down
 
 from jobs.recipe import read_recipe, stored_recipe
 from jobs.whatif import deciding_models
 from pipeline.build import Built
 from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.difference import compare, open_side
+from pipeline.report.collect import collect
+from pipeline.report.funnel import checks, levels
+from pipeline.report.page import write_report
 from pipeline.run import check_inputs, prepare, run_steps
 from pipeline.show import column_equals, describe, find_documents, parse_where
+from pipeline.streams import TOKENS
 from pipeline.whatif.predict import KEEP, predict
 from pipeline.whatif.tell import kept_tokens, token_rates
 from schemas.errors import ConfigError, ContractError
+from schemas.ids import shuffle_key
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.tokens import open_dataset
+from schemas.versions import run_at as run_at_address
 from train.config.settings import load_settings
 from train.plan.planned import write_plan
 from train.plan.sizing import make_plan
@@ -36,6 +49,9 @@ SMALL = [
     "tokens.heldout_share=0.1",
 ]
 NAMES = ("documents", "text", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens")
+STREAMS = tuple(f"web+{bucket}/{split}" for bucket in ("low", "middle", "high") for split in ("train", "heldout"))
+CUTS = {"low": (0.0, 0.75), "middle": (0.75, 0.85), "high": (0.85, 2.0)}
+"""Least value of the demo's signal in each of its buckets, and the least above it."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +80,11 @@ def finished(run_at) -> Store:
     return run_at(2)
 
 
+@by_every_reader
+def test_others_read_every_table_as_it_is(reader, finished, tmp_path):
+    assert check_reader(reader, finished, tmp_path) == {*NAMES} - {"tokenizer"}
+
+
 def digests(run: Store) -> dict[str, str]:
     return {name: open_table(run, name)[1].digest for name in NAMES}
 
@@ -74,9 +95,11 @@ def test_same_bytes_at_any_partitioning(run_at, finished, partitions):
     run = run_at(partitions, [f"dedup.partitions={partitions}", "dedup.finish_edges=0"])
     assert digests(run) == digests(finished)
     ours, theirs = open_dataset(run), open_dataset(finished)
-    for one, two in zip(ours.streams["web/train"], theirs.streams["web/train"], strict=True):
-        assert ours.folder.read_bytes(one.path) == theirs.folder.read_bytes(two.path)
-    assert len(ours.streams["web/train"]) > 1
+    assert {*ours.streams} == {*theirs.streams} == {*STREAMS}
+    for stream in STREAMS:
+        for one, two in zip(ours.streams[stream], theirs.streams[stream], strict=True):
+            assert ours.folder.read_bytes(one.path) == theirs.folder.read_bytes(two.path)
+    assert len(ours.streams["web+middle/train"]) > 1
 
 
 def test_books_balance_in_every_manifest_and_agree_with_the_tables(finished):
@@ -185,7 +208,153 @@ def test_tokens_lead_to_their_documents(finished):
             assert offset == shard.num_tokens
     assert seen == set(kept)
     assert {len(streams) for streams in clusters.values()} == {1}
-    assert {"web/train", "web/heldout"} == set(dataset.streams)
+    assert set(dataset.streams) == {*STREAMS}
+
+
+def parts_of_table(run: Store, table: str) -> list[dict]:
+    folder, manifest = open_table(run, table)
+    return [row for path in manifest.paths_of() for row in pq.read_table(folder.path(path)).to_pylist()]
+
+
+def test_a_source_is_cut_into_buckets_by_what_was_measured(finished):
+    """Trace, the index by URL and the manifest say in which; the document index says whose source it is."""
+    measured = {row["doc_id"]: row["fineweb_terminal_lines"] for row in parts_of_table(finished, "documents")}
+    dataset = open_dataset(finished)
+    rows = documents_of(dataset)
+    for row in rows:
+        low, high = CUTS[row["stream"].partition("/")[0].removeprefix("web+")]
+        assert low <= measured[row["doc_id"]] < high
+        assert row["source"] == "web"
+    figures = dataset.manifest.content.figures
+    cuts = {"by": "fineweb_terminal_lines", "cuts": [0.75, 0.85], "names": ["low", "middle", "high", "none"]}
+    assert figures["buckets"] == cuts
+    assert figures["documents"] == Counter(row["stream"] for row in rows)
+    named = {row["doc_id"]: row["stream"] for path in dataset.by_url for row in rows_of_file(dataset, path)}
+    assert named == {row["doc_id"]: row["stream"] for row in rows}
+
+
+def rows_of_file(dataset, path: str) -> list[dict]:
+    with dataset.folder.open_input(path) as file:
+        return pa.ipc.open_file(file).read_all().to_pylist()
+
+
+def test_sources_that_stay_whole_hold_the_same_documents(run_at, finished, tmp_path):
+    """Neither the tokens of a document nor whether it is held out depends on buckets; only the last step is redone."""
+    shutil.copytree(finished.root, tmp_path / "run")
+    run = run_at(folder=tmp_path / "run", overrides=['tokens.buckets_by=""', "tokens.bucket_cuts=[]"])
+    cut, whole = ({row["doc_id"]: row for row in documents_of(open_dataset(one))} for one in (finished, run))
+    assert {row["stream"] for row in whole.values()} == {"web/train", "web/heldout"}
+    assert "buckets" not in open_table(run, "tokens")[1].content.figures
+    assert {name for name in NAMES if digests(run)[name] != digests(finished)[name]} == {"tokens"}
+    assert whole.keys() == cut.keys()
+    for identifier, row in whole.items():
+        assert row["tokens"] == cut[identifier]["tokens"]
+        assert row["stream"].partition("/")[2] == cut[identifier]["stream"].partition("/")[2]
+
+
+@pytest.fixture(scope="module")
+def mixed(run_at, finished, tmp_path_factory) -> Store:
+    """The run with a mix that keeps half of the lowest bucket, three quarters of the highest, and wants more of it."""
+    folder = tmp_path_factory.mktemp("mixed")
+    shutil.copytree(finished.root, folder / "run")
+    asked = {"web_low": {"keep": 0.5}, "web_middle": {}, "web_high": {"keep": 0.75, "wanted_tokens": 10**9}}
+    path = written(folder, mix(**asked))
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        run = run_at(3, folder=folder / "run", overrides=[f'tokens.mix="{path}"'])
+    found = open_dataset(run).num_tokens()["web+high"]
+    share, times = f"{found / 10**9:.2g}", f"{10**9 / found:.1f}"
+    assert f"web+high: {share} of the 1.0e9 tokens that mix.toml asks for; {times} x as much crawl" in said.getvalue()
+    assert said.getvalue().count("as much crawl") == 1
+    return run
+
+
+def test_a_mix_leaves_out_training_documents_by_hash_and_the_books_say_so(finished, mixed):
+    before, after = documents_of(open_dataset(finished)), documents_of(open_dataset(mixed))
+    keep = {"web+low/train": 0.5, "web+high/train": 0.75}
+    stays = [row for row in before if shuffle_key(2, row["doc_id"]) / 2**63 < keep.get(row["stream"], 1)]
+    assert 0 < len(stays) < len(before)
+    place = {"start", "token_offset"}
+    kept = {row["doc_id"]: {key: value for key, value in row.items() if key not in place} for row in stays}
+    found = {row["doc_id"]: {key: value for key, value in row.items() if key not in place} for row in after}
+    assert found == kept
+    content, gone = open_table(mixed, "tokens")[1].content, len(before) - len(after)
+    assert content.counts.dropped == {"tokens/mix": gone}
+    assert (content.counts.rows_in, content.counts.rows_kept) == (len(before), len(after))
+    tokens = open_dataset(mixed).num_tokens()
+    assert {name: asked["found_tokens"] for name, asked in content.figures["mix"].items()} == tokens
+    assert content.models.keys() == {"tokens/mix"}
+    assert {name for name in NAMES if digests(mixed)[name] != digests(finished)[name]} == {"tokens"}
+
+
+def test_a_difference_names_the_mix_for_what_it_leaves_out(finished, mixed):
+    a, b = open_side(run_at_address(f"{mixed.uri}@{digests(finished)['tokens']}")), open_side(mixed)
+    left = {row["doc_id"].hex() for row in documents_of(open_dataset(finished))}
+    left -= {row["doc_id"].hex() for row in documents_of(open_dataset(mixed))}
+    found = compare(a, b, 1000)
+    assert found.moved(out=True) == {("web", "tokens/mix"): len(left)}
+    assert found.moved(out=False) == {}
+    examples = found.examples["web", "kept", "tokens/mix"]
+    assert {one.doc_id for one in examples} == left
+    assert {one.limit for one in examples} == {0.5, 0.75}
+    assert all(one.value >= one.limit for one in examples)
+    assert found.kept[0] - found.kept[1] == len(left)
+    assert {name: new for name, (old, new) in found.settings.items() if "keep" in name} == {
+        "tokens.mix web+low: keep": 0.5,
+        "tokens.mix web+high: keep": 0.75,
+    }
+    assert compare(b, a, 0).moved(out=False) == {("web", "tokens/mix"): len(left)}
+    assert found.tokens["web+middle/train"][0] == found.tokens["web+middle/train"][1]
+    assert found.tokens["web+low/train"][0] > found.tokens["web+low/train"][1]
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_takedown_keeps_the_books_of_what_a_mix_had_left_out(finished, mixed, tmp_path, compact):
+    """One document of the dataset and one that the mix left out: the second leaves the count of dropped ones."""
+    shutil.copytree(mixed.root, tmp_path / "run")
+    run, before = Store(str(tmp_path / "run")), open_table(mixed, "tokens")[1].content
+    inside = next(row for row in documents_of(open_dataset(mixed)) if row["stream"] == "web+low/train")
+    ids = {row["doc_id"] for row in documents_of(open_dataset(mixed))}
+    outside = next(row for row in documents_of(open_dataset(finished)) if row["doc_id"] not in ids)
+    assert take_down(run.root, doc=[inside["doc_id"].hex(), outside["doc_id"].hex()], compact=compact) == 0
+    (certificate,) = certificates(Path(run.root))
+    assert take_down(run.root, check=f"takedowns/{certificate.id}.json") == 0
+    after = open_table(run, "tokens")[1].content
+    assert after.counts.rows_in == before.counts.rows_in - 2 == open_table(run, "clean")[1].content.counts.rows_kept
+    assert after.counts.dropped == {"tokens/mix": before.counts.dropped["tokens/mix"] - 1}
+    assert after.figures["documents"]["web+low/train"] == before.figures["documents"]["web+low/train"] - 1
+    lost = inside["num_tokens"] if compact else 0
+    for name, asked in before.figures["mix"].items():
+        assert after.figures["mix"][name]["found_tokens"] == asked["found_tokens"] - lost * (name == "web+low")
+    assert [check.claim for check in checks(collect(run)) if not check.holds] == []
+    assert inside["doc_id"] not in {row["doc_id"] for row in documents_of(open_dataset(run))}
+
+
+def test_a_report_shows_buckets_and_what_the_mix_asks_for(mixed, tmp_path):
+    shutil.copytree(mixed.root, tmp_path / "run")
+    run = Store(str(tmp_path / "run"))
+    write_report(run, None)
+    page = " ".join((tmp_path / "run" / "report.html").read_text().split())
+    assert "fineweb_terminal_lines, low below 0.75, middle from 0.75 to below 0.85, high from 0.85, none" in page
+    found = open_dataset(run).num_tokens()["web+high"]
+    assert (
+        f'<code>web+high</code></th><td class="num">75.0 %</td><td class="num">1.50</td><td class="num">{found:,}'
+        in page
+    )
+    assert "clean documents = documents in shards and those that the mix leaves out" in page
+    content = open_table(run, "tokens")[1].content
+    (level,) = [level for level in levels(collect(run), {"tokens": TOKENS.reasons}) if level.name == "mix"]
+    assert level.documents == content.counts.rows_kept
+
+
+def test_a_what_if_leaves_out_what_the_mix_does(spark, mixed):
+    prediction = predict(spark, mixed, stored_recipe(mixed, []), {})
+    content = open_table(mixed, "tokens")[1].content
+    for after in (False, True):
+        fates = {name: count for name, (count, _) in predicted_fates(prediction.cells, after).items()}
+        assert fates["tokens/mix"] == content.counts.dropped["tokens/mix"]
+        assert fates[KEEP] == content.counts.rows_kept
+    tokens = sum(map(sum, content.figures["streams"].values()))
+    assert kept_tokens(prediction.cells, True, token_rates(prediction.cells)) == (tokens, False)
 
 
 def test_show_finds_documents_by_condition_with_verdict_and_provenance(finished):

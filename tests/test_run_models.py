@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from table_readers import by_every_reader, check_reader
 from test_generate import RECIPE as TINY
 from tiny_dataset import make_tiny_dataset
 
@@ -17,6 +18,7 @@ from pipeline.ngram_lm.config import TrainLmConfig
 from pipeline.run import prepare, run_steps
 from pipeline.whatif.predict import KEEP, predict
 from schemas.config import load_recipe
+from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
@@ -144,8 +146,13 @@ def test_scores_of_a_classifier_tell_its_classes_apart(scored):
     languages = {row["doc_id"]: row["language"] for row in rows(scored, "documents")}
     found: dict[str, list[float]] = {}
     for row in rows(scored, "scores"):
-        found.setdefault(languages[row["doc_id"]], []).append(dict(row["classifier_scores"])["german"])
+        found.setdefault(languages[row["doc_id"]], []).append(to_mapping(row["classifier_scores"])["german"])
     assert sum(found["de"]) / len(found["de"]) > sum(found["en"]) / len(found["en"]) + 0.2
+
+
+@by_every_reader
+def test_others_read_the_scores_as_they_are(reader, scored, tmp_path):
+    assert "scores" in check_reader(reader, scored, tmp_path)
 
 
 def test_without_models_there_is_no_scores_table(cleaned, run_at, tmp_path):

@@ -40,3 +40,11 @@ def test_an_index_of_another_run_does_not_hide_a_table(tmp_path: Path) -> None:
     manifest["content"]["inputs"].append(outside | {"name": "index"})
     path.write_text(json.dumps(manifest))
     assert "dedup" not in current_tables(run)
+
+
+def test_values_by_name_are_shown_by_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "clean")
+    rows = list(find_documents(run, parse_where("drop_stage is null"), 99))
+    told = [line for row in rows for line in describe(row, False).splitlines() if "pii_counts" in line]
+    assert told.count("  clean.pii_counts           email 2, phone 1 occurrences") == 3
+    assert told.count("  clean.pii_counts           none occurrences") == 17

@@ -214,6 +214,20 @@ def test_one_thing_that_is_not_there_stops_the_others(standing: Path) -> None:
         take_down(standing / "nowhere", domain=["site3.co.uk"])
 
 
+def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
+    first, second = [row["doc_id"] for row in documents_of(opened(run))][:2]
+    listed = tmp_path / "quarantine.jsonl"
+    lines = [{"doc_id": one.hex(), "step": 3} for one in (first, second, first, bytes(16))]
+    listed.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert take_down(run, docs=str(listed)) == 0
+    assert len(certificates(run)[0].documents) == 2
+    listed.write_text('{"doc": 1}\n')
+    with pytest.raises(ConfigError, match=r"line 1: promised an object with a doc_id, found '.\"doc\": 1.'"):
+        take_down(run, docs=str(listed))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        take_down(run, docs=str(tmp_path / "none"))
+
+
 def test_what_is_done_is_not_done_again(run: Path, capsys) -> None:
     rows = documents_of(opened(run))
     assert take_down(run, domain=["site3.co.uk"]) == 0
@@ -254,9 +268,13 @@ def test_every_table_loses_what_it_said(whole: Path) -> None:
     for name in tables[2:]:
         assert after[name] == [row for row in before[name] if row["doc_id"] not in (kept, short)]
     assert not (whole / "report.html").exists()
-    assert kept.hex() not in (whole / "train/events.jsonl").read_text()
-    assert "c.example/kept" not in (whole / "train/events.jsonl").read_text()
-    assert json.loads((whole / "train/events.jsonl").read_text().splitlines()[0])["documents"][1]["url"] == "http://b/"
+    told = {name: (whole / f"train/{name}.jsonl").read_text() for name in ("events", "quarantine")}
+    assert not any(kept.hex() in text or "c.example/kept" in text for text in told.values())
+    spike, _, rewound, broken = told["events"].splitlines()
+    assert json.loads(spike)["documents"][1]["url"] == "http://b/"
+    assert json.loads(rewound)["quarantined"] == ["00" * 16, "11" * 16]
+    assert broken == '{"broken'
+    assert [json.loads(line)["url"] for line in told["quarantine"].splitlines()] == ["", "http://b/"]
     text = LONG.format(34).encode()
     assert not any(text in data for data in all_bytes(whole).values())
 
@@ -266,8 +284,11 @@ def add_quotes(folder: Path, document: bytes) -> None:
     (folder / "report.html").write_text("a quotation")
     one = {"doc_id": document.hex(), "url": "https://c.example/kept/0", "split": "crawl-0.warc.gz"}
     other = {"doc_id": "00" * 16, "url": "http://b/", "split": "b"}
-    events = [{"kind": "spike", "documents": [one, other]}, {"kind": "begun", "step": 0}]
+    rewound = {"kind": "rewound", "step": 3, "quarantined": [document.hex(), "11" * 16]}
+    events = [{"kind": "spike", "documents": [one, other]}, {"kind": "begun", "step": 0}, rewound]
     (folder / "train").mkdir(exist_ok=True)
+    listed = [json.dumps(row | {"step": 3}) + "\n" for row in (one, other)]
+    (folder / "train/quarantine.jsonl").write_text("".join(listed))
     (folder / "train/events.jsonl").write_text("\n".join(map(json.dumps, events)) + '\n{"broken')
 
 

@@ -17,6 +17,7 @@ from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.takedown import descent_of
 from schemas.tokens import Dataset
+from schemas.versions import attach
 from train.config.settings import load_settings
 from train.data.batches import Batches
 from train.data.order import make_order
@@ -113,6 +114,25 @@ def test_steps_and_checkpoints_that_saw_them_are_named(old: Path, new: Path, cho
         (step, step >= seen[0]) for step in (0, 5, 10, 15, 20) if step in {note.step for note in notes(old)}
     ]
     assert effects.last_clean == 10
+
+
+def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
+    old: Path, chosen: Removed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, ids = copied(old, tmp_path / "run"), [row["doc_id"].hex() for row in chosen]
+    attach(Store(str(folder / "ladder/small")), Store(str(folder)))
+    shutil.copytree(folder / "train", folder / "ladder/small/train")
+    with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, found .*tokens of {folder}"):
+        take_down(folder / "ladder/small", doc=ids)
+    assert take_down(folder, doc=ids) == 0
+    effects = certificates(folder)[0].effects
+    (other,) = effects.others
+    assert (other.run, other.steps) == ("ladder/small", effects.steps)
+    assert {*other.tables} == {"tokens", "tokenizer"}
+    assert [(f"ladder/small/{m.checkpoint}", m.saw) for m in effects.models] == [
+        (m.checkpoint, m.saw) for m in other.models
+    ]
+    assert "ladder/small stands on" in capsys.readouterr().out
 
 
 def compared_step(old: Path, chosen: Removed, batches: Batches, step: int) -> Iterator[str]:

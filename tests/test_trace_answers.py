@@ -102,7 +102,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     documents += [row | {"doc_id": bytes([7] * 15 + [i]), "gopher_num_words": -1} for i, row in enumerate(rows[::3])]
     documents.sort(key=lambda row: (row["split"], row["offset"], row["doc_id"]))
     write_table(run, "documents", DOCUMENTS, [filled(row, DOCUMENTS) for row in documents], {})
-    clean = [row | {"title": f"Title of {row['doc_id'].hex()}", "text": text_of(row), "pii_counts": {}} for row in rows]
+    clean = [
+        row
+        | {"title": f"Title of {row['doc_id'].hex()}", "text": text_of(row), "pii_counts": [("email", 2), ("ip", 1)]}
+        for row in rows
+    ]
     clean[0] = clean[0] | {"drop_stage": "clean", "drop_rule": "empty"}
     write_table(run, "clean", CLEAN, [filled(row, CLEAN) for row in clean], {"documents": "v-test"})
     manifest = run.read_json("tokens/v-tiny/manifest.json")
@@ -145,6 +149,7 @@ def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Cal
         row = rows[part["doc_id"]]
         assert part["title"] == f"Title of {part['doc_id']}"
         assert part["signals"]["gopher_num_words"] == row["num_tokens"] - 2
+        assert part["signals"]["pii_counts"] == {"email": 2, "ip": 1}
         assert part["cluster"] == row["cluster"].hex()
         words = row["tokens"][part["doc_start"] : part["doc_stop"]]
         inner = [token for token in words if token not in (row["tokens"][0], row["tokens"][-1])]

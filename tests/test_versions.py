@@ -1,29 +1,34 @@
-"""Versions by digest, dvc.yaml, and tables that DuckDB, Dask and Hugging Face datasets open as they are."""
+"""Versions by digest, and dvc.yaml."""
 
 import argparse
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.dataset as pads
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from lineage_run import edit, join_dataset, next_version
 from report_run import make_run
 from test_diff import write_manifest_lineage
 
-from jobs.versions import FIRST_LINE, dvc_command, dvc_stages, fixed_part
+from jobs import versions
+from jobs.recipe import read_recipe
+from jobs.versions import (
+    FIRST_LINE,
+    damaged_files,
+    deciding_settings,
+    dvc_command,
+    dvc_stages,
+    fixed_part,
+    run_whole,
+)
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import open_table, read_run
+from schemas.manifest import Table, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from schemas.versions import PinnedRun, pinned_tables, run_at, standing_versions
+from schemas.versions import PinnedRun, attach, pinned_tables, run_at, standing_versions
 
 
 @pytest.fixture
@@ -138,21 +143,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_dvc(out: str = "run", *overrides: str) -> dict[str, Any]:
     """The stages of the dvc.yaml that is written."""
-    assert dvc_command(argparse.Namespace(recipe="recipe.toml", out=out, overrides=list(overrides))) == 0
+    assert dvc_command(argparse.Namespace(recipe="recipe.toml", out=out, overrides=list(overrides), stage=None)) == 0
     found: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
     return found
 
 
+STAGES = ("documents", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens", "train")
+
+
 def test_the_stages_follow_the_steps(folder: Path) -> None:
     stages = write_dvc("runs/one", "quality.min_words=60", "tokens.seed=2")
-    assert list(stages) == [
-        *("documents", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens", "train", "report")
+    assert list(stages) == ["settings", *STAGES, "report"]
+    call = "penstock dvc recipe.toml --out runs/one --set quality.min_words=60 --set tokens.seed=2"
+    assert stages["settings"]["cmd"] == [call]
+    assert stages["settings"]["deps"] == ["recipe.toml"]
+    assert stages["clean"]["cmd"] == [f"{call} --stage clean"]
+    assert stages["train"]["cmd"] == [call.replace("dvc", "run"), "penstock train runs/one"]
+    assert stages["documents"]["deps"] == ["runs/one/dvc/documents.json", "crawl"]
+    assert stages["tokens"]["deps"] == [
+        *("runs/one/dvc/tokens.json", "crawl"),
+        *("runs/one/clean", "runs/one/tokenizer"),
     ]
-    given = "--set quality.min_words=60 --set tokens.seed=2"
-    assert stages["clean"]["cmd"] == [f"penstock stage clean recipe.toml --out runs/one {given}"]
-    assert stages["train"]["cmd"] == ["penstock plan runs/one --quiet", "penstock train runs/one"]
-    assert stages["documents"]["deps"] == ["recipe.toml", "crawl"]
-    assert stages["tokens"]["deps"] == ["recipe.toml", "runs/one/clean", "runs/one/tokenizer"]
     kept = {"cache": False, "persist": True}
     assert stages["documents"]["outs"] == [{"runs/one/documents": kept}, {"runs/one/text": kept}]
     assert stages["train"]["metrics"] == [{"runs/one/train/manifest.json": kept}]
@@ -160,6 +171,123 @@ def test_the_stages_follow_the_steps(folder: Path) -> None:
     assert len(set(outs)) == len(outs)
     written = {"recipe.toml", "crawl", *outs}
     assert all(dep in written for stage in stages.values() for dep in stage["deps"])
+    assert sorted(Path("runs/one/dvc").iterdir()) == sorted(Path(f"runs/one/dvc/{name}.json") for name in STAGES)
+
+
+def test_files_that_the_settings_name_are_followed(folder: Path) -> None:
+    Path("earlier").mkdir()
+    for name in ("own.ftz", "mix.toml", "law.json", "earlier/run.json"):
+        Path(name).write_text("{}")
+    stages = write_dvc(
+        *("run", "language.model=own.ftz", "tokens.mix=mix.toml", "plan.law=own", "plan.law_file=law.json"),
+        "dedup.indexes=['earlier', 's3://bucket/run']",
+    )
+    followed = {name: [dep for dep in stage["deps"] if not dep.startswith("run/")] for name, stage in stages.items()}
+    assert followed["documents"] == ["crawl", "own.ftz"]
+    assert followed["verdicts"] == ["crawl", "own.ftz"]
+    assert followed["dedup"] == followed["clean"] == ["crawl", "own.ftz", "earlier/run.json"]
+    assert followed["tokens"] == ["crawl", "own.ftz", "earlier/run.json", "mix.toml"]
+    assert followed["train"] == ["law.json"]
+
+
+def changed_by(*overrides: str) -> set[str]:
+    """The stages that other settings would call."""
+    usual, other = (deciding_settings(read_recipe("recipe.toml", given)) for given in ((), overrides))
+    assert {*usual} == {*other} == {*STAGES}
+    return {name for name in usual if usual[name] != other[name]}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("tokens.seed=1", {"tokens", "train"}),
+        ("tokenizer.vocab_size=2000", {"tokenizer", "tokens", "train"}),
+        ("train.seq_len=64", {"train"}),
+        ("audit.documents=700", {"audit"}),
+        ("quality.min_words=60", {"verdicts", "dedup", "clean", "tokenizer", "tokens", "train"}),
+        ("source.paths=['other/*.warc.gz']", {*STAGES}),
+        ("language.model=other.ftz", {*STAGES}),
+        ("spark.driver_memory=3g", set()),
+        ("dedup.partitions=7", set()),
+    ],
+)
+def test_a_setting_calls_the_stages_behind_it_and_no_others(folder: Path, override: str, expected: set[str]) -> None:
+    assert changed_by(override) == expected
+
+
+def test_stages_and_what_they_read_follow_the_recipe(folder: Path) -> None:
+    stages = write_dvc("run", "audit.documents=0", "tokens.buckets_by=fineweb_terminal_lines", "tokens.bucket_cuts=[9]")
+    assert "audit" not in stages
+    assert not Path("run/dvc/audit.json").exists()
+    assert {"run/documents", "run/verdicts"} <= {*stages["tokens"]["deps"]}
+
+
+# -------------------------------------------------------------------------------------------------- damaged versions
+
+
+def damage(table: Table) -> Path:
+    """Turn over a bit of a table's first file."""
+    path = Path(table.folder.path(table.manifest.paths_of()[0]))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+class Runs:
+    """What a stage calls to run a recipe; it counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.steps: list[str] = []
+        monkeypatch.setattr(versions, "run_recipe", self._run)
+
+    def _run(self, recipe_path: str, out: str, overrides: list[str], until: str) -> None:
+        self.steps.append(until)
+
+
+def test_a_whole_version_is_left_as_it_is(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, before = Runs(monkeypatch), sorted(run.walk())
+    dvc_command(argparse.Namespace(recipe="recipe.toml", out=run.uri, overrides=[], stage="tokens"))
+    assert (runs.steps, sorted(run.walk())) == (["tokens"], before)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_damaged_version_no_longer_stands_and_is_made_again(
+    run: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], removed: bool
+) -> None:
+    runs = Runs(monkeypatch)
+    table, other = Table(*open_table(run, "tokens")), Table(*open_table(run, "tokenizer"))
+    path = damage(table)
+    if removed:
+        path.unlink()
+    assert damaged_files(table) == [str(path)]
+    run_whole("recipe.toml", run.uri, [], "tokens")
+    assert runs.steps == ["tokens", "tokens"]
+    assert f"{path}: not what its manifest promised; tokens are made again" in capsys.readouterr().err
+    assert not table.folder.exists("manifest.json")
+    assert not any(table.folder.exists(name) for name in table.manifest.paths_of())
+    assert damaged_files(other) == []
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_damaged_version_that_cannot_be_made_again_stays(
+    run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+) -> None:
+    runs, holder = Runs(monkeypatch), run
+    if foreign:
+        holder = Store(str(tmp_path / "other"))
+        attach(holder, run)
+    else:
+        run.write_atomic("takedowns/1.json", b"{}")
+    damage(Table(*open_table(run, "tokens")))
+    why = "it belongs to another run" if foreign else "documents were taken down since"
+    with pytest.raises(ContractError, match=rf"promised what its manifest says, found another content, .*{why}"):
+        run_whole("recipe.toml", holder.uri, [], "tokens")
+    assert runs.steps == ["tokens"]
+    assert open_table(run, "tokens")[1].content.table == "tokens"
+
+
+# ------------------------------------------------------------------------------------------------------ words and files
 
 
 def test_a_setting_with_spaces_quotes_and_braces_stays_one_word(folder: Path) -> None:
@@ -199,114 +327,3 @@ def test_a_run_that_dvc_cannot_look_after_is_refused(folder: Path, out: str) -> 
 )
 def test_the_fixed_part_of_a_pattern(pattern: str, expected: str) -> None:
     assert fixed_part(pattern) == expected
-
-
-@pytest.mark.spark
-def test_dvc_runs_the_stages_and_skips_what_stands(folder: Path) -> None:
-    dvc = shutil.which("dvc")
-    if dvc is None:
-        pytest.skip("dvc is not installed on the PATH")
-    from pipeline.demo_crawl.build import build_demo_crawl
-
-    build_demo_crawl(folder / "crawl", 100, 1)
-    Path("recipe.toml").write_text('[source]\npaths = ["crawl/*.warc.gz"]\n')
-    write_dvc()
-    environment = {"PATH": f"{Path(sys.executable).parent}:{Path(dvc).parent}:/usr/bin:/bin", "HOME": str(folder)}
-
-    def call(*words: str) -> str:
-        done = subprocess.run([dvc, *words], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    call("init", "-q", "--no-scm")
-    assert "Running stage 'verdicts'" in call("repro", "verdicts")
-    assert {*read_run(Store("run")).tables} == {"documents", "text", "verdicts"}
-    assert "Stage 'verdicts' didn't change, skipping" in call("repro", "verdicts")
-    before = open_table(Store("run"), "documents")[1].digest
-    Path("recipe.toml").write_text('[source]\npaths = ["crawl/*.warc.gz"]\n[quality]\nmin_words = 70\n')
-    assert "Running stage 'verdicts'" in call("repro", "verdicts")
-    assert open_table(Store("run"), "documents")[1].digest == before
-    assert len(standing_versions(Store("run"), "verdicts")) == 2
-
-
-# -------------------------------------------------------------------------------------------------- tables of others
-
-
-def parts(run: Store, table: str) -> list[str]:
-    """Paths of the parts of a table."""
-    folder, manifest = open_table(run, table)
-    return [folder.path(path) for path in manifest.paths_of()]
-
-
-def shards(run: Store) -> list[str]:
-    """Paths of the token shards of one stream."""
-    dataset = open_dataset(run)
-    return [dataset.folder.path(shard.path) for shard in dataset.streams["web/train"]]
-
-
-@pytest.mark.parametrize("table", ["documents", "text", "verdicts", "dedup", "clean"])
-def test_duckdb_opens_the_tables(run: Store, table: str) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
-    found = duckdb.connect().execute(
-        "select count(*), count(distinct doc_id) from read_parquet(?)", [parts(run, table)]
-    )
-    rows = sum(entry.rows for entry in open_table(run, table)[1].content.files)
-    assert found.fetchall() == [(rows, rows)]
-
-
-def test_duckdb_joins_counts_and_reads_shards(run: Store) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
-    query = "select drop_rule, count(*) from read_parquet(?) where drop_stage is not null group by all order by all"
-    found = dict(duckdb.connect().execute(query, [parts(run, "verdicts")]).fetchall())
-    assert found == {"c4_lorem_ipsum": 1, "gopher_short_doc": 6, "toxic_word_share": 3}
-    emails = "select sum(pii_counts['email']) from read_parquet(?)"
-    assert duckdb.connect().execute(emails, [parts(run, "clean")]).fetchall() == [(6,)]
-    tokens = pads.dataset(shards(run), format="ipc")
-    connection = duckdb.connect()
-    connection.register("shards", tokens)
-    (total,) = connection.execute("select sum(len(tokens)) from shards").fetchall()[0]
-    assert total == open_dataset(run).num_tokens()["web"]
-
-
-@pytest.mark.parametrize("table", ["documents", "text", "verdicts", "dedup", "clean"])
-def test_dask_opens_the_tables(run: Store, table: str) -> None:
-    frames = pytest.importorskip("dask.dataframe", reason="dask[dataframe] is not installed")
-    frame = frames.read_parquet(parts(run, table))
-    assert len(frame) == sum(entry.rows for entry in open_table(run, table)[1].content.files)
-    assert list(frame.columns) == pq.read_schema(parts(run, table)[0]).names
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Hugging Face datasets, with a cache of its own and no network."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return pytest.importorskip("datasets", reason="datasets is not installed")
-
-
-def test_datasets_opens_tables_without_maps_as_they_are(run: Store, hub: Any, tmp_path: Path) -> None:
-    for table in ("text", "verdicts", "dedup"):
-        found = hub.load_dataset("parquet", data_files=parts(run, table), split="train", cache_dir=str(tmp_path))
-        assert found.num_rows == sum(entry.rows for entry in open_table(run, table)[1].content.files)
-
-
-def test_datasets_opens_the_columns_of_a_table_that_are_no_maps(run: Store, hub: Any, tmp_path: Path) -> None:
-    """`datasets` 5.2 knows no Arrow maps: of `documents` and `clean` it is told which columns to read."""
-    schema = pq.read_schema(parts(run, "clean")[0]).remove_metadata()
-    plain = pa.schema([field for field in schema if not pa.types.is_map(field.type)])
-    features = hub.Features.from_arrow_schema(plain)
-    given = {"data_files": parts(run, "clean"), "split": "train", "cache_dir": str(tmp_path)}
-    found = hub.load_dataset("parquet", columns=plain.names, features=features, **given)
-    assert (found.num_rows, found[0]["text"]) == (20, "…")
-
-
-def test_datasets_opens_shards_as_they_are(run: Store, hub: Any, tmp_path: Path) -> None:
-    found = hub.load_dataset("arrow", data_files=shards(run), split="train", cache_dir=str(tmp_path))
-    assert sum(map(len, found["tokens"])) == open_dataset(run).num_tokens()["web"]
-
-
-def test_pyarrow_opens_shards_and_parts_as_datasets(run: Store) -> None:
-    tokens = pads.dataset(shards(run), format="ipc")
-    lengths = [len(row) for row in tokens.to_table().column("tokens").to_pylist()]
-    assert sum(lengths) == open_dataset(run).num_tokens()["web"]
-    assert pads.dataset(parts(run, "documents"), format="parquet").count_rows() == 53

@@ -24,7 +24,7 @@ class Rows:
     documents_BT: Tensor | None
     """Number of the document of each position in its row, int32, never falling; None = a row counts as one document."""
     sources_B: Tensor
-    """Source of each row, int64, as in `Order.sources`."""
+    """Source of each row, int64, as in `Order.sources`; or, (B, T), another group for the loss of each position."""
     counted: int | None = None
     """Number of targets, where it was counted before the rows went to a device."""
 
@@ -47,6 +47,10 @@ class Rows:
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         documents_BT = None if self.documents_BT is None else change(self.documents_BT)
         return Rows(change(self.inputs_BT), change(self.targets_BT), documents_BT, change(self.sources_B))
+
+    def grouped(self, groups_BT: Tensor) -> "Rows":
+        """The same rows, with a group for the loss of each position, int64, in place of their sources."""
+        return replace(self, sources_B=groups_BT)
 
     def padded(self, number: int) -> "Rows":
         """At least `number` rows: those that lack are copies of the first in which nothing is predicted."""

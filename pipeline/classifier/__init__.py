@@ -164,7 +164,7 @@ def classifier_models(config: ClassifierConfig) -> dict[str, str]:
 
 CLASSIFIER = PerDocument(
     name="classifier",
-    version=1,
+    version=2,
     config=ClassifierConfig,
     reads=("_body",),
     adds=(SCORES,),

@@ -208,7 +208,7 @@ def importance_models(config: ImportanceConfig) -> dict[str, str]:
 
 IMPORTANCE = PerDocument(
     name="importance",
-    version=1,
+    version=2,
     config=ImportanceConfig,
     reads=("_body",),
     adds=(COLUMN, WORDS),

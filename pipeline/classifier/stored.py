@@ -1,4 +1,4 @@
-"""Values that checks compute from stored columns: entries of map columns, and random numbers that follow from doc_id.
+"""Values that checks compute from stored columns: values by name, and random numbers that follow from doc_id.
 
 A random number is a function of (seed, name, doc_id) alone, so a sample is the same on every machine and at every try,
 and a document that is in it stays in it when the share grows.
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.entries import lookup
 from schemas.ids import shuffle_key
 
 Floats = npt.NDArray[np.float64]
@@ -24,8 +25,8 @@ _SMALLEST, _LARGEST = 2.0**-40, 1.0 - 2.0**-24  # a float32 probability comes no
 
 
 def entry(batch: pa.RecordBatch, column: str, name: str) -> Floats:
-    """(documents,) the entry `name` of a map column; NaN where it or the map is null or absent."""
-    return _floats(pc.map_lookup(batch.column(column), pa.scalar(name), "first"))
+    """(documents,) the value of `name` in a column of entries; NaN where there is none or it is null."""
+    return _floats(lookup(batch.column(column), name))
 
 
 def numbers(batch: pa.RecordBatch, column: str) -> Floats:

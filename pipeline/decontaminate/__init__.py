@@ -18,6 +18,7 @@ from pipeline.decontaminate.index import FILE, IGNORED, SET, compile_index
 from pipeline.decontaminate.lookup import open_index
 from pipeline.decontaminate.report import HITS, contamination_table, figures_of, set_sizes
 from pipeline.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from schemas.entries import flattened
 
 __all__ = ["DECONTAMINATE", "DecontaminateConfig", "contamination_table", "figures_of", "set_sizes"]
 
@@ -60,10 +61,9 @@ def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
 def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
     """Distinct n-grams that each document shares with the set it shares most with; NaN where not measured."""
     column = batch.column("contamination")
-    rows = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
-    start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    shared = flattened(column)
     most = np.where(column.is_valid().to_numpy(zero_copy_only=False), 0.0, np.nan)
-    np.maximum.at(most, rows, column.items.to_numpy()[start:end])
+    np.maximum.at(most, shared.rows, shared.values.to_numpy())
     return most
 
 
@@ -88,7 +88,7 @@ def checks(config: DecontaminateConfig, models: Mapping[str, str], cutoffs: Cuto
 
 DECONTAMINATE = PerDocument(
     name="decontaminate",
-    version=1,
+    version=2,
     config=DecontaminateConfig,
     reads=("text", "cuts", "_body", "_words"),
     adds=("contamination", "contaminated_share", "contaminated_pieces", "canaries"),

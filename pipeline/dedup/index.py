@@ -236,7 +236,8 @@ def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schem
                 whole = pa.Table.from_batches(held)
                 writer.write_table(whole.slice(0, 1 << 17), row_group_size=1 << 17)
                 held = whole.slice(1 << 17).to_batches()
-        writer.write_table(pa.Table.from_batches(held, schema))
+        if any(batch.num_rows for batch in held):  # a row group of no rows is more than some readers take
+            writer.write_table(pa.Table.from_batches(held, schema))
     sink.close()
     folder.sync(path)
     return {"key": key, "path": path, "rows": rows, "bytes": sink.num_bytes, "sha256": sink.sha256}

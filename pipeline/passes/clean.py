@@ -79,7 +79,6 @@ def _enter(row: Row, chars: int, books: Books) -> None:
         books.tally("kept_languages", row["language"] or "?")
     else:
         row["text"] = row["title"] = None
-    row["pii_counts"] = list((row.get("pii_counts") or {}).items())
 
 
 def survivors(task: CleanTask) -> Iterator[Row]:

@@ -17,6 +17,7 @@ from pipeline.quality.decide import QUALITY
 from pipeline.stage import Cutoffs, Drop, PerDocument, Row
 from pipeline.toxicity import TOXICITY
 from schemas.config import Recipe
+from schemas.entries import to_entries
 from schemas.tables import DOCUMENTS, SCORES
 
 KINDS = {field.name: field.type for schema in (SCORES, DOCUMENTS) for field in schema}
@@ -79,5 +80,5 @@ class Rejudge:
 
 
 def _stored(value: object) -> object:
-    """A value as Arrow takes it: a mapping as a list of pairs."""
-    return list(value.items()) if isinstance(value, dict) else value
+    """A value as Arrow takes it, measured anew (a mapping) or read from the table (entries)."""
+    return to_entries(value) if isinstance(value, dict) else value

@@ -164,7 +164,7 @@ def model_files(config: PiiConfig) -> dict[str, str]:
 
 PII = PerDocument(
     name="pii",
-    version=1,
+    version=2,
     config=PiiConfig,
     reads=("text", "title", "url", "language"),
     adds=("text", "title", "url", "pii_counts", "num_chars", "num_bytes"),

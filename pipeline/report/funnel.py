@@ -13,7 +13,7 @@ from schemas.manifest import Counts
 
 Reasons = Mapping[str, Mapping[str, str]]
 """Every stage in the order of the run, with the meaning of each of its reasons."""
-JUDGING = ("documents", "verdicts", "dedup", "repeats", "clean")
+JUDGING = ("documents", "verdicts", "dedup", "repeats", "clean", "tokens")
 """Tables that drop documents, in the order of the run."""
 LEAVES: Mapping[str, Mapping[str, str]] = {
     "documents": {
@@ -31,8 +31,11 @@ LEAVES: Mapping[str, Mapping[str, str]] = {
         "importance": "texts near enough to the targets",
     },
     "dedup": {"dedup": "one copy of each cluster"},
+    "tokens": {"tokens": "clean documents that the mix keeps"},
 }
 """What a stage leaves of a table, in words."""
+CALLED = {"tokens": "mix"}
+"""Stages whose level has another name, because theirs is that of the last."""
 MEASURED = "texts that it could measure"
 ALWAYS = {"documents": ("source", "extract", "language"), "verdicts": ("quality", "toxicity"), "dedup": ("dedup",)}
 """Stages that have their line even where they dropped nothing, by table."""
@@ -105,7 +108,8 @@ def levels(facts: Facts, reasons: Reasons) -> list[Level]:
             left -= dropped
             text -= sum(number for name, number in chars.items() if _stage_of(name) == stage)
             if dropped or stage in ALWAYS.get(table, ()):
-                found.append((stage, LEAVES.get(table, {}).get(stage, MEASURED), left, text))
+                meaning = LEAVES.get(table, {}).get(stage, MEASURED)
+                found.append((CALLED.get(stage, stage), meaning, left, text))
         if table == "clean":
             text = _kept_chars(facts, "clean")
             found.append(("redaction", "the same texts, personal data replaced", left, text))
@@ -114,7 +118,7 @@ def levels(facts: Facts, reasons: Reasons) -> list[Level]:
 
 def _with_tokens(facts: Facts, found: list[tuple[str, str, int, int | None]]) -> list[Level]:
     total = sum(sum(shards) for shards in facts.figures("tokens").get("streams", {}).values())
-    clean = _kept_chars(facts, "clean")
+    clean = _kept_chars(facts, "clean") - sum(_dropped_chars(facts, "tokens").values())
     rate = total / clean if clean else None
     rows = [Level(*row, None if rate is None or row[3] is None else row[3] * rate) for row in found]
     if "tokens" in facts.tables:
@@ -197,7 +201,9 @@ def _book_checks(facts: Facts) -> Iterator[Check]:
         claim, before = ("documents left", "repeats") if "repeats" in counts else ("copies kept", "dedup")
         yield Check(f"{claim} = documents cleaned", counts[before].rows_kept, counts["clean"].rows_in)
     if "tokens" in counts and "clean" in counts:
-        yield Check("clean documents = documents in shards", counts["clean"].rows_kept, counts["tokens"].rows_kept)
+        claim = "clean documents = documents in shards"
+        claim += " and those that the mix leaves out" if any(counts["tokens"].dropped.values()) else ""
+        yield Check(claim, counts["clean"].rows_kept, counts["tokens"].rows_in)
 
 
 def _entered(counts: Counts) -> int:

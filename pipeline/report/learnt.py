@@ -114,15 +114,19 @@ def _skipped(event: Mapping[str, Any]) -> str:
 
 
 def _spike(event: Mapping[str, Any]) -> str:
-    documents = event.get("documents", [])
+    documents, left = event.get("documents", []), event.get("left", ["loss"])
     urls = list(dict.fromkeys(document["url"] or document["doc_id"] for document in documents))
     among = f", among them {', '.join(urls[:SHOWN_URLS])}" if urls else ""
-    level = f"loss {event['loss']:.4f}, above {event['limit']:.4f} (mean {event['mean']:.4f})"
-    return f"{level}; {number(len(documents))} parts of documents{among}"
+    found = f"loss {event['loss']:.4f}" if "loss" in left else f"gradient norm {event['grad_norm']:.4f}"
+    level = f"{found}, above {event['limit']:.4f} (mean {event['mean']:.4f})"
+    more = f"; gradient norm {event['grad_norm']:.4f}, above {event['grad_limit']:.4f}" if len(left) > 1 else ""
+    return f"{level}{more}; {number(len(documents))} parts of documents{among}"
 
 
 def _rewound(event: Mapping[str, Any]) -> str:
-    return f"back to step {number(event['to_step'])}; {number(len(event['samples']))} samples are skipped from then on"
+    kept_out = f", {number(len(event['quarantined']))} documents quarantined" if event.get("quarantined") else ""
+    samples = f"{number(len(event['samples']))} samples are skipped from then on"
+    return f"back to step {number(event['to_step'])}; {samples}{kept_out}"
 
 
 def _early_stop(event: Mapping[str, Any]) -> str:
@@ -150,7 +154,7 @@ def _interrupted(event: Mapping[str, Any]) -> str:
 
 KINDS: dict[str, tuple[str, Any, bool]] = {
     "skipped": ("update skipped", _skipped, True),
-    "spike": ("spike of the loss", _spike, True),
+    "spike": ("spike", _spike, True),
     "rewound": ("rewound", _rewound, True),
     "failed_save": ("checkpoint not written", lambda event: str(event["error"]), True),
     "early_stop": ("ended early", _early_stop, False),

@@ -150,7 +150,9 @@ def _stop(node: Node, place: tuple[int, int], broken: Sequence[str]) -> Stop:
     return Stop(x, y, style, title, remarks, node.digest[:12], tuple(texts))
 
 
-STYLES = {"inputs": "outside", "outside": "outside", "takedown": "event", "rewind": "event", "skips": "event"}
+STYLES = dict.fromkeys(("inputs", "outside", "mix"), "outside") | dict.fromkeys(
+    ("takedown", "rewind", "skips", "quarantine"), "event"
+)
 """How a kind of node is drawn, if it is not something that was made."""
 
 

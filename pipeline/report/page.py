@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.report import numbers
+from pipeline.report.ablations import SHOWN_FATES, ablations
 from pipeline.report.collect import Facts, collect
 from pipeline.report.contamination import canaries, evaluation_sets
 from pipeline.report.dedup import deduplication
@@ -20,6 +21,8 @@ from pipeline.report.plots import training_plots
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
 from pipeline.report.tallies import (
+    asked_of_mix,
+    buckets_told,
     contract,
     costs,
     counts_of,
@@ -120,6 +123,8 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "pii": counts_of(facts.figures("clean").get("pii", {})),
         "contract": contract(facts),
         "streams": streams(facts),
+        "buckets_told": buckets_told(facts),
+        "asked_of_mix": asked_of_mix(facts),
         "costs": steps,
         "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
         "num_pages": num_pages(facts),
@@ -132,6 +137,8 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "waiting": waiting(training.steps),
         "events": told(training.events),
         "max_events": MAX_EVENTS,
+        "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
+        "shown_fates": SHOWN_FATES,
         "scores": _by_group(scores),
         "lineage": lineage_drawing(facts.run),
         "max_inputs": MAX_INPUTS,

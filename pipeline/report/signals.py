@@ -16,6 +16,7 @@ from pipeline.report.collect import Facts
 from pipeline.report.funnel import RuleDrops
 from pipeline.report.spread import OTHER, Measured, Spread, make_spread
 from pipeline.stage import EVERY
+from schemas.entries import value_type
 from schemas.tables import DOCUMENTS, SCORES
 
 OWN_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
@@ -132,7 +133,7 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 
 
 def _field(column: str) -> pa.Field | None:
-    """The stored column; of a map, by the name before the key."""
+    """The stored column; of entries, by the name before that of the entry."""
     name = re.split(r"[^\w]", column)[0]
     return next((schema.field(name) for schema in (DOCUMENTS, SCORES) if name in schema.names), None)
 
@@ -144,11 +145,10 @@ def _described(field: pa.Field | None) -> dict[str, str]:
 
 
 def _is_whole(field: pa.Field | None) -> bool:
-    """Whether the measure is a whole number; so is what a map of whole numbers is compared by."""
+    """Whether the measure is a whole number; so is what is compared of entries that are."""
     if field is None:
         return False
-    kind = field.type.item_type if pa.types.is_map(field.type) else field.type
-    return bool(pa.types.is_integer(kind))
+    return bool(pa.types.is_integer(value_type(field.type) or field.type))
 
 
 def buckets(facts: Facts) -> list[Buckets]:

@@ -3,6 +3,7 @@
 Everything here is a sum over manifests; no row is read.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,21 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a mix asks for of one source, and what the dataset has of it."""
+
+    source: str
+    keep: float
+    """Share of the training documents that was kept, 0..1."""
+    repeat: float
+    """Passes over its tokens that the mix means."""
+    found: int
+    """Unique training tokens."""
+    wanted: int | None
+    """None: there are enough."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """What one step took."""
 
@@ -125,6 +141,28 @@ def streams(facts: Facts) -> list[Stream]:
         documents, size = sum(shard.index.rows for shard in shards), sum(shard.file.bytes for shard in shards)
         found.append(Stream(name, documents, sum(numbers), size, shards))
     return found
+
+
+def asked_of_mix(facts: Facts) -> list[Asked]:
+    """What the mix of the dataset asks for, by source; empty where there is none."""
+    figure: Mapping[str, Any] = facts.figures("tokens").get("mix", {})
+    return [
+        Asked(name, part["keep"], part["repeat"], part["found_tokens"], part["wanted_tokens"])
+        for name, part in sorted(figure.items())
+    ]
+
+
+def buckets_told(facts: Facts) -> str:
+    """How the sources of the dataset are cut into buckets of quality, in words; empty where they are whole."""
+    figure: Mapping[str, Any] = facts.figures("tokens").get("buckets", {})
+    if not figure:
+        return ""
+    by, names, cuts = figure["by"], figure["names"], figure["cuts"]
+    if isinstance(cuts, Mapping):
+        return "perplexity, head, middle and tail of the language, all where no model measured it"
+    ends = [f"below {cuts[0]:g}", *(f"from {low:g} to below {high:g}" for low, high in itertools.pairwise(cuts))]
+    told = [f"{name} {end}" for name, end in zip(names, [*ends, f"from {cuts[-1]:g}"])]
+    return f"{by}, {', '.join(told)}, {names[-1]} where it was not measured"
 
 
 def contract(facts: Facts) -> Mapping[str, Any]:

@@ -41,6 +41,8 @@ class Plan:
     digest: str
     steps: int
     figures: tuple[Figure, ...]
+    mix: str = ""
+    """Digest of the mix that the shares of the sources follow; empty = of none."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def _read_plan(run: Store) -> Plan | None:
     try:
         last = plan["stages"][-1]
         figures = tuple(Figure(**figure) for figure in plan["figures"])
-        return Plan(plan["dataset"], digest_of(plan), int(last["first_step"]) + int(last["num_steps"]), figures)
+        steps = int(last["first_step"]) + int(last["num_steps"])
+        mix = plan.get("settings", {}).get("train", {}).get("mix", "")
+        return Plan(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
         raise ContractError(f"{run.uri}/{PLAN_NAME}: promised a plan, found {error}; plan again") from error
 

@@ -14,6 +14,7 @@ from resiliparse.parse.encoding import map_encoding_to_html5
 
 from pipeline.report.collect import BEFORE, Facts
 from pipeline.stage import Row
+from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.storage import Store
 
@@ -124,7 +125,7 @@ def _fates(facts: Facts) -> list[Fate]:
         fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
     for row in _read(facts, "clean", FROM_CLEAN):
         fate = fates[row["doc_id"]]
-        fate.pii = dict(row["pii_counts"] or [])
+        fate.pii = to_mapping(row["pii_counts"]) or {}
         fate.outcome = _outcome(row) if fate.outcome == "kept" else fate.outcome
     return list(fates.values())
 

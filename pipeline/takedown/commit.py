@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipeline.takedown.rewrite import TABLES, Removal, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.spans import WINDOWS, share_of
+from schemas.effects import Effects
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import MANIFEST_NAME, open_table, read_run, write_run
@@ -24,8 +25,8 @@ from schemas.storage import Store
 from schemas.takedown import (
     MOVED_NAME,
     PENDING_NAME,
+    REMOVED_ID,
     Certificate,
-    Effects,
     Mode,
     TableChange,
     Traces,
@@ -37,11 +38,12 @@ from schemas.takedown import (
     salted,
 )
 
-EVENTS_NAME = "train/events.jsonl"
+TOLD = ("train/events.jsonl", "train/quarantine.jsonl")
+"""What a training run tells of documents, an object a line."""
 DERIVED = ("report.html",)
 """Files of a run that quote documents and can be made again."""
 PERSONAL = ("url", "split")
-"""What an event of a training run says of a document, besides numbers and its id."""
+"""What it says of a document, besides numbers and its id."""
 
 
 class Pending(BaseModel):
@@ -124,7 +126,7 @@ def finish(run: Store, pending: Pending) -> Certificate:
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}
         run.write_atomic(f"{table}/{change.version_before}/{MOVED_NAME}", canonical_json(moved))
-    _clean_events(run, {*pending.documents})
+    _clean_told(run, {*pending.documents})
     for name in DERIVED:
         run.delete(name)
     if not pending.keep_old:
@@ -187,25 +189,29 @@ def _tokenizer(run: Store) -> TrainedTokenizer | None:
     return TrainedTokenizer(sha256=content.figures["contract"]["sha256"], read=read.get("clean", ""))
 
 
-def _clean_events(run: Store, documents: set[str]) -> None:
-    """Blank what the events of a training run say of documents; lines of a run that was killed stay as they are."""
-    if not run.exists(EVENTS_NAME):
-        return
-    text = run.read_bytes(EVENTS_NAME)
-    lines = [_cleaned(line, documents) for line in text.split(b"\n")]
-    if (now := b"\n".join(lines)) != text:
-        run.write_atomic(EVENTS_NAME, now)
+def _clean_told(run: Store, documents: set[str]) -> None:
+    """Blank what a training run tells of documents; lines of a run that was killed stay as they are."""
+    for name in TOLD:
+        text = run.read_bytes(name) if run.exists(name) else b""
+        if (now := b"\n".join(_cleaned(line, documents) for line in text.split(b"\n"))) != text:
+            run.write_atomic(name, now)
 
 
 def _cleaned(line: bytes, documents: set[str]) -> bytes:
+    """A line without what it says of documents: a spike's list of them, a rewind's, or a quarantined one itself."""
     try:
-        event = json.loads(line)
-        named = [one for one in event.get("documents", ()) if one["doc_id"] in documents]
-    except (ValueError, AttributeError, TypeError, KeyError):
+        told = json.loads(line)
+        said = [one for one in (told, *told.get("documents", ())) if one.get("doc_id") in documents]
+        ids = told.get("quarantined", [])
+        if not said and documents.isdisjoint(ids):
+            return line
+    except (ValueError, AttributeError, TypeError):
         return line
-    for one in named:
-        one |= {name: "" for name in PERSONAL if name in one} | {"doc_id": ""}
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() if named else line
+    for one in said:
+        one |= {name: "" for name in PERSONAL if name in one} | {"doc_id": REMOVED_ID.hex()}
+    if ids:
+        told["quarantined"] = [REMOVED_ID.hex() if one in documents else one for one in ids]
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def left_over(run: Store) -> Iterator[str]:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.streams import LEFT_OUT, TOKENS
 from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_by_url, cut_docs, cut_tokens, find_places
 from pipeline.takedown.spans import traces_of
 from pipeline.takedown.tables import counts_after, match_of, rewrite_part
@@ -35,7 +36,7 @@ from schemas.manifest import (
 )
 from schemas.storage import Store
 from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_of, positions_of
-from schemas.tokens import Dataset, open_dataset, shard_key
+from schemas.tokens import TRAIN, Dataset, open_dataset, shard_key
 
 TABLES = (
     *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
@@ -58,6 +59,8 @@ class Removal:
     num_tokens: dict[bytes, int] = field(default_factory=dict)
     token_traces: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
     text_traces: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
+    num_clean: dict[str, int] = field(default_factory=dict)
+    """How many of them had been kept in a version of `clean`, by its digest."""
 
     @property
     def ids(self) -> pa.Array:
@@ -153,6 +156,9 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     # What the manifests of these two count is not their rows.
     if table not in ("index", "representatives"):
         draft.counts = counts_after(draft.old.manifest.content.counts, table, fates)
+        if table == "clean":
+            kept = draft.old.manifest.content.counts.rows_kept - draft.counts.rows_kept
+            removal.num_clean[draft.old.manifest.digest] = kept
 
 
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
@@ -173,10 +179,7 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
             removal.trace_tokens(document, tokens)
     draft.entries |= {entry["key"]: entry for one in urls if (entry := one.result()) is not None}
     draft.rows = sum(len(place.rows) for place in places)
-    counts = dataset.manifest.content.counts
-    draft.counts = counts.model_copy(
-        update={"rows_in": counts.rows_in - draft.rows, "rows_kept": counts.rows_kept - draft.rows}
-    )
+    draft.counts = _counts_of_dataset(draft, removal)
     if "documents" in draft.figures:
         numbers = dict(draft.figures["documents"])
         for place in places:
@@ -188,6 +191,24 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
             stream: [tokens - lost.get((stream, number), 0) for number, tokens in enumerate(counts_of)]
             for stream, counts_of in draft.figures["streams"].items()
         }
+        if LEFT_OUT in draft.figures:
+            left = {name: sum(shards) for name, shards in draft.figures["streams"].items()}
+            draft.figures[LEFT_OUT] = {
+                source: asked | {"found_tokens": left[f"{source}/{TRAIN}"]}
+                for source, asked in draft.figures[LEFT_OUT].items()
+            }
+
+
+def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
+    """The books of a dataset into which some documents never came, those included that the mix had left out."""
+    content, rule = draft.old.manifest.content, f"{TOKENS.name}/{LEFT_OUT}"
+    read = next((entry.sha256 for entry in content.inputs if entry.name == "clean"), "")
+    came_in = removal.num_clean.get(read, draft.rows) if rule in content.counts.dropped else draft.rows
+    dropped = dict(content.counts.dropped)
+    if came_in != draft.rows:
+        dropped[rule] -= came_in - draft.rows
+    rows_in, rows_kept = content.counts.rows_in - came_in, content.counts.rows_kept - draft.rows
+    return Counts(rows_in=rows_in, rows_kept=rows_kept, dropped=dropped)
 
 
 def _rewrite_shard(

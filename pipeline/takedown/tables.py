@@ -206,6 +206,4 @@ def _plain(one: pa.Field) -> pa.Field:
         kind = pa.list_(_plain(kind.value_field))
     elif pa.types.is_struct(kind):
         kind = pa.struct([_plain(kind.field(number)) for number in range(kind.num_fields)])
-    elif pa.types.is_map(kind):
-        kind = pa.map_(_plain(kind.key_field), _plain(kind.item_field))
     return pa.field(one.name, kind, one.nullable, metadata or None)

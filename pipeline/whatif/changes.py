@@ -19,6 +19,7 @@ WHY = {
     **{stage.name: "it changes the scores" for stage in SCORES_STAGES},
     "dedup": "it changes which documents are copies of one another",
     "pii": "it changes the text that is kept, not which documents are",
+    "tokens": "it changes the shards, and which clean documents a mix leaves out of them",
 }
 
 

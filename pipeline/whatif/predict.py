@@ -5,12 +5,14 @@ It reads narrow columns of `documents`, `scores`, `verdicts` and `dedup`, and th
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.buckets import bucket_of, buckets_of_part
 from pipeline.dedup.decide import DROPPED, STAYS, facts_columns, facts_of
 from pipeline.dedup.declare import DEDUP, EXACT, NEAR, SAME_URL, DedupConfig
 from pipeline.dedup.index import representatives_of
@@ -18,7 +20,7 @@ from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.dedup.survivors import earlier_clusters, earlier_urls
 from pipeline.judge import KEPT, columns_of, judge
 from pipeline.lift import frame_of_tasks, persisted, run_tasks
-from pipeline.parts import measured, parts_of
+from pipeline.parts import Part, measured, parts_of
 from pipeline.passes.verdicts import (
     VerdictsTask,
     checks_of,
@@ -28,6 +30,7 @@ from pipeline.passes.verdicts import (
     quantiles_of,
     split_columns,
 )
+from pipeline.streams import LEFT_OUT, TOKENS, Sorting, sorting_of
 from pipeline.whatif.sensitivity import Curve, curves_of, sensitivity_part
 from schemas.config import Recipe
 from schemas.errors import ContractError
@@ -41,12 +44,13 @@ JUDGED = pa.schema(
         *(pa.field(name, pa.string()) for name in ("language", "source", "before", "verdict")),
         pa.field("joined", pa.bool_()),
         pa.field("dropped", pa.bool_()),
+        pa.field("left_out", pa.bool_()),
         pa.field("chars", pa.int64()),
     ]
 )
 JUDGED_DDL = (
     "doc binary, cluster binary, order binary, url binary, url_order binary, language string, source string, "
-    "before string, verdict string, joined boolean, dropped boolean, chars long"
+    "before string, verdict string, joined boolean, dropped boolean, left_out boolean, chars long"
 )
 
 
@@ -89,10 +93,12 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
         cutoffs = cutoffs_of(wanted, [answer["histograms"] for answer in answers])
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     curves = curves_of(tasks, run_tasks(spark, sensitivity_part, tasks, "curves", None))
-    judged = persisted(frame_of_tasks(spark, judged_part, tasks, JUDGED_DDL))
-    tables |= representatives_of(recipe, [])
-    fates = with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables)
     has_tokens = "tokens" in read_run(run).tables
+    sorting = sorting_of(open_table(run, "tokens")[1]) if has_tokens else None
+    judge_them = partial(judged_part, sorting=sorting if sorting and sorting.chooses else None)
+    judged = persisted(frame_of_tasks(spark, judge_them, tasks, JUDGED_DDL))
+    tables |= representatives_of(recipe, [])
+    fates = without_left_out(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
     cells = count_cells(fates, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
     return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables)
@@ -114,8 +120,11 @@ def open_tables(run: Store) -> dict[str, Table]:
     return tables
 
 
-def judged_part(task: VerdictsTask) -> Iterator[pa.RecordBatch]:
-    """Every measured document of a part: what a keep rule looks at, its fate before, and the verdict now."""
+def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
+    """Every measured document of a part: what a keep rule looks at, its fate before, and the verdict now.
+
+    `sorting` says which of them the dataset's mix leaves out; None: none of them.
+    """
     named = checks_of(task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
     names = np.array([*(f"{stage}/{check.reason}" for stage, check in named), KEEP], object)
@@ -125,6 +134,7 @@ def judged_part(task: VerdictsTask) -> Iterator[pa.RecordBatch]:
         columns[table] = list(dict.fromkeys([*columns.get(table, []), *wanted]))
     columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language"]))
     columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
+    left_out = left_out_of(task.part, sorting)
     for batch in measured(task.part, columns):
         first = judge(checks, batch).first
         facts = facts_of(batch, task.part.ordinal, config)
@@ -139,9 +149,32 @@ def judged_part(task: VerdictsTask) -> Iterator[pa.RecordBatch]:
             "verdict": names[first].tolist(),
             "joined": [similarity is not None for similarity in facts.similarities],
             "dropped": (first != KEPT).tolist(),
+            "left_out": [next(left_out) for _ in range(batch.num_rows)],
             "chars": facts.chars,
         }
         yield pa.RecordBatch.from_pydict(found, schema=JUDGED)
+
+
+def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
+    """Whether a mix leaves out each measured document of a part, in order, if nothing else drops it."""
+    while sorting is None:
+        yield False
+    config = sorting.config
+    names = config.bucket_names
+    buckets = buckets_of_part(part, config.signal, config.bucket_cuts, names) if names else None
+    for batch in measured(part, {"documents": ["source"], "clusters": ["cluster"]}):
+        for row in batch.to_pylist():
+            bucket = bucket_of(buckets, row["doc_id"]) if buckets else None
+            stream = sorting.stream(row["source"], bucket, row["cluster"])
+            yield sorting.drop(stream, row["doc_id"]) is not None
+
+
+def without_left_out(fates: DataFrame) -> DataFrame:
+    """The fates, of documents that stay those that the mix leaves out; the buckets are those of the committed run."""
+    rule = F.lit(f"{TOKENS.name}/{LEFT_OUT}")
+    names = ("before", "after")
+    chosen = {name: F.when(F.col("left_out") & (F.col(name) == KEEP), rule).otherwise(F.col(name)) for name in names}
+    return fates.withColumns(chosen)
 
 
 def fates_before(batch: pa.RecordBatch) -> list[str]:

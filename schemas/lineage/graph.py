@@ -7,7 +7,20 @@ from typing import Any, Literal
 
 from schemas.manifest import InputEntry, Manifest
 
-Kind = Literal["inputs", "outside", "table", "dataset", "takedown", "plan", "skips", "rewind", "checkpoint", "end"]
+Kind = Literal[
+    "inputs",
+    "outside",
+    "table",
+    "dataset",
+    "takedown",
+    "mix",
+    "plan",
+    "skips",
+    "rewind",
+    "quarantine",
+    "checkpoint",
+    "end",
+]
 FORMAT_VERSION = 1
 
 

@@ -4,6 +4,7 @@ A step that wrote tables is a run of a job; so are the plan, the training and a 
 places and digests alone, so the same lineage gives the same events.
 """
 
+import posixpath
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -40,6 +41,8 @@ DESCRIPTIONS = {
     "tokenizer": "Model file and contract of the tokenizer",
     "plan": "A training run sized from the dataset",
     "train": "Pretraining of a language model on the dataset",
+    "skips": "Samples of the order that training passes over",
+    "quarantine": "Documents that spikes were blamed on, which training is kept from",
     "takedown": "A version of the dataset without some documents",
 }
 Json = dict[str, Any]
@@ -66,7 +69,7 @@ class _Namer:
 
     def dataset(self, key: str, node: Node, held: Held | None) -> Json:
         """A dataset with the facets that do not depend on who reads or writes it."""
-        name = f"{self.root}/{key}"
+        name = posixpath.normpath(f"{self.root}/{key}")  # a table of another run has one name in both lineages
         prefix = f"{self.namespace}/" if "://" in self.namespace else "file://"
         facets: Json = {
             "dataSource": _facet("dataSource", name=self.namespace, uri=prefix + quote(name)),
@@ -102,7 +105,8 @@ def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
     if node.tables:
         books = node.tables[0].manifest.content.counts
         counts = {"rowsIn": books.rows_in, "rowsKept": books.rows_kept, "dropped": dict(books.dropped)}
-    run = _run(f"{node.key} {node.digest}", node.code, penstock_counts=_facet("penstock_counts", **counts))
+    place = "/".join(node.key.split("/")[-2:]) if node.tables else node.key
+    run = _run(f"{place} {node.digest}", node.code, penstock_counts=_facet("penstock_counts", **counts))
     job = _job(name, "SPARK" if node.tables else "PENSTOCK")
     digests = {entry.sha256 for held in node.tables for entry in held.manifest.content.inputs}
     inputs = [dataset for key in reads for dataset in namer.of(key, digests)]
@@ -118,7 +122,7 @@ def _trained(lineage: Lineage, namer: _Namer) -> Iterator[Json]:
         return
     kinds = {node.key: node.kind for node in lineage.nodes}
     reads = [key for node in made for key in lineage.sources(node.key) if kinds[key] not in (*TRAINED, "rewind")]
-    reads += [key for key in reads if kinds[key] == "plan" for key in lineage.sources(key)]
+    reads += [key for key in reads if kinds[key] in ("plan", "skips") for key in lineage.sources(key)]
     inputs = [dataset for key in dict.fromkeys(reads) for dataset in namer.of(key)]
     first = next((node for node in lineage.nodes if node.kind == "plan"), made[0])
     run, job = _run(f"train {first.digest}", made[0].code), _job("train", "TORCH")

@@ -4,6 +4,7 @@ A table names its inputs twice: by digest, in its content, and by version folder
 stands in the folder must have the digest; if it has another one, the chain is broken there.
 """
 
+import posixpath
 from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.lineage.graph import Growing, Held, Node
-from schemas.manifest import InputEntry, Manifest, read_manifest, read_run
+from schemas.manifest import MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
 from schemas.takedown import Descent, ancestry, certificate_name, descent_of, parent_name, read_parent
 from schemas.versions import DATASET
@@ -31,9 +32,13 @@ class Walk:
         self.nodes: dict[str, str] = {}
         """Key of the node that a table's folder belongs to."""
         self._steps: dict[str, str] = {}
+        ways = (way for way in self.standing.values() if "/" in way)
+        self._homes = sorted({posixpath.dirname(posixpath.dirname(way)) for way in ways})
+        """The way from a table's folder to every other run whose tables this one stands on."""
 
     def visit(self, name: str, version: str, promised: str | None = None) -> str:
         """The key of the node of a table version, read with everything behind it."""
+        version = self._way(name, version)
         place = f"{name}/{version}"
         if place not in self.nodes:
             self._read(name, version, promised)
@@ -43,6 +48,11 @@ class Walk:
                 self.nodes[place], f"{place}: promised {promised[:12]}, found {found.digest[:12]}; it was altered"
             )
         return self.nodes[place]
+
+    def _way(self, name: str, version: str) -> str:
+        """A version as it is reached from here: manifests name it as if it stood in this run, and it may in another."""
+        ways = (version, *(f"{home}/{name}/{version}" for home in self._homes))
+        return next((way for way in ways if self.run.exists(f"{name}/{way}/{MANIFEST_NAME}")), version)
 
     def _read(self, name: str, version: str, promised: str | None) -> None:
         place = f"{name}/{version}"
@@ -54,9 +64,9 @@ class Walk:
             self.growing.broken(place, f"{place}: {str(error).partition(': ')[2]}")
             return
         self.manifests[place] = manifest
-        sources = self._sources(manifest)
+        sources, folder = self._sources(manifest), posixpath.basename(version)
         descent = self._descent(place, manifest)
-        step = digest_of([manifest.content.stages, *([descent.id] if descent else [version, manifest.run.started])])
+        step = digest_of([manifest.content.stages, *([descent.id] if descent else [folder, manifest.run.started])])
         held = Held(name, place, manifest)
         if name != DATASET and step in self._steps:  # a second table of one step, such as text beside documents
             self._join(self._steps[step], held, sources)
@@ -74,11 +84,14 @@ class Walk:
         self.growing.add(_node_of(key, tables, first.is_current), *sources)
 
     def _node(self, held: Held) -> Node:
-        name, version = held.folder.split("/")
+        name, version = held.folder.split("/", 1)
         return _node_of(held.folder, (held,), self._is_current(name, version))
 
     def _is_current(self, name: str, version: str) -> bool:
-        return self.standing.get(name) == version
+        home = posixpath.dirname(posixpath.dirname(version))
+        if self.standing.get(name) == version or not home:
+            return self.standing.get(name) == version
+        return read_run(self.run.child(f"{name}/{home}")).tables.get(name) == posixpath.basename(version)
 
     def _sources(self, manifest: Manifest) -> list[str]:
         """Keys of what a table was made from; each is visited."""
@@ -111,12 +124,15 @@ class Walk:
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
             return []
-        before, certificate = parent_name(descent.id, DATASET), certificate_name(descent.id)
+        home = posixpath.normpath(posixpath.join(posixpath.dirname(held.folder), ".."))  # "." = this run
+        run = self.run if home == "." else self.run.child(home)
+        names = parent_name(descent.id, DATASET), certificate_name(descent.id)
+        before, certificate = (posixpath.normpath(posixpath.join(home, name)) for name in names)
         try:
-            parent = read_parent(self.run, descent.id, DATASET)
-            taken = ancestry(self.run, held.manifest)[0]
+            parent = read_parent(run, descent.id, DATASET)
+            taken = ancestry(run, held.manifest)[0]
         except ContractError as error:
-            self.growing.broken(held.folder, str(error).removeprefix(f"{self.run.uri}/"))
+            self.growing.broken(held.folder, str(error).removeprefix(f"{run.uri}/"))
             return []
         earlier = Held(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before

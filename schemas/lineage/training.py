@@ -11,6 +11,8 @@ from typing import Any
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.lineage.graph import Growing, Node
+from schemas.lineage.mixed import add_mix
+from schemas.lineage.quarantine import Quarantines
 from schemas.lineage.tables import Walk
 from schemas.storage import Store
 from schemas.versions import DATASET, standing_versions
@@ -20,6 +22,8 @@ EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 CHECKPOINTS = "train/checkpoints"
 NOTE_NAME = "checkpoint.json"
+SKIPS_OF_REWINDS = "skips.txt"
+"""The skip list of a plan that rewinds and names no other."""
 NO_SKIPS = digest_of([])
 SHOWN_REASONS = 3
 LOSSES = {"loss": "loss", "held-out loss": "heldout_loss"}
@@ -58,7 +62,8 @@ def _add_plan(walk: Walk, plan: Json) -> None:
     counts = {name: count for name, count in counts.items() if count}
     source = _dataset(walk, PLAN_NAME, plan["dataset"])
     node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME))
-    walk.growing.add(node, *source)
+    mix = plan.get("settings", {}).get("train", {}).get("mix")
+    walk.growing.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
     held = [table for key in source for table in walk.growing.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
     for found in tokenizers:
@@ -88,11 +93,12 @@ class _Skips:
     """The skip list that the plan names, as every checkpoint carries it: a length and a digest."""
 
     def __init__(self, run: Store, growing: Growing, plan: Json | None):
-        name = (plan or {}).get("settings", {}).get("train", {}).get("skip_file") or ""
+        self.quarantines = Quarantines(run, growing)
+        name = (plan or {}).get("settings", {}).get("train", {}).get("skip_file") or SKIPS_OF_REWINDS
         self.place = f"train/{name}"
         self.growing = growing
         self.run = run
-        text = run.read_bytes(self.place).decode("utf-8", "replace") if name and run.exists(self.place) else ""
+        text = run.read_bytes(self.place).decode("utf-8", "replace") if run.exists(self.place) else ""
         lines = [line.partition("#") for line in text.splitlines()]
         self.entries = [(number.strip(), reason.strip()) for number, _, reason in lines if number.strip()]
 
@@ -114,7 +120,7 @@ class _Skips:
         notes = (*reasons[:SHOWN_REASONS], *more)
         at = written_at(self.run, self.place)
         node = Node(f"{self.place}@{digest[:12]}", "skips", "skip list", digest, counts, at, notes=notes)
-        return [self.growing.add(node)]
+        return [self.growing.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
 
 
 def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips: _Skips) -> Json | None:
@@ -134,22 +140,25 @@ def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips
             sources = [PLAN_NAME] if of_plan else dataset
         since = last["step"] if last is not None and follows else 0
         back = [event for event in rewinds if since <= event["to_step"] < note["step"]]
-        sources += [_add_rewind(growing, event) for event in back]
+        sources += [_add_rewind(growing, event, skips.quarantines) for event in back]
         sources += skips.node(note, last["identity"].get("skip_length", 0) if last is not None and follows else 0)
         growing.add(_checkpoint(run, note, tuple(remarks)), *sources)
         last = note
+    skips.quarantines.rest(PLAN_NAME)
     return last
 
 
-def _add_rewind(growing: Growing, event: Json) -> str:
+def _add_rewind(growing: Growing, event: Json, quarantines: Quarantines) -> str:
     digest = digest_of(event)
     back = checkpoint_place(event["to_step"])
     source = back if back in growing.nodes else PLAN_NAME  # that checkpoint may have made room for later ones
     title = f"rewound from step {event['step']:,} to {event['to_step']:,}"
-    node = Node(
-        f"rewind/{digest[:12]}", "rewind", title, digest, {"samples skipped": len(event["samples"])}, event["at"]
-    )
-    return growing.add(node, source)
+    doc_ids = event.get("quarantined", [])
+    counts = {"samples skipped": len(event["samples"])}
+    counts |= {"documents quarantined": len(doc_ids)} if doc_ids else {}
+    key = growing.add(Node(f"rewind/{digest[:12]}", "rewind", title, digest, counts, event["at"]), source)
+    quarantines.behind(key, event["step"], doc_ids)
+    return key
 
 
 def _checkpoint(run: Store, note: Json, remarks: tuple[str, ...]) -> Node:

@@ -4,17 +4,22 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from schemas.config import Section, execution
+from schemas.config import Section, execution, location
+from train.config.own_law import OwnLaw
 
 
 class PlanConfig(Section):
     """How the model is sized; every override must keep the shape valid, or the plan is refused."""
 
-    law: Literal["ratio", "approach_1", "approach_2", "approach_3", "besiroglu", "kaplan", "deepseek", "llama_3"] = (
-        "ratio"
-    )
+    law: Literal[
+        "ratio", "approach_1", "approach_2", "approach_3", "besiroglu", "kaplan", "deepseek", "llama_3", "own"
+    ] = "ratio"
     """Which N belongs to which D; train/scaling/laws.py has all, and a plan shows the others beside it. ratio:
-    `tokens_per_parameter`, since approaches 1 and 2 and Chinchilla itself agree on it."""
+    `tokens_per_parameter`, since approaches 1 and 2 and Chinchilla itself agree on it. own: that of `law_file`."""
+    law_file: str | None = location(None)
+    """own: file of a law that `penstock ladder` or `penstock fit-scaling` fitted; a plan keeps the law itself."""
+    own_law: OwnLaw | None = None
+    """own: the law itself, as a plan has it from `law_file`."""
     tokens_per_parameter: float = Field(20.0, gt=0)
     """ratio: training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
     compute: float | None = Field(None, gt=0)
@@ -79,6 +84,7 @@ class PlanConfig(Section):
         given = {name for name in rotary if getattr(self, name) != type(self).model_fields[name].default}
         budgets = [name for name in ("compute", "gpu_hours", "usd", "params") if getattr(self, name) is not None]
         ratio = type(self).model_fields["tokens_per_parameter"].default
+        laws = sum(law is not None for law in (self.law_file, self.own_law))
         problems = [
             (len(budgets) > 1, f"{' and '.join(budgets)}: one budget is wanted"),
             (
@@ -86,6 +92,9 @@ class PlanConfig(Section):
                 "inference_tokens wants compute, gpu_hours or usd: the loss to be reached follows from it",
             ),
             (self.law != "ratio" and self.tokens_per_parameter != ratio, "tokens_per_parameter wants law = ratio"),
+            (self.law != "own" and laws > 0, "law_file and own_law want law = own"),
+            (self.law == "own" and laws == 0, "law = own wants law_file: fit one with `penstock ladder`"),
+            (laws == 2, "law_file and own_law: one law is wanted"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: positions = rope is wanted"),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor wants rope_scaling"),
             (self.rope_scaling != "llama3" and "rope_original" in given, "rope_original wants rope_scaling = llama3"),

@@ -64,6 +64,9 @@ class TrainConfig(Section):
     """Whether a token sees only its own document; else the whole sequence before it."""
     weights: Shares = Field(default_factory=dict)
     """Share of each source in the samples, in any unit; names every source, 0 leaves one out. Empty = by tokens."""
+    mix: str = execution("", pattern="^([0-9a-f]{64})?$")
+    """SHA-256 of the mix that the weights are of, written by `penstock plan --mix`; empty = of none. Not content: the
+    weights are."""
     window_shards: int = Field(8, ge=1)
     """Shards that are shuffled together; more = better mixed, fewer = fewer files open at once."""
     global_batch: int | None = Field(None, ge=1)
@@ -106,6 +109,14 @@ class TrainConfig(Section):
             (
                 any(stage.tokens is None for stage in self.stages[:-1]),
                 "stages: only the last one may be without tokens",
+            ),
+            (
+                bool(self.mix) and not self.weights,
+                "mix wants weights: `penstock plan --mix` sets both",
+            ),
+            (
+                bool(self.mix) and any(stage.weights is not None for stage in self.stages),
+                "mix wants stages without weights of their own, which would take its place",
             ),
             (
                 self.packing == "best_fit" and any(stage.seq_len not in (None, self.seq_len) for stage in self.stages),

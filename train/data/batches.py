@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from schemas.errors import ContractError
 from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
-from train.data.counter import Ints
+from train.data.counter import Ints, key_of, keys_of
 from train.data.documents import read_table
-from train.data.objective import Objective
+from train.data.objective import Objective, cut_spans
 from train.data.order import Order, Samples, heldout_streams, make_order
 from train.data.reader import StreamReader, Tokens
 from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList
@@ -26,9 +26,13 @@ from train.data.stages import StagePlan
 from train.data.streams import PackedIndex, Pieces, join_pieces, ranges
 from train.rows import IGNORED, Rows
 
+Part = tuple[int, int, int, int]
+"""Row of a global batch, piece of the row, and first token there of a part of a document and the one behind it."""
 Number = TypeVar("Number", bound=np.integer[Any])
 NEVER_PREDICTED = ("pad", "tombstone")
 """Reserved tokens that are no target: they stand where there is no text."""
+UNKNOWN = (1 << 32) - 1
+"""The group of a sentinel before it is known."""
 HELDOUT_INDEX = 1 << 62
 """Held-out samples count from here, so that what is masked in them is not what is masked in training."""
 
@@ -71,6 +75,26 @@ class Batches:
     def read(self, samples: Samples) -> Rows:
         """The rows of any training samples."""
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
+
+    def groups(self, step: int, rows: range, parts: Sequence[Part]) -> torch.Tensor:
+        """Number of the part that the loss at each position of some rows of a step belongs to, (B, row_length), int64.
+
+        A loss belongs to the part that holds the token predicted; len(parts) = to none of them. A sentinel counts with
+        the span that it stands for, the last one with the span before it.
+        """
+        samples = self.samples(step, rows)
+        pieces, causal = samples.pieces, self._objective.predicts_next
+        found = np.full((len(rows), samples.seq_len), len(parts), np.int64)
+        begins = np.searchsorted(pieces.row, np.arange(len(rows)))
+        for number, (row, piece, first, stop) in enumerate(parts):
+            if row in rows:
+                line = row - rows.start
+                # A piece's first token is predicted by nothing, and the token behind it by its last input.
+                first = max(first - 1, int(pieces.column[begins[line] + piece])) if causal else first
+                found[line, first : stop - 1 if causal else stop] = number
+        if self._config.objective == "span":
+            found = grouped_spans(found, samples.index, self._config)
+        return torch.from_numpy(found)
 
     def heldout(self, number: int | None = None) -> Heldout:
         """The first `number` held-out rows of each source, for every seed; None = `train.eval_sequences`.
@@ -144,6 +168,17 @@ class Batches:
                 f"tokens: promised ids below the vocabulary of {vocab_size}, found {flat.max()}; "
                 "the shards were not written with this tokenizer"
             )
+
+
+def grouped_spans(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
+    """Groups of tokens (B, T) moved as objective = span moves tokens: those of what is predicted, elsewhere any."""
+    _, found = cut_spans(
+        groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN)
+    )
+    found[:, -1] = found[:, -2]  # the last sentinel has the last span before it, every other one its span behind it
+    line = found[:, :-1]
+    np.copyto(line, found[:, 1:], where=line == UNKNOWN)
+    return np.maximum(found, 0)
 
 
 def _laid_out(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], blank: Number) -> NDArray[Number]:

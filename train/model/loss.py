@@ -3,7 +3,7 @@
 The gradient is computed together with the loss, while a chunk's logits exist; they are never whole in memory and never
 computed twice. That needs the factor of the loss beforehand, which is known: 1 / targets of the global batch.
 
-Shape suffixes: N tokens, D width, V vocabulary (of this rank), S sources.
+Shape suffixes: N tokens, D width, V vocabulary (of this rank), S sources or other groups (G: some of them).
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,13 @@ from torch import Tensor
 
 from train.rows import IGNORED
 
+GROUPS_AT_ONCE = 64
+"""Rows of a one-hot matrix of groups and positions."""
+
 
 @dataclass
 class Tally:
-    """Sums over the targets of rows seen so far, by source, on this rank; float64."""
+    """Sums over the targets of rows seen so far, by source or another group, on this rank; float64."""
 
     losses_S: Tensor
     """Cross-entropy [nats]."""
@@ -31,12 +34,27 @@ class Tally:
         zeros = torch.zeros(2, num_sources, dtype=torch.float64, device=device)
         return cls(zeros[0], zeros[1])
 
-    def add(self, losses_BT: Tensor, targets_BT: Tensor, sources_B: Tensor) -> None:
-        """Add the losses of rows; where the target is IGNORED they are 0."""
+    def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor) -> None:
+        """Add the losses of rows, 0 where the target is IGNORED; `groups` of rows (B,) or of positions (B, T)."""
+        counts_BT = (targets_BT != IGNORED).double()
+        if groups.dim() == 2:
+            self._add_positions(losses_BT.double().flatten(), counts_BT.flatten(), groups.flatten())
+            return
         # A product with a one-hot matrix and not index_add_, whose order is undefined on CUDA.
-        chosen_SB = (torch.arange(len(self.losses_S), device=sources_B.device)[:, None] == sources_B).double()
+        chosen_SB = (torch.arange(len(self.losses_S), device=groups.device)[:, None] == groups).double()
         self.losses_S += chosen_SB @ losses_BT.double().sum(1)
-        self.counts_S += chosen_SB @ (targets_BT != IGNORED).double().sum(1)
+        self.counts_S += chosen_SB @ counts_BT.sum(1)
+
+    def _add_positions(self, losses_N: Tensor, counts_N: Tensor, groups_N: Tensor) -> None:
+        if not losses_N.is_cuda:
+            self.losses_S.index_add_(0, groups_N, losses_N)
+            self.counts_S.index_add_(0, groups_N, counts_N)
+            return
+        # Some groups at a time, for the one-hot matrix to stay small.
+        for groups_G in torch.unique(groups_N).split(GROUPS_AT_ONCE):
+            chosen_GN = (groups_G[:, None] == groups_N).double()
+            self.losses_S[groups_G] += chosen_GN @ losses_N
+            self.counts_S[groups_G] += chosen_GN @ counts_N
 
 
 @dataclass(frozen=True)

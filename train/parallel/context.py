@@ -19,10 +19,11 @@ from train.rows import Rows
 
 
 def part_of_rows(rows: Rows, parts: int, part: int) -> Rows:
-    """The rows with this rank's positions of inputs and targets; the documents of the whole rows stay."""
+    """The rows with this rank's positions of inputs, targets and groups; the documents of the whole rows stay."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
-    return Rows(rows.inputs_BT[:, mine], rows.targets_BT[:, mine], rows.documents_BT, rows.sources_B)
+    groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B
+    return Rows(rows.inputs_BT[:, mine], rows.targets_BT[:, mine], rows.documents_BT, groups)
 
 
 def share_sequences(model: Transformer, group: dist.ProcessGroup, by: str) -> None:

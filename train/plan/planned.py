@@ -1,4 +1,4 @@
-"""A plan as it stands: what the trainer needs besides the dataset, written, read and shown."""
+"""A plan as it stands: what the trainer needs besides the dataset, written and read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from train.config.mixed import check_kept
 from train.config.plan import PlanConfig
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
@@ -132,6 +133,7 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     Raises ConfigError with every wrong name, ContractError if the plan was made for another dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
+    check_kept(raw, overrides)
     free = PlanConfig.fields_of("execution")
     names = [text.partition("=")[0].strip().partition(".") for text in overrides]
     sized = [
@@ -150,7 +152,9 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
 def check_overrides(run: Store, overrides: Sequence[str]) -> None:
     """Raises ConfigError if overrides do not go on the settings of the plan that stands, whatever dataset it is for."""
     if run.exists(PLAN_NAME):
-        load_settings(run.read_json(PLAN_NAME)["settings"], overrides, run.uri)
+        settings = run.read_json(PLAN_NAME)["settings"]
+        check_kept(settings, overrides)
+        load_settings(settings, overrides, run.uri)
 
 
 def standing_layouts(run: Store) -> tuple[LayoutOffer, ...]:
@@ -169,20 +173,3 @@ def kept_settings(run: Store) -> list[str]:
         for key, value in values.items()
         if recipe.get(section, {}).get(key) != value
     ]
-
-
-def print_plan(plan: Plan) -> str:
-    """The plan as a table of text, one figure a line."""
-    rows = [(f.name, _shown(f.value, f.unit), f.unit, f.formula, f.source) for f in plan.figures]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [f"plan for dataset {plan.dataset[:12]}, tokenizer {plan.tokenizer[:12]}"]
-    for name, value, unit, formula, source in rows:
-        cells = (name.ljust(widths[0]), value.rjust(widths[1]), unit.ljust(widths[2]), formula.ljust(widths[3]), source)
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, *plan.advice])
-
-
-def _shown(value: int | float, unit: str) -> str:
-    if isinstance(value, int) and unit != "FLOPs":
-        return f"{value:,}"
-    return f"{value:.3g}" if value < 1e5 or unit == "FLOPs" else f"{value:,.0f}"

@@ -23,8 +23,9 @@ from train.plan import rules
 from train.plan.chosen import peak_of
 from train.plan.figures import MAX_WARMUP, Offer, figures_of_plan, memory_needed
 from train.plan.planned import Plan
+from train.plan.proportions import odd_proportions
 from train.plan.sizes import advice
-from train.plan.target import aim, budget_of, tokens_for
+from train.plan.target import aim, budget_of, read_own_law, tokens_for
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
@@ -32,6 +33,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
 
     Raises ConfigError if settings contradict each other or what the dataset offers.
     """
+    settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # refused at once where a row has more spans than sentinels
@@ -68,9 +70,9 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         settings=settings,
         figures=[],
     )
-    unique = sum(offer.samples.values()) * train.seq_len
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
-    return sized.model_copy(update={"figures": figures, "advice": tuple(advice(sized, offer.target, unique))})
+    said = (*advice(sized, offer.target), *odd_proportions(sized))
+    return sized.model_copy(update={"figures": figures, "advice": said})
 
 
 def _offered(
@@ -84,9 +86,9 @@ def _offered(
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
-    once = min(sum(samples.values()), most) * train.seq_len
+    unique = sum(samples.values()) * train.seq_len
     budget = budget_of(sizing, settings.cluster, peak_of(settings))
-    target = aim(sizing, vocab_size, once, most * train.seq_len, budget)
+    target = aim(sizing, vocab_size, unique, most * train.seq_len, budget)
     return Offer(samples, most, target, packing.sources if packing else ())
 
 

@@ -14,7 +14,7 @@ SKIPS_OF_REWINDS = "skips.txt"
 
 def skip_name(settings: Settings) -> str:
     """The skip list of a run, relative to its train folder; empty = none."""
-    return settings.train.skip_file or (SKIPS_OF_REWINDS if settings.guard.on_spike == "rewind" else "")
+    return settings.train.skip_file or (SKIPS_OF_REWINDS if settings.guard.rewinds else "")
 
 
 def standing_skips(run: Store, settings: Settings) -> SkipList:

@@ -14,6 +14,7 @@ from train.scaling import laws
 from train.scaling.inference import SOURCE as INFERENCE
 from train.scaling.inference import for_lifetime
 from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw
+from train.scaling.own import law_in, read_law
 
 NAMED: dict[str, Law] = {
     "approach_1": laws.APPROACH_1,
@@ -43,10 +44,27 @@ class Target:
     """C [FLOPs] that was given, as such or as hours or money; None = none was."""
     how: str
     """What N and D follow from."""
+    unique: float
+    """Tokens that differ, of the sources in use."""
+
+
+def read_own_law(sizing: PlanConfig) -> PlanConfig:
+    """The same with the law of `plan.law_file` in its place, so that no file is needed again.
+
+    Raises ConfigError if the file holds no law.
+    """
+    if sizing.law_file is None:
+        return sizing
+    given = sizing.model_dump(exclude_unset=True, exclude={"law_file"})
+    return PlanConfig.model_validate(given | {"own_law": read_law(sizing.law_file).law})
 
 
 def law_of(sizing: PlanConfig) -> Law:
-    """The law that `plan.law` names."""
+    """The law that `plan.law` names, once `read_own_law` has read it."""
+    if sizing.law == "own":
+        if sizing.own_law is None:
+            raise ConfigError(f"plan.law_file = {sizing.law_file}: promised to have been read, found that it was not")
+        return law_in(sizing.own_law)
     return RatioLaw(sizing.tokens_per_parameter, laws.TWENTY.source) if sizing.law == "ratio" else NAMED[sizing.law]
 
 
@@ -75,21 +93,21 @@ def budget_of(sizing: PlanConfig, cluster: ClusterConfig, peak: float | None) ->
     return hours * SECONDS * peak * cluster.mfu
 
 
-def aim(sizing: PlanConfig, vocab_size: int, once: float, most: float, budget: float | None) -> Target:
-    """The size aimed at; `once`: tokens that the dataset gives in a pass, `most` with `max_epochs`.
+def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
+    """The size aimed at; `unique`: tokens that the dataset gives in a pass, `most` with `max_epochs`.
 
     Of a budget that the data is too small for, what is left goes into parameters: at the same cost, tokens are what
     there is none of. Raises ConfigError if the law or the budget cannot be followed.
     """
-    law = law_of(sizing)
+    law, once = law_of(sizing), min(unique, most)
     if sizing.params is not None:
         body = _body_of(sizing.params, vocab_size, sizing)
         asked = law.for_params(body if law.counts == "body" else sizing.params)
-        return Target(sizing.params, min(asked.tokens, most), asked, None, "plan.params")
+        return Target(sizing.params, min(asked.tokens, most), asked, None, "plan.params", unique)
     if budget is None:
         asked = law.for_tokens(once)
         params = _total(asked.params, vocab_size, sizing) if law.counts == "body" else asked.params
-        return Target(max(params, sizing.min_params), once, asked, None, "the tokens there are")
+        return Target(max(params, sizing.min_params), once, asked, None, "the tokens there are", unique)
     asked = law.for_compute(budget)
     if sizing.inference_tokens is not None:
         asked = _for_use(law, asked, sizing.inference_tokens)
@@ -106,7 +124,7 @@ def aim(sizing: PlanConfig, vocab_size: int, once: float, most: float, budget: f
         more = 6 * asked.params * asked.tokens / budget
         how += f"'s loss at least cost over {sizing.inference_tokens:.3g} tokens of use ({INFERENCE})"
         how += f": {more:.3g} x to train"
-    return Target(params, tokens, asked, budget, how)
+    return Target(params, tokens, asked, budget, how, unique)
 
 
 def tokens_for(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:

@@ -144,3 +144,7 @@ class Learner:
     def measure(self, heldout: Heldout) -> Tally:
         """The losses of held-out rows, by their sources."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
+
+    def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> Tally:
+        """The losses of this rank's rows of a batch of `num_rows`, by group of each position; gradients stay."""
+        return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)

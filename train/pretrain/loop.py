@@ -53,12 +53,13 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
                 measured = run.learner.compute(step, rows, stage.global_batch, targets)
                 scale = run.learner.loss_scale.scale if run.learner.loss_scale else None
                 verdict = run.record.judge(step, measured, scale)
+                documents = run.look_into(step, rows) if run.record.saw_spike else []
                 if verdict is Verdict.STOP:
                     error = why_stopped(run.record.guard, settings.guard, step)
                     run.record.tell(Stopped(step=step, reason=str(error)))
                     ranks.refuse(error)
-                if verdict is Verdict.SPIKE and settings.guard.on_spike == "rewind":
-                    run.rewind()
+                if verdict is Verdict.SPIKE and settings.guard.rewinds:
+                    run.rewind(documents)
                     continue
                 rate = learning_rate(step, plan.course, settings.optim, run.record.heldout)
                 run.learner.skip() if verdict is Verdict.SKIP else run.learner.update(rate, measured)

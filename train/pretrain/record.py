@@ -11,9 +11,10 @@ from train.data.batches import Batches
 from train.data.stages import row_length
 from train.pretrain.learner import Learner, Measured
 from train.pretrain.prepare import Setup
+from train.pretrain.spikes import LeftOut
 from train.ranks import Ranks
-from train.trace import documents_of_step
 from train.watch.events import (
+    EVENTS_NAME,
     Begun,
     EarlyStop,
     Event,
@@ -26,10 +27,14 @@ from train.watch.events import (
     SpikeDocument,
     Undone,
 )
-from train.watch.guard import GuardState, Level, Verdict, after_heldout, after_rewind, after_step, at_new_stage, level
+from train.watch.guard import GuardState, Levels, Verdict, after_heldout, after_rewind, after_step, at_new_stage, levels
 from train.watch.metrics import StepMetrics, by_source, flops_utilisation
 from train.watch.metrics_log import MetricsLog
 from train.watch.progress import Progress
+from train.watch.quarantine import QUARANTINE_NAME
+
+SHOWN = 5
+"""Documents of a spike that its line names."""
 
 
 class Record:
@@ -42,6 +47,7 @@ class Record:
         self.heldout: tuple[tuple[int, float], ...] = note.progress.heldout if note else ()
         self._setup, self._sources, self._ranks = setup, tuple(sources), ranks
         self._stall, self._mark = 0.0, ""
+        self._spike: Spike | None = None
         self._log: MetricsLog | None = None
         if ranks.rank == 0:
             self._log = MetricsLog(setup.run, self._sources, note.step if note else 0)
@@ -91,29 +97,32 @@ class Record:
 
     def judge(self, step: int, measured: Measured, loss_scale: float | None) -> Verdict:
         """What is to be done about a step, the same on every rank; `loss_scale` is that of fp16."""
-        known = level(self.guard, self._setup.settings.guard)
-        loss, norm = measured.loss, measured.grad_norm
-        self.guard, verdict = after_step(self.guard, self._setup.settings.guard, loss, norm, loss_scale or 1.0)
+        config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
+        known = levels(self.guard, config)
+        self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
         if verdict is Verdict.SKIP:
             self.tell(Skipped(step=step, loss=loss, grad_norm=norm, loss_scale=loss_scale))
         # The spike that no rewind is left for ends the run; its documents are what the user wants to see.
-        above = verdict is Verdict.SPIKE or (verdict is Verdict.STOP and not self.guard.non_finite)
-        if above and known is not None:
-            self._mark = "spike"
-            self._tell_spike(step, measured.loss, known)
+        self._spike = None
+        if verdict is Verdict.SPIKE or (verdict is Verdict.STOP and not self.guard.non_finite):
+            self._mark, self._spike = "spike", spike_of(step, loss, norm, known)
         return verdict
 
-    def _tell_spike(self, step: int, loss: float, known: Level) -> None:
-        if self._log is None:
+    @property
+    def saw_spike(self) -> bool:
+        """Whether the step judged last is a spike, which `tell_spike` is to tell of."""
+        return self._spike is not None
+
+    def tell_spike(self, step: int, documents: Sequence[SpikeDocument]) -> None:
+        """Tell of the spike in a step with the documents of its batch, the worst first."""
+        if self._spike is None:
             return
-        parts = documents_of_step(self._setup.run, step)
-        documents = tuple(SpikeDocument.model_validate(part) for part in parts)
-        self.tell(Spike(step=step, loss=loss, **known._asdict(), documents=documents))
-        shown = ", ".join(dict.fromkeys(document.url or document.doc_id for document in documents[:5]))
-        self.say(
-            f"step {step}: loss {loss:.4f} is above {known.limit:.4f}; its batch holds {len(documents)} parts of "
-            f"documents, among them {shown}: `penstock trace {self._setup.run.uri} --step {step}` shows all"
-        )
+        event = self._spike.model_copy(update={"documents": tuple(documents)})
+        self.tell(event)
+        # Behind a rewind the step has other documents, and a trace shows these.
+        goes_back = self._setup.settings.guard.rewinds
+        command = f"`penstock trace {self._setup.run.uri} --step {step}` shows all, with their losses "
+        self.say(f"{describe_spike(event)}: {'all with their losses ' if goes_back else command}in {EVENTS_NAME}")
 
     def write(self, record: StepMetrics) -> None:
         """Write the line of a step."""
@@ -149,15 +158,41 @@ class Record:
         """Training stood still for a save."""
         self._stall += seconds
 
-    def rewind(self, step: int, to_step: int, checkpoint: str, samples: Sequence[int], restored: GuardState) -> None:
+    def rewind(self, step: int, to_step: int, checkpoint: str, left_out: LeftOut, restored: GuardState) -> None:
         """Training goes back from `step` to the state of `to_step`, to go on without some samples."""
+        samples, doc_ids = left_out.samples, tuple(document.doc_id for document in left_out.documents)
         if self._log is not None:
             undone = [Undone(step=line.step, metrics=line) for line in self._log.after(to_step)]
-            self.tell(*undone, Rewound(step=step, to_step=to_step, checkpoint=checkpoint, samples=tuple(samples)))
+            back = Rewound(step=step, to_step=to_step, checkpoint=checkpoint, samples=samples, quarantined=doc_ids)
+            self.tell(*undone, back)
             self._log.rewind(to_step)
         self.guard = after_rewind(self.guard, restored)
         self.heldout = tuple(found for found in self.heldout if found[0] <= to_step)
-        self.say(f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on")
+        kept_out = f"; {QUARANTINE_NAME} has {len(doc_ids)} more document(s)" if doc_ids else ""
+        self.say(f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{kept_out}")
+
+
+def spike_of(step: int, loss: float, grad_norm: float, known: Levels) -> Spike | None:
+    """A step above what its windows allow, without its documents; None if it is not."""
+    left, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
+    first = known.loss if "loss" in left else known.gradient
+    if not left or first is None:
+        return None
+    return Spike(step=step, left=left, loss=loss, **first._asdict(), grad_norm=grad_norm, grad_limit=grad_limit)
+
+
+def describe_spike(event: Spike) -> str:
+    """A spike in words, with the documents that lie above their sources the most."""
+    above = {"loss": f"loss {event.loss:.4f} is above {event.limit:.4f}"}
+    above["gradient"] = f"gradient norm {event.grad_norm or 0:.4g} is above {event.grad_limit or 0:.4g}"
+    measured = [document for document in event.documents if document.loss is not None]
+    shown = ", ".join(
+        f"{document.url or document.doc_id} ({document.source}: loss {document.loss:.4f} of {document.targets} tokens)"
+        for document in measured[:SHOWN]
+    )
+    worst = f", the worst {shown}" if shown else ""
+    said = " and ".join(above[quantity] for quantity in event.left)
+    return f"step {event.step}: {said}; its batch holds {len(event.documents)} parts of documents{worst}"
 
 
 def step_metrics(

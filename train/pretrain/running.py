@@ -1,23 +1,21 @@
 """A run under way: what it reads, what learns, what is remembered, and how it is saved, measured and taken back."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
-from schemas.errors import ContractError
-from schemas.storage import Store
 from train.checkpoint.folder import standing_notes
 from train.checkpoint.note import Note
 from train.checkpoint.saver import Saver
 from train.data.prefetch import Prefetch
-from train.data.skips import append_to_skip_list
 from train.identity import identify
-from train.plan.standing import skip_name
 from train.pretrain.learner import Learner
 from train.pretrain.prepare import Setup
 from train.pretrain.record import Record
+from train.pretrain.spikes import documents_of, keep_out, leave_out
 from train.ranks import Ranks
 from train.rows import Rows
-from train.watch.events import count_rewinds, read_events
+from train.watch.events import SpikeDocument, count_rewinds, read_events
 from train.watch.guard import GuardState
 from train.watch.metrics import Heldout, heldout_by_source
 
@@ -27,6 +25,8 @@ class Run:
 
     def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack):
         self.setup, self._ranks, self._stack = setup, ranks, stack
+        if setup.settings.guard.quarantine:
+            ranks.on_first(lambda: keep_out(setup, setup.note.step if setup.note else 0))
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
@@ -95,20 +95,28 @@ class Run:
 
     # --------------------------------------------------------------------------------------------------------- rewind
 
-    def rewind(self) -> None:
-        """Go back to the newest checkpoint, to go on without the samples of the step that was to be made."""
+    def look_into(self, step: int, rows: Rows) -> list[SpikeDocument]:
+        """Measure the documents of the spike in a step, whose gradient stands and stays as it is, and tell of them."""
+        documents = documents_of(self.setup, self._ranks, self.learner, step, rows)
+        self.record.tell_spike(step, documents)
+        return documents
+
+    def rewind(self, documents: Sequence[SpikeDocument]) -> None:
+        """Go back to the newest checkpoint, to go on without the samples of the step that was to be made.
+
+        `documents` are those of its batch, of which some may be quarantined.
+        """
         self.record.saved(self._saver.wait())
         self.rows.close()
-        bad = self.step + 1
-        samples = self.batches.samples(self.step).index.tolist()
-        name, run = skip_name(self.setup.settings), self.setup.run
-        self._ranks.on_first(lambda: _skip(run, name, samples, bad))
+        bad, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
         notes = self._ranks.on_first(lambda: [note for note in standing_notes(run) if note.step < bad])
         note = notes[-1] if notes else None
+        after = note.step if note else 0
+        left_out = self._ranks.on_first(lambda: leave_out(self.setup, bad, after, documents, rewinds + 1))
         self.learner.skip()
         self._take(note)
         restored = note.progress.guard if note else GuardState()
-        self.record.rewind(bad, self.step, note.name if note else "the beginning", samples, restored)
+        self.record.rewind(bad, self.step, note.name if note else "the beginning", left_out, restored)
         self.batches = self.setup.open_batches()
         self.rows = self._prefetch()
 
@@ -123,13 +131,3 @@ class Run:
         names, bytes_of = self._heldout.sources, self.batches.bytes_per_token
         num_bytes = [count * bytes_of[name] for name, count in zip(names, counts, strict=True)]
         return sum(sums) / max(sum(counts), 1), heldout_by_source(names, sums, counts, num_bytes)
-
-
-def _skip(run: Store, name: str, samples: list[int], step: int) -> None:
-    try:
-        append_to_skip_list(run, name, samples, f"spike in step {step}")
-    except OSError as error:
-        raise ContractError(
-            f"{run.uri}/train/{name}: promised the samples of the spike in step {step}, found {error}; make room, and "
-            "start the run again"
-        ) from error

@@ -1,4 +1,4 @@
-"""A law L(N, D) = E + A/N^alpha + B/D^beta fitted to runs, with intervals.
+"""A law L(N, D) = E + A/N^alpha + B/D^beta fitted to runs, with intervals; few runs leave its exponents open.
 
 Source: Hoffmann et al. 2022, arXiv 2203.15556, section 3.3 and appendix D.3: the Huber loss of the logarithms, least by
 L-BFGS from a grid of starts. The intervals are percentiles of fits to runs drawn anew with replacement, as in Besiroglu
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from schemas.errors import ConfigError
-from train.scaling.laws import LossLaw
+from train.scaling.laws import BESIROGLU, LossLaw
 
 DELTA = 1e-3
 """Where the Huber loss turns from square to linear [difference of log losses]."""
@@ -26,6 +26,13 @@ POLISHED = 64
 
 STOPS = {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-12}
 """When L-BFGS stops."""
+LARGEST = 700.0
+"""Greatest logarithm of a number of a law; a float holds up to 709."""
+WIDEST = 0.5
+"""Width of an exponent's interval, as a share of the exponent, beyond which the runs do not determine it."""
+STEEPEST = 1.0
+"""Greatest exponent that is believed; published ones lie between 0.05 and 0.5. Where sizes hardly matter, L-BFGS finds
+exponents of 30 and more with narrow intervals (12 runs of 0.2 to 0.8 million parameters, 0.1 to 7 tokens each)."""
 
 Floats = NDArray[np.float64]
 NAMES = ("floor", "a", "b", "alpha", "beta")
@@ -41,6 +48,25 @@ class Measured:
     """D."""
     loss: float
     """Its last loss [nats/token]."""
+    run: str = ""
+    """Its folder."""
+    dataset: str = ""
+    """Digest of its dataset; empty = not known."""
+    plan: str = ""
+    """Digest of what decided its weights; empty = not known."""
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """Exponents that are taken from elsewhere."""
+
+    alpha: float
+    beta: float
+    source: str
+
+
+PUBLISHED = Exponents(BESIROGLU.alpha, BESIROGLU.beta, BESIROGLU.source)
+"""What exponents are held at where runs do not determine them."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +85,19 @@ class Fit:
     objective: float
     """Sum of the Huber losses."""
     intervals: dict[str, Interval]
-    """Of floor, a, b, alpha, beta and of `exponent`, that of C in the best N."""
+    """Of floor, a, b, alpha, beta and of `exponent`, that of C in the best N; what is held has none."""
     num_runs: int
+    drawn: tuple[LossLaw, ...] = ()
+    """The laws of the samples that the intervals are made of."""
+    held: Exponents | None = None
+    """The exponents, if they were not fitted."""
 
 
-def starts() -> Floats:
-    """The grid of starts (ln A, ln B, ln E, alpha, beta), of the source: 4,500 rows."""
+def starts(held: Exponents | None = None) -> Floats:
+    """The grid of starts (ln A, ln B, ln E, alpha, beta), of the source: 4,500 rows; 180 where exponents are held."""
     logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
-    return np.array(list(itertools.product(logs, logs, floors, exponents, exponents)))
+    alphas, betas = ([held.alpha], [held.beta]) if held else (exponents, exponents)
+    return np.array(list(itertools.product(logs, logs, floors, alphas, betas)))
 
 
 def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
@@ -86,7 +117,7 @@ def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
     return losses, np.stack([*slopes.sum(2), *by_exponent], axis=1)
 
 
-def _least(theta: Floats, runs: Floats) -> tuple[float, Floats]:
+def _least(theta: Floats, runs: Floats, held: Exponents | None) -> tuple[float, Floats]:
     """L-BFGS from one start."""
     from scipy.optimize import minimize
 
@@ -100,43 +131,81 @@ def _least(theta: Floats, runs: Floats) -> tuple[float, Floats]:
 
     shift = np.zeros(5)
     shift[:2] = theta[3:] * middle
-    found = minimize(at, theta - shift, jac=True, method="L-BFGS-B", options=STOPS)
+    bounds = [(None, None)] * 3 + [(one, one) if held else (None, None) for one in theta[3:]]
+    found = minimize(at, theta - shift, jac=True, method="L-BFGS-B", bounds=bounds, options=STOPS)
     shift[:2] = found.x[3:] * middle
     return float(found.fun), np.asarray(found.x + shift)
 
 
 def _law(theta: Floats, name: str, source: str) -> LossLaw:
     a, b, e, alpha, beta = theta.tolist()
-    return LossLaw(name, source, math.exp(e), math.exp(a), math.exp(b), alpha, beta)
+    return LossLaw(name, source, _exp(e), _exp(a), _exp(b), alpha, beta)
 
 
-def fit_law(measured: Sequence[Measured], draws: int = 200, share: float = 0.9, seed: int = 0) -> Fit:
-    """The law of runs, with intervals that hold `share` of `draws` samples of the runs.
+def _exp(value: float) -> float:
+    """exp, as large as a float can be: runs drawn anew may be of one size, and then no A is too large."""
+    return math.exp(min(value, LARGEST))
+
+
+def fit_law(
+    measured: Sequence[Measured], draws: int = 200, share: float = 0.9, seed: int = 0, held: Exponents | None = None
+) -> Fit:
+    """The law of runs, with intervals that hold `share` of `draws` samples of the runs; `held` are not fitted.
 
     Raises ConfigError if runs are too few, do not differ in N and in D, or have figures that no law has.
     """
     runs = _checked(measured)
     # The matrices of L-BFGS are 5 wide: threads that wait for them made it 25 times as dear.
     with threadpool_limits(1):
-        return _fit(runs, draws, share, seed)
+        return _fit(runs, draws, share, seed, held)
 
 
-def _fit(runs: Floats, draws: int, share: float, seed: int) -> Fit:
-    grid = starts()
+def fit_or_hold(measured: Sequence[Measured], draws: int, share: float) -> Fit:
+    """The law of runs; where they leave an exponent open, with the PUBLISHED ones and the rest fitted.
+
+    Open is an exponent that is not between 0 and STEEPEST, or whose interval is wider than WIDEST of it. Raises
+    ConfigError as `fit_law` does.
+    """
+    free = fit_law(measured, draws, share)
+    return fit_law(measured, draws, share, held=PUBLISHED) if open_exponents(free) else free
+
+
+def open_exponents(fit: Fit) -> list[str]:
+    """The exponents that the runs of a fit do not determine."""
+    found = [(name, getattr(fit.law, name), fit.intervals.get(name)) for name in ("alpha", "beta")]
+    return [
+        name
+        for name, value, interval in found
+        if not 0 < value <= STEEPEST or (interval is not None and interval.high - interval.low > WIDEST * value)
+    ]
+
+
+def _fit(runs: Floats, draws: int, share: float, seed: int, held: Exponents | None) -> Fit:
+    grid = starts(held)
     losses = np.concatenate([objective(part, runs)[0] for part in np.array_split(grid, 45)])
-    best = [_least(grid[place], runs) for place in np.argsort(losses, kind="stable")[:POLISHED]]
+    best = [_least(grid[place], runs, held) for place in np.argsort(losses, kind="stable")[:POLISHED]]
     least, theta = min(best, key=lambda found: found[0])
     random, drawn = np.random.default_rng(seed), []
     for _ in range(draws):
         sample = runs[random.integers(len(runs), size=len(runs))]
-        drawn.append(_law(_least(theta, sample)[1], "", ""))
+        drawn.append(_law(_least(theta, sample, held)[1], "", ""))
     intervals = {}
-    for name in (*NAMES, "exponent"):
-        values = [getattr(law, name) for law in drawn]
-        if values:
-            low, high = np.quantile(values, [(1 - share) / 2, (1 + share) / 2]).tolist()
-            intervals[name] = Interval(low, high)
-    return Fit(_law(theta, "own fit", f"L-BFGS over {len(runs)} runs"), least, intervals, len(runs))
+    for name in NAMES[:3] if held else (*NAMES, "exponent"):
+        if drawn:
+            intervals[name] = interval_of([_number(law, name) for law in drawn], share)
+    return Fit(_law(theta, "own fit", f"L-BFGS over {len(runs)} runs"), least, intervals, len(runs), tuple(drawn), held)
+
+
+def _number(law: LossLaw, name: str) -> float:
+    if name == "exponent" and law.alpha + law.beta == 0:
+        return math.nan
+    return float(getattr(law, name))
+
+
+def interval_of(values: Sequence[float], share: float) -> Interval:
+    """What holds `share` of the values, as much being left out above as below."""
+    low, high = np.quantile(values, [(1 - share) / 2, (1 + share) / 2]).tolist()
+    return Interval(low, high)
 
 
 def _checked(measured: Sequence[Measured]) -> Floats:

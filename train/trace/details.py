@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas.entries import to_mapping, value_type
 from schemas.errors import ContractError
 from schemas.manifest import Manifest, part_key, read_manifest
 from schemas.storage import Store
@@ -107,7 +108,9 @@ class _Part:
             if place >= 0:
                 names = [name for name in columns if name in self._names]
                 table = self._file.read_row_group(group, columns=names, use_threads=False).slice(place, 1)
-                return dict(table.to_pylist()[0])
+                row: dict[str, Any] = table.to_pylist()[0]
+                entries = (field.name for field in table.schema if value_type(field.type) is not None)
+                return row | {name: to_mapping(row[name]) for name in entries}
         return {}
 
     def _groups(self, offset: int) -> list[int]:

@@ -5,13 +5,15 @@ of the run: a step's rows are computed, and a document's steps are those whose r
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.data.documents import Documents, Placed, Row
 from train.data.order import Order, Samples
+from train.data.skips import SkipList
 from train.plan.planned import Plan, read_plan
 from train.plan.standing import standing_order
 from train.trace.appearance import Appearance, FoundDocument, Piece, hex_of
@@ -48,6 +50,23 @@ class Trace:
             documents, begins, ends = covering[piece.source]
             for number in range(bisect_right(ends, piece.start), bisect_left(begins, piece.stop)):
                 found.append(piece.appearance(documents[number][0], begins[number]))
+        return found
+
+    def samples_with(self, doc_ids: Iterable[bytes], after: int) -> list[int]:
+        """The global indices of the samples behind step `after` that see a token of documents, in ascending order."""
+        placed = [found for doc_id in doc_ids if (found := self.documents.of_id(doc_id)) is not None]
+        return sorted({part.sample for one in placed for part in self._appearances(one) if part.step > after})
+
+    def num_samples(self, after: int) -> int:
+        """Samples of the steps behind `after`."""
+        return sum(max(0, plan.end - max(after, plan.first_step)) * plan.global_batch for plan in self._order.stages)
+
+    def skipping(self, samples: Sequence[int]) -> "Trace":
+        """The same trace with more samples skipped, by global index."""
+        order = self._order
+        streams, skip = dict(zip(order.sources, order.streams, strict=True)), SkipList((*order.skip.indices, *samples))
+        found = copy(self)
+        found._order = Order(streams, order.stages, skip, order.seed)
         return found
 
     def found(self, placed: Placed) -> FoundDocument:

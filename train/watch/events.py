@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from schemas.errors import ContractError
 from schemas.storage import Store
+from train.watch.guard import Quantity
 from train.watch.journal import Journal
 from train.watch.metrics import StepMetrics, finite
 
@@ -53,7 +54,7 @@ class Skipped(_Event):
 
 
 class SpikeDocument(BaseModel):
-    """A part of a document in the batch of a spike, as `penstock trace` shows it."""
+    """A part of a document in the batch of a spike, as `penstock trace` shows it, and its own loss."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True, use_attribute_docstrings=True)
 
@@ -77,22 +78,36 @@ class SpikeDocument(BaseModel):
     """First token of the part, counted in the document."""
     doc_stop: int
     """Token after the part, counted in the document."""
+    loss: float | None = None
+    """Mean cross-entropy of its targets under the weights before the update [nats/token]; None = it has none."""
+    targets: int = 0
+    """Its tokens that were to be predicted."""
+    excess: float | None = None
+    """How far that loss lies above what its source had, as `excess_of` measures it [nats/token]."""
+
+    _number = field_validator("loss", "excess", mode="before")(finite)
 
 
 class Spike(_Event):
-    """A loss above the limit that the losses before it set."""
+    """A loss or a gradient above the limit that those before it set."""
 
     kind: Literal["spike"] = "spike"
+    left: tuple[Quantity, ...] = ("loss",)
+    """What left its band."""
     loss: float
     """Loss of the step [nats/token]."""
     mean: float
-    """Mean of the window before it."""
+    """Mean of the window before it, of the first quantity of `left`."""
     deviation: float
     """Standard deviation of that window."""
     limit: float
-    """Largest loss that would have been no spike."""
+    """Largest value that would have been no spike."""
+    grad_norm: float | None = None
+    """Norm of the gradient before clipping; None = not recorded."""
+    grad_limit: float | None = None
+    """Largest norm that would have been no spike; None = the gradient is not watched, or not yet."""
     documents: tuple[SpikeDocument, ...] = ()
-    """Every part of a document in the step's batch."""
+    """Every part of a document in the step's batch, by `excess`, the worst first; those without targets last."""
 
 
 class Rewound(_Event):
@@ -105,6 +120,8 @@ class Rewound(_Event):
     """Folder of the checkpoint, relative to the run."""
     samples: tuple[int, ...]
     """Global sample indices that are skipped from now on."""
+    quarantined: tuple[str, ...] = ()
+    """Documents, hex, that are in no batch from now on."""
 
 
 class Undone(_Event):

@@ -1,4 +1,4 @@
-"""The judgements of the guard: steps that are not finite, losses that jump, losses that no longer fall.
+"""The judgements of the guard: steps that are not finite, losses and gradients that jump, losses that no longer fall.
 
 A state machine of values: a state and what a step measured give the next state and a verdict. The numbers are those
 of the global batch, the same on every rank, so every rank comes to the same verdict without a word to the others; the
@@ -6,8 +6,9 @@ state is part of a checkpoint, so a run that is resumed judges as one that was n
 """
 
 import math
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,8 +17,10 @@ from train.config.guard import GuardConfig
 
 MIN_DEVIATION = 1e-3
 """What a window's deviation counts at least [nats/token]: where losses stand still, the last digit is no spike."""
+MIN_NORM_SHARE = 1e-2
+"""What the deviation of gradient norms counts at least, as a share of their mean: a norm has the scale of its model."""
 MAX_SPIKES_IN_A_ROW = 8
-"""Losses in a row that count as spikes: one more is the new level, and the window begins anew with it."""
+"""Spikes in a row that count as such: one more is the new level, and the window that was left begins anew with it."""
 
 
 class Verdict(StrEnum):
@@ -44,6 +47,8 @@ class GuardState(BaseModel):
     """Steps without an update since the first."""
     losses: tuple[float, ...] = ()
     """The last losses, at most `spike_window`, oldest first, without spikes; empty where spikes are not watched."""
+    norms: tuple[float, ...] = ()
+    """The last gradient norms, in the same way; empty where the gradient is not watched."""
     spikes: int = 0
     """Spikes in a row up to the last step."""
     rewinds: int = 0
@@ -58,26 +63,53 @@ class GuardState(BaseModel):
         return self.model_dump(mode="json")
 
 
+Quantity = Literal["loss", "gradient"]
+"""What may leave its band."""
+
+
 class Level(NamedTuple):
-    """Where losses lay before a step [nats/token]."""
+    """Where losses [nats/token], or norms of the gradient, lay before a step."""
 
     mean: float
     """Mean of the window."""
     deviation: float
-    """Standard deviation of the window, with n - 1 in the denominator; at least MIN_DEVIATION."""
+    """Standard deviation of the window, with n - 1 in the denominator; at least MIN_DEVIATION, or MIN_NORM_SHARE."""
     limit: float
-    """Largest loss that is no spike."""
+    """Largest value that is no spike."""
 
 
-def level(state: GuardState, config: GuardConfig) -> Level | None:
-    """Mean, deviation and limit of the window; None if spikes are not watched or the window is not full yet."""
-    losses, number = state.losses[-config.spike_window :], config.spike_window
-    if config.spike_sigmas is None or len(losses) < number:
+class Levels(NamedTuple):
+    """The band of each quantity; None = it is not watched, or its window is not full yet."""
+
+    loss: Level | None
+    gradient: Level | None
+
+    def left(self, loss: float, grad_norm: float) -> tuple[Quantity, ...]:
+        """What lies above its band."""
+        above: tuple[Quantity, ...] = ()
+        if self.loss is not None and loss > self.loss.limit:
+            above += ("loss",)
+        if self.gradient is not None and grad_norm > self.gradient.limit:
+            above += ("gradient",)
+        return above
+
+
+def levels(state: GuardState, config: GuardConfig) -> Levels:
+    """The bands that the steps up to here have set."""
+    window = config.spike_window
+    return Levels(
+        _level(state.losses[-window:], config.spike_sigmas, window, lambda mean: MIN_DEVIATION),
+        _level(state.norms[-window:], config.grad_sigmas, window, lambda mean: MIN_NORM_SHARE * mean),
+    )
+
+
+def _level(values: Sequence[float], sigmas: float | None, number: int, least: Callable[[float], float]) -> Level | None:
+    if sigmas is None or len(values) < number:
         return None
-    mean = math.fsum(losses) / number
-    deviation = math.sqrt(math.fsum((loss - mean) ** 2 for loss in losses) / (number - 1))
-    deviation = max(deviation, MIN_DEVIATION)
-    return Level(mean, deviation, mean + config.spike_sigmas * deviation)
+    mean = math.fsum(values) / number
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
+    deviation = max(deviation, least(mean))
+    return Level(mean, deviation, mean + sigmas * deviation)
 
 
 def after_step(
@@ -93,17 +125,17 @@ def after_step(
         state = state.model_copy(update={"non_finite": counted, "skipped": state.skipped + 1})
         return state, Verdict.STOP if counted > config.max_non_finite else Verdict.SKIP
     state = state.model_copy(update={"non_finite": 0})
-    if config.spike_sigmas is None:
-        return state, Verdict.GO_ON
-    known = level(state, config)
-    if known is None or loss <= known.limit:
-        losses = (*state.losses, loss)[-config.spike_window :]
-        return state.model_copy(update={"losses": losses, "spikes": 0}), Verdict.GO_ON
-    if config.on_spike == "rewind":
+    above = levels(state, config).left(loss, grad_norm)
+    if above and config.rewinds:
         return state, Verdict.STOP if state.rewinds >= config.max_rewinds else Verdict.SPIKE
-    if state.spikes >= MAX_SPIKES_IN_A_ROW:
-        return state.model_copy(update={"losses": (loss,), "spikes": 0}), Verdict.GO_ON
-    return state.model_copy(update={"spikes": state.spikes + 1}), Verdict.SPIKE
+    if above and state.spikes < MAX_SPIKES_IN_A_ROW:
+        return state.model_copy(update={"spikes": state.spikes + 1}), Verdict.SPIKE
+    losses, norms = state.losses, state.norms
+    if config.spike_sigmas is not None:
+        losses = (*(() if "loss" in above else losses), loss)[-config.spike_window :]
+    if config.grad_sigmas is not None:
+        norms = (*(() if "gradient" in above else norms), grad_norm)[-config.spike_window :]
+    return state.model_copy(update={"losses": losses, "norms": norms, "spikes": 0}), Verdict.GO_ON
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
@@ -123,7 +155,7 @@ def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
 
 def at_new_stage(state: GuardState) -> GuardState:
     """The state at the beginning of a stage: other data or lengths have a level of their own."""
-    return state.model_copy(update={"losses": (), "spikes": 0})
+    return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 
 
 def why_stopped(state: GuardState, config: GuardConfig, step: int) -> ContractError:

@@ -1,0 +1,91 @@
+"""Values by name as columns: what is written is sorted, what is read is the same, look-ups of slices and nulls."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.writing import PartWriter
+from schemas.entries import entries_of, flattened, lookup, to_entries, to_mapping, value_type
+from schemas.storage import Store
+from schemas.tables import TABLES
+
+KIND = entries_of(pa.float32())
+ROWS: list[dict[str, float | None] | None] = [{"b": 0.5, "a": 0.25}, None, {}, {"a": None}, {"b": 2.0}, {"é": 1.0}]
+COLUMN = pa.array(map(to_entries, ROWS), KIND)
+
+
+def test_entries_are_sorted_and_come_back_as_they_were() -> None:
+    assert to_entries({"b": 1, "é": 3, "a": None, "B": 2}) == [("B", 2), ("a", None), ("b", 1), ("é", 3)]
+    assert (to_entries({}), to_entries(None), to_mapping([]), to_mapping(None)) == ([], None, {}, None)
+    assert list(map(to_mapping, COLUMN.to_pylist())) == ROWS
+    assert COLUMN[0].as_py() == [{"name": "a", "value": 0.25}, {"name": "b", "value": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a", [0.25, None, None, None, None, None]),
+        ("b", [0.5, None, None, None, 2.0, None]),
+        ("é", [None] * 5 + [1.0]),
+        ("c", [None] * 6),
+    ],
+)
+def test_a_value_is_looked_up_in_any_slice(name: str, expected: list[float | None]) -> None:
+    for start in range(7):
+        for length in range(7 - start):
+            found = lookup(COLUMN.slice(start, length), name)
+            assert found.to_pylist() == expected[start : start + length]
+            assert found.type == pa.float32()
+
+
+def test_all_entries_with_their_rows() -> None:
+    rows, names, values = flattened(COLUMN.slice(1))
+    assert (rows.tolist(), names.to_pylist(), values.to_pylist()) == ([2, 3, 4], ["a", "b", "é"], [None, 2.0, 1.0])
+
+
+def test_entries_of_a_null_row_are_none() -> None:
+    """A null row may cover entries, as one does that was blanked."""
+    entries = pa.array([("a", 1.0), ("b", 2.0), ("a", 3.0)], KIND.value_type)
+    column = pa.ListArray.from_arrays(pa.array([0, 2, 3]), entries, KIND, mask=pa.array([True, False]))
+    assert (lookup(column, "a").to_pylist(), flattened(column).rows.tolist()) == ([None, 3.0], [1])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.float32(),
+        pa.list_(pa.float32()),
+        pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32())])),
+        pa.list_(pa.struct([("name", pa.string())])),
+        pa.list_(pa.struct([("name", pa.string()), ("value", pa.int32()), ("more", pa.int32())])),
+    ],
+)
+def test_other_columns_hold_no_entries(kind: pa.DataType) -> None:
+    assert value_type(kind) is None
+    assert value_type(KIND) == pa.float32()
+
+
+def test_the_columns_of_the_tables() -> None:
+    """Which columns are written as entries, and that no table has a map, which `datasets` refuses."""
+    fields = [(name, field) for name, schema in TABLES.items() for field in schema]
+    found = {(name, field.name): value_type(field.type) for name, field in fields if value_type(field.type)}
+    assert found == {
+        ("documents", "contamination"): pa.int32(),
+        ("scores", "classifier_scores"): pa.float32(),
+        ("scores", "importance"): pa.float32(),
+        ("clean", "pii_counts"): pa.int32(),
+    }
+    assert not [field.name for _, field in fields if pa.types.is_map(field.type)]
+
+
+def test_the_order_in_memory_is_not_what_is_written(tmp_path: Any) -> None:
+    schema = pa.schema([("scores", KIND)])
+    digests = set()
+    for row in ({"a": 1.0, "b": np.float32(2.0)}, {"b": 2.0, "a": 1.0}):
+        writer = PartWriter(Store(str(tmp_path)), "part", schema)
+        for one in ({"scores": row}, {"scores": None}, {"scores": {}}):
+            writer.add(one)
+        digests.add(writer.close()["sha256"])
+    assert len(digests) == 1

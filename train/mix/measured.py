@@ -1,0 +1,169 @@
+"""What a run measured of its sources, as a mix needs it, and whether two runs measured the same."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from schemas.errors import ConfigError, ContractError
+from schemas.ids import digest_of
+from schemas.storage import Store
+from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
+from train.data.order import heldout_streams, open_streams, tokens_drawn
+from train.data.packing import open_packings
+from train.mix.curves import FEWEST_OF_LINE, LAST, Level, level_at_end
+from train.plan.planned import PLAN_NAME, Plan, read_plan
+from train.watch.metrics import METRICS_NAME, StepMetrics, read_metrics
+
+LAST_SHARE = 0.1
+"""Share of the steps, at the end, that a training loss is read from: one step has few tokens of each source."""
+ENOUGH = 12
+"""Held-out measurements that an error message asks for."""
+COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
+"""Settings of `[train]` that losses must share to be compared."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Losses of a source over the tokens of the run."""
+
+    tokens: list[float]
+    """Targets of all sources up to there."""
+    losses: list[float]
+    """[nats/token]."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run with the steps that it has made."""
+
+    dataset: Dataset
+    plan: Plan
+    digest: str
+    """SHA-256 of the plan, as a lineage shows it."""
+    steps: Sequence[StepMetrics]
+    unique: dict[str, int]
+    """Training tokens of each source that differ; of those in use, whole rows."""
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Share of each source in the samples of the whole plan; 0 = left out."""
+        drawn = tokens_drawn(self.plan.stages)
+        return {name: drawn.get(name, 0) / self.plan.num_tokens for name in self.unique}
+
+    @cached_property
+    def seen(self) -> dict[str, int]:
+        """Targets of each source that the steps trained on."""
+        return {name: sum(step.source_tokens.get(name, 0) for step in self.steps) for name in self.unique}
+
+    @property
+    def told(self) -> str:
+        """The run in words."""
+        plan = self.plan
+        whole = f"{plan.num_params:,} parameters, {self.steps[-1].step:,} of {plan.steps:,} steps"
+        return f"the run of plan {self.digest[:12]} ({whole})"
+
+    def heldout(self, source: str, from_step: int = 1) -> Points:
+        """Every held-out loss of a source from a step on; what was not finite is left out."""
+        return self._points(
+            [step.heldout[source].loss if source in step.heldout else None for step in self.steps], from_step
+        )
+
+    def training(self, source: str) -> Points:
+        """Its training losses in the last steps."""
+        last = max(FEWEST_OF_LINE, round(LAST_SHARE * len(self.steps)))
+        found = self._points([step.losses.get(source) for step in self.steps], 1)
+        return Points(found.tokens[-last:], found.losses[-last:])
+
+    def _points(self, losses: Sequence[float | None], from_step: int) -> Points:
+        done = np.cumsum([step.tokens for step in self.steps]).tolist()
+        kept = [
+            (float(tokens), loss)
+            for step, tokens, loss in zip(self.steps, done, losses, strict=True)
+            if loss is not None and step.step >= from_step
+        ]
+        return Points([tokens for tokens, _ in kept], [loss for _, loss in kept])
+
+    def level(self, source: str, heldout: bool) -> Level:
+        """The loss of a source at the end. Raises ConfigError if it was measured too seldom."""
+        points = self.heldout(source) if heldout else self.training(source)
+        if len(points.losses) < FEWEST_OF_LINE:
+            kind = "held-out" if heldout else "training"
+            raise ConfigError(
+                f"{self.told}: promised {FEWEST_OF_LINE} {kind} losses of {source}, found {len(points.losses)}; "
+                f"{self.advice() if heldout else 'train for more steps'}"
+            )
+        return level_at_end(points.tokens, points.losses, LAST if heldout else len(points.losses))
+
+    def advice(self) -> str:
+        """Which settings measure more often."""
+        return f"train with --set train.eval_every={max(1, self.plan.steps // ENOUGH)} or less"
+
+
+def measured_run(run: Store) -> MeasuredRun:
+    """What stands in a run folder. Raises ContractError if it was not trained, ConfigError if it has one source."""
+    dataset = open_dataset(run)
+    plan, steps = read_plan(run, dataset), read_metrics(run)
+    if not steps:
+        raise ContractError(
+            f"{run.uri}: promised losses, found no step in {METRICS_NAME}; `penstock train` measures them"
+        )
+    whole, rows = dataset.num_tokens(TRAIN), _rows(run, dataset, plan)
+    if len(rows) < 2:
+        left_out = ", ".join(sorted(whole.keys() - rows.keys()))
+        more = f"; {left_out} has weight 0, so nothing is known of it" if left_out else ""
+        raise ConfigError(
+            f"{run.uri}: promised sources to mix, found one in use: {', '.join(rows)}{more}; there is nothing to mix"
+        )
+    unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
+    return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)
+
+
+def _rows(run: Store, dataset: Dataset, plan: Plan) -> dict[str, int]:
+    """Unique tokens of every source in use, as the plan counts them."""
+    train = plan.settings.train
+    streams = open_streams(dataset, train, open_packings(run, dataset, train))
+    return {name: stream.num_units * plan.seq_len // stream.width(plan.seq_len) for name, stream in streams.items()}
+
+
+def has_heldout(run: MeasuredRun, source: str) -> bool:
+    """Whether held-out losses of a source were measured."""
+    return bool(run.heldout(source).losses)
+
+
+def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
+    """Raises ConfigError that names all in which the losses of two runs are not of the same thing."""
+    if problems := list(_differences(run, reference)):
+        raise ConfigError(
+            f"{reference.told}: promised losses to compare with those of {run.told}, found\n  "
+            + "\n  ".join(problems)
+            + "\n"
+            "choose a reference on the same dataset, or on one with its tokenizer and held-out documents"
+        )
+
+
+def _differences(run: MeasuredRun, reference: MeasuredRun) -> Iterator[str]:
+    if run.digest == reference.digest:
+        yield f"the same plan {run.digest[:12]}: a run says nothing beside itself"
+    tokenizers = [digest_of(one.dataset.tokenizer.model_dump(mode="json")) for one in (run, reference)]
+    if tokenizers[0] != tokenizers[1]:
+        yield f"tokenizer contract {tokenizers[1][:12]}, of the run {tokenizers[0][:12]}"
+    for name in COMPARED:
+        own, other = (getattr(one.plan.settings.train, name) for one in (run, reference))
+        if own != other:
+            yield f"train.{name} = {other}, of the run {own}"
+    for source in sorted(name for name, share in run.shares.items() if share):
+        if source not in reference.unique:
+            yield f"no source {source}"
+        elif has_heldout(run, source) and _heldout_rows(run, source) != _heldout_rows(reference, source):
+            yield f"other held-out documents, or another number of them, of {source} (train.eval_sequences)"
+
+
+def _heldout_rows(run: MeasuredRun, source: str) -> tuple[list[str], int]:
+    """What decides which rows of a source are measured: its held-out shards, and how many rows are taken."""
+    train = run.plan.settings.train
+    streams = heldout_streams(run.dataset, train.seq_len)
+    rows = streams[source].num_units // train.seq_len if source in streams else 0
+    shards = run.dataset.streams.get(f"{source}/{HELDOUT}", [])
+    return [shard.sha256 for shard in shards], min(rows, train.eval_sequences)

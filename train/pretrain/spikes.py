@@ -1,0 +1,148 @@
+"""A spike taken apart: the documents of its batch with their own losses, and how a run goes on without the culprits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from schemas.errors import ContractError
+from train.data.order import Order
+from train.data.skips import STAGE_BITS, append_to_skip_list
+from train.plan.standing import skip_name, standing_order
+from train.pretrain.learner import Learner
+from train.pretrain.prepare import Setup
+from train.ranks import Ranks
+from train.rows import Rows
+from train.trace import Trace
+from train.watch.culprits import Blame, SourceLevels, blame, excess_of, of_documents
+from train.watch.events import SpikeDocument
+from train.watch.metrics import read_metrics
+from train.watch.quarantine import Quarantined, quarantine, read_quarantine
+
+ORIGIN = {"doc_id", "url", "source", "split", "offset", "length"}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What training goes on without behind a spike."""
+
+    samples: tuple[int, ...]
+    """Global sample indices that entered the skip list."""
+    documents: tuple[Quarantined, ...]
+    """Documents that are in no batch from now on."""
+
+
+def _trace(setup: Setup, order: Order) -> Trace:
+    return Trace(setup.dataset, order, setup.settings.train.objective == "causal")
+
+
+def levels_before(setup: Setup, step: int) -> SourceLevels:
+    """What each source had in the last `guard.spike_window` steps before one."""
+    before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
+    return SourceLevels(before[-setup.settings.guard.spike_window :])
+
+
+def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: Rows) -> list[SpikeDocument]:
+    """Every part of a document in the batch of a step with its own loss under the weights as they are, worst first.
+
+    `rows` are this rank's. One forward pass of all ranks, of which the gradient knows nothing; the same on every rank.
+    """
+    # A reader and an order of its own: those of the run are being used by the thread that reads ahead.
+    batches = setup.open_batches()
+    parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
+    levels = ranks.on_first(lambda: levels_before(setup, step))
+    number = batches.order.stage_of(step - 1).global_batch
+    places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
+    groups_BT = batches.groups(step - 1, learner.model.rows_here(number), places)
+    tally = learner.measure_groups(rows, groups_BT, len(parts) + 1, number)
+    found = []
+    for part, loss, count in zip(parts, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=False):
+        document, targets = SpikeDocument.model_validate(part), round(count)
+        if targets:
+            excess = excess_of(loss / targets, targets, levels.of(part.source))
+            document = document.model_copy(update={"loss": loss / targets, "targets": targets, "excess": excess})
+        found.append(document)
+    return sorted(found, key=lambda document: -document.excess if document.excess is not None else float("inf"))
+
+
+def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
+    """`samples` and all others behind step `after` that a run has to skip never to see documents again, any epoch.
+
+    Those that move up in their place are looked at again. Raises ContractError if the documents are in most of them.
+    """
+    found, wanted = list(samples), [bytes.fromhex(doc_id) for doc_id in doc_ids]
+    while more := trace.skipping(found).samples_with(wanted, after):
+        # What is skipped in a stage moves the stages behind it, so these are looked at once it is done.
+        stage = more[0] >> STAGE_BITS
+        found += [sample for sample in more if sample >> STAGE_BITS == stage]
+        if len(found) > trace.num_samples(after):
+            raise ContractError(
+                f"guard.quarantine: promised that the run can do without {len(wanted)} document(s), found them in most "
+                f"of its {trace.num_samples(after)} samples behind step {after}; set guard.quarantine = false, or "
+                "take the documents out of the dataset with `penstock takedown`"
+            )
+    return found
+
+
+def keep_out(setup: Setup, after: int) -> int:
+    """Skip what holds a quarantined document behind step `after` and is not skipped yet; returns how many samples.
+
+    So a list is followed that a killed process had just written, or that another run handed on.
+    """
+    doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
+    order = standing_order(setup.run, setup.dataset, setup.plan)
+    samples = without(_trace(setup, order), doc_ids, [], after) if doc_ids else []
+    if samples:
+        _write(setup, [], samples, "quarantined documents")
+    return len(samples)
+
+
+def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int) -> LeftOut:
+    """Skip the samples of the spike in `step`, and quarantine its culprits if the settings want that; for one rank.
+
+    Training goes on from `after`; `rewind`: the number of this one in the run. A process that is killed between the two
+    writes has named the culprits, and the next one keeps them out.
+    """
+    order = standing_order(setup.run, setup.dataset, setup.plan)
+    samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
+    reason = f"spike in step {step}"
+    if setup.settings.guard.quarantine:
+        levels = levels_before(setup, step)
+        own = of_documents(((one.doc_id, one.source, one.loss, one.targets) for one in documents), levels)
+        listed = _lines(blame(own), documents, step, rewind) if own else []
+        # The samples that move up may hold what was quarantined before.
+        doc_ids = [line.doc_id for line in (*read_quarantine(setup.run), *listed)]
+        more = without(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
+        reason += f", with {len(more)} more samples of quarantined documents" if more else ""
+        samples += more
+    _write(setup, listed, samples, reason)
+    return LeftOut(tuple(samples), tuple(listed))
+
+
+def _lines(found: Blame, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
+    """The lines of the list for the documents that a spike is blamed on."""
+    known = {document.doc_id: document for document in documents}
+    return [
+        Quarantined(
+            **known[culprit.doc_id].model_dump(include=ORIGIN),
+            step=step,
+            rewind=rewind,
+            loss=culprit.loss,
+            targets=culprit.targets,
+            excess=culprit.excess,
+            limit=found.limit,
+            why=found.why,
+        )
+        for culprit in found.culprits
+    ]
+
+
+def _write(setup: Setup, listed: Sequence[Quarantined], samples: list[int], reason: str) -> None:
+    name = skip_name(setup.settings)
+    try:
+        if listed:
+            quarantine(setup.run, listed)
+        append_to_skip_list(setup.run, name, samples, reason)
+    except OSError as error:
+        raise ContractError(
+            f"{setup.run.uri}/train/{name}: promised room for {len(samples)} samples ({reason}), found {error}; make "
+            "room, and start the run again"
+        ) from error
