@@ -227,6 +227,7 @@ def add_training(verb: Verb) -> None:
     how = plan.add_mutually_exclusive_group()
     how.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
     how.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    plan.add_argument("--dataset", metavar="RUN", help="make RUN's dataset that of this new run folder")
     plan.add_argument("--mix", metavar="FILE", help="shares of the sources, from `penstock mix suggest`")
     for flag, (setting, kind, told) in BUDGETS.items():
         plan.add_argument(f"--{flag}", type=kind, help=f"{told} ({setting})")

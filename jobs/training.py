@@ -12,8 +12,10 @@ import tempfile
 from jobs.recipe import stored_recipe
 from jobs.session import worker_environment
 from schemas.errors import ConfigError
+from schemas.manifest import RUN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from schemas.versions import attach, run_at
 from train.checkpoint.folder import local_path
 from train.config.mixed import keep_mix, mix_overrides
 from train.config.settings import Settings, settings_of
@@ -50,8 +52,14 @@ BUDGETS: dict[str, tuple[str, type, str]] = {
 
 def plan_command(arguments: Arguments) -> int:
     """Size the training run from what was written; --dry-run shows the plan and leaves the one that stands."""
-    run = Store(arguments.run)
-    given = vars(arguments)
+    with tempfile.TemporaryDirectory() as scratch:  # where a dry run writes what a plan may need
+        return _plan(arguments, Store(scratch))
+
+
+def _plan(arguments: Arguments, scratch: Store) -> int:
+    run, given = Store(arguments.run), vars(arguments)
+    if given.get("dataset") is not None:
+        run = _on_dataset_of(run_at(arguments.dataset), run, scratch if arguments.dry_run else run)
     flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
     budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
     budgets += ["plan.law='own'"] if given.get("law") is not None else []
@@ -60,9 +68,8 @@ def plan_command(arguments: Arguments) -> int:
     if mix is not None:
         mixed = mix_overrides(mix, dataset, arguments.overrides)
         recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
-    with tempfile.TemporaryDirectory() as scratch:  # a plan may make an index of packed rows
-        place = Store(scratch) if arguments.dry_run else run
-        plan, found = choose_layout(make_plan(place, dataset, settings_of(recipe)))
+    place = scratch if arguments.dry_run else run
+    plan, found = choose_layout(make_plan(place, dataset, settings_of(recipe)))
     if not arguments.dry_run:
         check_goes_on(run, dataset, plan)
         if mix is not None:
@@ -75,6 +82,23 @@ def plan_command(arguments: Arguments) -> int:
     if found is not None:
         print(found)
     return 0
+
+
+def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
+    """The folder `place` as a run on the dataset of another one, whose recipe it begins with.
+
+    Raises ConfigError if `run` stands on another dataset.
+    """
+    dataset = open_dataset(other)
+    if not run.exists(RUN_NAME):
+        attach(place, other, ("tokens", "tokenizer"))
+        return place
+    if (found := open_dataset(run)).digest != dataset.digest:
+        raise ConfigError(
+            f"plan --dataset {other.uri}: promised a new run folder or one on dataset {dataset.digest[:12]}, found "
+            f"{run.uri} on {found.digest[:12]}; name another folder"
+        )
+    return run
 
 
 def calibrate_command(arguments: Arguments) -> int:
