@@ -14,6 +14,8 @@ from train.mix.suggest import suggest_by_law, suggest_by_reference
 from train.scaling.own import read_law
 
 Arguments = argparse.Namespace
+SAME = 1e-4
+"""Shares that differ by less are called the same: a mix has five decimals."""
 COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "keep", "wanted tokens")
 
 
@@ -44,7 +46,12 @@ def mix_command(arguments: Arguments) -> int:
     mix = _suggested(arguments, run)
     print(print_mix(mix))
     Store(str(out.parent)).write_atomic(out.name, mix_toml(mix).encode())
-    print(f"written to {arguments.out}; `penstock plan RUN --mix {arguments.out}` follows it")
+    if all(abs(run.shares[name] - part.share) < SAME for name, part in mix.sources.items()):
+        print("no source can be told from the others beyond the noise: the shares stay as they are")
+    print(
+        f"written to {arguments.out}; `penstock plan NEXT --dataset {arguments.run} --mix {arguments.out}` plans a run "
+        f"by it, and tokens.mix in a recipe makes the next dataset by it"
+    )
     return 0
 
 

@@ -107,7 +107,10 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     if budget is None:
         asked = law.for_tokens(once)
         params = _total(asked.params, vocab_size, sizing) if law.counts == "body" else asked.params
-        return Target(max(params, sizing.min_params), once, asked, None, "the tokens there are", unique)
+        how = "the tokens there are"
+        if params < sizing.min_params:
+            how = f"plan.min_params, as {how} ask for {params:,.0f}"
+        return Target(max(params, sizing.min_params), once, asked, None, how, unique)
     asked = law.for_compute(budget)
     if sizing.inference_tokens is not None:
         asked = _for_use(law, asked, sizing.inference_tokens)
