@@ -141,6 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_recipe(stage)
     add_training(verb)
+    add_experiments(verb)
     report = verb("report", report_command, "report run --truth crawl/truth.jsonl")
     add_run(report)
     report.add_argument("--truth", help="truth file of a demo crawl: adds found/planted for each kind")
@@ -231,20 +232,6 @@ def add_training(verb: Verb) -> None:
     plan.add_argument("--mix", metavar="FILE", help="shares of the sources, from `penstock mix suggest`")
     for flag, (setting, kind, told) in BUDGETS.items():
         plan.add_argument(f"--{flag}", type=kind, help=f"{told} ({setting})")
-    calibrate = verb("calibrate", calibrate_command, "calibrate machine.json --ranks 2")
-    calibrate.add_argument("profile", help="file to write what was measured to; `plan --gpu FILE` takes it")
-    calibrate.add_argument("--ranks", type=int, help="processes that measure together; default: what the machine takes")
-    calibrate.add_argument("--threads", type=int, help="threads of each")
-    fit = verb("fit-scaling", fit_scaling_command, "fit-scaling runs.csv --out law.json")
-    add_fit_arguments(fit)
-    add_mix_arguments(verb("mix", mix_command, "mix suggest run --reference reference --out mix.toml"))
-    ladder = verb("ladder", ladder_command, "ladder run --sizes 4")
-    add_run(ladder)
-    add_overrides(ladder)
-    add_ladder_arguments(ladder)
-    ablate = verb("ablate", ablate_command, "ablate run --without quality.fineweb --seeds 3")
-    add_run(ablate)
-    add_ablate_arguments(ablate)
     train = verb("train", train_command, "train run --ranks 2 --set train.precision=bf16")
     add_run(train)
     add_overrides(train)
@@ -265,9 +252,6 @@ def add_training(verb: Verb) -> None:
         const="guard.quarantine=true",
         help="behind a spike go on without the documents that stand out; train/quarantine.jsonl lists them",
     )
-    evaluate = verb("evaluate", evaluate_command, "evaluate run --on other")
-    add_run(evaluate)
-    add_evaluate_arguments(evaluate)
     generate = verb("generate", generate_command, "generate run --prompt 'The function returns' --tokens 60")
     add_run(generate)
     generate.add_argument("--prompt", default="")
@@ -280,6 +264,27 @@ def add_training(verb: Verb) -> None:
     export.add_argument("--out", required=True, help="folder to write: a new one for huggingface")
     for parser in (generate, export):
         parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+
+
+def add_experiments(verb: Verb) -> None:
+    """Add the verbs that measure, and small runs from which something is learnt."""
+    calibrate = verb("calibrate", calibrate_command, "calibrate machine.json --ranks 2")
+    calibrate.add_argument("profile", help="file to write what was measured to; `plan --gpu FILE` takes it")
+    calibrate.add_argument("--ranks", type=int, help="processes that measure together; default: what the machine takes")
+    calibrate.add_argument("--threads", type=int, help="threads of each")
+    fit = verb("fit-scaling", fit_scaling_command, "fit-scaling runs.csv --out law.json")
+    add_fit_arguments(fit)
+    add_mix_arguments(verb("mix", mix_command, "mix suggest run --reference reference --out mix.toml"))
+    ladder = verb("ladder", ladder_command, "ladder run --sizes 4")
+    add_run(ladder)
+    add_overrides(ladder)
+    add_ladder_arguments(ladder)
+    ablate = verb("ablate", ablate_command, "ablate run --without quality.fineweb --seeds 3")
+    add_run(ablate)
+    add_ablate_arguments(ablate)
+    evaluate = verb("evaluate", evaluate_command, "evaluate run --on other")
+    add_run(evaluate)
+    add_evaluate_arguments(evaluate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
