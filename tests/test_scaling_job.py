@@ -192,6 +192,8 @@ def test_hours_and_money_buy_flops(run: Store) -> None:
     [
         ("--gpu h101", "found h101; did you mean"),
         ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
+        ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "promised sizes that divide 8 devices"),
+        ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "found context = 4, tensor = 4"),
         ("--gpu a100-80gb --set train.precision=fp8", "promised one that a100-80gb computes in"),
         ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "found none of"),
     ],

@@ -10,6 +10,8 @@ from train.plan.search.found import Found
 
 SEARCHED = "cost model, predicted"
 HOUR = 3600.0
+AXES = ("replicate", "shard", "context", "tensor", "pipeline")
+"""Settings of `[layout]` that are sizes of the mesh."""
 
 
 def cluster_of(settings: Settings) -> Cluster | None:
@@ -43,6 +45,13 @@ def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
     if not found.best:
         told = found.refused.items()
         reasons = "; ".join(f"{count:,} {reason}, such as {example}" for reason, (count, example) in told)
+        if not reasons:  # no way was left to look at
+            layout = plan.settings.layout
+            sizes = ", ".join(f"{axis} = {getattr(layout, axis)}" for axis in AXES if axis in layout.model_fields_set)
+            raise ConfigError(
+                f"layout: promised sizes that divide {cluster.world_size} devices ({cluster}) between them, found "
+                f"{sizes}; correct them, or leave some to the search"
+            )
         raise ConfigError(
             f"cluster: promised a layout of {cluster} that this run fits into, found none of {found.searched:,}: "
             f"{reasons}; name more devices, or plan a smaller model"
