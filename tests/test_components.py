@@ -82,7 +82,10 @@ def test_partitions_are_as_asked_within_the_bounds_of_their_size():
     assert [module._sized(4, rows) for rows in (4 * fewest, 4 * most, 4 * most + 1)] == [4, 4, 5]
 
 
-@pytest.mark.parametrize(("partitions", "finish_edges"), [(1, 0), (3, 0), (16, 0), (3, 600), (3, 10_000)])
+@pytest.mark.parametrize(
+    ("partitions", "finish_edges"),
+    [(1, 0), (3, 0), pytest.param(16, 0, marks=pytest.mark.slow), (3, 600), (3, 10_000)],
+)
 def test_links_equal_scipys_at_any_partitioning(spark, scratch, tmp_path, monkeypatch, partitions, finish_edges):
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
     pairs, names = mixed_graph()

@@ -118,7 +118,9 @@ def survivors(run: Store, *snapshots: str) -> set[bytes]:
     }
 
 
-@pytest.mark.parametrize("partitions", [1, pytest.param(3, marks=pytest.mark.slow), 16])
+@pytest.mark.parametrize(
+    "partitions", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow)]
+)
 def test_the_same_tables_at_any_partitioning(run_of, whole, partitions):
     run = run_of(ALL, f"dedup.partitions={partitions}", "dedup.finish_edges=0")
     names = ("clusters", "index", "dedup", "representatives")
@@ -146,7 +148,8 @@ def test_clusters_are_what_the_documents_say(whole):
         assert number == min(1, len(alive))
 
 
-@pytest.mark.parametrize("by_url", ["off", pytest.param("first", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("by_url", ["off", "first"])
 def test_one_snapshot_after_the_other_keeps_what_all_at_once_keeps(run_of, by_url):
     settings = ["dedup.write_index=true", f"dedup.by_url={by_url}"]
     first = run_of([FIRST], *settings)
@@ -206,6 +209,7 @@ def test_others_read_the_index_as_it_is(reader, indexed, tmp_path):
     assert check_reader(reader, indexed, tmp_path) >= {"index", "representatives"}
 
 
+@pytest.mark.slow
 def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, indexed, tmp_path):
     with pytest.raises(ConfigError, match=r"found a run without one; run it with dedup\.write_index=true"):
         run_of([THIRD], f'dedup.indexes=["{whole.uri}"]', folder=tmp_path / "run")
@@ -264,9 +268,9 @@ def test_files_of_one_name_in_two_snapshots_have_other_ids(spark, inputs, tmp_pa
     "settings",
     [
         ["dedup.verify=jaccard"],
-        ["signature.family=datatrove", "dedup.threshold=0.8"],
+        pytest.param(["signature.family=datatrove", "dedup.threshold=0.8"], marks=pytest.mark.slow),
         ["signature.family=simhash", "dedup.max_distance=6", "dedup.blocks=9"],
-        ["dedup.exact=raw", "dedup.near=false"],
+        pytest.param(["dedup.exact=raw", "dedup.near=false"], marks=pytest.mark.slow),
     ],
 )
 def test_other_methods_find_the_equal_ones_too(run_of, whole, settings):
@@ -307,6 +311,7 @@ def test_of_one_url_the_longest_stays(run_of, whole):
     assert len(lost) > 50
 
 
+@pytest.mark.slow
 def test_other_verdicts_and_url_rules_leave_the_clusters_standing(run_of, tmp_path, spark):
     folder = tmp_path / "run"
     run = run_of(ALL, folder=folder)

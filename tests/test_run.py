@@ -89,7 +89,7 @@ def digests(run: Store) -> dict[str, str]:
     return {name: open_table(run, name)[1].digest for name in NAMES}
 
 
-@pytest.mark.parametrize("partitions", [1, 7])
+@pytest.mark.parametrize("partitions", [1, pytest.param(7, marks=pytest.mark.slow)])
 def test_same_bytes_at_any_partitioning(run_at, finished, partitions):
     # `finished` ran at 2
     run = run_at(partitions, [f"dedup.partitions={partitions}", "dedup.finish_edges=0"])
