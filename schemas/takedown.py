@@ -205,9 +205,16 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
 
 
 def descent_of(manifest: Manifest) -> Descent | None:
-    """Which takedown made a version; None = none did."""
+    """Which takedown made a version; None = none did. Raises ContractError if its manifest says it wrongly."""
     found = manifest.content.figures.get(FIGURE)
-    return None if found is None else Descent.model_validate(found)
+    try:
+        return None if found is None else Descent.model_validate(found)
+    except ValidationError as error:
+        where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors())
+        raise ContractError(
+            f"{manifest.content.table}: promised what a takedown says of itself, found it wrong in {where}; restore "
+            "the manifest"
+        ) from error
 
 
 def origin_of(manifest: Manifest) -> str:

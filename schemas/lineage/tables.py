@@ -7,8 +7,6 @@ stands in the folder must have the digest; if it has another one, the chain is b
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from pydantic import ValidationError
-
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.lineage.graph import Growing, Held, Node
@@ -146,9 +144,8 @@ class Walk:
         """Which takedown made a version; None also where its manifest does not say it as it should, a break."""
         try:
             return descent_of(manifest)
-        except ValidationError as error:
-            where = ", ".join(".".join(map(str, found["loc"])) for found in error.errors())
-            self.growing.broken(place, f"{place}: promised what a takedown says of itself, found it wrong in {where}")
+        except ContractError as error:
+            self.growing.broken(place, f"{place}: {str(error).partition(': ')[2]}")
             return None
 
     def _verify(self, held: Held) -> None:
