@@ -225,6 +225,7 @@ def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, in
         run_of([THIRD], f'dedup.indexes=["{tmp_path}/nowhere"]', folder=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_texts_that_share_nothing_all_stay(spark, tmp_path):
     draw = np.random.default_rng(3)
     for place in range(3):
@@ -286,6 +287,7 @@ def test_other_methods_find_the_equal_ones_too(run_of, whole, settings):
     assert "exact_duplicate" in rules
 
 
+@pytest.mark.slow
 def test_copies_of_two_scopes_never_meet(run_of, whole):
     run = run_of(ALL, "dedup.scope=['snapshot','source']")
     scopes = {row["doc_id"]: row["snapshot"] for row in rows_of(run, "documents")}

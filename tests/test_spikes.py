@@ -241,9 +241,9 @@ def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: 
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("layout.tensor=2",),
-        ("layout.context=2",),
         ("layout.pipeline=2", "layout.micro_batch=1"),
+        pytest.param(("layout.tensor=2",), marks=pytest.mark.slow),
+        pytest.param(("layout.context=2",), marks=pytest.mark.slow),
         pytest.param(("layout.data=zero1", "layout.micro_batch=1"), marks=pytest.mark.slow),
         pytest.param(("layout.context=2", "layout.context_by=keys"), marks=pytest.mark.slow),
         pytest.param(("layout.pipeline=2", "layout.data=zero2", "layout.micro_batch=1"), marks=pytest.mark.slow),
