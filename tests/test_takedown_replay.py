@@ -12,8 +12,9 @@ from tiny_runs import assert_same_bits, copied, make_run, notes, train, trained
 from tiny_runs import opened as batches_of
 from tiny_takedown import certificates, documents_of, forge, opened, spans_of, take_down
 
+from pipeline.takedown.check import check_certificate
 from schemas.errors import ConfigError
-from schemas.manifest import read_run
+from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.takedown import descent_of
 from schemas.tokens import Dataset
@@ -133,6 +134,13 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
         (m.checkpoint, m.saw) for m in other.models
     ]
     assert "ladder/small stands on" in capsys.readouterr().out
+    certificate = certificates(folder)[0]
+    assert check_certificate(Store(str(folder)), certificate).problems == []
+    branch = Store(str(folder / "ladder/small"))  # with a dataset of its own, as an ablation has one
+    ways = read_run(branch).tables
+    write_run(branch, RunFile(tables=ways | {"tokens": "v-own"}))
+    (found,) = check_certificate(Store(str(folder)), certificate).problems
+    assert found.startswith("ladder/small: promised no copy below the run, found a run with tokens of its own")
 
 
 def compared_step(old: Path, chosen: Removed, batches: Batches, step: int) -> Iterator[str]:

@@ -32,6 +32,7 @@ from schemas.takedown import (
     salted,
 )
 from schemas.tokens import open_dataset
+from schemas.versions import attached_runs
 
 TEXT_COLUMNS = ("text", "title", "url")
 UNRECORDED = ("index", "representatives", "audit", "tokenizer")
@@ -62,6 +63,12 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
         checked.problems.append(
             f"{name}: promised no old file, found one that no standing version names; `penstock takedown --drop-old`"
         )
+    for folder in attached_runs(run):
+        if own := sorted(name for name, way in read_run(run.child(folder)).tables.items() if not way.startswith("../")):
+            checked.problems.append(
+                f"{folder}: promised no copy below the run, found a run with {', '.join(own)} of its own, made from "
+                "tables of this one and not looked at; remove it"
+            )
     judge_shared(certificate, checked)
     return checked
 
