@@ -106,6 +106,18 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+def test_a_term_that_is_sure_to_be_nothing_makes_no_law(tmp_path: Path) -> None:
+    """An interval may be narrow around nothing: what counts is what the term falls by, beside the scatter."""
+    runs = grid(0.003)
+    good = law_file(fit_or_hold(runs, draws=20, share=0.9), runs, 0.9, "")
+    write_law(str(tmp_path / "law.json"), good)
+    nothing = 3.6e-46
+    law = good.law.model_copy(update={"a": nothing, "intervals": good.law.intervals | {"a": (nothing, nothing)}})
+    with pytest.raises(ConfigError, match=r"falls with N, found a = 3\.6e-46 .* none is written"):
+        write_law(str(tmp_path / "other.json"), good.model_copy(update={"law": law}))
+    assert [path.name for path in tmp_path.iterdir()] == ["law.json"]
+
+
 def test_a_run_drawn_anew_may_have_one_size_only() -> None:
     """Whose A no float may hold."""
     assert fit._law(np.array([800.0, 3.0, 0.1, 30.0, 0.3]), "", "").a == math.exp(fit.LARGEST)
@@ -192,6 +204,7 @@ LOWERED = {
     "jobs.ladder.RANGE": 4.0,
     "train.plan.ladder.LEAST_RATIO": 1.0,
     "train.scaling.own.LEAST_SHARE": -1.0,
+    "train.scaling.own.LEAST_FALL": -1.0,
 }
 RECIPE: dict[str, Any] = {
     "source": {"paths": ["x"]},

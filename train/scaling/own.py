@@ -18,10 +18,10 @@ from train.scaling.laws import LossLaw
 
 FAR = 100.0
 """Times the compute of the largest run beyond which a law is a guess."""
-
-
 LEAST_SHARE = 0.05
 """Where the interval of A or B begins, as a share of the number, below which it may as well be nothing."""
+LEAST_FALL = 1.0
+"""What a term must fall by over the runs, in units of their scatter about the law, to be told from nothing."""
 
 
 class _Block(BaseModel):
@@ -118,9 +118,15 @@ def _point(one: Measured, law: LossLaw) -> Point:
 
 def write_law(place: str, found: LawFile) -> None:
     """Write a law to a file. Raises ConfigError if its runs do not say what size or length is worth."""
+    law = found.law
+    falls = {
+        "a": law.a * _spread([point.params for point in found.points], law.alpha),
+        "b": law.b * _spread([point.tokens for point in found.points], law.beta),
+    }
+    scatter = law.deviation * min(point.fitted for point in found.points)
     for name, what, more in (("a", "N", "size"), ("b", "D", "length")):
-        low = found.law.intervals.get(name, (math.inf, math.inf))[0]
-        if low < LEAST_SHARE * getattr(found.law, name):
+        low = law.intervals.get(name, (math.inf, math.inf))[0]
+        if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{place}: promised runs whose loss falls with {what}, found {name} = {getattr(found.law, name):.3g} "
                 f"({found.law.told(name)}): no plan can go by such a law, and none is written; fit it to runs that "
@@ -128,6 +134,11 @@ def write_law(place: str, found: LawFile) -> None:
             )
     folder, name = _placed(place)
     folder.write_atomic(name, canonical_json(found.model_dump(mode="json")))
+
+
+def _spread(sizes: Sequence[float], exponent: float) -> float:
+    """What the smallest of the runs is above the largest, in the term of a law, by its factor."""
+    return float(min(sizes) ** -exponent - max(sizes) ** -exponent)
 
 
 def read_law(place: str) -> LawFile:
