@@ -32,7 +32,7 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 
 test: setup ## the tests that this machine can run, the fast ones first (SLOW=1: with the long ones, such as all layouts)
 	@fast=0; rest=0; \
-	$(BIN)/python -m pytest -m "not ($(HEAVY))" || fast=$$?; \
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" || fast=$$?; \
 	$(BIN)/python -m pytest -m "($(HEAVY))$(if $(SLOW),, and not slow)" || rest=$$?; \
 	exit $$(( fast ? fast : rest ))
 
