@@ -2,20 +2,30 @@
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jobs.branch import (
     Change,
     branch_folder,
     branch_recipe,
     change_of,
-    copies_trained_on,
+    check_clusters,
     make_branch,
     same_dataset,
     steps_of,
 )
 from jobs.conclusion import conclude, tell
-from jobs.pairs import Wanted, check_heldout, default_params, default_size, evaluate_pairs, plan_pairs, train_pairs
+from jobs.pairs import (
+    Wanted,
+    check_heldout,
+    check_settings,
+    default_params,
+    default_size,
+    evaluate_pairs,
+    plan_pairs,
+    settings_of_proxies,
+    train_pairs,
+)
 from jobs.recipe import stored_recipe
 from schemas.ablation import RESULT_NAME, WITH, WITHOUT, Ablation
 from schemas.config import Recipe
@@ -23,7 +33,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.data.unseen import heldout_documents
+from train.data.unseen import copies_trained_on, heldout_documents, trained_on
 
 SEQUENCES = 512
 """Held-out rows of a source that are asked about where nothing else is said."""
@@ -60,8 +70,12 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     change = change_of(arguments.without, arguments.overrides)
     wanted = Wanted(arguments.seeds, arguments.params, arguments.tokens, change.training)
     before, after = stored_recipe(run, change.training), branch_recipe(run, change)
-    datasets = {"the run": open_dataset(run)} | {name: open_dataset(Store(name)) for name in arguments.on}
-    check_heldout(datasets)
+    check_clusters(run)
+    settings = settings_of_proxies(run, change.training)
+    datasets = {"the run": open_dataset(run)} | asked_about(arguments.on)
+    check_settings(settings, datasets["the run"])
+    check_heldout(datasets, settings)
+    check_tokenizers(datasets)
     if arguments.dry_run:
         print(foreseen(run, change, (before, after), wanted))
         return 0
@@ -72,8 +86,8 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     if same_dataset(sides[WITH].manifest, sides[WITHOUT].manifest):
         print(f"{change.name}: the dataset stays as it is, file by file; nothing is trained")
         return 0
-    check_tokenizers(sides)
-    check_heldout({change.name: sides[WITHOUT]})
+    check_tokenizers({"the run": sides[WITH], folder.uri: sides[WITHOUT]})
+    check_heldout({change.name: sides[WITHOUT]}, settings)
     ours, theirs = (sum(sides[side].num_tokens().values()) for side in (WITH, WITHOUT))
     say(f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both by the run's tokenizer")
     seconds = {"dataset": time.monotonic() - started}
@@ -89,17 +103,43 @@ def compared(
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
     pairs = plan_pairs(sides, folder.child("proxies"), wanted)
+    copies = unfit_documents(runs, pairs[0].proxies[WITH].plan.stages[-1].seq_len, sequences)
     seconds["training"] = train_pairs(pairs, say)
     started = time.monotonic()
-    datasets = {name: open_dataset(run) for name, run in runs.items()}
-    seq_len = pairs[0].proxies[WITH].plan.settings.train.seq_len
-    held = {one.doc_id for dataset in datasets.values() for one in heldout_documents(dataset, seq_len, sequences)}
-    copies = copies_trained_on(list(sides.values()), [datasets[side] for side in sides], held)
     losses = evaluate_pairs(pairs, list(runs.values()), folder, sequences, copies)
     seconds["evaluation"] = time.monotonic() - started
     result = conclude(change, sides, pairs, (list(runs), losses), seconds)
     folder.write_atomic(RESULT_NAME, canonical_json(result.model_dump(mode="json")))
     return result
+
+
+def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
+    """The held-out documents of all runs of which a copy is trained on, by one side or the other.
+
+    Raises ContractError, before anything is trained, if a run has no document that neither side has seen.
+    """
+    datasets = {name: open_dataset(run) for name, run in runs.items()}
+    sides = [datasets[side] for side in (WITH, WITHOUT)]
+    held = {
+        name: {one.doc_id for one in heldout_documents(dataset, seq_len, sequences)}
+        for name, dataset in datasets.items()
+    }
+    copies = copies_trained_on(list(runs.values()), sides, set[bytes]().union(*held.values()))
+    for name, documents in held.items():
+        others = [side for side in sides if side.digest != datasets[name].digest]
+        if documents <= copies.union(*(trained_on(documents, side) for side in others)):
+            raise ContractError(
+                f"held-out text {name!r}: promised documents that neither side is trained on, found none among "
+                f"{len(documents):,} whose copies are not either; hold out more (tokens.heldout_share)"
+            )
+    return copies
+
+
+def asked_about(names: Sequence[str]) -> dict[str, Dataset]:
+    """The datasets of the runs that `--on` names. Raises ConfigError if one is named like a side."""
+    if taken := [name for name in names if name in (WITH, WITHOUT)]:
+        raise ConfigError(f"--on {taken[0]}: promised a run, found the name of a side; write ./{taken[0]}")
+    return {name: open_dataset(Store(name)) for name in names}
 
 
 def say(line: str) -> None:
@@ -123,11 +163,12 @@ def foreseen(run: Store, change: Change, recipes: tuple[Recipe, Recipe], wanted:
     return "\n".join(lines)
 
 
-def check_tokenizers(sides: Mapping[str, Dataset]) -> None:
-    """Raises ContractError if the two datasets do not share a tokenizer."""
-    ours, theirs = (sides[name].tokenizer for name in (WITH, WITHOUT))
-    if ours != theirs:
-        raise ContractError(
-            f"{sides[WITHOUT].folder.uri}: promised the run's tokenizer {ours.sha256[:12]}, found {theirs.sha256[:12]} "
-            "or other separators; give the run its tokenizer as a file (tokenizer.model)"
-        )
+def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
+    """Raises ContractError if datasets do not share the tokenizer of the first."""
+    first, *others = datasets.items()
+    for name, other in others:
+        if other.tokenizer != first[1].tokenizer:
+            raise ContractError(
+                f"{name}: promised the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, found "
+                f"{other.tokenizer.sha256[:12]} or other separators; give both runs one as a file (tokenizer.model)"
+            )

@@ -5,17 +5,13 @@ token of two tokenizers could not be compared.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from jobs.recipe import recipe_sections
 from jobs.session import SparkConfig, open_session
 from pipeline.build import TableJob
-from pipeline.run import prepare, run_steps, settings_of
+from pipeline.run import homes_of, prepare, run_steps, settings_of
 from pipeline.stages import STEPS
 from pipeline.tokenizer import TO_TRAIN
 from pipeline.whatif.without import leave_out
@@ -23,12 +19,10 @@ from schemas.ablation import ABLATIONS
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError
 from schemas.ids import digest_of
-from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
-from schemas.tokens import Dataset
 from schemas.versions import attach
 from train.config.settings import SECTIONS
-from train.data.unseen import trained_on
 
 NAME = re.compile(r"[\w.+=-]{1,80}")
 
@@ -58,8 +52,14 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
         raise ConfigError(f"--set {fixed[0]}: promised one tokenizer for both datasets, found a change of it; leave it")
-    if fixed := [text for text in overrides if text.partition("=")[0].strip() == "train.seed"]:
-        raise ConfigError(f"--set {fixed[0]}: promised seeds that vary from 1 on, found one; give --seeds")
+    named = {text.partition("=")[0].strip(): text for text in overrides}
+    if "train.seed" in named:
+        raise ConfigError(f"--set {named['train.seed']}: promised seeds that vary from 1 on, found one; give --seeds")
+    if "guard.patience" in named:
+        raise ConfigError(
+            f"--set {named['guard.patience']}: promised proxies that all end behind the same step, found one that may "
+            "end before; leave it out"
+        )
     data = tuple(text for text, section in sections.items() if section not in SECTIONS)
     if not words and not data:
         raise ConfigError("ablate: promised --without SECTION.RULE or --set of a data setting, found neither")
@@ -121,39 +121,10 @@ def same_dataset(one: Manifest, other: Manifest) -> bool:
     return files[0] == files[1]
 
 
-def copies_trained_on(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
-    """Those of some held-out documents that have a copy, by the clusters of one run, which another one trains on.
-
-    Both runs' clusters are looked through, two narrow columns at a time; where they are the same table and are cut by
-    the same share and seed, no cluster can stand on both sides, and nothing is read.
-    """
-    tables = [Table(*open_table(run, "dedup")) for run in runs]
-    clusters = [open_table(run, "clusters")[1].digest for run in runs]
-    cuts = [{key: _tokens(dataset).get(key) for key in ("heldout_share", "seed")} for dataset in datasets]
-    if clusters[0] == clusters[1] and cuts[0] == cuts[1]:
-        return set()
-    wanted, found = pa.array(sorted(set(held)), pa.binary(16)), set[bytes]()
-    for table in tables:
-        asked = _rows(table, "doc_id", wanted)
-        members = _rows(table, "cluster", pa.array(sorted({*asked.values()}), pa.binary(16)))
-        trained = set[bytes]().union(*(trained_on(members, dataset) for dataset in datasets))
-        touched = {members[identifier] for identifier in trained}
-        found |= {identifier for identifier, cluster in asked.items() if cluster in touched}
-    return found
-
-
-def _tokens(dataset: Dataset) -> Mapping[str, object]:
-    settings: Mapping[str, object] = dataset.manifest.content.config.get("tokens", {})
-    return settings
-
-
-def _rows(table: Table, column: str, values: pa.Array) -> dict[bytes, bytes]:
-    """Cluster by doc_id of the rows of `dedup` that have one of these values."""
-    found: dict[bytes, bytes] = {}
-    for path in table.manifest.paths_of():
-        with table.folder.open_input(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(columns=["doc_id", "cluster"]):
-                ids, clusters = (batch.column(name).cast(pa.binary(16)) for name in ("doc_id", "cluster"))
-                chosen = pc.is_in(ids if column == "doc_id" else clusters, value_set=values)
-                found.update(zip(ids.filter(chosen).to_pylist(), clusters.filter(chosen).to_pylist(), strict=True))
-    return found
+def check_clusters(run: Store) -> None:
+    """Raises ConfigError if a run has no clusters of its own, by which copies of held-out documents are found."""
+    standing = read_run(run).tables
+    if lacking := [name for name in ("clusters", "dedup") if name not in standing]:
+        homes = [home.uri for home in homes_of(run) if home.uri != run.uri]
+        there = f"it stands on the dataset of {homes[0]}: ablate that one" if homes else "run its recipe"
+        raise ConfigError(f"{run.uri}: promised a run with its tables, found no {' and no '.join(lacking)}; {there}")

@@ -9,7 +9,7 @@ from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, Interval, Move
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.data.order import tokens_drawn
-from train.paired import SHARE, Losses, answer_of, compare_sides
+from train.paired import SHARE, Losses, answer_of, compare_sides, label_of
 
 SHOWN = 12
 """Changes of fate that are listed."""
@@ -112,12 +112,12 @@ def _fate(fate: str) -> str:
 
 def _left_out(result: Ablation) -> Iterator[str]:
     """How many held-out documents do not count."""
-    for digest, side in ((result.with_rules.dataset, WITH), (result.without.dataset, WITHOUT)):
-        one = next(one for one in result.measurements if one.on == digest)
+    names = dict.fromkeys(one.on for one in result.comparisons)
+    for name, one in zip(names, result.measurements, strict=False):  # those of the first proxy, on every set
         if one.left_out:
             yield (
-                f"held out {side} the rules: {one.left_out:,} of {one.documents:,} documents left out, because a proxy "
-                "was trained on them or on a copy"
+                f"{label_of(name)}: {one.left_out:,} of {one.documents:,} documents left out, because a proxy was "
+                "trained on them or on a copy"
             )
 
 

@@ -56,6 +56,8 @@ def mix_command(arguments: Arguments) -> int:
 
 
 def _check(arguments: Arguments, out: Path) -> None:
+    if out.is_dir():
+        raise ConfigError(f"mix suggest: promised a file to write, found the folder {arguments.out}; name a file in it")
     if out.exists() and not arguments.force:
         raise ConfigError(
             f"mix suggest: promised a new file, found {arguments.out}; name another by --out, or replace it by --force"
@@ -79,7 +81,12 @@ def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
     from_step = arguments.from_step or run.plan.warmup_steps + 1
     if arguments.law is None:
         return suggest_by_law(run, tokens=arguments.tokens, from_step=from_step)
-    law = read_law(arguments.law).law
+    try:
+        law = read_law(arguments.law).law
+    except ConfigError as error:  # a plan names its setting there
+        raise ConfigError(
+            str(error).replace(f"plan.law_file = {arguments.law}", f"--law {arguments.law}", 1)
+        ) from error
     return suggest_by_law(run, law.beta, law.source, arguments.tokens, from_step)
 
 

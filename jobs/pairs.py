@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.proxies import TABLES, Proxy, plan_proxy, train_proxy
-from jobs.recipe import stored_recipe
+from jobs.recipe import recipe_sections, stored_recipe
 from jobs.session import worker_environment
 from schemas.ablation import WITH, Measurement
+from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import RUN_NAME, RunFile, write_run
+from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach
 from train.config.plan import PlanConfig
-from train.config.settings import settings_of
+from train.config.settings import Settings, settings_of
+from train.data.order import heldout_streams
+from train.data.stages import stage_lengths
+from train.data.unseen import OBJECTIVES
+from train.plan.checks import check_used
 from train.plan.planned import Plan
 from train.plan.sizing import make_plan
 
@@ -38,8 +43,11 @@ OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
     ),
     "optim": frozenset(("learning_rate", "warmup_steps")),
     "checkpoint": frozenset(("every", "keep_every")),
+    "guard": frozenset(("patience", "min_improvement")),
 }
 """Settings of a recipe that size or place the run itself: a proxy has its own; of `[layout]` it has `micro_batch`."""
+UNMEASURED = ("train.eval_every=0",)
+"""Overrides of every proxy, before those that are asked for: it is measured at its end."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
     least = settings_of(stored_recipe(first[WITH], [])).plan.min_params
     params, _ = default_size(wanted, once, least)
-    fixed = [f"plan.params={params!r}", "train.eval_every=0"]
+    fixed = [f"plan.params={params!r}", *UNMEASURED]
     if wanted.tokens is None:
         fixed += ["plan.max_epochs=1.0"]
     else:
@@ -161,12 +169,33 @@ def evaluate_pairs(
     return {key: [next(found) for _ in on] for key in named}
 
 
-def check_heldout(datasets: Mapping[str, Dataset]) -> None:
-    """Raises ConfigError if one of the datasets holds nothing out."""
+def settings_of_proxies(run: Store, overrides: Sequence[str]) -> Settings:
+    """The settings that proxies of a run are planned by, but for their size."""
+    recipe = load_recipe(
+        proxy_recipe(read_run(run).recipe), [*UNMEASURED, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
+    )
+    return settings_of(recipe)
+
+
+def check_settings(settings: Settings, dataset: Dataset) -> None:
+    """Raises ConfigError if proxies with these settings could not be trained, or not be asked about held-out text."""
+    if (objective := settings.train.objective) not in OBJECTIVES:
+        raise ConfigError(
+            f"ablate: promised train.objective = {' or '.join(OBJECTIVES)}, found {objective}; give --set "
+            f"train.objective={next(iter(OBJECTIVES))} for the proxies"
+        )
+    check_used(settings, dataset)
+
+
+def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
+    """Raises ConfigError if one of the datasets holds out no row that such proxies can be asked about."""
+    seq_len = stage_lengths(settings.train)[-1]
     for name, dataset in datasets.items():
-        if not sum(dataset.num_tokens(HELDOUT).values()):
+        if not heldout_streams(dataset, seq_len):
+            found = sum(dataset.num_tokens(HELDOUT).values())
             raise ConfigError(
-                f"{name}: promised held-out documents, found none; run the recipe with tokens.heldout_share above 0"
+                f"{name}: promised held-out rows of {seq_len} tokens, found {found:,} in all; run the recipe with "
+                "a larger tokens.heldout_share"
             )
 
 

@@ -10,17 +10,19 @@ from jobs.recipe import read_recipe
 from jobs.session import SparkConfig, open_session
 from pipeline.run import prepare, run_steps
 from schemas.errors import PenstockError, storage_problem
-from schemas.storage import Store
+from schemas.storage import Store, remote_problem
 
 
 def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
     """Run the recipe's data stages into the run folder `out`, up to the step `until` (None: all)."""
     recipe = read_recipe(recipe_path, overrides)
+    folder = Store(out)
+    folder.check_place()
     prepared = prepare(recipe, until)  # whatever is wrong is found before Spark starts
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config)
     try:
-        run_steps(spark, prepared, Store(out), config.partitions)
+        run_steps(spark, prepared, folder, config.partitions)
     finally:
         spark.stop()
 
@@ -36,8 +38,8 @@ def explained(call: Callable[[], int | None]) -> int:
         # Who reads the output has seen enough, as `head` has; else Python would say so when it closes the pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except OSError as error:
-        problem = storage_problem(error)
+    except Exception as error:  # Spark wraps in its own what the storage said to a worker
+        problem = remote_problem(error) or (storage_problem(error) if isinstance(error, OSError) else None)
         if problem is None:
             raise
         print(f"penstock: {problem}", file=sys.stderr)

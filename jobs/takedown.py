@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from pipeline.takedown.check import check_certificate
@@ -13,6 +14,7 @@ from pipeline.takedown.select import Request, Selection, select, taken_down_befo
 from pipeline.takedown.shards import find_places
 from schemas.effects import Effects, OtherRun
 from schemas.errors import ConfigError
+from schemas.locks import writing_tables
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate, certificate_name, parse_certificate
@@ -56,9 +58,9 @@ def takedown_command(arguments: Arguments) -> int:
         raise ConfigError(f"takedown: promised --check or --drop-old by itself, found {', '.join(found)}")
     if arguments.check:
         return _check(run, arguments.check)
-    if arguments.drop_old:
-        return _drop_old(run)
-    return _take_down(run, request, arguments)
+    # A dry run changes nothing, so it may look at a run that somebody works on.
+    with nullcontext() if arguments.dry_run else writing_tables(run, "penstock takedown"):
+        return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
 
 
 def _listed(name: str) -> tuple[str, ...]:
@@ -150,7 +152,9 @@ def say_effects(effects: Effects) -> Iterator[str]:
     else:
         yield "no step of a plan holds them"
     for model in effects.models:
-        yield f"  {model.checkpoint}: {'has seen them' if model.saw else 'clean'}"
+        # Without such a step it was trained on other positions, where the documents cannot be looked up.
+        seen = "has seen them" if any(step <= model.step for step in effects.steps) else "may have seen them"
+        yield f"  {model.checkpoint}: {seen if model.saw else 'clean'}"
     if effects.models:
         clean = "none, train from the beginning" if effects.last_clean is None else f"step {effects.last_clean}"
         yield f"last clean checkpoint: {clean}"
@@ -174,7 +178,10 @@ def _said(run: Store, certificate: Certificate) -> Iterator[str]:
         yield f"  the tokenizer {certificate.tokenizer.sha256[:12]} was trained before and stays as it is"
     name = certificate_name(certificate.id)
     yield f"certificate: {run.uri}/{name}; anyone checks it with `penstock takedown {run.uri} --check {name}`"
-    if certificate.effects.models and certificate.mode == "tombstones":
+    yield f"its seal: {certificate.seal}; who was told it sees that the certificate is this one"
+    if "tokens" in certificate.tables and not open_dataset(run).manifest.content.counts.rows_kept:
+        yield "no document is left in the dataset: there is nothing to train on"
+    elif certificate.effects.models and certificate.mode == "tombstones":
         yield f"to train again without the documents: `penstock train {run.uri} --replay-from clean`"
     yield "not reached: input files, exports, and other runs that read this one"
 

@@ -85,7 +85,7 @@ def _documents(answers: Answers, asked: str, arguments: Arguments) -> DocumentsA
     if asked == "domain":
         return answers.domain(arguments.domain, arguments.limit)
     if arguments.contains:
-        print(f"trace: {scan_of(answers.run, answers.dataset)}", file=sys.stderr)
+        print(f"trace: {scan_of(answers.dataset)}", file=sys.stderr)
     return answers.containing(arguments.contains, arguments.limit)
 
 

@@ -11,7 +11,8 @@ import tempfile
 
 from jobs.recipe import stored_recipe
 from jobs.session import worker_environment
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, PenstockError
+from schemas.locks import training
 from schemas.manifest import RUN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
@@ -57,7 +58,18 @@ def plan_command(arguments: Arguments) -> int:
 
 
 def _plan(arguments: Arguments, scratch: Store) -> int:
-    run, given = Store(arguments.run), vars(arguments)
+    run = Store(arguments.run)
+    is_new = not run.exists(RUN_NAME)
+    try:
+        return _planned(arguments, run, scratch)
+    except PenstockError:
+        if is_new:
+            run.delete(RUN_NAME)  # of a folder on another run's dataset, for which there is no plan
+        raise
+
+
+def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
+    given = vars(arguments)
     if given.get("dataset") is not None:
         run = _on_dataset_of(run_at(arguments.dataset), run, scratch if arguments.dry_run else run)
     flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
@@ -71,10 +83,11 @@ def _plan(arguments: Arguments, scratch: Store) -> int:
     place = scratch if arguments.dry_run else run
     plan, found = choose_layout(make_plan(place, dataset, settings_of(recipe)))
     if not arguments.dry_run:
-        check_goes_on(run, dataset, plan)
-        if mix is not None:
-            keep_mix(run, mix)  # before the plan that names it
-        write_plan(run, plan)
+        with training(run, "penstock plan"):
+            check_goes_on(run, dataset, plan)
+            if mix is not None:
+                keep_mix(run, mix)  # before the plan that names it
+            write_plan(run, plan)
     if arguments.quiet:
         print(f"plan written to {run.uri}/train/plan.json")
         return 0
@@ -91,6 +104,10 @@ def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
     """
     dataset = open_dataset(other)
     if not run.exists(RUN_NAME):
+        if place is not run and not other.is_local:
+            raise ConfigError(
+                f"plan --dry-run: promised a dataset on a disk of this machine, found {other.uri}; leave --dry-run out"
+            )
         attach(place, other, ("tokens", "tokenizer"))
         return place
     if (found := open_dataset(run)).digest != dataset.digest:
@@ -129,6 +146,8 @@ def train_command(arguments: Arguments) -> int:
             return _dry_run(dataset, settings, arguments.ranks)
         # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
         check_ranks(make_plan(run, dataset, settings), arguments.ranks)
+        with training(run, "penstock train"):
+            pass
     except ConfigError as error:
         kept = ", ".join(kept_settings(run))
         raise ConfigError(f"{error}" + (f"\n  (kept from earlier commands: {kept})" if kept else "")) from error

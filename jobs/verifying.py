@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from schemas.versions import run_at
 from train.data.packing import packed_files
 from train.data.verify import Promised, verify_dataset
 from train.plan.planned import PLAN_NAME, read_plan
@@ -14,8 +15,8 @@ Arguments = argparse.Namespace
 
 def verify_command(arguments: Arguments) -> int:
     """Compare every shard, index and tokenizer file with the manifest; what was right before is not read again."""
-    run = Store(arguments.run)
-    dataset = open_dataset(run)
+    version = run_at(arguments.run)
+    run, dataset = Store(version.uri), open_dataset(version)  # what was found right is kept in the run itself
     others = list(_packed(run, dataset))
     read = verify_dataset(run, dataset, others, arguments.paranoid)
     number = len(dataset.manifest.content.files) + len(others) + 1

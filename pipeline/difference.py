@@ -11,10 +11,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.buckets import bucket_of, buckets_of_part
-from pipeline.parts import ROWS_AT_ONCE, Part
-from pipeline.stage import Drop
-from pipeline.streams import LEFT_OUT, TOKENS, Sorting, sorting_of
+from pipeline.buckets import left_out
+from pipeline.parts import ROWS_AT_ONCE
+from pipeline.streams import LEFT_OUT, TOKENS, Sorting, mixed, sorting_of
 from schemas.errors import ContractError
 from schemas.manifest import Manifest, Table, open_table, part_key, read_run
 from schemas.storage import Store
@@ -24,9 +23,12 @@ from schemas.tokens import shard_key
 KEPT = "kept"
 NOT_READ = "source/not_read"
 """The fate of a document in a run that never read its file or found nothing at its place."""
-TABLES = ("documents", "verdicts", "dedup", "repeats", "clean")
-"""Tables that may drop a document, in the order they look at it; `repeats` only where a run has it. What the mix of a
-dataset leaves out is in no table: it follows from the document."""
+TABLES = ("documents", "scores", "verdicts", "dedup", "repeats", "clean")
+"""Tables that say which documents are kept, in the order they look at them; some only where a run has them. What the
+mix of a dataset leaves out is in no table: it follows from the document."""
+SOME_RUNS = ("scores", "repeats")
+DROPPING = ("verdicts", "dedup", "repeats", "clean")
+"""Those that may drop a document after `documents`."""
 LOOKS_ONLY = ("dropped_before",)
 FATE = ("drop_stage", "drop_rule", "drop_value", "drop_limit")
 PLACE = ("doc_id", "source", "offset", "url")
@@ -93,25 +95,19 @@ class Difference:
 def open_side(run: Store) -> Side:
     """The tables of a run. Raises ContractError if it has no clean documents yet, or they are not of one piece."""
     standing = read_run(run).tables
-    tables = {name: Table(*open_table(run, name)) for name in TABLES if name != "repeats" or name in standing}
+    tables = {name: Table(*open_table(run, name)) for name in TABLES if name not in SOME_RUNS or name in standing}
     found = {name: table.manifest.digest for name, table in tables.items()}
     for name, table in tables.items():
         reads = {entry.name: entry.sha256 for entry in table.manifest.content.inputs}
         for read, digest in reads.items():
-            if found.get(read, digest) != digest:
+            if read in TABLES and found.get(read) != digest:
+                stands = found.get(read, "none")[:12]
                 raise ContractError(
-                    f"{run.uri}: promised `{name}` made from the `{read}` that stands ({found[read][:12]}), found it "
+                    f"{run.uri}: promised `{name}` made from the `{read}` that stands ({stands}), found it "
                     f"made from {digest[:12]}; run the recipe to its end, or name an earlier version as RUN@digest"
                 )
     dataset = open_table(run, "tokens")[1] if "tokens" in standing else None
-    return Side(run, tables, dataset, _mixed(dataset, found["clean"]) if dataset else None)
-
-
-def _mixed(dataset: Manifest, clean: str) -> Sorting | None:
-    """How a dataset of these clean documents (by digest) was sorted, if a mix left some of them out."""
-    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs}
-    sorting = sorting_of(dataset) if reads.get("clean") == clean else None
-    return sorting if sorting and sorting.chooses else None
+    return Side(run, tables, dataset, mixed(dataset, found["clean"]) if dataset else None)
 
 
 def compare(a: Side, b: Side, num_examples: int) -> Difference:
@@ -171,10 +167,8 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
         return
     key = part_key(number)
     documents = _table_rows(side.tables["documents"], key, (*PLACE, *FATE))
-    later = {
-        name: _table_rows(table, key, ("doc_id", *FATE)) for name, table in side.tables.items() if name != "documents"
-    }
-    last = _left_out(side, number)
+    later = {name: _table_rows(side.tables[name], key, ("doc_id", *FATE)) for name in DROPPING if name in side.tables}
+    last = left_out(side.tables, number, side.sorting) if side.sorting else None
     for row in documents:
         if row["drop_stage"] is not None:
             yield row
@@ -190,26 +184,9 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] not in LOOKS_ONLY:
                 row |= {column: verdict[column] for column in FATE}
-        if row["drop_stage"] is None and (drop := next(last)) is not None:
+        if last and row["drop_stage"] is None and (drop := next(last)[1]) is not None:
             row |= dict(zip(FATE, (TOKENS.name, drop.rule, drop.value, drop.limit), strict=True))
         yield row
-
-
-def _left_out(side: Side, number: int) -> Iterator[Drop | None]:
-    """Why the mix leaves out each clean document of a part that nothing else dropped; None = it stays."""
-    sorting, key = side.sorting, part_key(number)
-    if sorting is None:
-        while True:
-            yield None
-    folders = {name: table.folder for name, table in side.tables.items()}
-    part = Part(number, folders, {name: table.manifest.run.paths[key] for name, table in side.tables.items()})
-    config = sorting.config
-    names = config.bucket_names
-    buckets = buckets_of_part(part, config.signal, config.bucket_cuts, names) if names else None
-    for row in _table_rows(side.tables["clean"], key, ("doc_id", "source", "cluster", "drop_stage")):
-        if row["drop_stage"] is None:
-            bucket = bucket_of(buckets, row["doc_id"]) if buckets else None
-            yield sorting.drop(sorting.stream(row["source"], bucket, row["cluster"]), row["doc_id"])
 
 
 def _table_rows(table: Table, key: str, columns: tuple[str, ...]) -> Iterator[Row]:

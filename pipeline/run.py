@@ -25,8 +25,10 @@ from pipeline.stages import STEPS
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
+from schemas.locks import writing_tables
 from schemas.manifest import (
     MANIFEST_NAME,
+    RUN_NAME,
     InputEntry,
     RunFile,
     Table,
@@ -78,10 +80,16 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
 
 
 def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
-    """Bring the run up to its last step and return its state. Raises ContractError.
+    """Bring the run up to its last step and return its state. Raises ContractError, as when another works on the run.
 
     Steps that stand are skipped; an interrupted step goes on from its finished parts.
     """
+    folder.make_parent(RUN_NAME)  # where the lock lies
+    with writing_tables(folder, "penstock run"):
+        return _run_steps(spark, prepared, folder, partitions)
+
+
+def _run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
     recipe, steps = prepared.recipe, prepared.steps
     run = Run(spark, recipe, folder, prepared.splits, prepared.models, partitions)
     unwanted = {name for step in STEPS if not step.wanted(recipe) for name in step.writes}

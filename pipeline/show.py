@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.buckets import READS, left_out
 from pipeline.stage import Row
+from pipeline.streams import TOKENS, Sorting, mixed
 from schemas.config import nearest
 from schemas.entries import NAME, VALUE
 from schemas.errors import ConfigError
-from schemas.manifest import open_table, read_run
+from schemas.manifest import Table, open_table, read_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, SCORES, TABLES, VERDICTS
 
@@ -82,10 +84,12 @@ def compare(name: str, operator: str, value: str) -> pc.Expression:
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
     """Up to `limit` documents that meet the condition, which sees the final verdict, with later tables as `dedup.x`."""
     tables = current_tables(run)
+    sorting = _mix_of(run, tables)
     _, manifest = open_table(run, "documents")
     found = 0
     for number in range(len(manifest.content.files)):
-        rows = _judged_part(run, number, tables).filter(condition).slice(0, limit - found).to_pylist()
+        part = _judged_part(run, number, tables, sorting)
+        rows = part.filter(condition).slice(0, limit - found).to_pylist()
         for name in LATER:
             if rows and name in tables:
                 _join(run, name, number, rows)
@@ -108,8 +112,18 @@ def current_tables(run: Store) -> set[str]:
     return set(found)
 
 
-def _judged_part(run: Store, number: int, tables: Collection[str]) -> pa.Table:
-    """One part of `documents`, its verdict replaced by that of the last table that has one, with the scores."""
+def _mix_of(run: Store, tables: Collection[str]) -> Sorting | None:
+    """How a mix chose among the clean documents that stand; None = all of them are in the dataset, or there is none."""
+    if "clean" not in tables or TOKENS.name not in read_run(run).tables:
+        return None
+    return mixed(open_table(run, TOKENS.name)[1], open_table(run, "clean")[1].digest)
+
+
+def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sorting | None) -> pa.Table:
+    """One part of `documents`, its verdict replaced by that of the last table that has one, with the scores.
+
+    `sorting` says which documents the mix of the dataset leaves out.
+    """
     part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN])
     places = {identifier: place for place, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT).to_pylist()
@@ -125,6 +139,12 @@ def _judged_part(run: Store, number: int, tables: Collection[str]) -> pa.Table:
         for row in later.to_pylist():
             if row["drop_stage"] is not None and row["drop_rule"] != "dropped_before":
                 final[places[row["doc_id"]]] = row
+    if sorting is not None:
+        read = {name: Table(*open_table(run, name)) for name in READS if name in tables}
+        for identifier, drop in left_out(read, number, sorting):
+            if drop is not None:
+                values = (TOKENS.name, drop.rule, drop.value, drop.limit)
+                final[places[identifier]] = dict(zip(VERDICT, values, strict=True))
     for column in VERDICT:
         values = pa.array([row[column] for row in final], DOCUMENTS.field(column).type)
         part = part.set_column(part.schema.get_field_index(column), column, values)

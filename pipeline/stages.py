@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pipeline.build import Stage, TableJob
+from pipeline.classifier import ClassifierConfig
+from pipeline.classifier.importance import ImportanceConfig
 from pipeline.dedup.audit.build import build_audit
 from pipeline.dedup.audit.declare import AUDIT
 from pipeline.dedup.audit.declare import wanted as audits
@@ -24,10 +26,10 @@ from pipeline.perplexity import PerplexityConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.signature import SIGNATURE
 from pipeline.stage import Split
-from pipeline.streams import BY_PERPLEXITY, FAMILY_OF, TOKENS, TokensConfig, check_names
+from pipeline.streams import BY_PERPLEXITY, CLASSIFIER, FAMILY_OF, IMPORTANCE, TOKENS, TokensConfig, check_names
 from pipeline.tokenizer_job import TOKENIZER, build_tokenizer
 from pipeline.tokens import build_tokens
-from schemas.config import Recipe, Section
+from schemas.config import Recipe, Section, nearest
 from schemas.errors import ConfigError
 from schemas.manifest import Table
 
@@ -49,6 +51,13 @@ def checked_streams(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]
             "tokens.buckets_by: promised buckets of perplexity, found no perplexity.scorer, so nothing measures it; "
             "name a scorer and its models, or a signal"
         )
+    if config.measure and config.measure.name and by not in (scored := scores_of(recipe)):
+        found = f"{by!r}{nearest(by, scored)}" if scored else f"{by!r} and no model that scores texts"
+        section, _, name = by.partition(".")
+        raise ConfigError(
+            f"tokens.buckets_by: promised the score of a model of the recipe, found {found}; give {section}.models a "
+            f"model {name!r}, or cut by something else"
+        )
     if by in FAMILY_OF and FAMILY_OF[by] not in families:
         raise ConfigError(
             f"tokens.buckets_by: promised a signal that is measured, found {by!r} of the family {FAMILY_OF[by]!r}, but "
@@ -58,9 +67,21 @@ def checked_streams(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]
     return {}
 
 
+def scores_of(recipe: Recipe) -> list[str]:
+    """The scores that the models of a recipe give each text, as `section.name`."""
+    models = {
+        CLASSIFIER: recipe.section(CLASSIFIER, ClassifierConfig).models,
+        IMPORTANCE: recipe.section(IMPORTANCE, ImportanceConfig).models,
+    }
+    return [f"{section}.{name}" for section, names in models.items() for name in names]
+
+
 def cut_by(recipe: Recipe) -> tuple[str, ...]:
     """The tables that the buckets of a recipe's sources are read from."""
-    return ("documents", "verdicts", "repeats") if recipe.section(TOKENS.name, TokensConfig).buckets_by else ()
+    config = recipe.section(TOKENS.name, TokensConfig)
+    if config.measure and config.measure.name:
+        return ("documents", config.measure.table)
+    return ("documents", "verdicts", "repeats") if config.buckets_by else ()
 
 
 STEPS: tuple[TableJob, ...] = (

@@ -30,14 +30,29 @@ OF_PERPLEXITY = ("head", "middle", "tail", "all")
 """What the verdicts name them; the last: where no model measured it."""
 FAMILY_OF: Mapping[str, str] = {signal.name: family for family, signals in FAMILIES.items() for signal in signals}
 """The signals that may cut a source, and the family that each is measured with."""
+CLASSIFIER, IMPORTANCE = "classifier", "importance"
+SCORED: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
+"""The column of `scores` whose entries may cut a source, by the section that names their models."""
+CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORED))
+"""What may cut a source, in words."""
 UNMEASURED = "none"
-"""The bucket of a document that has no value of the signal."""
+"""The bucket of a document that has no value."""
 FEW: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
-"""Names of so many buckets, by the signal and not by what is good; of more they are b0, b1, ..."""
+"""Names of so many buckets, by the value and not by what is good; of more they are b0, b1, ..."""
 KEYS = 1 << 63
 """Keys of the shuffle lie below."""
 FEWEST_TIMES = 1.1
 """Least factor that a shortfall is told with."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A stored value of each document that cuts sources: a column of a table, or the entry of one name in it."""
+
+    table: str
+    column: str
+    name: str = ""
+    """Empty: the column itself."""
 
 
 class TokensConfig(Section):
@@ -54,11 +69,13 @@ class TokensConfig(Section):
     buckets_by: str = ""
     """What cuts every source into buckets of quality, streams of their own such as `web+head`, so that training tells
     the loss of each: "perplexity" (head, middle and tail of the language, as the verdicts say; `all` where no model
-    measured it), or a signal that `[quality]` measures, such as "fineweb_terminal_lines"; empty: sources stay whole."""
+    measured it), a signal that `[quality]` measures, such as "fineweb_terminal_lines", or what a model says:
+    "classifier.NAME" (probability of the good class) or "importance.NAME" (nats per word) of a NAME in the `models` of
+    that section; empty: sources stay whole."""
     bucket_cuts: tuple[float, ...] = ()
-    """Values of that signal, ascending, at which a bucket ends and the next begins: one makes `low` and `high`, two
-    `low`, `middle` and `high`, more `b0`, `b1`, ...; the value itself belongs to the upper bucket, and a document that
-    has none to `none`."""
+    """Values of that signal or score, ascending, at which a bucket ends and the next begins: one makes `low` and
+    `high`, two `low`, `middle` and `high`, more `b0`, `b1`, ...; the value itself belongs to the upper bucket, and a
+    document that has none to `none`."""
     mix: str = location("")
     """File of `penstock mix suggest`: which share of each source's training documents is kept, and how many tokens it
     asks for; empty: all are kept."""
@@ -66,28 +83,33 @@ class TokensConfig(Section):
     @model_validator(mode="after")
     def _means_something(self) -> "TokensConfig":
         by, cuts = self.buckets_by, self.bucket_cuts
-        if by not in ("", BY_PERPLEXITY, *FAMILY_OF):
-            raise ValueError(f"buckets_by: no such signal {by!r}{nearest(by, [BY_PERPLEXITY, *FAMILY_OF])}")
-        if cuts and self.signal is None:
+        if by not in ("", BY_PERPLEXITY) and self.measure is None:
+            raise ValueError(f"buckets_by: no such signal {by!r}{nearest(by, CHOICES)}")
+        if cuts and self.measure is None:
             why = "the shares of [perplexity] cut" if by else "buckets_by names no signal"
             raise ValueError(f"bucket_cuts would be ignored: {why}")
-        if self.signal is not None and not cuts:
+        if self.measure is not None and not cuts:
             raise ValueError(
                 f"buckets_by = {by!r} needs bucket_cuts, the values where a bucket ends and the next begins"
             )
         if not (np.diff(np.asarray(cuts, np.float32)) > 0).all():
             raise ValueError(f"bucket_cuts: promised ascending values, apart in single precision, found {list(cuts)}")
+        if by.startswith(f"{CLASSIFIER}.") and not all(0 < cut <= 1 for cut in cuts):
+            raise ValueError(f"bucket_cuts: promised probabilities above 0 and up to 1, found {list(cuts)}")
         return self
 
     @property
-    def signal(self) -> str | None:
-        """The signal that cuts sources into buckets; None: none does."""
-        return self.buckets_by if self.buckets_by not in ("", BY_PERPLEXITY) else None
+    def measure(self) -> Measure | None:
+        """What is compared with `bucket_cuts`; None: nothing is."""
+        section, _, name = self.buckets_by.partition(".")
+        if name and section in SCORED:
+            return Measure("scores", SCORED[section], name)
+        return Measure("documents", self.buckets_by) if self.buckets_by in FAMILY_OF else None
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
-        """Every bucket a document may fall into, of a signal from its lowest values on; empty: sources stay whole."""
-        if self.signal is None:
+        """Every bucket a document may fall into, from the lowest values on; empty: sources stay whole."""
+        if self.measure is None:
             return OF_PERPLEXITY if self.buckets_by else ()
         number = len(self.bucket_cuts) + 1
         return (*(FEW.get(number) or (f"b{place}" for place in range(number))), UNMEASURED)
@@ -139,6 +161,13 @@ def sorting_of(manifest: Manifest) -> Sorting:
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
     return Sorting(config, {name: asked["keep"] for name, asked in content.figures.get(LEFT_OUT, {}).items()})
+
+
+def mixed(dataset: Manifest, clean: str) -> Sorting | None:
+    """How a dataset of these clean documents (by digest) was sorted, if a mix left some of them out."""
+    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs}
+    sorting = sorting_of(dataset) if reads.get("clean") == clean else None
+    return sorting if sorting and sorting.chooses else None
 
 
 def check_names(config: TokensConfig, sources: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.buckets import bucket_of, buckets_of_part
+from pipeline.buckets import streams_of_part
 from pipeline.build import Build, Built
 from pipeline.lift import answers_of_partitions, frame_of_tasks, persisted
 from pipeline.parts import Part
@@ -151,9 +151,10 @@ def figures_of(
     config = build.recipe.section("tokens", TokensConfig)
     figures: dict[str, Any] = {"tokenizer": contract.model_dump(mode="json"), "chunk_tokens": config.chunk_tokens}
     if config.buckets_by:
-        cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
-        by_language = {name: cutoffs.get(name, {}) for name in (HEAD_CUT, MIDDLE_CUT)}
-        cuts = by_language if config.signal is None else list(config.bucket_cuts)
+        cuts: Any = list(config.bucket_cuts)
+        if config.measure is None:
+            cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
+            cuts = {name: cutoffs.get(name, {}) for name in (HEAD_CUT, MIDDLE_CUT)}
         figures["buckets"] = {"by": config.buckets_by, "cuts": cuts, "names": list(config.bucket_names)}
     if mix is not None:
         suffix = f"/{TRAIN}"
@@ -187,17 +188,14 @@ def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
 
 def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
     """The kept documents of one clean part with their stream, some hundred at a time."""
-    config = sorting.config
-    names = config.bucket_names
-    buckets = buckets_of_part(part, config.signal, config.bucket_cuts, names) if names else None
+    stream_of = streams_of_part(part, sorting)
     with part.folders["clean"].open_input(part.paths["clean"]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=512, columns=FROM_CLEAN):
             dates = batch.column("date").cast(pa.int64())
             batch = batch.set_column(batch.schema.get_field_index("date"), "date", dates)
             rows = [row for row in batch.to_pylist() if row["drop_stage"] is None]
             for row in rows:
-                bucket = bucket_of(buckets, row["doc_id"]) if buckets else None
-                row["stream"] = sorting.stream(row["source"], bucket, row["cluster"])
+                row["stream"] = stream_of(row)
             yield rows
 
 

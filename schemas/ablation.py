@@ -6,7 +6,7 @@ zero, the model that was trained with the rules is the better one.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,7 +15,7 @@ from schemas.storage import Store
 
 ABLATIONS = "ablations"
 RESULT_NAME = "result.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 WITH, WITHOUT = "with", "without"
 """The two sides, and the held-out texts of their datasets."""
 
@@ -154,7 +154,7 @@ class Comparison(_Block):
 class Ablation(_Block):
     """What leaving rules out does to the dataset, and to models trained on it."""
 
-    version: int = FORMAT_VERSION
+    version: Literal[1] = FORMAT_VERSION
     """Version of this layout."""
     name: str
     """Name of its folder."""

@@ -8,7 +8,7 @@ class _Block(BaseModel):
 
 
 class Model(_Block):
-    """A checkpoint that stood when the documents were removed."""
+    """A checkpoint that was there when the documents were removed, those that a replay has set aside included."""
 
     checkpoint: str
     """Its folder, relative to the run."""
@@ -17,7 +17,7 @@ class Model(_Block):
     dataset: str
     """Digest of the dataset it was trained on."""
     saw: bool
-    """Whether one of its steps held a removed document."""
+    """Whether one of its steps held a removed document, or nobody can tell: its dataset had other positions."""
 
 
 class OtherRun(_Block):
@@ -39,8 +39,8 @@ class Effects(_Block):
     steps: list[int] = []
     """Every step of the plan whose batch held a part of one, from 1."""
     models: list[Model] = []
-    """Every checkpoint that stood."""
+    """Every checkpoint that was there."""
     last_clean: int | None = None
-    """Step of the last checkpoint before the first such step; None = none stands."""
+    """Step of the last standing checkpoint before the first such step; None = none stands."""
     others: list[OtherRun] = []
     """What runs on the same tables had seen of them."""

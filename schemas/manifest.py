@@ -15,6 +15,8 @@ from schemas.storage import Store
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MOVED_NAME = "takedown.json"
+"""In the folder of a version that a takedown has replaced: which version stands in its place."""
 RUN_NAME = "run.json"
 
 
@@ -165,9 +167,23 @@ def write_manifest(folder: Store, manifest: Manifest) -> None:
 def read_manifest(folder: Store) -> Manifest:
     """The manifest of a table version. Raises ContractError if there is none or it does not hold together."""
     if not folder.exists(MANIFEST_NAME):
+        if folder.exists(MOVED_NAME):
+            moved = folder.read_json(MOVED_NAME)
+            raise ContractError(
+                f"{folder.uri}: promised a table, found that takedown {moved['id']} has put {moved['to']} in its "
+                "place; a run on the old one cannot go on: plan anew, in another folder"
+            )
         raise ContractError(f"{folder.uri}: promised a table, found no {MANIFEST_NAME}; run the stage that writes it")
+    raw = folder.read_json(MANIFEST_NAME)
+    content = raw.get("content") if isinstance(raw, dict) else None
+    version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
+    if version != FORMAT_VERSION:
+        raise ContractError(
+            f"{folder.uri}/{MANIFEST_NAME}: promised format version {FORMAT_VERSION}, found {version}; use the version "
+            "of penstock that wrote it, or run its stage again"
+        )
     try:
-        return Manifest.model_validate(folder.read_json(MANIFEST_NAME))
+        return Manifest.model_validate(raw)
     except ValidationError as error:
         raise ContractError(f"{folder.uri}/{MANIFEST_NAME}: does not hold together: {error}") from error
 

@@ -1,49 +1,77 @@
 """Storage through pyarrow.fs: one class for local folders, s3://, gs:// and hdfs://, with atomic small writes.
 
 Local writes are fsynced and renamed; on an object store the one PUT that closes the stream is the atomic step.
+Endpoint, region and credentials are those of the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
 """
 
 import hashlib
 import json
 import os
 import posixpath
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from schemas.errors import ContractError
+from schemas.errors import ConfigError, ContractError
 
 READ_BYTES = 1 << 20
+BUCKETS = ("s3", "gs", "gcs")
+"""Schemes whose paths begin with a bucket."""
+OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
+"""Options of a filesystem unless its URI says otherwise: what is small goes out in one request, before which nothing
+exists that an interrupt could leave empty; an unreachable store is given up after a minute, not after fifteen."""
+URI_SAFE = "/%:@!$&'()*+,;=~"
+REFUSED = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
+REFUSED_BY_GOOGLE = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
 
 
 class Store:
-    """A folder on some filesystem; every path given to it is relative. Pickles by its URI."""
+    """A folder on some filesystem; every path given to it is relative. Pickles by its address.
+
+    Raises ConfigError if the URI names no place, or one of another kind.
+    """
 
     def __init__(self, uri: str):
-        self.uri = uri.rstrip("/") if "://" in uri else os.path.abspath(uri)
-        self.fs, self.root = _resolve(self.uri)
+        place, mark, options = uri.partition("?") if "://" in uri else (os.path.abspath(uri), "", "")
+        self.uri = re.sub("(?<=[^/:])/+$", "", place)
+        self.address = f"{self.uri}{mark}{options}"
+        """The URI with the options of its filesystem, where it has some."""
+        self.fs, self.root = resolve(self.address)
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
 
-    def __reduce__(self) -> tuple[type["Store"], tuple[str]]:
-        return Store, (self.uri,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.address,)
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
 
     def child(self, name: str) -> "Store":
         """The store of a sub-folder; `../` leads up."""
-        scheme, mark, rest = f"{self.uri}/{name}".rpartition("://")
-        return Store(f"{scheme}{mark}{posixpath.normpath(rest)}")
+        scheme, mark, rest = self.uri.rpartition("://")
+        found = Store.__new__(Store)  # the same connections
+        found.uri = f"{scheme}{mark}{posixpath.normpath(f'{rest}/{quote(name) if mark else name}')}"
+        found.address = f"{found.uri}{self.address[len(self.uri) :]}"
+        found.fs, found.is_local = self.fs, self.is_local
+        found.root = posixpath.normpath(f"{self.root}/{name}")
+        return found
 
     def path(self, name: str) -> str:
         """The path of a file as the filesystem spells it."""
         if "../" in name:  # object stores know no way up, and a folder that one leads out of need not be there
             return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
+
+    def check_place(self) -> None:
+        """Raises ConfigError if the folder's bucket does not exist: whatever is asked for would only be missing."""
+        bucket = self.root.partition("/")[0]
+        if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
+            raise ConfigError(f"{self.uri}: promised a folder of a bucket, found no bucket {bucket}; create it")
 
     def exists(self, name: str) -> bool:
         """Whether a file or folder of this name exists."""
@@ -65,7 +93,7 @@ class Store:
     def open_output(self, name: str) -> Any:
         """An output stream; parent folders are created. The file is durable after `sync(name)`."""
         self.make_parent(name)
-        return self.fs.open_output_stream(self.path(name))
+        return self.fs.open_output_stream(self.path(name), compression=None)
 
     def make_parent(self, name: str) -> None:
         """Create the folder of a file; object stores need none."""
@@ -86,15 +114,16 @@ class Store:
         """The JSON value of a small file. Raises ContractError if it is not JSON."""
         try:
             return json.loads(self.read_bytes(name))
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise ContractError(f"{self.uri}/{name}: promised JSON, found {error}; remove or restore it") from error
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Write a small file so that a reader sees either the old or the new content, never a part."""
         self.make_parent(name)
         if not self.is_local:
-            with self.fs.open_output_stream(self.path(name)) as stream:
-                stream.write(data)
+            content = memoryview(data)  # before the stream: closing that one is what puts it there
+            with self.fs.open_output_stream(self.path(name), compression=None) as stream:
+                stream.write(content)
             return
         final = self.path(name)
         partial = f"{final}.{uuid.uuid4().hex[:8]}.partial"
@@ -130,11 +159,59 @@ class Store:
                 yield info.path[len(self.root) + 1 :]
 
 
-def _resolve(uri: str) -> tuple[pafs.FileSystem, str]:
-    if "://" not in uri:
+def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The filesystem of a local path or URI, and the path as that filesystem spells it.
+
+    Characters that no URI has may stand for themselves. Raises ConfigError if the URI names no place, one of an unknown
+    kind, or secrets, which would be kept with the run.
+    """
+    scheme, mark, rest = uri.partition("://")
+    if not mark:
         return pafs.LocalFileSystem(), uri
-    fs, root = pafs.FileSystem.from_uri(uri)
-    return fs, root.rstrip("/")
+    place, _, options = rest.partition("?")
+    authority, slash, path = place.partition("/")
+    shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    if scheme in BUCKETS and not authority:
+        raise ConfigError(f"{uri}: promised a bucket behind {scheme}://, found none; write {scheme}://BUCKET/FOLDER")
+    if scheme == "s3" and "@" in authority:
+        raise ConfigError(
+            f"{shown}: promised no secrets in a URI, found a key before the bucket; give it by AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or by a profile"
+        )
+    if scheme in BUCKETS and (odd := {"", ".", ".."}.intersection(path.rstrip("/").split("/") if path else ())):
+        found = " and ".join(f"/{part}/" for part in sorted(odd))
+        raise ConfigError(f"{shown}: promised a plain path, found {found} in it; object stores know no such parts")
+    own = [options, *(one for one in [OPTIONS.get(scheme, "")] if one.partition("=")[0] not in options)]
+    try:
+        plain = re.sub("%(?![0-9A-Fa-f]{2})", "%25", quote(f"{slash}{path}", safe=URI_SAFE))
+        fs, root = pafs.FileSystem.from_uri(f"{scheme}://{authority}{plain}?{'&'.join(filter(None, own))}".rstrip("?"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{shown}: promised a place that pyarrow.fs reaches (s3://, gs://, hdfs://), found {_first_line(error)}; "
+            "correct it, or the environment that says how to reach it"
+        ) from error
+    return fs, root if root == "/" else root.rstrip("/")
+
+
+def remote_problem(error: BaseException) -> str | None:
+    """What the user can do about an error of an object store, on this machine or on a worker; None if it is none."""
+    if found := REFUSED.search(str(error)):
+        where = f"s3://{found['bucket']}/{found['key'] or ''}" if found["bucket"] else "the object store"
+        said = re.sub(r" \(Request ID: [^)]*\)", "", found["aws"]).strip()
+        return (
+            f"{where}: promised an object store that answers, found {said}; check bucket, endpoint and credentials, "
+            "then run the same command again"
+        )
+    if found := REFUSED_BY_GOOGLE.search(str(error)):
+        return (
+            f"gs://: promised an object store that answers, found {found['google']}; check bucket and credentials, "
+            "then run the same command again"
+        )
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _fsync(path: str) -> None:

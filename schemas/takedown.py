@@ -12,13 +12,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.effects import Effects
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import Manifest
+from schemas.manifest import MOVED_NAME, Manifest
 from schemas.storage import Store
 
 TAKEDOWNS = "takedowns"
 PENDING_NAME = f"{TAKEDOWNS}/pending.json"
-MOVED_NAME = "takedown.json"
-"""In the folder of a version that a takedown has replaced: which version stands in its place."""
 FIGURE = "takedown"
 """Where a manifest says which takedown made its table."""
 REMOVED_ID = bytes(16)
@@ -138,6 +136,18 @@ class Certificate(_Block):
     """Version of this package."""
     pyarrow_version: str
     """Version of pyarrow, whose files are checked byte by byte."""
+    seal: str = ""
+    """Digest of all the rest. It is no signature: who forges a certificate makes another one, which is not the one that
+    the takedown has told."""
+
+    @property
+    def content_digest(self) -> str:
+        """The digest of everything but the seal."""
+        return digest_of(self.model_dump(mode="json", exclude={"seal"}))
+
+    def sealed(self) -> "Certificate":
+        """The certificate with its seal."""
+        return self.model_copy(update={"seal": self.content_digest})
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -255,14 +265,19 @@ def standing_version(run: Store, table: str, version: str) -> str:
 
     Raises ContractError while a takedown is half done.
     """
+    refuse_half_done(run)
+    while run.exists(moved := f"{table}/{version}/{MOVED_NAME}"):
+        version = run.read_json(moved)["to"]
+    return version
+
+
+def refuse_half_done(run: Store) -> None:
+    """Raises ContractError if a takedown of a run was broken off."""
     if run.exists(PENDING_NAME):
         raise ContractError(
             f"{run.uri}/{PENDING_NAME}: promised no takedown under way, found one that was broken off; finish it with "
             "`penstock takedown` on this run"
         )
-    while run.exists(moved := f"{table}/{version}/{MOVED_NAME}"):
-        version = run.read_json(moved)["to"]
-    return version
 
 
 def refuse_rebuild(run: Store, table: str) -> None:

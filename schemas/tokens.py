@@ -181,10 +181,13 @@ def open_dataset(run: Store) -> Dataset:
         chunk_tokens = int(figures["chunk_tokens"])
     except (KeyError, ValidationError) as error:
         raise ContractError(f"{folder.uri}: promised a token dataset, its manifest lacks {error}") from error
-    if tokenizer_manifest.content.figures.get("contract") != figures["tokenizer"]:
+    promised, found = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
+    names = [name for name in {**promised, **found} if promised.get(name) != found.get(name)]
+    if names:
+        wrong = "; ".join(f"{name}: promised {promised.get(name)}, found {found.get(name)}" for name in names)
         raise ContractError(
-            f"{folder.uri}: promised tokenizer {contract.sha256[:12]}, the run's tokenizer table holds another; "
-            "run the tokens stage again"
+            f"{folder.uri}: the run's tokenizer table holds another contract: {wrong}; restore the manifest that was "
+            "changed, or run the tokens stage again"
         )
     return Dataset(
         folder=folder,

@@ -29,7 +29,7 @@ class PinnedRun(Store):
         self.tables = dict(tables)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PinnedRun, (self.uri, self.tables)
+        return PinnedRun, (self.address, self.tables)
 
     def read_json(self, name: str) -> Any:
         """The JSON value of a small file; of `run.json`, with the tables of this version."""
@@ -63,7 +63,7 @@ def run_at(address: str) -> Store:
     table, version = _find(run, match["digest"])
     if read_run(run).tables.get(table) == version:
         return run
-    return PinnedRun(run.uri, pinned_tables(run, table, version))
+    return PinnedRun(run.address, pinned_tables(run, table, version))
 
 
 def standing_versions(run: Store, table: str) -> dict[str, Table]:

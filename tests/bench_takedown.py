@@ -3,8 +3,9 @@
     python tests/bench_takedown.py [--megabytes 200] [--documents 100]
 
 The synthetic dataset has shards of 40 MB, documents of 100 to 1,900 tokens, and the index by URL; the documents are
-drawn alike, so every shard is touched. The rewrite uses the same writer, with digests and flushes to the disk. Each
-figure is the best of some rounds, since other load on a machine slows and never quickens.
+drawn alike, so every shard is touched. The rewrite uses the same writer, with digests and flushes to the disk, and
+deletes as many files of the same sizes, as a takedown deletes the old ones. Each figure is the best of some rounds,
+since other load on a machine slows and never quickens.
 """
 
 import argparse
@@ -127,13 +128,17 @@ def rewrite(run: Store, scratch: Path, threads: int) -> None:
                 writer.write([fresh(column) for column in reader.get_batch(number).columns])
         writer.close()
 
+    def delete() -> None:
+        list(pool.map(Path.unlink, [path for path in scratch.rglob("*") if path.is_file()]))
+
     with clocked(TIMES.setdefault(f"rewrite of shards, {threads} thread(s)", [])), ThreadPoolExecutor(threads) as pool:
         list(pool.map(write, dataset.streams[STREAM]))
-    shutil.rmtree(scratch)
+        delete()
     with clocked(TIMES.setdefault(f"and of index, {threads} thread(s)", [])), ThreadPoolExecutor(threads) as pool:
         urls = pool.map(write_urls, dataset.by_url)
         list(pool.map(write, dataset.streams[STREAM]))
         list(urls)
+        delete()
     shutil.rmtree(scratch)
 
 

@@ -9,10 +9,15 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def spark():
-    """One local session with retries, as an embedded run has it."""
+    """One local session with retries, as an embedded run has it.
+
+    Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's.
+    """
     from jobs.session import SparkConfig, open_session
 
-    session = open_session(SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4), "tests")
+    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4, settings=quick)
+    session = open_session(config, "tests")
     yield session
     session.stop()
 

@@ -16,7 +16,8 @@ from tiny_dataset import make_tiny_dataset
 from tiny_runs import trained
 
 from jobs import ablate, branch
-from jobs.branch import branch_recipe, change_of, copies_trained_on, make_branch, same_dataset, steps_of
+from jobs.branch import branch_recipe, change_of, make_branch, same_dataset, steps_of
+from jobs.conclusion import _left_out
 from jobs.pairs import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
@@ -37,6 +38,8 @@ from schemas.lineage.read import read_lineage
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
+from schemas.versions import attach
+from train.data.unseen import copies_trained_on
 from train.evaluate import evaluate
 from train.evaluate import main as evaluate_main
 from train.paired import answer_of, compare_sides, interval_of, seeds_for_half, verdict, width_factor
@@ -189,6 +192,7 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
         ([], ["train.seq_len=64"], "found neither"),
         (["quality.c4"], ["tokenizer.vocab_size=500"], "promised one tokenizer for both datasets"),
         (["quality.c4"], ["train.seed=3"], "promised seeds that vary from 1 on"),
+        (["quality.c4"], ["guard.patience=3"], "promised proxies that all end behind the same step"),
     ],
 )
 def test_changes_that_say_nothing_or_too_much_are_refused(words: list[str], overrides: list[str], message: str) -> None:
@@ -301,6 +305,62 @@ def test_seeds_are_compared_in_pairs_over_all_and_by_source() -> None:
         compare_sides([WITH], [1, 2], losses)
 
 
+def pairs_of(differences: list[float], left_out: int = 0) -> dict[tuple[str, int], list[Measurement]]:
+    """What two sides lost on one set with these differences by seed."""
+    facts = {"documents": 9, "left_out": left_out, "left_out_targets": 0}
+    return {
+        (side, seed): [
+            Measurement(
+                **{"run": "r", "checkpoint": "c", "trained_on": "t", "on": "o"},
+                sources={"web": SourceLoss(nats=100 * (4 + lost), targets=100, bytes=300.0)},
+                **facts,
+            )
+        ]
+        for seed, difference in enumerate(differences, start=1)
+        for side, lost in ((WITH, 0.0), (WITHOUT, difference))
+    }
+
+
+def together(**sets: list[float]) -> str:
+    """The answer about several sets, by the differences on each."""
+    found = [one for name, several in sets.items() for one in compare_sides([name], [1, 2, 3], pairs_of(several))]
+    return answer_of(found)
+
+
+def test_the_answer_says_what_many_comparisons_at_once_mean() -> None:
+    sure, none = [0.010, 0.011, 0.012], [-0.010, 0.020, 0.060]
+    told = together(here=sure, there=none)
+    assert "Each of 2 intervals holds by itself at 95%" in told
+    assert told.endswith("beyond zero: 1 do, and 1 would if all 2 were to hold at once (97.5% each).")
+    # Mean 0.0105, deviation 0.003: half widths 4.302653 and 6.205347 (t of 2 degrees at 97.5 and 98.75 %) by sqrt(3).
+    barely = [0.0075, 0.0105, 0.0135]
+    assert interval_of(barely).low == pytest.approx(0.0105 - 0.003 * 4.302653 / math.sqrt(3), abs=1e-8)
+    assert interval_of(barely, 0.975).low == pytest.approx(0.0105 - 0.003 * 6.205347 / math.sqrt(3), abs=1e-8)
+    assert "beyond zero: 2 do, and 1 would if" in together(here=sure, there=barely)
+    assert "by itself" not in together(here=none, there=none)  # where nothing is claimed
+    assert "by itself" not in together(here=sure)  # and of one alone
+
+
+def test_what_is_left_out_is_said_of_every_set() -> None:
+    asked = [(WITH, 0), (WITHOUT, 2), ("there", 3)]
+    found = mock.Mock(
+        comparisons=[mock.Mock(on=name) for name, _ in asked for _ in range(2)],
+        measurements=[pairs_of([0.1], left_out)[WITH, 1][0] for _ in range(2) for _, left_out in asked],
+    )
+    assert [line.partition(" documents")[0] for line in _left_out(found)] == [
+        "held out of the dataset without them: 2 of 9",
+        "held out of there: 3 of 9",
+    ]
+
+
+def test_each_side_is_favoured_unless_all_say_the_same() -> None:
+    sure, none = [0.010, 0.011, 0.012], [-0.010, 0.020, 0.060]
+    assert "favoured" in together(with_=sure, without=none)
+    assert "favoured" in together(with_=sure, without=[-one for one in sure])
+    assert "favoured" not in together(with_=sure, without=sure)
+    assert "favoured" not in together(with_=none, without=none)
+
+
 def test_sizes_of_proxies_where_none_is_asked_for() -> None:
     assert default_size(Wanted(3, None, None, ()), 1e6) == (200_000, 1e6)
     assert default_size(Wanted(3, None, None, ()), 1e8) == (5e6, 1e8)
@@ -308,8 +368,10 @@ def test_sizes_of_proxies_where_none_is_asked_for() -> None:
     assert default_size(Wanted(3, 1e5, None, ()), 1e12) == (1e5, 2e6)
     assert default_size(Wanted(3, None, 5000, ()), 1e6) == (200_000, 5000)
     big = {"plan": {"usd": 5, "activation": "gelu"}, "train": {"steps": 9, "seq_len": 64}, "layout": {"tensor": 2}}
+    big |= {"guard": {"patience": 3, "min_improvement": 0.1, "grad_sigmas": 6.0}}  # none ends before the others
     found = proxy_recipe(big | {"source": {"paths": ["x"]}, "cluster": {"gpus": 8}})
     kept = {"plan": {"activation": "gelu"}, "train": {"seq_len": 64}, "layout": {}, "cluster": {}}
+    kept |= {"guard": {"grad_sigmas": 6.0}}
     assert found == kept | {"source": {"paths": ["x"]}}
 
 
@@ -552,6 +614,46 @@ def test_a_dry_run_says_what_stands_and_what_it_costs(run: Store, capsys: pytest
             ablate.ablate_command(arguments(run, without=["quality.c4"], **{name: value}))
     with pytest.raises(ConfigError, match="promised a run on this machine"):
         ablate.ablate_command(argparse.Namespace(run="mock:///bucket/run"))
+
+
+@pytest.mark.spark
+def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_path: Path) -> None:
+    def refused(kind: type[Exception], message: str, *overrides: str, **given: Any) -> None:
+        asked = {"without": ["quality.c4"], "dry_run": True, "overrides": list(overrides)} | given
+        with pytest.raises(kind, match=message):
+            ablate.ablate_command(arguments(given.get("of", run), **asked))
+
+    spans = ("train.objective=span", "train.document_mask=false")
+    refused(ConfigError, "promised train.objective = causal or mlm, found span", *spans)
+    refused(ConfigError, "optim.schedule = plateau: promised held-out losses", "optim.schedule=plateau")
+    refused(ConfigError, "the run: promised held-out rows of 131072 tokens", "train.seq_len=131072")
+    refused(ConfigError, "--on with: promised a run, found the name of a side; write ./with", on=["with"])
+    other = make_tiny_dataset(tmp_path / "other")
+    refused(ContractError, f"{other.uri}: promised the tokenizer .* of the run, found", on=[other.uri])
+    refused(ContractError, f"{tmp_path}/none: promised a table 'tokens', found an empty run", on=[f"{tmp_path}/none"])
+    # A run on the dataset of another one has no clusters, by which copies are found.
+    attached = Store(str(tmp_path / "attached"))
+    attach(attached, run, ("tokens", "tokenizer"))
+    refused(ConfigError, f"no clusters and no dedup; it stands on the dataset of {run.uri}: ablate that", of=attached)
+    assert not attached.exists("ablations")
+
+
+@pytest.mark.spark
+def test_copies_that_another_run_knows_of_are_left_out(run: Store, same_session: None) -> None:
+    """Both sides cut the same clusters alike, so only text that is held out elsewhere can have a copy among them."""
+    other, change = run.child("../other"), change_of(["dedup.near_duplicate"], ["tokens.seed=7"])
+    make_branch(run, other, branch_recipe(run, change))
+    datasets, placed = [open_dataset(run)] * 2, split_of(open_dataset(run))
+    held = set(split_of(open_dataset(other)))  # a few are held out; the clusters say the same of all
+    alike = [members(one) for one in (run, other)]
+    expected = {
+        document
+        for document in held
+        if any(placed.get(copy) == "train" for one in alike for copy in one.get(document, ()))
+    }
+    assert {document for document in expected if document not in placed}  # copies that the run itself dropped
+    assert copies_trained_on([run, run, other], datasets, held) == expected
+    assert copies_trained_on([run, run], datasets, held) == set()
 
 
 @pytest.mark.spark

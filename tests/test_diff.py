@@ -179,6 +179,14 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         diff(capsys, run, run)
 
 
+def test_a_table_that_the_run_no_longer_has_is_refused(tmp_path: Path) -> None:
+    """The recipe was run again without its models, and stopped before it came to the verdicts."""
+    run = run_of(tmp_path / "run")
+    edit(run, "verdicts", lambda content: content["inputs"].append({"name": "scores", "bytes": 1, "sha256": "5" * 64}))
+    with pytest.raises(ContractError, match=r"`verdicts` made from the `scores` that stands \(none\), found it made"):
+        open_side(run)
+
+
 def test_tables_whose_rows_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
     parts = open_table(b, "verdicts")[1].paths_of()

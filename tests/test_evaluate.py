@@ -15,6 +15,7 @@ from schemas.tokens import open_dataset
 from train import evaluate
 from train.data.unseen import heldout_documents, row_starts, trained_on
 from train.rows import IGNORED
+from train.stored import read_model
 
 pytestmark = pytest.mark.dist
 
@@ -80,6 +81,18 @@ def test_all_runs_are_asked_about_the_same_tokens(run: Path, tmp_path: Path) -> 
     assert asked[1] == asked[3]
     # What the run with 160 was trained on is no question to the run with 60 either: two of its own six are left out.
     assert [one.left_out for one in found] == [2, 0, 2, 0]
+
+
+def test_a_model_that_has_diverged_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverged(*arguments: object) -> torch.nn.Module:
+        model = read_model(*arguments)
+        with torch.no_grad():
+            next(model.parameters()).fill_(float("nan"))
+        return model
+
+    monkeypatch.setattr(evaluate, "read_model", diverged)
+    with pytest.raises(ContractError, match="promised held-out losses, found nan: the model has diverged"):
+        measured([run], [run])
 
 
 def test_targets_of_a_hidden_document_are_taken_out_where_they_stand() -> None:

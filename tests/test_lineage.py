@@ -3,21 +3,25 @@
 import argparse
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lineage_run import SKIPPED, edit, lineage_run, next_version
+from lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
 
 from jobs.lineage import lineage_command, tell
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.lineage.graph import Growing, Lineage, Node, drawn_links, folded
+from schemas.lineage.openlineage import events
 from schemas.lineage.read import check_lineage, read_lineage
-from schemas.manifest import open_table
+from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
+from schemas.versions import attach
 
 
 @pytest.fixture
@@ -211,7 +215,24 @@ def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
     assert "found no file" in found[2]
 
 
+def test_a_plan_by_a_law_of_its_own_says_so(run: Store) -> None:
+    plan, dataset = run.read_json("train/plan.json"), open_table(run, "tokens")[1].digest
+    plan["settings"]["plan"] = {"law": "own", "own_law": {"num_runs": 9, "dataset": dataset}}
+    run.write_atomic("train/plan.json", canonical_json(plan))
+    says = f"sized by a law fitted to 9 runs on dataset {dataset[:12]}"
+    assert read_lineage(run).node("train/plan.json").notes == (says,)
+
+
 # ----------------------------------------------------------------------------------------------------------- versions
+
+
+def test_an_end_whose_checkpoints_were_removed_is_no_broken_promise(run: Store) -> None:
+    shutil.rmtree(run.path("train/checkpoints"))
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert lineage.node("train/manifest.json").notes == ("train/checkpoints/step-000012 was removed",)
+    assert lineage.sources("train/manifest.json") == []
+    assert [event for event in events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
 
 
 def test_checkpoints_of_an_earlier_dataset_hang_on_it(run: Store) -> None:
@@ -282,6 +303,48 @@ def test_a_takedown_that_does_not_say_what_it_is_is_broken(run: Store) -> None:
     )
 
 
+def test_a_replay_goes_on_from_the_checkpoint_that_was_chosen(run: Store) -> None:
+    before = open_table(run, "tokens")[1].digest
+    takedown(run)
+    after = open_table(run, "tokens")[1].digest
+    plan = run.read_json("train/plan.json") | {"dataset": after}
+    run.write_atomic("train/plan.json", canonical_json(plan))
+    for step in (6, 8, 10, 12):
+        add_checkpoint(run, step, plan, SKIPPED)
+    run.write_atomic("train/replays.json", canonical_json([{"from_step": 4, "before": before, "after": after}]))
+    lines = run.read_bytes("train/events.jsonl") + b'{"kind":"resumed","step":4,"at":"2026-03-02"}\n'
+    run.write_atomic("train/events.jsonl", lines)
+    lineage = read_lineage(run)
+    chosen, first = "train/checkpoints/step-000004", "train/checkpoints/step-000006"
+    skips = next(node.key for node in lineage.nodes if node.kind == "skips")
+    assert lineage.sources(first) == [chosen, "train/plan.json", skips]
+    assert lineage.sources("train/checkpoints/step-000002") == ["takedowns/abc/tokens.json"]
+    assert lineage.node(first).notes == ("replayed from step 4", "2 × cpu")
+    assert lineage.sources("train/checkpoints/step-000008") == [first]
+    assert "rewind" not in {node.kind for node in lineage.nodes}  # from step 8 to 6, which was set aside
+    run.write_atomic("train/replays.json", canonical_json([{"from_step": 0, "before": before, "after": after}]))
+    assert chosen not in read_lineage(run).sources(first)
+
+
+def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp_path: Path) -> None:
+    branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
+    for table in (tables := read_run(run).tables):
+        manifest = run.read_json(name := f"{table}/v-tiny/manifest.json")
+        read = {entry["name"] for entry in manifest["content"]["inputs"]} & {*tables}
+        manifest["run"]["lineage"] = dict.fromkeys(sorted(read), "v-tiny")
+        run.write_atomic(name, canonical_json(manifest))
+    state = attach(branch, run)
+    for name in ("tokens", "tokenizer"):
+        shutil.copytree(run.path(f"{name}/v-tiny"), branch.path(f"{name}/v-tiny"))
+        write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-tiny"}, recipe=state.recipe))
+    attach(new, branch, ("tokens", "tokenizer"))
+    lineage = read_lineage(new)
+    assert said(lineage) == []
+    assert {("files of the crawl", "documents, text"), ("clean", "tokenizer")} <= drawn(lineage)
+    assert {node.digest for node in lineage.nodes} <= {node.digest for node in read_lineage(run).nodes}
+    assert [node.title for node in lineage.nodes if not node.is_current] == []
+
+
 # -------------------------------------------------------------------------------------------------------------- graph
 
 
@@ -301,6 +364,21 @@ def test_a_row_of_checkpoints_is_folded(count: int, shown: int) -> None:
     assert (len(found), found[0], found[-1]) == (shown, "checkpoint 1", f"checkpoint {count}")
     if count == 40:
         assert found[1] == "38 more checkpoints, of steps 2 to 39"
+
+
+def test_what_every_checkpoint_says_is_said_once() -> None:
+    growing = checkpoints(40)
+    for step in range(1, 41):
+        growing.nodes[f"c{step}"] = replace(
+            growing.nodes[f"c{step}"], notes=("2 × cpu",) if step <= 30 else ("4 × cpu",)
+        )
+    shown = folded(growing.done()).nodes
+    assert [node.key for node in shown] == ["plan", "c1", "c30", "c31", "c39", "c40"]
+    assert [node.title for node in shown][2::2] == [
+        "29 more checkpoints, of steps 2 to 30",
+        "8 more checkpoints, of steps 32 to 39",
+    ]
+    assert [node.notes for node in shown[1:]] == [("2 × cpu",)] * 2 + [("4 × cpu",)] * 3
 
 
 def test_what_happened_between_checkpoints_is_never_folded() -> None:

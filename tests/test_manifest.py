@@ -101,3 +101,19 @@ def test_the_published_json_schema_documents_every_field():
     fields = [f for kind in schema["$defs"].values() for f in kind["properties"].values()]
     assert len(fields) > 20
     assert [f for f in fields if "description" not in f] == []
+
+
+def test_another_format_is_named_with_both_versions(tmp_path):
+    folder = Store(str(tmp_path))
+    write_manifest(folder, make_manifest(content(format_version=99), how(), "t"))
+    with pytest.raises(ContractError, match="promised format version 1, found 99; use the version of penstock"):
+        read_manifest(folder)
+
+
+def test_a_table_that_a_takedown_has_replaced_is_told_apart_from_one_never_written(tmp_path):
+    folder = Store(str(tmp_path / "tokens/v-1"))
+    with pytest.raises(ContractError, match=r"found no manifest\.json; run the stage"):
+        read_manifest(folder)
+    folder.write_atomic("takedown.json", b'{"to": "v-2", "id": "4a3b"}')
+    with pytest.raises(ContractError, match="takedown 4a3b has put v-2 in its place"):
+        read_manifest(folder)

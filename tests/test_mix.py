@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured_runs import STEPS, measured, run_of
+from tiny_dataset import make_tiny_dataset
 
 from schemas.errors import ConfigError, ContractError
 from schemas.mix import mix_toml, read_mix
@@ -395,3 +396,30 @@ def test_too_few_measurements_of_the_end(tmp_path: Path) -> None:
         ConfigError, match=r"promised 4 held-out losses of books, found 2; train with .*eval_every=8 or"
     ):
         suggest_by_reference(run, other)
+
+
+def test_a_source_of_one_row_is_cut_but_not_left_out(tmp_path: Path) -> None:
+    """web is one row of 256 tokens, which one pass reads: nothing is left of it for a longer run."""
+    make_tiny_dataset(tmp_path / "run", {"web": 5, "books": 60})
+    curves = {"web": falling(3, 1, 0.3), "books": lambda step: 5.0}
+    train = {"seq_len": 256, "global_batch": 1, "steps": 24, "eval_every": 1}
+    with pytest.raises(ConfigError, match="promised a row of every source in use, found none of web in 24 steps"):
+        measured(tmp_path / "run", curves, train=train | {"weights": {"web": 1, "books": 99}})
+    sizes = {"train": train | {"weights": {"web": 1, "books": 23}}, "plan": {"max_epochs": 1}}
+    run = measured(tmp_path / "run", curves, **sizes)
+    assert run.unique["web"] == 256
+    for tokens in (1e5, 1e8):
+        mix = suggest_by_law(run, tokens=tokens)
+        web = mix.sources["web"]
+        assert (web.share > 0, web.keep, web.wanted_tokens is not None) == (True, 1.0, True)
+
+
+def test_what_a_reference_never_read_is_no_measure(tmp_path: Path) -> None:
+    curves = {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)}
+    three = {"web": 40, "books": 40, "code": 40}
+    run = measured(tmp_path / "three", curves | {"code": falling(2, 1, 0.3)}, documents=three)
+    weights = {"train": {"weights": {"web": 1, "books": 1, "code": 0}}}
+    other = measured(tmp_path / "other", curves | {"code": falling(4, 1, 0.3)}, documents=three, **weights)
+    with pytest.raises(ConfigError, match="code with weight 0: what was never read is no measure"):
+        suggest_by_reference(run, other)
+    assert suggest_by_reference(other, run).sources["code"].share == 0  # the run itself may leave one out

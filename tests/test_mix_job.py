@@ -187,6 +187,18 @@ def test_a_law_gives_its_exponent(given_run: Path, tmp_path: Path) -> None:
     assert mix.sources["web+head"].evidence["exponent"] == 0.37
 
 
+def test_a_law_that_is_none_is_named_as_it_was_given(given_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "law.json").write_text("{}")
+    for name, found in (("law.json", "promised a law of format version 1"), ("no.json", "found no such file")):
+        with pytest.raises(ConfigError, match=rf"^--law {tmp_path / name}: .*{found}"):
+            suggest(str(given_run), "--law", str(tmp_path / name), "--out", str(tmp_path / "mix.toml"))
+
+
+def test_a_folder_is_no_file_to_replace(given_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"promised a file to write, found the folder {tmp_path}; name a file"):
+        suggest(str(given_run), "--out", str(tmp_path), "--force")
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [

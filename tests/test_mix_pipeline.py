@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lineage_run import edit, join_dataset
+from report_run import CLEAN_CHARS, crawl, identifier
 from test_buckets import RECIPE, SIGNAL, SPLITS
 
 from jobs.recipe import read_recipe
@@ -14,6 +16,7 @@ from pipeline.streams import TOKENS, Sorting, TokensConfig, check_mix, mix_figur
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256, shuffle_key
 from schemas.mix import Mix, SourceMix, mix_toml
+from schemas.storage import Store
 
 IDS = [number.to_bytes(16, "little") for number in range(4000)]
 
@@ -37,6 +40,23 @@ def written(folder: Path, found: Mix) -> str:
 def kept(share: float, stream: str = "web/train", seed: int = 0) -> set[bytes]:
     sorting = Sorting(TokensConfig(seed=seed), {"web": share})
     return {one for one in IDS if sorting.drop(stream, one) is None}
+
+
+def leave_out(run: Store, keep: float) -> dict[bytes, float]:
+    """Let the dataset of the synthetic run be one whose mix keeps a share; what it leaves out, with the hash 0..1."""
+    join_dataset(run)
+    clean = [identifier(number) for number, record in enumerate(crawl()) if record.outcome == "kept"]
+    gone = {one: hashed for one in clean if (hashed := shuffle_key(2, one) / 2**63) >= keep}
+
+    def change(content: dict[str, Any]) -> None:
+        content["config"] = {"tokens": TokensConfig(heldout_share=0).content()}
+        content["figures"]["mix"] = {"web": {"keep": keep, "repeat": 1.0, "wanted_tokens": None, "found_tokens": 9}}
+        content["figures"]["dropped_chars"] = {"tokens/mix": CLEAN_CHARS * len(gone)}
+        kept, left = len(clean) - len(gone), {"tokens/mix": len(gone)}
+        content["counts"] = {"rows_in": len(clean), "rows_kept": kept, "dropped": left}
+
+    edit(run, "tokens", change)
+    return gone
 
 
 def test_a_document_stays_by_its_hash_alone() -> None:

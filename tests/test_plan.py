@@ -105,6 +105,28 @@ def test_the_source_that_repeats_soonest_decides(run: Store) -> None:
     assert found["worth_in_unique_tokens"] == pytest.approx(found["tokens"] / 2 + worth, rel=1e-3)
 
 
+def test_the_loss_of_a_run_is_that_of_its_repeated_sources(run: Store) -> None:
+    """One by one: of all 1.01 G tokens together the 80 M that are drawn would count as new."""
+    dataset = of_size(run, web=10**9, books=10**7)
+    train, sizes = {"seq_len": 2048, "weights": {"web": 1, "books": 1}}, {"params": 2e7}
+    plan = make_plan(run, dataset, settings(plan=sizes, train=train))
+    found = values(plan)
+    worth = found["worth_in_unique_tokens"]
+    # Of what is read, 40 M of web and all 10 M of books, U_N = 0.050987 * 50 M parameters are carried.
+    carried = 0.050987 * (found["tokens"] / 2 + 1e7)
+    params = carried * (1 + 5.309743 * (1 - math.exp(-(plan.num_params / carried - 1) / 5.309743)))
+    loss = 1.869144 + 520.825 / params**0.3526596 + 1487.716 / worth**0.3526596
+    assert found["expected_loss"] == pytest.approx(loss, rel=1e-3)
+    (advice,) = (line for line in plan.advice if line.startswith("The run draws"))
+    assert f"expected loss {found['expected_loss']:.3f}" in advice
+    assert "books 4 times" in advice
+    (formula,) = (figure.formula for figure in plan.figures if figure.name == "expected_loss")
+    assert formula == "L(N', D') of this run, on C4"
+    small = make_plan(run, dataset, settings(plan={"params": 1e6}, train=train))
+    (formula,) = (figure.formula for figure in small.figures if figure.name == "expected_loss")
+    assert formula.endswith("on C4, a guess: its law was fitted to 7,000,000 to 9,000,000,000 parameters")
+
+
 def test_what_is_given_is_never_changed(run: Store) -> None:
     plan = planned(
         run,

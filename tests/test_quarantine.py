@@ -38,8 +38,11 @@ def test_half_a_line_is_passed_over_wherever_it_was_cut(tmp_path: Path) -> None:
     assert read_quarantine(run) == [LINES[0], LINES[2]]
 
 
-@pytest.mark.parametrize("line", [b"{}", b"12", b'{"doc_id": "xyz"}'])
-def test_json_that_is_no_document_is_refused(tmp_path: Path, line: bytes) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [b"{}", b"12", b'{"doc_id": "xyz"}', b"0" * 32, b"# mine", LINES[1].model_dump_json().encode().replace(b":", b"=")],
+)
+def test_a_whole_line_that_is_no_document_is_refused(tmp_path: Path, line: bytes) -> None:
     run = Store(str(tmp_path))
     run.write_atomic(QUARANTINE_NAME, LINES[0].model_dump_json().encode() + b"\n" + line + b"\n")
     with pytest.raises(ContractError, match=r"quarantine.jsonl, line 2: promised a document, found"):

@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_run import crawl, place_of, whole_run
+from report_run import CLEAN_BYTES, crawl, identifier, make_run, place_of, whole_run, words_of
+from test_mix_pipeline import leave_out
 
 from pipeline.report.collect import collect
+from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.page import write_report
+from pipeline.report.samples import draw_samples
+from pipeline.report.tallies import contract, streams
 from pipeline.report.truth import score
+from pipeline.streams import TOKENS
 from schemas.errors import ConfigError
 from schemas.storage import Store
 
@@ -85,6 +90,8 @@ def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
     assert "Found and planted" in page
     assert "1 c4_lorem_ipsum" in page
     assert "planted@penrose.com" not in page
+    assert "mix of the dataset" not in page
+    assert "bytes estimated" not in page
 
 
 def test_a_truth_file_that_is_none_is_refused(run: Store, tmp_path: Path) -> None:
@@ -93,3 +100,43 @@ def test_a_truth_file_that_is_none_is_refused(run: Store, tmp_path: Path) -> Non
     (tmp_path / "other.json").write_text('{"files": []}\n')
     with pytest.raises(ConfigError, match=r"other\.json: promised one planted record a line, found KeyError"):
         write_report(run, str(tmp_path / "other.json"))
+
+
+def test_what_the_mix_leaves_out_is_not_kept(tmp_path: Path) -> None:
+    """Three documents stay. Values in the others were replaced all the same, and copies found."""
+    run = make_run(tmp_path / "run")
+    before = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
+    clean = sorted(leave_out(run, 0).values())
+    gone = leave_out(run, clean[3])
+    assert len(gone) == 17
+    scores = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
+    kept_before, ordinary = before["ordinary pages"].found, scores["ordinary pages"]
+    told = dict(reversed(one.split(" ")) for one in ordinary.others.split(", "))
+    assert ordinary.found + int(told["mix"]) == kept_before == 13
+    stays = sum(identifier(number) not in gone for number in (33, 34))
+    assert (scores["pii_email"].found, scores["pii_email"].others) == (stays, f"{2 - stays} mix" if stays < 2 else "")
+    for kind in ("email", "phone", "0.30", "0.80", "language ja", "gopher_short_doc"):
+        assert scores[kind] == before[kind]
+    page = words_of(Path(write_report(run, str(tmp_path / "truth.jsonl"))).read_text())
+    assert f"{told['mix']} mix" in page
+    assert "everything planted was found. Of the pages that should be kept the mix of the dataset leaves some" in page
+    assert "separators counted, bytes estimated from characters" in page
+
+
+def test_the_page_counts_what_the_mix_leaves_out_once(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    gone = leave_out(run, 0.5)
+    facts, reasons = collect(run), {"tokens": TOKENS.reasons}
+    number = len(gone)
+    way = {level.name: level for level in levels(facts, reasons)}
+    assert (way["redaction"].documents, way["mix"].documents, way["tokens"].documents) == (20, 20 - number, 20 - number)
+    assert way["mix"].chars == way["tokens"].chars == 850 * (20 - number)
+    (row,) = drops_by_rule(facts, reasons)["tokens"]
+    assert (row.name, row.count, row.chars) == ("tokens/mix", number, 850 * number)
+    assert [check.claim for check in checks(facts) if not check.holds] == []
+    tokens = sum(stream.tokens for stream in streams(facts))
+    assert contract(facts)["bytes_per_token"] == pytest.approx(CLEAN_BYTES * (20 - number) / tokens)
+    drawn = draw_samples(facts).by_rule["tokens/mix"]
+    assert len(drawn) == 3
+    assert {(sample.limit, sample.value in gone.values()) for sample in drawn} == {(0.5, True)}
+    assert all(sample.text.startswith("kept ") for sample in drawn)

@@ -1,28 +1,39 @@
 """Models in whole runs: a language model trained on a run, its percentiles, a classifier, the same bytes everywhere."""
 
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from table_readers import by_every_reader, check_reader
 from test_generate import RECIPE as TINY
+from test_mix_pipeline import mix, written
 from tiny_dataset import make_tiny_dataset
+from tiny_takedown import documents_of
 
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from jobs.whatif import deciding_models
 from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.difference import compare, open_side
 from pipeline.learning.train_classifier import TrainClassifierConfig, train_classifier
 from pipeline.learning.train_lm import LmConfig, make_language_model
 from pipeline.ngram_lm.config import TrainLmConfig
+from pipeline.report.collect import collect
+from pipeline.report.tallies import buckets_told
 from pipeline.run import prepare, run_steps
+from pipeline.show import find_documents, parse_where
 from pipeline.whatif.predict import KEEP, predict
 from schemas.config import load_recipe
 from schemas.entries import to_mapping
 from schemas.errors import ConfigError
+from schemas.ids import shuffle_key
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import SCORES
+from schemas.tokens import open_dataset
+from schemas.versions import run_at as run_at_address
 from train.pretrain.__main__ import main
 
 pytestmark = pytest.mark.spark
@@ -148,6 +159,46 @@ def test_scores_of_a_classifier_tell_its_classes_apart(scored):
     for row in rows(scored, "scores"):
         found.setdefault(languages[row["doc_id"]], []).append(to_mapping(row["classifier_scores"])["german"])
     assert sum(found["de"]) / len(found["de"]) > sum(found["en"]) / len(found["en"]) + 0.2
+
+
+def test_a_classifier_cuts_the_sources_and_everyone_agrees(spark, scored, run_at, models, tmp_path):
+    """The dataset, a mix of its buckets, diff, show and what-if, against the stored scores; the cut is one of them."""
+    shutil.copytree(scored.root, tmp_path / "run")
+    german = {row["doc_id"]: to_mapping(row["classifier_scores"])["german"] for row in rows(scored, "scores")}
+    cut = sorted(german.values())[len(german) * 3 // 5]
+    wanted = [*settings(models), "tokens.buckets_by=classifier.german", f"tokens.bucket_cuts=[{cut!r}]"]
+    wanted += ["tokenizer.vocab_size=1600", "tokens.heldout_share=0.1"]
+    run = run_at("tokens", wanted, tmp_path / "run")
+    whole = open_table(run, "tokens")[1]
+    reads = {entry.name for entry in whole.content.inputs}
+    assert reads == {"clean", "tokenizer", "documents", "scores"}
+    before = {row["doc_id"]: row["stream"] for row in documents_of(open_dataset(run))}
+    bucket = {doc: "high" if german[doc] >= cut else "low" for doc in before}
+    assert {doc: stream.partition("/")[0] for doc, stream in before.items()} == {
+        doc: f"web+{name}" for doc, name in bucket.items()
+    }
+    assert min(Counter(bucket.values()).values()) > 5
+    assert cut in {german[doc] for doc in german}
+    assert buckets_told(collect(run)) == (
+        f"classifier.german, low below {cut:g}, high from {cut:g}, none where it was not measured"
+    )
+    path = written(tmp_path, mix(web_low={"keep": 0.5}, web_high={}))
+    run = run_at("tokens", [*wanted, f'tokens.mix="{path}"'], tmp_path / "run")
+    gone = {doc for doc, one in before.items() if one == "web+low/train" and shuffle_key(2, doc) / 2**63 >= 0.5}
+    assert 0 < len(gone) < len(before)
+    assert {row["doc_id"] for row in documents_of(open_dataset(run))} == before.keys() - gone
+    sides = open_side(run_at_address(f"{run.uri}@{whole.digest}")), open_side(run)
+    found = compare(*sides, 1000)
+    assert found.moved(out=True) == {("web", "tokens/mix"): len(gone)}
+    assert found.settings.keys() == {"tokens.mix web+low: keep", "model tokens/mix"}
+    assert {bytes.fromhex(one.doc_id) for one in found.examples["web", "kept", "tokens/mix"]} == gone
+    assert {row["doc_id"] for row in find_documents(run, parse_where("drop_rule = mix"), 1000)} == gone
+    tried = stored_recipe(run, [])
+    prediction = predict(spark, run, tried, deciding_models(tried))
+    fates = Counter()
+    for cell in prediction.cells:
+        fates[cell.before] += cell.documents
+    assert (fates["tokens/mix"], fates[KEEP]) == (len(gone), len(before) - len(gone))
 
 
 @by_every_reader

@@ -50,6 +50,7 @@ def test_sources_are_repeated_one_by_one() -> None:
     assert found.worth == pytest.approx(2e9 * 3.725673 + 2e9, abs=1e3)
     assert found.share == pytest.approx(0.9451346, abs=1e-6)
     assert found.epochs == pytest.approx(10 / 12)
+    assert found.seen == 4e9  # of the web its 2e9 alone
 
 
 # ---------------------------------------------------------------------------------------------------- sizes for use

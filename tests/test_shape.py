@@ -175,3 +175,13 @@ def test_overrides_are_kept() -> None:
 def test_overrides_that_make_no_shape_are_refused(overrides: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose_shape(1e6, 1000, PlanConfig(**overrides))
+
+
+@pytest.mark.parametrize(
+    ("size", "heads", "kv_heads"), [(1e9, 14, 2), (3e9, 20, 4), (8e9, 32, 8), (70e9, 72, 8), (405e9, 144, 8)]
+)
+def test_a_tensor_axis_divides_the_heads(size: float, heads: int, kv_heads: int) -> None:
+    """Of 72 heads a quarter is 18, which neither four nor eight GPUs can share."""
+    shape = choose_shape(size, 128_256, PlanConfig())
+    assert (shape.num_heads, shape.num_kv_heads) == (heads, kv_heads)
+    assert shape.num_heads % shape.num_kv_heads == 0

@@ -18,7 +18,7 @@ from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_docs, 
 from pipeline.takedown.tables import counts_after
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
-from schemas.manifest import Counts, open_table, read_run
+from schemas.manifest import Counts, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, descent_of, refuse_rebuild, standing_version
 from train.data.documents import Documents
@@ -350,6 +350,28 @@ def test_documents_of_no_dataset_are_taken_down_too(tmp_path: Path) -> None:
     assert certificate.tables["documents"].rows == 1
     assert "tokens" not in certificate.tables
     assert take_down(tmp_path / "run", check=f"takedowns/{certificate.id}.json") == 0
+
+
+def test_near_copies_that_nobody_has_looked_for_are_not_promised(whole: Path) -> None:
+    """Without clusters a document would be taken alone, and its copies would stay unsaid."""
+    store, one = Store(str(whole)), identifier(24).hex()
+    state = read_run(store)
+    unclustered = {name: way for name, way in state.tables.items() if name in ("documents", "text", "verdicts")}
+    write_run(store, state.model_copy(update={"tables": unclustered}))
+    before = all_bytes(whole)
+    with pytest.raises(ConfigError, match=f"--near {one}: promised a document whose near copies are known, found no"):
+        take_down(whole, near=[one])
+    assert all_bytes(whole) == before
+    assert take_down(whole, doc=[one]) == 0
+
+
+def test_taking_everything_leaves_nothing_to_train_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = [row["doc_id"].hex() for row in documents_of(opened(run))]
+    assert take_down(run, doc=everything[1:]) == 0
+    assert "no document is left" not in capsys.readouterr().out
+    assert take_down(run, doc=everything[:1]) == 0
+    assert "no document is left in the dataset: there is nothing to train on" in capsys.readouterr().out
+    assert opened(run).manifest.content.counts.rows_kept == 0
 
 
 def test_a_dataset_with_no_other_table(run: Path) -> None:

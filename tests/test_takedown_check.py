@@ -1,6 +1,7 @@
 """The check of a certificate: it holds for what a takedown did, and finds one byte of a document left."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_digests_do_not_depend_on_the_type_but_on_salt_and_kind() -> None:
 def test_a_certificate_holds_and_says_what_was_looked_at(run: Path, gone: dict) -> None:
     found = checked(run)
     assert found.problems == []
-    assert found.files == len(opened(run).manifest.content.files)
+    assert found.files == len(opened(run).manifest.content.files) + 1  # and the tokenizer's
     assert found.tokens == sum(shard.num_tokens for shards in opened(run).streams.values() for shard in shards)
     certificate = certificates(run)[0]
     lines = list(describe_check(certificate, found))
@@ -238,8 +239,6 @@ def test_a_run_that_went_back_is_found(run: Path) -> None:
     for path in list((run / "tokens" / version).rglob("*")):
         if path.is_file():
             path.unlink()
-    import shutil
-
     shutil.rmtree(run / "tokens/v-tiny")
     shutil.copytree(run.parent / "old/tokens/v-tiny", run / "tokens/v-tiny")
     write_run(Store(str(run)), state.model_copy(update={"tables": state.tables | {"tokens": "v-tiny"}}))
@@ -271,7 +270,7 @@ def test_copies_that_were_left_are_told(tmp_path: Path) -> None:
     forge(folder, f"web/train/{number:05d}.tokens", lambda data: data.replace(old, copy))
     assert take_down(folder, doc=[one["doc_id"].hex()]) == 0
     assert any("a copy of it" in line for line in checked(folder).problems)
-    known = certificates(folder)[0].model_copy(update={"copies_left": 1})
+    known = certificates(folder)[0].model_copy(update={"copies_left": 1}).sealed()
     found = check_certificate(Store(str(folder)), known)
     assert not found.problems
     assert any("copies that were not asked for" in note for note in found.notes)
@@ -280,6 +279,72 @@ def test_copies_that_were_left_are_told(tmp_path: Path) -> None:
 def _ends(folder: Path) -> list[tuple[int, int]]:
     numbers = [shard.num_tokens for shard in opened(folder).streams["web/train"]]
     return list(enumerate(np.cumsum(numbers).tolist()))
+
+
+def test_every_field_is_under_the_seal(run: Path) -> None:
+    """A certificate edited in any place does not hold, whatever the field decides."""
+    certificate, store = certificates(run)[0], Store(str(run))
+    assert certificate.seal == certificate.content_digest
+    raw = certificate.model_dump(mode="json")
+    (gone,), change = raw["documents"], raw["tables"]["tokens"]
+    edits = {
+        "salt": "0" * 64,  # nothing would be found by it
+        "copies_left": 1,
+        "made": "2020-01-01T00:00:00+00:00",
+        "requests": [],
+        "windows": {"tokens": 1, "text": 1},
+        "effects": raw["effects"] | {"models": [], "last_clean": 7},
+        "tokenizer": None,
+        "documents": [gone | {"tokens": []}],
+        "tables": {"tokens": change | {"rows": 0}},
+        "pyarrow_version": "1.0",
+        "code_version": "9",
+        "seal": "",
+    }
+    for name, value in edits.items():
+        assert raw[name] != value
+        problems = check_certificate(store, Certificate.model_validate(raw | {name: value})).problems
+        assert any(line.startswith("certificate: promised seal ") for line in problems), name
+    told = "\n".join(describe_check(certificate, checked(run)))
+    assert f"seal {certificate.seal}" in told  # which who forges a whole certificate cannot meet
+
+
+def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, tmp_path: Path) -> None:
+    certificate, copy = certificates(whole)[0], tmp_path / "copy"
+    for name in ("clean", "tokens", "tokenizer"):
+        shutil.copytree(whole / name, copy / name)
+    shutil.copy(whole / "run.json", copy)
+    found = check_certificate(Store(str(copy)), certificate)
+    assert found.problems == []
+    assert found.tokens > 0
+    assert found.notes == ["clean: the manifest before is not here, so files that were kept were not compared"]
+    assert {*found.absent} == {"documents", "text", "verdicts", "clusters", "dedup", "audit"}
+    assert [*describe_check(certificate, found)][-1] == "the certificate holds for what is here"
+    (copy / "text").mkdir()
+    shutil.copy(next((whole / "text").rglob("*.parquet")), copy / "text")  # something of it is here
+    (problem,) = check_certificate(Store(str(copy)), certificate).problems
+    assert problem.startswith("text: promised a table that can be read, found ")
+    (copy / "run.json").unlink()
+    problems = check_certificate(Store(str(copy)), certificate).problems
+    assert "clean: promised by the certificate, run.json names no such table" in problems
+    (problem,) = check_certificate(Store(str(tmp_path / "nothing")), certificate).problems
+    assert problem == f"{tmp_path}/nothing: promised tables of the certificate, found none; name the run's folder"
+
+
+def test_a_table_that_came_later_is_looked_at_too(run: Path, gone: dict) -> None:
+    store = Store(str(run))
+    rows = pa.table({"doc_id": pa.array([gone["doc_id"]], pa.binary(16))})
+    writer = GroupWriter(store.child("scores/v-later"), "part-00000", rows.schema)
+    writer.write(rows)
+    entry = writer.close()
+    path = entry.pop("path")
+    raw = json.loads((run / "tokenizer/v-tiny/manifest.json").read_text())
+    raw["content"] |= {"table": "scores", "files": [entry]}
+    raw["run"] |= {"paths": {"part-00000": path}}
+    store.write_atomic("scores/v-later/manifest.json", json.dumps(raw).encode())
+    state = read_run(store)
+    write_run(store, state.model_copy(update={"tables": state.tables | {"scores": "v-later"}}))
+    assert checked(run).problems == ["scores: promised no row of a removed document, found one with its id"]
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs

@@ -25,7 +25,8 @@ from train.data.order import make_order
 from train.descent import read_replays
 from train.plan.planned import read_plan, write_plan
 from train.plan.sizing import make_plan
-from train.replay import begin_replay, describe_replay, seeing_steps
+from train.plan.standing import standing_order
+from train.replay import affected, begin_replay, describe_replay, seeing_steps
 from train.replay_proof import differences
 
 Removed = list[dict[str, object]]
@@ -115,6 +116,22 @@ def test_steps_and_checkpoints_that_saw_them_are_named(old: Path, new: Path, cho
         (step, step >= seen[0]) for step in (0, 5, 10, 15, 20) if step in {note.step for note in notes(old)}
     ]
     assert effects.last_clean == 10
+
+
+def test_a_packed_row_is_not_told_for_the_document_behind_its_last(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", {"train": {"packing": "best_fit", "steps": 60}})
+    run, dataset = Store(str(folder)), opened(folder)
+    plan = make_plan(run, dataset, load_settings(read_run(run).recipe, [], run.uri))
+    write_plan(run, plan)
+    order = standing_order(run, dataset, plan)
+    batches, tombstone = Batches(dataset, plan.settings.train, order), dataset.tokenizer.reserved["tombstone"]
+    rows = [row for row in documents_of(dataset) if row["stream"] == "web/train"][:8]
+    told = [affected(run, dataset, spans_of([row])).steps for row in rows]
+    assert told == [
+        [step + 1 for step in range(60) if any(differences(batches, batches, spans_of([row]), tombstone, step))]
+        for row in rows
+    ]
+    assert told != [seeing_steps(order, spans_of([row]), behind=1) for row in rows]
 
 
 def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
@@ -255,6 +272,46 @@ def test_a_second_takedown_of_a_replayed_run(new: Path, old: Path) -> None:
     assert descent.origin == opened(old).digest
 
 
+def test_two_takedowns_before_a_replay_are_both_told_and_both_left_behind(new: Path, old: Path) -> None:
+    """The plan is still that of the dataset before both of them; what its steps saw is told all the same."""
+    run, order = Store(str(new)), batches_of(old).order
+    rows = [row for row in documents_of(opened(new)) if row["stream"] == "web/train" and row["url"]]
+    one = next(row for row in rows if (seen := seeing_steps(order, spans_of([row]))) and 5 < seen[0] <= 10)
+    assert take_down(new, doc=[one["doc_id"].hex()]) == 0
+    second = certificates(new)
+    effects = next(found.effects for found in second if found.effects.last_clean == 5)
+    assert effects.steps == seeing_steps(order, spans_of([one]))
+    assert [(model.step, model.saw) for model in effects.models] == [(5, False), (10, True), (15, True), (20, True)]
+    replay = begin_replay(run, "clean")
+    assert (replay.from_step, replay.clean, len(replay.takedowns)) == (5, True, 2)
+    trained(new, 1)
+    third = next(row for row in rows if row["doc_id"] != one["doc_id"] and seeing_steps(order, spans_of([row])))
+    assert take_down(new, doc=[third["doc_id"].hex()]) == 0
+    last = next(found for found in certificates(new) if found not in second)
+    names = [model.checkpoint for model in last.effects.models]
+    aside = f"train/replaced/{opened(old).digest[:12]}/step-0000"
+    assert names[-3:] == [f"{aside}10", f"{aside}15", f"{aside}20"]  # they are still there, and have seen it
+    first = seeing_steps(order, spans_of([third]))[0]
+    assert all(model.saw == (model.step >= first) for model in last.effects.models)
+
+
+def test_checkpoints_of_other_positions_are_not_called_clean(
+    old: Path, chosen: Removed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(old, tmp_path / "run")
+    assert take_down(folder, doc=[chosen[0]["doc_id"].hex()], compact=True) == 0
+    capsys.readouterr()
+    assert take_down(folder, doc=[chosen[1]["doc_id"].hex()]) == 0
+    effects = certificates(folder)[0].effects
+    if effects.steps:  # of the first takedown
+        effects = certificates(folder)[1].effects
+    assert (effects.steps, effects.last_clean) == ([], None)
+    assert {model.saw for model in effects.models} == {True}
+    out = capsys.readouterr().out
+    assert "train/checkpoints/step-000005: may have seen them" in out
+    assert "last clean checkpoint: none, train from the beginning" in out
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
@@ -275,6 +332,13 @@ def test_no_replay_without_a_takedown(old: Path, tmp_path: Path) -> None:
         begin_replay(Store(str(old)), "clean")
     with pytest.raises(ConfigError, match="promised a run with a plan"):
         begin_replay(Store(str(make_run(tmp_path / "run"))), "clean")
+
+
+def test_no_replay_on_nothing(old: Path, tmp_path: Path) -> None:
+    folder = copied(old, tmp_path / "run")
+    assert take_down(folder, doc=[row["doc_id"].hex() for row in documents_of(opened(folder))]) == 0
+    with pytest.raises(ConfigError, match="promised documents to train on, found that all were taken down"):
+        begin_replay(Store(str(folder)), "clean")
 
 
 def test_compacted_positions_end_the_old_checkpoints(old: Path, chosen: Removed, tmp_path: Path, capsys) -> None:

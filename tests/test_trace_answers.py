@@ -1,6 +1,7 @@
 """Tests of the answers of a trace: title, signals, text, checkpoints, scans, and the command around them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -17,10 +18,11 @@ from tiny_dataset import make_tiny_dataset
 from jobs.run_all import explained
 from jobs.tracing import add_trace_arguments, trace_command
 from schemas.ids import canonical_json
-from schemas.manifest import make_manifest, read_run, write_manifest, write_run
+from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tables import CLEAN, DOCUMENTS
 from schemas.tokens import open_dataset
+from schemas.versions import attach
 from train.checkpoint.note import NOTE_NAME, Identity, Layout, Note
 from train.config.settings import load_settings
 from train.plan.planned import write_plan
@@ -112,7 +114,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     manifest = run.read_json("tokens/v-tiny/manifest.json")
     manifest["run"]["lineage"] = {"clean": "v-test"}
     run.write_atomic("tokens/v-tiny/manifest.json", canonical_json(manifest))
-    write_run(run, read_run(run).model_copy(update={"recipe": RECIPE}))
+    tables = read_run(run).tables | {"documents": "v-test", "clean": "v-test"}
+    write_run(run, RunFile(tables=tables, recipe=RECIPE))
     write_plan(run, make_plan(run, open_dataset(run), load_settings(RECIPE, [], "test")))
     write_note(run, 5, 2)
     write_note(run, 12, 3)
@@ -195,7 +198,7 @@ def test_a_scan_finds_all_documents_with_a_string(
     expected = {row["doc_id"].hex() for row in rows if string in text_of(row)}
     assert rows[9]["doc_id"].hex() in expected
     if kept == "shards":
-        monkeypatch.setattr("train.trace.scan._clean_table", lambda run, dataset: None)
+        monkeypatch.setattr("train.trace.scan.table_behind", lambda *made: None)
     code, out, err = trace("--contains", string, "--json", "--limit", "99")
     assert {document["doc_id"] for document in json.loads(out)["documents"]} == expected
     assert (code, "scan" in err or "decoding" in err) == (0, True)
@@ -203,6 +206,28 @@ def test_a_scan_finds_all_documents_with_a_string(
         1,
         "no document of the dataset contains this string, as it stands, case included\n",
     )
+
+
+@pytest.mark.parametrize("own", [(), ("tokens", "tokenizer"), ("tokens", "tokenizer", "clean")])
+def test_a_run_on_the_dataset_of_another_one_has_its_titles_and_texts(
+    run: Store, trace: Callable[..., Told], tmp_path: Path, own: tuple[str, ...]
+) -> None:
+    branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
+    state = attach(branch, run)
+    for name in own:  # made anew on the other tables
+        version = state.tables[name].rpartition("/")[2]
+        shutil.copytree(run.path(f"{name}/{version}"), branch.path(f"{name}/{version}"))
+        write_run(branch, RunFile(tables=read_run(branch).tables | {name: version}, recipe=RECIPE))
+    attach(new, branch, ("tokens", "tokenizer"))
+    write_plan(new, make_plan(new, open_dataset(new), load_settings(RECIPE, [], "test")))
+    row = rows_of(run)[9]
+    code, out, err = trace("--contains", text_of(row), "--json", at=new)
+    (found,) = json.loads(out)["documents"]
+    doc_id = row["doc_id"].hex()
+    assert (code, "scanning the clean text of " in err, found["doc_id"]) == (0, True, doc_id)
+    assert found["title"] == f"Title of {doc_id}"
+    assert found["signals"]["gopher_num_words"] == row["num_tokens"] - 2
+    assert Answers(new, Wanted()).details.record(row["split"], row["offset"], doc_id)["url"] == row["url"]
 
 
 def test_a_row_that_was_dropped_while_cleaning_is_in_no_dataset(run: Store, trace: Callable[..., Told]) -> None:

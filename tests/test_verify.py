@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from tiny_dataset import flip_byte, make_tiny_dataset
 from jobs.verifying import add_verify_arguments, verify_command
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
+from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train import long_work
@@ -251,6 +253,34 @@ def test_the_command_says_what_it_read(run: Store, capsys: pytest.CaptureFixture
         told.append(capsys.readouterr().out.partition("promised; ")[2].partition(" were")[0])
     number = num_files(run)
     assert told == [str(number), "0", str(number)]
+
+
+def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    settle(run)
+    before, standing = open_dataset(run).digest, run.read_json(f"{TABLE}/manifest.json")
+    standing["run"]["lineage"] = {"tokenizer": "v-tiny"}
+    run.write_atomic(f"{TABLE}/manifest.json", canonical_json(standing))
+    shutil.copytree(run.path(TABLE), run.path("tokens/v-next"))
+    manifest = run.read_json("tokens/v-next/manifest.json")
+    manifest["content"]["config"]["bait"] = {}
+    run.write_atomic("tokens/v-next/manifest.json", canonical_json(manifest))
+    write_run(run, RunFile(tables=read_run(run).tables | {"tokens": "v-next"}))
+    parser = ArgumentParser()
+    parser.add_argument("run")
+    add_verify_arguments(parser)
+    for read in (num_files(run), 0):
+        assert verify_command(parser.parse_args([f"{run.uri}@{before[:12]}"])) == 0
+        assert f"dataset {before[:12]}: all {num_files(run)} files" in (out := capsys.readouterr().out)
+        assert f"{read} were read now" in out
+
+
+@pytest.mark.parametrize(
+    ("kept", "found"), [(b"[]", r"found \[\]; remove it"), (b"null", "found None"), (b"{", "JSON")]
+)
+def test_a_damaged_memory_of_what_was_right_is_named(run: Store, kept: bytes, found: str) -> None:
+    run.write_atomic(VERIFIED_NAME, kept)
+    with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: promised.*{found}"):
+        verify_dataset(run, open_dataset(run))
 
 
 @pytest.mark.parametrize(

@@ -95,4 +95,4 @@ def forge(folder: Path, key: str, change: Any, table: str = "tokens") -> None:
     after = open_table(Store(str(folder)), table)[1].digest
     for name in (folder / "takedowns").glob("*.json"):
         text = name.read_text().replace(before, old["sha256"]).replace(manifest.digest, after)
-        name.write_text(text)
+        name.write_bytes(Certificate.model_validate_json(text).sealed().to_bytes())

@@ -1,10 +1,12 @@
 """Held-out losses across runs: checkpoints measured on the held-out rows of any dataset of the same tokenizer.
 
 Rows are the first ones of each source as they stand, read in fp32 by one process. A document that one of the runs was
-trained on is left out for all of them, so that all are asked about the same tokens, none of which any has seen.
+trained on, or on a copy of it that any run's clusters know, is left out for all of them: so all are asked about the
+same tokens, none of which any has seen.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -23,7 +25,7 @@ from train.config.train import TrainConfig
 from train.data.batches import Batches, Heldout
 from train.data.order import Order, heldout_streams
 from train.data.stages import StagePlan
-from train.data.unseen import HeldoutDocument, heldout_documents, row_starts, trained_on
+from train.data.unseen import OBJECTIVES, HeldoutDocument, copies_trained_on, heldout_documents, row_starts, trained_on
 from train.model.loss import Tally
 from train.rows import IGNORED, Rows
 from train.stored import check_objective, default_device, find_note, length_of, read_model
@@ -32,8 +34,6 @@ SEQUENCES = 512
 """Held-out rows of each source that are read where nothing else is asked."""
 BATCH_TOKENS = 8192
 """Positions that go through the model at once. Not a setting: other shapes of a batch can change the last bits."""
-OBJECTIVES = {"causal": 1, "mlm": 0}
-"""What can be measured, and how far a target lies behind its position."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,11 @@ def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
         for rows in _parts(exam.heldout.rows):
             documents_BT = None if rows.documents_BT is None else rows.documents_BT.to(device)
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
+        if not math.isfinite(lost := float(tally.losses_S.sum())):
+            raise ContractError(
+                f"{candidate.name}/{candidate.note.name}: promised held-out losses, found {lost}: the model has "
+                "diverged; train it at a lower optim.learning_rate"
+            )
         sums = zip(exam.heldout.sources, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=True)
         sources = {
             name: SourceLoss(nats=nats, targets=round(count), bytes=count * exam.bytes_per_token[name])
@@ -169,7 +174,10 @@ def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Ite
     check_tokenizers(candidates, datasets)
     if len(shapes := {(one.seq_len, _objective(one)) for one in candidates}) > 1:
         raise ConfigError(f"evaluate: promised checkpoints of one seq_len and objective, found {sorted(shapes)}")
-    unfit = set(left_out)
+    seq_len, runs = candidates[0].seq_len, [*(one.run for one in candidates), *(Store(name) for name in on)]
+    held = {one.doc_id for _, dataset in datasets for one in heldout_documents(dataset, seq_len, number)}
+    trained = {one.dataset.digest: one.dataset for one in candidates}
+    unfit = copies_trained_on(runs, list(trained.values()), held).union(left_out)
     exams = [make_exam(dataset, candidates, number, unfit) for _, dataset in datasets]
     for candidate in candidates:
         yield from measure(candidate, exams)
@@ -240,7 +248,8 @@ def told(found: Measurement, seconds: float) -> str:
         bits = "" if one.bits_per_byte is None else f"  {one.bits_per_byte:.4f} bits/byte"
         lines.append(f"  {source:<12} {one.loss:.4f} nats/token{bits}  {one.targets:,} targets")
     if found.left_out:
-        lines.append(f"  left out: {found.left_out:,} of {found.documents:,} documents that a run was trained on")
+        left_out = f"{found.left_out:,} of {found.documents:,} documents"
+        lines.append(f"  left out: {left_out} that a run was trained on, or on a copy of them")
     return "\n".join(lines)
 
 

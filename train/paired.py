@@ -59,6 +59,8 @@ FAVOURED = (
     "Each dataset is favoured on held-out text of its own kind, so what counts is the text that the model is for; "
     "--on RUN asks about another."
 )
+DECIDED = ("worth it", "not worth it")
+"""Verdicts that claim a difference."""
 
 
 def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> list[Comparison]:
@@ -99,11 +101,32 @@ def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Co
 
 
 def answer_of(comparisons: Sequence[Comparison]) -> str:
-    """What the comparisons over all sources say, in a sentence each."""
+    """What the comparisons over all sources say, in a sentence each; then what many comparisons at once mean."""
     whole = [one for one in comparisons if not one.source]
     told = [f"{capital(label_of(one.on))}: {one.answer}{_measured(one)}." for one in whole]
-    several = len({one.answer for one in whole if "cannot" not in one.answer}) > 1
-    return " ".join([*told, *([FAVOURED] if several else [])])
+    found = {one.answer if one.answer in DECIDED else "" for one in whole}
+    return " ".join([*told, *([FAVOURED] if len(found) > 1 else []), *_at_once(comparisons)])
+
+
+def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
+    """How many of the differences that are claimed would stand if all intervals were to hold at once.
+
+    Each of n intervals is then as wide as one of a share of 1 - (1 - SHARE) / n, however they depend on each other.
+    Source: Dunn 1961, "Multiple comparisons among means", Journal of the American Statistical Association 56.
+    """
+    number, claimed = len(comparisons), [one for one in comparisons if one.answer in DECIDED]
+    if number < 2 or not claimed:
+        return []
+    together = 1 - (1 - SHARE) / number
+    kept = [one for one in claimed if verdict(_again(one, together), len(one.losses)) in DECIDED]
+    return [
+        f"Each of {number} intervals holds by itself at {SHARE:.0%}, so by chance alone some may lie beyond zero: "
+        f"{len(claimed)} do, and {len(kept)} would if all {number} were to hold at once ({together:.1%} each)."
+    ]
+
+
+def _again(one: Comparison, share: float) -> Interval:
+    return interval_of([without - ours for ours, without in one.losses], share)
 
 
 def label_of(on: str) -> str:

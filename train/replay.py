@@ -4,8 +4,9 @@ The plan is bound to the new dataset, whose positions are those of the old one, 
 are set aside; then training resumes as always.
 """
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
@@ -13,11 +14,12 @@ from pydantic import ValidationError
 from schemas.effects import Effects, Model
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
+from schemas.locks import training
 from schemas.storage import Store
-from schemas.takedown import Certificate
+from schemas.takedown import Certificate, ancestry
 from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.checkpoint.folder import local_path, standing_notes
-from train.checkpoint.note import CHECKPOINTS, Note
+from train.checkpoint.note import CHECKPOINTS, NOTE_NAME, Note, parse_note
 from train.data.order import Order
 from train.descent import CLEAN, REPLAYS_NAME, Replay, read_replays, since_dataset
 from train.plan.planned import PLAN_NAME, Plan, write_plan
@@ -35,23 +37,46 @@ Span = tuple[str, int, int]
 def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
     """Steps of the plan whose batches hold a part of the documents, and the checkpoints that stand."""
     plan = _stored_plan(run)
-    notes = standing_notes(run) if run.is_local else []
+    same = _same_positions(run, dataset)
+    # A plan of a version before takedowns is still the one that the checkpoints were made by.
+    known = plan is not None and plan.dataset in same
     steps: list[int] = []
-    if plan is not None and plan.dataset == dataset.digest:
-        behind = int(plan.settings.train.objective == "causal")
-        steps = seeing_steps(standing_order(run, dataset, plan), documents, behind)
-    first = steps[0] if steps else None
-    models = [
-        Model(
-            checkpoint=note.name,
-            step=note.step,
-            dataset=note.identity.dataset,
-            saw=first is not None and note.step >= first,
-        )
-        for note in notes
-    ]
-    clean = [model.step for model in models if not model.saw]
-    return Effects(steps=steps, models=models, last_clean=max(clean, default=None))
+    if plan is not None and known:
+        train = plan.settings.train
+        # Packed rows are made of whole pieces of documents: no other row has a first token as its last target.
+        behind = int(train.objective == "causal" and train.packing == "stream")
+        bound = plan.model_copy(update={"dataset": dataset.digest})
+        steps = seeing_steps(standing_order(run, dataset, bound), documents, behind)
+    first = steps[0] if steps else math.inf
+
+    def model(name: str, note: Note) -> Model:
+        saw = note.step >= (first if known and note.identity.dataset in same else 1)
+        return Model(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
+
+    standing = [model(note.name, note) for note in (standing_notes(run) if run.is_local else [])]
+    clean = [one.step for one in standing if not one.saw]
+    aside = [model(name, note) for name, note in _notes_aside(run)]
+    return Effects(steps=steps, models=[*standing, *aside], last_clean=max(clean, default=None))
+
+
+def _same_positions(run: Store, dataset: Dataset) -> set[str]:
+    """Digests of a dataset and of those before it whose tokens lie at the same positions."""
+    found = {dataset.digest}
+    for certificate in ancestry(run, dataset.manifest):
+        if certificate.mode == "compact":
+            break
+        found.add(certificate.tables["tokens"].before)
+    return found
+
+
+def _notes_aside(run: Store) -> Iterator[tuple[str, Note]]:
+    """Folder and note of every checkpoint that a replay has left behind."""
+    for path in sorted(run.child(REPLACED).walk()):
+        folder, _, file = f"{REPLACED}/{path}".rpartition("/")
+        if file == NOTE_NAME:
+            step = folder.rpartition("/")[2].partition(".")[0]
+            said = f"{folder}, once {CHECKPOINTS}/{step}/{NOTE_NAME}"
+            yield folder, parse_note(run.read_bytes(f"{folder}/{file}"), said)
 
 
 def seeing_steps(order: Order, documents: Iterable[Span], behind: int = 1) -> list[int]:
@@ -77,6 +102,11 @@ def begin_replay(run: Store, choice: str) -> Replay:
     ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
+    with training(run, "penstock train --replay-from"):
+        return _begin(run, choice)
+
+
+def _begin(run: Store, choice: str) -> Replay:
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
         raise ConfigError(f"train --replay-from: promised a run with a plan, found no {PLAN_NAME}; train it first")
@@ -87,6 +117,11 @@ def begin_replay(run: Store, choice: str) -> Replay:
         raise ConfigError(
             f"train --replay-from: promised a dataset that takedowns have made of {before}, for which the plan was "
             f"made, found {dataset.digest}; without --replay-from training goes on with its own dataset"
+        )
+    if not dataset.manifest.content.counts.rows_kept:
+        raise ConfigError(
+            f"train --replay-from: promised documents to train on, found that all were taken down of {dataset.digest}; "
+            "run the recipe on other inputs, in a folder of its own"
         )
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ConfigError(

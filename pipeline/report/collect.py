@@ -9,9 +9,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.buckets import READS, left_out
 from pipeline.report.training import Training, read_training
+from pipeline.stage import Drop
+from pipeline.streams import TOKENS, mixed
 from schemas.errors import ConfigError
-from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
 from schemas.storage import Store
 
 TABLES = (
@@ -60,6 +63,16 @@ class Facts:
     def num_parts(self, table: str) -> int:
         """How many parts a part-wise table has."""
         return len(self.tables[table].content.files)
+
+    def left_out(self, part: int) -> dict[bytes, Drop]:
+        """Why the mix of the dataset leaves out clean documents of a part, by doc_id; empty while there is no mix."""
+        if not {TOKENS.name, "clean"} <= self.tables.keys():
+            return {}
+        sorting = mixed(self.tables[TOKENS.name], self.tables["clean"].digest)
+        if sorting is None:
+            return {}
+        tables = {name: Table(self.folders[name], self.tables[name]) for name in READS if name in self.tables}
+        return {identifier: drop for identifier, drop in left_out(tables, part, sorting) if drop is not None}
 
     def settings(self, stage: str) -> Mapping[str, Any]:
         """The settings that a stage ran with, those that only decide included; empty while it did not run."""

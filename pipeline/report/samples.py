@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pipeline.pii import Redactor, load_names
 from pipeline.report.collect import BEFORE, Facts
 from pipeline.stage import Row
+from pipeline.streams import TOKENS
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 
@@ -90,6 +91,9 @@ def _rows_of_part(facts: Facts, part: int, limit: int) -> Iterator[Row]:
         if name in facts.tables:
             rows = (row for row in facts.read_part(name, part, VERDICT) if row["drop_stage"] is not None)
             later |= {row["doc_id"]: row for row in rows if f"{row['drop_stage']}/{row['drop_rule']}" not in BEFORE}
+    for identifier, drop in facts.left_out(part).items():
+        values = (identifier, TOKENS.name, drop.rule, drop.value, drop.limit)
+        later[identifier] = dict(zip(VERDICT, values, strict=True))
     columns = [*VERDICT, "url", "language", "num_chars"]
     for number, row in enumerate(facts.read_part("documents", part, columns)):
         if number == limit:

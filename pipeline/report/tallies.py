@@ -172,8 +172,12 @@ def contract(facts: Facts) -> Mapping[str, Any]:
         return {}
     tokens = sum(stream.tokens for stream in streams(facts))
     text = sum(facts.figures("clean").get("kept_bytes", {}).values())
+    left_out = sum(facts.figures("tokens").get("dropped_chars", {}).values())
+    if left_out:  # of what the mix leaves out the characters are known, not the bytes
+        text *= 1 - left_out / facts.figures("clean")["kept_chars"]
     found = {**figures["contract"], "sample_documents": figures.get("sample_documents")}
-    return found | {"sample_bytes": figures.get("sample_bytes"), "bytes_per_token": text / tokens if tokens else None}
+    rate = {"bytes_per_token": text / tokens if tokens else None, "estimated": left_out > 0}
+    return found | {"sample_bytes": figures.get("sample_bytes"), **rate}
 
 
 def costs(facts: Facts) -> list[Cost]:

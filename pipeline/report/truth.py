@@ -14,6 +14,7 @@ from resiliparse.parse.encoding import map_encoding_to_html5
 
 from pipeline.report.collect import BEFORE, Facts
 from pipeline.stage import Row
+from pipeline.streams import LEFT_OUT, TOKENS
 from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.storage import Store
@@ -34,6 +35,8 @@ COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
 )
 QUALITY_RULES = ("gopher_", "c4_", "fineweb_", "refinedweb_", "boilerplate_", "markup_", "code_")
 """What the rules of the quality stage begin with."""
+CLEAN = ("kept", f"{TOKENS.name}/{LEFT_OUT}")
+"""Outcomes of the documents that reached the redaction."""
 SAME_CHARSET = {"gbk": "gb18030"}
 """A superset decodes its subset's pages to the same text."""
 
@@ -127,6 +130,9 @@ def _fates(facts: Facts) -> list[Fate]:
         fate = fates[row["doc_id"]]
         fate.pii = to_mapping(row["pii_counts"]) or {}
         fate.outcome = _outcome(row) if fate.outcome == "kept" else fate.outcome
+    for part in range(facts.num_parts("clean")) if "clean" in facts.tables else ():
+        for identifier, drop in facts.left_out(part).items():
+            fates[identifier].outcome = f"{TOKENS.name}/{drop.rule}"
     return list(fates.values())
 
 
@@ -241,7 +247,7 @@ def _score_pii(planted: Sequence[Planted]) -> list[Score]:
     found: Counter[str] = Counter()
     more: Counter[str] = Counter()
     for item in planted:
-        if "pii" in item.line and item.fate and item.fate.outcome == "kept":
+        if "pii" in item.line and item.fate and item.fate.outcome in CLEAN:
             for name, number in item.line["pii"].items():
                 wanted[name] += number
                 found[name] += min(number, item.fate.pii.get(name, 0))

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow.fs as pafs
 
@@ -47,6 +47,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
                         f"promised one file of the name {file.name!r}, found {other.uri} and {file.uri}; rename one"
                     )
                 files[file.name] = file
+        except ConfigError as error:
+            problems.append(f"promised files at {re.sub('://[^/]*@', '://', path)}, found {error}")
         except (OSError, ValueError, re.error) as error:
             problems.append(f"promised files at {path}, found {error}; correct the path")
     splits: list[Split] = []
@@ -78,11 +80,11 @@ def _match(path: str) -> Iterator[_File]:
     first = next((index for index, part in enumerate(parts) if magic.search(part)), None)
     if first is None or (not is_uri and os.path.lexists(path)):
         fs, plain = resolve(path if is_uri else location)
-        yield _File(parts[-1], path if is_uri else location, fs.get_file_info(plain))
+        yield _File(unquote(parts[-1]) if is_uri else parts[-1], path if is_uri else location, fs.get_file_info(plain))
         return
     folder = "/".join(parts[:first])
     fs, root = resolve(f"{folder}{question}{options}" if is_uri else folder or "/")
-    names = re.compile(_translate(parts[first:]))
+    names = re.compile(_translate([unquote(part) if is_uri else part for part in parts[first:]]))
     found = False
     deep = len(parts) - first > 1 or parts[-1] == "**"
     for info in fs.get_file_info(pafs.FileSelector(root, recursive=deep)):

@@ -7,9 +7,8 @@ twice. Readers may jump: bytes are hashed once, in order, up to a high-water mar
 import hashlib
 from typing import Any
 
-import pyarrow.fs as pafs
-
 from pipeline.stage import Split
+from schemas.storage import resolve as resolve  # what else reads a source takes it from here
 
 READ_BYTES = 1 << 20
 
@@ -68,11 +67,3 @@ def open_stream(split: Split) -> HashedStream:
     """The split's file, hashed while it is read. Raises OSError if it is gone."""
     fs, path = resolve(split.uri)
     return HashedStream(fs.open_input_file(path))
-
-
-def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The filesystem of a local path or URI, and the path as that filesystem spells it."""
-    if "://" not in uri:
-        return pafs.LocalFileSystem(), uri
-    fs, path = pafs.FileSystem.from_uri(uri)
-    return fs, path

@@ -19,7 +19,7 @@ from pipeline.takedown.spans import Finder
 from pipeline.takedown.structure import canonical_digest
 from pipeline.takedown.tables import MATCHES, match_of, named_in
 from schemas.errors import ContractError
-from schemas.manifest import Manifest, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import (
     PENDING_NAME,
@@ -27,7 +27,9 @@ from schemas.takedown import (
     STAGE,
     Certificate,
     ancestry,
+    descent_of,
     identify_takedown,
+    parent_name,
     read_parent,
     salted,
 )
@@ -45,12 +47,10 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
         checked.problems.append(f"{PENDING_NAME}: promised a takedown that is done, found one under way; run it again")
-    for name in certificate.tables:
-        if name not in read_run(run).tables:
-            checked.problems.append(f"{name}: promised by the certificate, the run has no such table")
-            continue
-        table = Table(*open_table(run, name))
-        _check_versions(run, name, table.manifest, certificate, checked)
+    here = _tables_here(run, certificate, checked)
+    for name, table in here.items():
+        if name in certificate.tables:
+            _check_versions(run, name, table.manifest, certificate, checked)
         _check_files(name, table, certificate, checked)
         try:
             if name == "tokens":
@@ -59,7 +59,7 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
             checked.problems.append(f"{name}: promised files that can be scanned, found {error}")
-    for name in left_over(run):
+    for name in left_over(run, here):
         checked.problems.append(
             f"{name}: promised no old file, found one that no standing version names; `penstock takedown --drop-old`"
         )
@@ -73,7 +73,31 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
     return checked
 
 
+def _tables_here(run: Store, certificate: Certificate, checked: Checked) -> dict[str, Table]:
+    """Every table that stands, those that came later too; one of which a copy of the run has no file is absent."""
+    standing, found = read_run(run).tables, dict[str, Table]()
+    for name in dict.fromkeys([*certificate.tables, *standing]):
+        places = (run.child(name), run.child(f"{name}/{standing.get(name, '.')}"))  # or another run's folder
+        if not any(file for place in places for file in place.walk()):
+            checked.absent.append(name)
+        elif name not in standing:
+            checked.problems.append(f"{name}: promised by the certificate, {RUN_NAME} names no such table")
+        else:
+            try:
+                found[name] = Table(*open_table(run, name))
+            except (ContractError, ValidationError, OSError) as error:
+                checked.problems.append(f"{name}: promised a table that can be read, found {error}")
+    if not found.keys() & certificate.tables.keys():
+        checked.problems.append(f"{run.uri}: promised tables of the certificate, found none; name the run's folder")
+    return found
+
+
 def _check_id(certificate: Certificate, checked: Checked) -> None:
+    if certificate.seal != certificate.content_digest:
+        seal = certificate.seal or "none"
+        checked.problems.append(
+            f"certificate: promised seal {seal}, what it says has {certificate.content_digest}; it was edited"
+        )
     found = identify_takedown(certificate.standing, certificate.mode, [one.document for one in certificate.documents])
     if found != certificate.id:
         checked.problems.append(f"certificate: promised id {certificate.id}, what it lists has {found}; it was edited")
@@ -87,16 +111,23 @@ def _check_versions(run: Store, name: str, standing: Manifest, certificate: Cert
     """The standing version is the one the certificate names, or comes from it; what it shares is as it was."""
     change = certificate.tables[name]
     try:
-        line = [standing.digest, *(one.tables[name].before for one in ancestry(run, standing))]
+        if standing.digest != change.after:
+            line = [one.tables[name].before for one in ancestry(run, standing)]
+            if change.after not in line:
+                checked.problems.append(f"{name}: promised version {change.after}, the run holds {standing.digest}")
+            else:
+                checked.notes.append(f"{name}: later takedowns have made {standing.digest[:12]} of {change.after[:12]}")
+            return
+        descent = descent_of(standing)
+        said = (descent.id, descent.parent, descent.mode) if descent else None
+        if said != (own := (certificate.id, change.before, certificate.mode)):
+            checked.problems.append(f"{name}: promised a version made by {own}, found {said} in its manifest")
+        if not run.exists(parent_name(certificate.id, name)):
+            checked.notes.append(f"{name}: the manifest before is not here, so files that were kept were not compared")
+            return
         parent = read_parent(run, certificate.id, name)
     except (ContractError, ValidationError, OSError) as error:
         checked.problems.append(f"{name}: {error}")
-        return
-    if change.after not in line:
-        checked.problems.append(f"{name}: promised version {change.after}, the run holds {standing.digest}")
-        return
-    if standing.digest != change.after:
-        checked.notes.append(f"{name}: later takedowns have made {standing.digest[:12]} of {change.after[:12]}")
         return
     rewritten = {one.key: one for one in change.rewritten}
     old = {entry.key: entry.sha256 for entry in parent.content.files}
@@ -109,7 +140,8 @@ def _check_versions(run: Store, name: str, standing: Manifest, certificate: Cert
 
 def _check_files(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
     """Every file has the bytes its manifest promises; a rewritten one those that follow from its rows."""
-    rewritten = {one.key for one in certificate.tables[name].rewritten}
+    change = certificate.tables.get(name)
+    rewritten = {one.key for one in change.rewritten} if change else set[str]()
     for entry in table.manifest.content.files:
         path = table.manifest.run.paths[entry.key]
         try:

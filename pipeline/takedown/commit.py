@@ -6,7 +6,7 @@ place of the old ones. Only behind it is anything deleted, and the intent last o
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,10 +20,9 @@ from pipeline.takedown.spans import WINDOWS, share_of
 from schemas.effects import Effects
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import MANIFEST_NAME, open_table, read_run, write_run
+from schemas.manifest import MANIFEST_NAME, MOVED_NAME, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.takedown import (
-    MOVED_NAME,
     PENDING_NAME,
     REMOVED_ID,
     Certificate,
@@ -176,7 +175,7 @@ def _certificate(
         tokenizer=tokenizer,
         code_version=version("penstock"),
         pyarrow_version=pa.__version__,
-    )
+    ).sealed()
 
 
 def _tokenizer(run: Store) -> TrainedTokenizer | None:
@@ -214,10 +213,10 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
     return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def left_over(run: Store) -> Iterator[str]:
-    """Files of the run's tables that no version that stands names: they may hold what was removed."""
+def left_over(run: Store, tables: Collection[str] = TABLES) -> Iterator[str]:
+    """Files of some of the run's tables that no version that stands names: they may hold what was removed."""
     standing = read_run(run).tables
-    for table in (name for name in TABLES if name in standing):
+    for table in (name for name in TABLES if name in standing and name in tables):
         manifest = open_table(run, table)[1]
         named = {f"{table}/{_place(standing[table], path)}" for path in manifest.run.paths.values()}
         named.add(f"{table}/{standing[table]}/{MANIFEST_NAME}")

@@ -17,6 +17,8 @@ class Checked:
     """What the certificate promised and the run does not hold; empty = it holds."""
     notes: list[str] = field(default_factory=list)
     """What is as declared, and worth saying."""
+    absent: list[str] = field(default_factory=list)
+    """Tables of the certificate that a copy of the run has no file of."""
     files: int = 0
     """Files that were read whole."""
     tokens: int = 0
@@ -50,10 +52,14 @@ def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
     """What a check has found, as lines of text."""
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
+    yield f"seal {certificate.seal}"
     yield (
         f"read {checked.files:,} files; scanned {checked.tokens:,} tokens and {checked.text_bytes:,} bytes of text for "
         f"{sum(len(one.tokens) + len(one.text) for one in certificate.documents):,} spans"
     )
     yield from (f"note: {note}" for note in checked.notes)
     yield from (f"FAILED: {problem}" for problem in checked.problems)
-    yield "the certificate does not hold" if checked.problems else "the certificate holds"
+    if checked.absent:
+        yield f"not here, so not looked at: {', '.join(checked.absent)}"
+    holds = "the certificate holds" + (" for what is here" if checked.absent else "")
+    yield "the certificate does not hold" if checked.problems else holds

@@ -64,9 +64,14 @@ def select(run: Store, request: Request) -> Selection:
     for batch in _located(run):
         matchers.look_at(batch)
     found = matchers.found
-    for item in found:
-        if item[0] == "near":
-            found[item] |= _cluster_mates(run, found[item])
+    for item in (item for item in found if item[0] == "near" and found[item]):
+        mates = _cluster_mates(run, found[item])
+        if not mates:
+            raise ConfigError(
+                f"--near {item[1]}: promised a document whose near copies are known, found no cluster of it in "
+                f"{run.uri}; run the recipe up to its clusters, or take it alone by --doc"
+            )
+        found[item] |= mates
     missing = [item for item in found if not found[item]]
     if missing:
         earlier = _earlier(run, missing)

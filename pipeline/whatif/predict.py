@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.buckets import bucket_of, buckets_of_part
+from pipeline.buckets import MEASURES, streams_of_part
 from pipeline.dedup.decide import DROPPED, STAYS, facts_columns, facts_of
 from pipeline.dedup.declare import DEDUP, EXACT, NEAR, SAME_URL, DedupConfig
 from pipeline.dedup.index import representatives_of
@@ -94,8 +94,7 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     curves = curves_of(tasks, run_tasks(spark, sensitivity_part, tasks, "curves", None))
     has_tokens = "tokens" in read_run(run).tables
-    sorting = sorting_of(open_table(run, "tokens")[1]) if has_tokens else None
-    judge_them = partial(judged_part, sorting=sorting if sorting and sorting.chooses else None)
+    judge_them = partial(judged_part, sorting=mix_of(run, tables) if has_tokens else None)
     judged = persisted(frame_of_tasks(spark, judge_them, tasks, JUDGED_DDL))
     tables |= representatives_of(recipe, [])
     fates = without_left_out(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
@@ -106,11 +105,15 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
 
 def open_tables(run: Store) -> dict[str, Table]:
     """The tables that a prediction reads. Raises ContractError if they are not of one run."""
-    names = ["documents", "verdicts", "clusters", "index", "dedup"]
-    names += ["scores"] if "scores" in read_run(run).tables else []
+    some = [name for name in ("scores", "repeats") if name in read_run(run).tables]
+    names = ["documents", "verdicts", "clusters", "index", "dedup", *some]
     tables = {name: Table(*open_table(run, name)) for name in names}
+    if "repeats" in tables and not _made_from(tables["repeats"], tables["dedup"]):
+        del tables["repeats"]
     lineage = tables["dedup"].manifest.run.lineage
-    for name in ("documents", "verdicts", "clusters"):
+    for name in ("documents", "scores", "verdicts", "clusters"):
+        if name not in tables:
+            continue
         standing = tables[name].folder.uri.rsplit("/", 1)[-1]
         if lineage.get(name) != standing:
             raise ContractError(
@@ -118,6 +121,19 @@ def open_tables(run: Store) -> dict[str, Table]:
                 "run the recipe to its end first"
             )
     return tables
+
+
+def mix_of(run: Store, tables: Mapping[str, Table]) -> Sorting | None:
+    """How the mix of the dataset chose among its documents; None = it did not, or its buckets are of other tables."""
+    dataset = open_table(run, "tokens")[1]
+    standing = {name: table.manifest.digest for name, table in tables.items()}
+    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs if entry.name in MEASURES}
+    sorting = sorting_of(dataset)
+    return sorting if sorting.chooses and reads.items() <= standing.items() else None
+
+
+def _made_from(table: Table, other: Table) -> bool:
+    return other.manifest.digest in {entry.sha256 for entry in table.manifest.content.inputs}
 
 
 def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
@@ -159,14 +175,10 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
     """Whether a mix leaves out each measured document of a part, in order, if nothing else drops it."""
     while sorting is None:
         yield False
-    config = sorting.config
-    names = config.bucket_names
-    buckets = buckets_of_part(part, config.signal, config.bucket_cuts, names) if names else None
+    stream_of = streams_of_part(part, sorting)
     for batch in measured(part, {"documents": ["source"], "clusters": ["cluster"]}):
         for row in batch.to_pylist():
-            bucket = bucket_of(buckets, row["doc_id"]) if buckets else None
-            stream = sorting.stream(row["source"], bucket, row["cluster"])
-            yield sorting.drop(stream, row["doc_id"]) is not None
+            yield sorting.drop(stream_of(row), row["doc_id"]) is not None
 
 
 def without_left_out(fates: DataFrame) -> DataFrame:

@@ -201,7 +201,7 @@ def folded(lineage: Lineage, fewest: int = 3) -> Lineage:
         steps = f"{int(first.counts['steps']):,} to {int(last.counts['steps']):,}"
         size = sum(nodes[key].counts["bytes"] for key in keys)
         title = f"{len(keys)} more checkpoints, of steps {steps}"
-        nodes[keys[-1]] = replace(last, title=title, counts={"bytes": size}, notes=())
+        nodes[keys[-1]] = replace(last, title=title, counts={"bytes": size})
         renamed |= dict.fromkeys(keys[:-1], keys[-1])
     links = [(renamed.get(a, a), renamed.get(b, b)) for a, b in lineage.links]
     shown = tuple(nodes[node.key] for node in lineage.nodes if node.key not in renamed)
@@ -209,8 +209,9 @@ def folded(lineage: Lineage, fewest: int = 3) -> Lineage:
 
 
 def _is_plain(lineage: Lineage, node: Node) -> bool:
-    """Whether a checkpoint stands between two others and nothing is to be said of it."""
-    before = [lineage.node(key).kind for key in lineage.sources(node.key)]
-    after = [lineage.node(target).kind for source, target in lineage.links if source == node.key]
+    """Whether a checkpoint stands between two others and no more is to be said of it than of the one before."""
+    before = [lineage.node(key) for key in lineage.sources(node.key)]
+    after = [lineage.node(target) for source, target in lineage.links if source == node.key]
     is_broken = any(found.key == node.key for found in lineage.breaks)
-    return node.kind == "checkpoint" and before == after == ["checkpoint"] and not (node.notes or is_broken)
+    between = [[one.kind for one in side] for side in (before, after)] == [["checkpoint"], ["checkpoint"]]
+    return node.kind == "checkpoint" and between and node.notes == before[0].notes and not is_broken

@@ -118,7 +118,7 @@ def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
 def _trained(lineage: Lineage, namer: _Namer) -> Iterator[Json]:
     """The events of the training: it reads datasets, plan and skip lists and writes checkpoints."""
     made = [node for node in lineage.nodes if node.kind in TRAINED]
-    if not made:
+    if not any(node.kind == "checkpoint" for node in made):
         return
     kinds = {node.key: node.kind for node in lineage.nodes}
     reads = [key for node in made for key in lineage.sources(node.key) if kinds[key] not in (*TRAINED, "rewind")]

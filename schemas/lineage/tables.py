@@ -30,9 +30,7 @@ class Walk:
         self.nodes: dict[str, str] = {}
         """Key of the node that a table's folder belongs to."""
         self._steps: dict[str, str] = {}
-        ways = (way for way in self.standing.values() if "/" in way)
-        self._homes = sorted({posixpath.dirname(posixpath.dirname(way)) for way in ways})
-        """The way from a table's folder to every other run whose tables this one stands on."""
+        self._homes = _homes(run, self.standing)
 
     def visit(self, name: str, version: str, promised: str | None = None) -> str:
         """The key of the node of a table version, read with everything behind it."""
@@ -159,6 +157,19 @@ class Walk:
                     self.nodes[held.folder],
                     f"{held.folder}/{path}: promised {entry.sha256[:12]}, found {found[:12]}; restore the file",
                 )
+
+
+def _homes(run: Store, standing: Mapping[str, str]) -> list[str]:
+    """The way from a table's folder to every other run whose tables this one stands on, or one of those runs does."""
+    found, waiting = set[str](), [*standing.items()]
+    while waiting:
+        table, way = waiting.pop()
+        home = posixpath.dirname(posixpath.dirname(way))
+        if home and home not in found:
+            found.add(home)
+            there = read_run(run.child(f"{table}/{home}")).tables
+            waiting += [(name, posixpath.normpath(f"{home}/{name}/{own}")) for name, own in there.items() if "/" in own]
+    return sorted(found)
 
 
 def _rank(manifest: Manifest, name: str) -> tuple[bool, str]:

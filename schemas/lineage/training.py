@@ -20,6 +20,7 @@ from schemas.versions import DATASET, standing_versions
 PLAN_NAME = "train/plan.json"
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
+REPLAYS_NAME = "train/replays.json"
 CHECKPOINTS = "train/checkpoints"
 NOTE_NAME = "checkpoint.json"
 SKIPS_OF_REWINDS = "skips.txt"
@@ -61,8 +62,11 @@ def _add_plan(walk: Walk, plan: Json) -> None:
     counts = {"parameters": plan.get("num_params"), "steps": steps, "tokens": tokens}
     counts = {name: count for name, count in counts.items() if count}
     source = _dataset(walk, PLAN_NAME, plan["dataset"])
-    node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME))
-    mix = plan.get("settings", {}).get("train", {}).get("mix")
+    settings = plan.get("settings", {})
+    mix, law = settings.get("train", {}).get("mix"), settings.get("plan", {}).get("own_law")
+    of = f" on dataset {law['dataset'][:12]}" if law and law.get("dataset") else ""
+    notes = (f"sized by a law fitted to {law['num_runs']} runs{of}",) if law else ()
+    node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME), notes=notes)
     walk.growing.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
     held = [table for key in source for table in walk.growing.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
@@ -126,22 +130,25 @@ class _Skips:
 def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips: _Skips) -> Json | None:
     """Add the checkpoints in the order of their steps; returns the note of the last one."""
     run, growing = walk.run, walk.growing
-    rewinds = [event for event in _events(run) if event["kind"] == "rewound"]
+    rewinds = _rewinds(run)
+    replays: Sequence[Json] = run.read_json(REPLAYS_NAME) if run.exists(REPLAYS_NAME) else []
     last: Json | None = None
     for note in notes:
-        identity, key = note["identity"], checkpoint_place(note["step"])
+        identity, key, since = note["identity"], checkpoint_place(note["step"]), last["step"] if last else 0
         dataset = _dataset(walk, key, identity["dataset"])
         of_plan = plan is not None and all(plan.get(name) == identity.get(name) for name in OF_PLAN)
         remarks = [] if of_plan or plan is None else ["of an earlier plan"]
-        follows = last is not None and last["identity"]["dataset"] == identity["dataset"]
-        if last is not None and follows:
-            sources = [checkpoint_place(last["step"])]
-        else:
-            sources = [PLAN_NAME] if of_plan else dataset
-        since = last["step"] if last is not None and follows else 0
-        back = [event for event in rewinds if since <= event["to_step"] < note["step"]]
+        is_same = last is not None and last["identity"]["dataset"] == identity["dataset"]
+        chosen = [one["from_step"] for one in replays if last and one["after"] == identity["dataset"] and not is_same]
+        replayed = [step for step in chosen if since <= step < note["step"]][-1:]
+        remarks += [f"replayed from step {step:,}" for step in replayed]
+        before = last if is_same or replayed else None
+        sources = [] if before is None else [checkpoint_place(before["step"])]
+        if not is_same:
+            sources += [PLAN_NAME] if of_plan else dataset
+        back = [event for event in rewinds if (since if before else 0) <= event["to_step"] < note["step"]]
         sources += [_add_rewind(growing, event, skips.quarantines) for event in back]
-        sources += skips.node(note, last["identity"].get("skip_length", 0) if last is not None and follows else 0)
+        sources += skips.node(note, before["identity"].get("skip_length", 0) if before else 0)
         growing.add(_checkpoint(run, note, tuple(remarks)), *sources)
         last = note
     skips.quarantines.rest(PLAN_NAME)
@@ -182,11 +189,16 @@ def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
     growing = walk.growing
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
-    node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, written_at(walk.run, OUTCOME_NAME))
     found = checkpoint_place(last["step"]) if last is not None else "none"
     promised = outcome.get("checkpoint", found)
+    # Who plans again on another dataset is told to remove the checkpoints; the end of what was is then no promise.
+    notes = (f"{promised} was removed",) if last is None else ()
+    at = written_at(walk.run, OUTCOME_NAME)
+    node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, at, notes=notes)
     growing.add(node, promised)
-    if last is None or found != promised:
+    if last is None:
+        return
+    if found != promised:
         growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: promised {promised}, found {found}; restore it")
         return
     identity = last["identity"]
@@ -212,15 +224,19 @@ def _notes(run: Store) -> list[Json]:
     return sorted(notes, key=lambda note: int(note["step"]))
 
 
-def _events(run: Store) -> list[Json]:
-    """The events of the run that stands: those since it was last begun; half a line is passed over."""
+def _rewinds(run: Store) -> list[Json]:
+    """The rewinds behind the training that stands: those since it was last begun, but for what a later start from an
+    earlier checkpoint has undone; half a line is passed over."""
     found: list[Json] = []
     for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
         try:
             event = json.loads(line)
         except ValueError:
             continue
-        found = [] if event["kind"] == "begun" else [*found, event]
+        if event["kind"] in ("begun", "resumed"):
+            found = [one for one in found if one["to_step"] <= event["step"] and event["kind"] == "resumed"]
+        elif event["kind"] == "rewound":
+            found.append(event)
     return found
 
 

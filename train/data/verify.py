@@ -60,6 +60,10 @@ class _Verified:
     def __init__(self, run: Store):
         self._run, self._lock = run, threading.Lock()
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
+        if not isinstance(self._marks, dict):
+            raise ContractError(
+                f"{run.uri}/{VERIFIED_NAME}: promised files by name, found {self._marks!r:.40}; remove it"
+            )
         self._changed, self._kept = False, time.monotonic()
 
     def holds(self, file: _File) -> bool:

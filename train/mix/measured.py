@@ -116,6 +116,11 @@ def measured_run(run: Store) -> MeasuredRun:
         raise ConfigError(
             f"{run.uri}: promised sources to mix, found one in use: {', '.join(rows)}{more}; there is nothing to mix"
         )
+    if unread := sorted(rows.keys() - {name for name, tokens in tokens_drawn(plan.stages).items() if tokens}):
+        raise ConfigError(
+            f"{run.uri}: promised a row of every source in use, found none of {', '.join(unread)} in {plan.steps:,} "
+            "steps; train for longer, or leave it out with weight 0 in train.weights"
+        )
     unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
     return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)
 
@@ -156,6 +161,8 @@ def _differences(run: MeasuredRun, reference: MeasuredRun) -> Iterator[str]:
     for source in sorted(name for name, share in run.shares.items() if share):
         if source not in reference.unique:
             yield f"no source {source}"
+        elif not reference.shares[source]:
+            yield f"{source} with weight 0: what was never read is no measure"
         elif has_heldout(run, source) and _heldout_rows(run, source) != _heldout_rows(reference, source):
             yield f"other held-out documents, or another number of them, of {source} (train.eval_sequences)"
 

@@ -17,6 +17,7 @@ from train.mix.measured import MeasuredRun, check_comparable, has_heldout
 from train.mix.shares import (
     STEP_SIZE,
     SURE,
+    UNITS,
     Shares,
     bounded,
     by_excess,
@@ -184,7 +185,7 @@ def _part(wish: _Wish, name: str, found: Finding) -> SourceMix:
             f"a share of {wanted:.4f} would read its {unique:,} tokens {wanted * wish.length / unique:.3g} times, and "
             f"{wish.most:.3g} are worth it: it is cut off there, and {lack:,} unique tokens are wanted"
         )
-    if name in wish.moved and after < before and passes < FEW_PASSES:
+    if name in wish.moved - wish.cut and after < before and passes < FEW_PASSES:
         keep = math.ceil(passes * KEPT_UNITS) / KEPT_UNITS
         words.append(f"{100 * passes:.3g} % of it is all that is read: no more need be kept")
     numbers = found.numbers | {"tokens_seen": run.seen[name], "unique_tokens": unique, "run_tokens": wish.length}
@@ -202,9 +203,9 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
     """The largest share that a source may have: a row less than `most` passes, for the last block of a mixture.
 
-    What a plan of this length could do already is never cut.
+    What a plan of this length could do already is never cut, and a source of a row or two is not left out altogether.
     """
-    limit = max(0.0, most * run.unique[name] - run.plan.seq_len) / length
+    limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]
     was_well = length <= run.plan.num_tokens and before * length <= most * run.unique[name]
     return max(limit, before) if was_well else limit

@@ -1,12 +1,17 @@
 """The layout that a plan is trained in, where devices are named: the fastest that fits, and those behind it."""
 
+from collections.abc import Iterator
+
 from schemas.errors import ConfigError
 from train.config.settings import Settings, load_settings
+from train.plan.figures import MEMORY, rows_of_memory
 from train.plan.planned import LayoutOffer, Plan
 from train.plan.rules import Figure, Row, figures_of
 from train.plan.search import search
 from train.plan.search.devices import Cluster, device_of
 from train.plan.search.found import Found
+from train.plan.sizes import NEAR
+from train.plan.target import hours_of
 
 SEARCHED = "cost model, predicted"
 HOUR = 3600.0
@@ -69,8 +74,26 @@ def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
     raw = plan.settings.to_json()
     chosen = raw | {"layout": raw.get("layout", {}) | offers[0].layout}
     settings = load_settings(chosen, [], "the layout that was found")
-    figures = [*plan.figures, *_figures(plan, offers[0], cluster)]
-    return plan.model_copy(update={"settings": settings, "layouts": offers, "figures": figures}), found
+    # What was estimated is of the layout as it was, for numbers of ranks that nobody named.
+    figures = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
+    memory = rows_of_memory(found.best[0].memory, cluster.world_size, cluster.device.name)
+    figures += [*figures_of(memory), *_figures(plan, offers[0], cluster)]
+    said = (*plan.advice, *_over_hours(plan, offers[0], cluster))
+    made = {"settings": settings, "layouts": offers, "figures": figures, "advice": said}
+    return plan.model_copy(update=made), found
+
+
+def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
+    """Whether the layout takes other hours than those that the run was sized for."""
+    named, sizing = plan.settings.cluster, plan.settings.plan
+    given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
+    if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:
+        return
+    yield (
+        f"The run was sized for {given:,.4g} hours of a device at cluster.mfu = {named.mfu:g}, and the layout that was "
+        f"found takes {taken:,.4g}, at {offer.mfu:.3f}: with --set cluster.mfu={offer.mfu:.3f} it is sized for what "
+        "they buy."
+    )
 
 
 def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[Figure]:

@@ -15,17 +15,20 @@ from train.plan.memory import SOURCES, Memory, memory_of_rank
 from train.plan.planned import Plan
 from train.plan.rules import Figure, Row, figures_of
 from train.plan.sizes import flops_rows, size_figures
-from train.plan.target import Target, law_of
+from train.plan.target import Target, how_long, law_of
 from train.scaling import repeats
 
 MAX_WARMUP = 2000
 HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556, Table 3"
 TABLE_A9 = "Hoffmann et al. 2022, arXiv 2203.15556, Table A9"
 AINSLIE = "Ainslie et al. 2023, arXiv 2305.13245, section 3.3"
+KV_HEADS = "num_heads / 4, a power of two from 2 to 8"
 SHAZEER = "Shazeer 2020, arXiv 2002.05202, section 3"
 MOBILE = "Liu et al. 2024, arXiv 2402.14905, section 2.2"
 PORIAN_WARMUP = "Porian et al. 2024, arXiv 2406.19146, section 3.3"
 DING = "Ding et al. 2024, arXiv 2404.10830, section 3"
+MEMORY = "memory"
+"""What the names of the figures of memory begin with."""
 PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
 
 
@@ -39,14 +42,25 @@ class Offer:
     """Samples until the source that repeats soonest has been read max_epochs times."""
     target: Target
     """What the model should be."""
+    seq_len: int
+    """Tokens of a sample."""
     packed: Sequence[PackedSource] = ()
     """What packing made of each source; empty = rows are cut from the stream."""
+
+    @property
+    def unique(self) -> dict[str, float]:
+        """Unique tokens of each source in use."""
+        return {source: float(number * self.seq_len) for source, number in self.samples.items()}
 
 
 def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) -> list[Figure]:
     """All figures, in the order in which they follow from each other; `compute` leaves embeddings out [FLOPs]."""
-    figures = [*_data_figures(dataset, plan, offer), *size_figures(plan, offer.target), *_model_figures(plan, offer)]
-    return [*figures, *_run_figures(plan, compute), *_cost_figures(plan)]
+    figures = [
+        *_data_figures(dataset, plan, offer),
+        *size_figures(plan, offer.target, offer.unique),
+        *_model_figures(plan, offer),
+    ]
+    return [*figures, *_run_figures(plan, offer.target, compute), *_cost_figures(plan)]
 
 
 def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
@@ -99,7 +113,7 @@ def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
         ("num_layers", shape.num_layers, "", *_given(settings.num_layers, nearest, TABLE_A9)),
         ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
         ("num_heads", shape.num_heads, "", *_given(settings.num_heads, "d / width of a head", TABLE_A9)),
-        ("num_kv_heads", shape.num_kv_heads, "", *_given(settings.num_kv_heads, "num_heads / 4, at least 2", AINSLIE)),
+        ("num_kv_heads", shape.num_kv_heads, "", *_given(settings.num_kv_heads, KV_HEADS, AINSLIE)),
         ("d_ffw", shape.d_ffw, "", *_given(settings.d_ffw, "4·d, 8/3 · d with a gate", SHAZEER)),
         ("tie_embeddings", int(shape.tie_embeddings), "", *_given(settings.tie_embeddings, "2·V·d > N/5", MOBILE)),
         ("params", plan.num_params, "parameters", exact, "count"),
@@ -109,11 +123,12 @@ def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
     return figures_of(rows)
 
 
-def _run_figures(plan: Plan, compute: float) -> list[Figure]:
+def _run_figures(plan: Plan, target: Target, compute: float) -> list[Figure]:
     body, tokens = num_parameters(plan.shape, False), plan.num_tokens
-    train, optim, per = plan.settings.train, plan.settings.optim, plan.settings.plan.tokens_per_parameter
-    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for {per:g}·N tokens or max_epochs"
-    steps = f"{per:g}·N / (B · L), no source over max_epochs"
+    train, optim = plan.settings.train, plan.settings.optim
+    wanted, source = how_long(target, plan.settings.plan)
+    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {wanted}, or for max_epochs"
+    steps = f"D / (B · L), D = {wanted}, no source over max_epochs"
     warmup = f"as many tokens as parameters, at most {MAX_WARMUP} steps and a tenth of the run"
     law = rules.step_law_learning_rate(body, tokens)
     rows: list[Row] = [
@@ -122,7 +137,7 @@ def _run_figures(plan: Plan, compute: float) -> list[Figure]:
         ("batch_tokens", plan.global_batch * plan.seq_len, "tokens", "B · L", "count"),
         ("batch_tokens.step_law", rules.step_law_batch(tokens), "tokens", "0.58·D^0.571", rules.STEP_LAW),
         ("batch_tokens.porian", rules.porian_batch(body), "tokens", "160·2048·(N'/108e6)^(2/3)", rules.PORIAN),
-        ("steps", plan.steps, "steps", *_given(train.steps, steps, HOFFMANN)),
+        ("steps", plan.steps, "steps", *_given(train.steps, steps, source)),
         ("warmup_steps", plan.warmup_steps, "steps", *_given(optim.warmup_steps, warmup, PORIAN_WARMUP)),
         ("learning_rate", plan.learning_rate, "", *_given(optim.learning_rate, "0.3118·C^−0.1250", rules.DEEPSEEK)),
         ("learning_rate.step_law", law, "", "1.79·N'^−0.713·D^0.307", rules.STEP_LAW),
@@ -175,15 +190,14 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
 def _memory_rows(plan: Plan) -> Iterator[Row]:
     for world_size in plan.settings.plan.world_sizes:
         need = memory_needed(plan.shape, plan.settings, plan.stages, world_size)
-        if need is None:
-            continue
-        for name, size in need.at_peak.items():
-            if size:
-                yield f"memory.{world_size}.{name}", size, "bytes", *SOURCES[name]
-        yield (
-            f"memory.{world_size}",
-            need.peak,
-            "bytes",
-            f"sum of these, per GPU, at its peak: {need.peak_moment}",
-            "estimate",
-        )
+        if need is not None:
+            yield from rows_of_memory(need, world_size)
+
+
+def rows_of_memory(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:
+    """What each of so many ranks needs, by purpose and in all."""
+    for name, size in need.at_peak.items():
+        if size:
+            yield f"{MEMORY}.{world_size}.{name}", size, "bytes", *SOURCES[name]
+    told = f"sum of these, per {device}, at its peak: {need.peak_moment}"
+    yield f"{MEMORY}.{world_size}", need.peak, "bytes", told, "estimate"

@@ -19,6 +19,7 @@ SUBJECTS = {
     "run": "compute global_batch batch_tokens steps warmup_steps learning_rate",
     "cost": "flops_per_token flops seconds_at_peak",
     "memory of a rank": "memory",
+    "layout": "devices step_seconds tokens_per_second mfu hours gpu_hours usd",
 }
 """The first parts of the names of the figures of each subject; others stand under `more`."""
 LAWS, MEMORY = "size", "memory"
@@ -84,7 +85,8 @@ def _laws(figures: Sequence[Figure], notes: _Notes) -> list[tuple[str, ...]]:
     """A row for each law: what it is called, N, D, the loss it foretells, and its formula."""
     rows: dict[str, dict[str, Figure]] = {}
     for figure in figures:
-        _, law, kind = figure.name.split(".")
+        # A law may have a dot in its name: 0.5 tokens per parameter.
+        law, _, kind = figure.name.removeprefix(f"{LAWS}.").rpartition(".")
         rows.setdefault(law, {})[kind] = figure
     found = [
         (law, shown(row["params"]), shown(row["tokens"]), shown(row["loss"]) if "loss" in row else "", notes.of(one))

@@ -1,17 +1,21 @@
 """The sizes of a plan beside those of other laws, what its loss may be, and what to do where data runs out."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 from train.config.own_law import OwnLaw
+from train.config.plan import PlanConfig
+from train.data.order import tokens_drawn
 from train.model.shape import num_parameters
 from train.plan.flops import SOURCE as APPENDIX_F
 from train.plan.flops import training_flops
 from train.plan.planned import Plan
 from train.plan.rules import Figure, Row, figures_of
-from train.plan.target import NAMED, Target, law_of
+from train.plan.target import NAMED, TOKENS_THERE_ARE, Target, law_of
 from train.scaling import laws, repeats
 from train.scaling.laws import LossLaw
 from train.scaling.own import FAR, law_in
+from train.scaling.repeats import Repeated
 
 NEAR = 1.05
 """Sizes and tokens within a twentieth of each other are called equal in words."""
@@ -19,14 +23,14 @@ OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "",
 """Numbers of an own law, with their units."""
 
 
-def size_figures(plan: Plan, target: Target) -> list[Figure]:
-    """What every law would choose, for the budget or else for the plan's own 6ND."""
-    return figures_of(_rows(plan, target))
+def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[Figure]:
+    """What every law would choose, for the budget or else for the plan's own 6ND; `unique`: tokens of each source."""
+    return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
 
 def _rows(plan: Plan, target: Target) -> Iterator[Row]:
     compute = target.budget or 6.0 * plan.num_params * plan.num_tokens
-    told = "the budget" if target.budget else "6ND of this plan"
+    told = _budget_told(plan.settings.plan) if target.budget else "6ND of this plan"
     yield "compute_6nd", compute, "FLOPs", told, "recipe" if target.budget else "count"
     own = law_of(plan.settings.plan)
     for law in (own, *(law for law in (laws.TWENTY, *NAMED.values()) if law != own)):
@@ -38,21 +42,40 @@ def _rows(plan: Plan, target: Target) -> Iterator[Row]:
         if isinstance(law, LossLaw):
             loss = law.loss(found.params, found.tokens)
             yield f"size.{key}.loss", loss, "nats/token", "L(N, D) of the law's own corpus", law.source
-    if plan.settings.plan.own_law is not None:
-        yield from _own_rows(plan, plan.settings.plan.own_law, target.unique)
 
 
-def _own_rows(plan: Plan, own: OwnLaw, unique: float) -> Iterator[Row]:
-    """The numbers of an own law, how sure they are, and the loss that it promises this run."""
-    for name, unit in OWN_NUMBERS.items():
-        yield f"own_law.{name}", getattr(law_in(own), name), unit, own.told(name), own.held_if(name)
-    loss = _own_loss(plan, own, unique)
-    yield "expected_loss", loss, "nats/token", "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
+def _budget_told(sizing: PlanConfig) -> str:
+    """Where C comes from."""
+    if sizing.compute is not None:
+        return "the budget"
+    hours = "gpu_hours" if sizing.gpu_hours is not None else "usd / usd_per_gpu_hour"
+    return f"{hours} · 3600 s · peak · cluster.mfu, what 6N is of flops_per_token"
 
 
-def _own_loss(plan: Plan, own: OwnLaw, unique: float) -> float:
-    """L(N, D'): the law's runs saw every token once and N however large, so N stands as it is."""
-    return law_in(own).loss(plan.num_params, repeats.worth_of_tokens(unique, plan.num_tokens))
+def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
+    """The loss of this run, and the numbers of an own law with how sure they are."""
+    own, found = plan.settings.plan.own_law, repeats.repeated(tokens_drawn(plan.stages), unique)
+    if own is None:
+        told, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
+    else:
+        told, source = "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
+        for name, unit in OWN_NUMBERS.items():
+            yield f"own_law.{name}", getattr(law_in(own), name), unit, own.told(name), own.held_if(name)
+    yield "expected_loss", _loss(plan, own, found), "nats/token", told, source
+
+
+def _on_c4(plan: Plan) -> str:
+    """What the published law is of."""
+    least, most = repeats.SIZES
+    within = least <= plan.num_params <= most
+    return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
+
+
+def _loss(plan: Plan, own: OwnLaw | None, found: Repeated) -> float:
+    """L(N, D'); an own law's runs saw every token once and N however large, so its N stands as it is."""
+    if own is not None:
+        return law_in(own).loss(plan.num_params, found.worth)
+    return repeats.LAW.loss(repeats.worth_of_params(found.seen, plan.num_params), found.worth)
 
 
 def flops_rows(plan: Plan) -> Iterator[Row]:
@@ -68,32 +91,63 @@ def flops_rows(plan: Plan) -> Iterator[Row]:
         yield f"flops_per_token.{name}", training_flops(shape, length, ends) / length, "FLOPs", told, APPENDIX_F
 
 
-def advice(plan: Plan, target: Target) -> list[str]:
-    """What to do about the data, and how far a law of one's own may be trusted, in sentences."""
-    drawn, wanted, unique = plan.num_tokens, target.asked.tokens, target.unique
-    law = law_of(plan.settings.plan)
-    own = plan.settings.plan.own_law
+def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]:
+    """What to do about the data, and how far a law of one's own may be trusted, in sentences.
+
+    `unique`: tokens of each source that differ.
+    """
+    own, drawn = plan.settings.plan.own_law, tokens_drawn(plan.stages)
+    epochs = {source: tokens / unique[source] for source, tokens in drawn.items()}
     lines = _distrust(plan, own) if own else []
-    if drawn > unique * NEAR:
-        worth = repeats.worth_of_tokens(unique, drawn)
-        loss = _own_loss(plan, own, unique) if own else repeats.expected_loss(plan.num_params, drawn, unique)
-        best, where = (law_in(own), "by the own law") if own else (repeats.LAW, "on C4")
+    if max(epochs.values()) > NEAR:
+        lines.append(_of_repeats(plan, own, repeats.repeated(drawn, unique), epochs))
+    wanted, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
+    if wanted > target.most * NEAR:
+        lines.append(_of_shortage(plan, target, epochs))
+    elif wanted < target.unique / NEAR and target.how != TOKENS_THERE_ARE and wanted <= most:
+        what = "budget" if target.budget else "size"
         lines.append(
-            f"The run reads {unique:,.0f} unique tokens {drawn / unique:.3g} times, worth {worth:,.0f} new ones "
-            f"({100 * worth / drawn:.0f} % each): expected loss {loss:.3f}, with as many new ones "
-            f"{best.loss(plan.num_params, drawn):.3f} ({where}; {repeats.SOURCE})."
+            f"{target.unique - wanted:,.0f} of {target.unique:,.0f} unique tokens are not needed for this {what}."
         )
-    if wanted > drawn * NEAR:
-        fitting = law.for_tokens(drawn)
-        epochs = wanted / unique
-        lines.append(
-            f"{law.name} asks for {wanted:,.0f} tokens. Train smaller: {fitting.params:,.0f} parameters suit the "
-            f"{drawn:,.0f} tokens there are. Or repeat: plan.max_epochs = {epochs:.2g} would do. Or get more data: "
-            f"{wanted - unique:,.0f} tokens more would be read once."
-        )
-    if wanted < unique / NEAR and target.budget:
-        lines.append(f"{unique - wanted:,.0f} of {unique:,.0f} unique tokens are not needed for this budget.")
     return lines
+
+
+def _of_repeats(plan: Plan, own: OwnLaw | None, found: Repeated, epochs: Mapping[str, float]) -> str:
+    evenly = max(epochs.values()) <= NEAR * min(epochs.values())
+    each = ", ".join(f"{source} {times:.3g} times" for source, times in epochs.items())
+    read = (
+        f"reads {found.unique:,.0f} unique tokens {found.epochs:.3g} times"
+        if evenly
+        else f"draws {found.tokens:,.0f} tokens from {found.unique:,.0f} unique ones ({each})"
+    )
+    law, where = (law_in(own), "by the own law") if own else (repeats.LAW, _on_c4(plan))
+    return (
+        f"The run {read}, worth {found.worth:,.0f} new ones ({100 * found.share:.0f} % each): expected loss "
+        f"{_loss(plan, own, found):.3f}, with as many new ones {law.loss(plan.num_params, found.tokens):.3f} "
+        f"({where}; {repeats.SOURCE})."
+    )
+
+
+def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str:
+    """Train smaller, repeat, or get more data, and how much."""
+    sizing, wanted, unique = plan.settings.plan, target.asked.tokens, target.unique
+    law, least = law_of(sizing), law_of(sizing).for_tokens(target.most).params
+    told = f"{law.name} asks for {wanted:,.0f} tokens, and {sizing.max_epochs:g} pass(es) give {target.most:,.0f}."
+    if least >= sizing.min_params:
+        told += f" Train smaller: {least:,.0f} parameters suit these."
+    passes = math.ceil(10 * sizing.max_epochs * wanted / target.most) / 10
+    if passes <= repeats.MOST_EPOCHS:
+        worth = repeats.worth_of_tokens(1.0, passes) / passes
+        told += f" Or repeat: plan.max_epochs = {passes:g} would do, each token worth {100 * worth:.0f} % of a new one."
+    else:
+        told += (
+            f" Repeating cannot make up for it: it would take {passes:,.0f} passes, and behind some "
+            f"{repeats.MOST_EPOCHS} nothing is left to gain ({repeats.SOURCE})."
+        )
+    if wanted > unique:
+        return f"{told} Or get more data: {wanted - unique:,.0f} tokens more would be read once."
+    soonest = max(epochs, key=epochs.__getitem__)
+    return f"{told} Or draw less of {soonest}, which is read through soonest: the sources have {unique:,.0f} tokens."
 
 
 def _distrust(plan: Plan, own: OwnLaw) -> list[str]:

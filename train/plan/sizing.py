@@ -25,7 +25,7 @@ from train.plan.figures import MAX_WARMUP, Offer, figures_of_plan, memory_needed
 from train.plan.planned import Plan
 from train.plan.proportions import odd_proportions
 from train.plan.sizes import advice
-from train.plan.target import aim, budget_of, read_own_law, tokens_for
+from train.plan.target import check_reached, read_own_law, target_of, tokens_for
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
@@ -33,6 +33,10 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
 
     Raises ConfigError if settings contradict each other or what the dataset offers.
     """
+    if not dataset.manifest.content.counts.rows_kept:
+        raise ConfigError(
+            f"{dataset.folder.uri}: promised documents to train on, found that none is left in the dataset"
+        )
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
@@ -43,6 +47,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     offer = _offered(streams, counts[0], settings, packing, dataset.tokenizer.vocab_size)
     target = offer.target
     shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
+    check_reached(target, sizing, shape)
     num_params = num_parameters(shape)
     tokens = tokens_for(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
@@ -71,7 +76,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
-    said = (*advice(sized, offer.target), *odd_proportions(sized))
+    said = (*advice(sized, offer.target, offer.unique), *odd_proportions(sized))
     return sized.model_copy(update={"figures": figures, "advice": said})
 
 
@@ -87,9 +92,9 @@ def _offered(
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
     unique = sum(samples.values()) * train.seq_len
-    budget = budget_of(sizing, settings.cluster, peak_of(settings))
-    target = aim(sizing, vocab_size, unique, most * train.seq_len, budget)
-    return Offer(samples, most, target, packing.sources if packing else ())
+    length = row_length(train, train.seq_len)
+    target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
+    return Offer(samples, most, target, train.seq_len, packing.sources if packing else ())
 
 
 def _power_of_two(sequences: float, most: int) -> int:
@@ -118,7 +123,7 @@ def _check_epochs(streams: Mapping[str, SourceOrder], stages: tuple[StagePlan, .
 def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan, ...]) -> None:
     """The largest number of ranks that layout and batch are for must do; fewer may not."""
     limit = settings.plan.device_memory
-    if limit is None:
+    if limit is None or settings.cluster.device:  # the search for a layout keeps to it
         return
     sizes = sorted(settings.plan.world_sizes, reverse=True)
     needs = ((size, memory_needed(shape, settings, stages, size)) for size in sizes)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from schemas.errors import ConfigError
 from train.config.cluster import ClusterConfig
 from train.config.plan import PlanConfig
-from train.model.shape import ModelShape, choose_shape, num_parameters
+from train.config.settings import Settings
+from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.scaling import laws
 from train.scaling.inference import SOURCE as INFERENCE
 from train.scaling.inference import for_lifetime
@@ -27,7 +28,14 @@ NAMED: dict[str, Law] = {
 }
 """The laws by the names of `plan.law`; `ratio` is made of `plan.tokens_per_parameter`."""
 
+TOKENS_THERE_ARE = "the tokens there are"
 SECONDS = 3600.0
+ROUNDS = 6
+"""Times that a budget is said anew as 6ND of the shape that it buys: shapes are steps, and two settle it."""
+OFF = 1.5
+"""Times by which a shape may miss the size that was asked for."""
+SHAPED = ("num_layers", "d_model")
+"""Settings that make a model the size they say."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,13 @@ class Target:
     asked: Allocation
     """What the law says where data does not run out, N counted as the law counts."""
     budget: float | None
-    """C [FLOPs] that was given, as such or as hours or money; None = none was."""
+    """C [FLOPs, as 6ND] that was given, as such or as hours or money; None = none was."""
     how: str
     """What N and D follow from."""
     unique: float
     """Tokens that differ, of the sources in use."""
+    most: float
+    """Tokens that the dataset gives in `max_epochs`."""
 
 
 def read_own_law(sizing: PlanConfig) -> PlanConfig:
@@ -68,13 +78,11 @@ def law_of(sizing: PlanConfig) -> Law:
     return RatioLaw(sizing.tokens_per_parameter, laws.TWENTY.source) if sizing.law == "ratio" else NAMED[sizing.law]
 
 
-def budget_of(sizing: PlanConfig, cluster: ClusterConfig, peak: float | None) -> float | None:
-    """The budget in FLOPs; None if none is given. `peak`: of one device [FLOP/s], None = not known.
+def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
+    """Hours of one device that were given, as such or as money; None = none were.
 
-    Raises ConfigError if hours or money are given and what they buy is not.
+    Raises ConfigError if money is given and no price.
     """
-    if sizing.compute is not None:
-        return sizing.compute
     hours = sizing.gpu_hours
     if sizing.usd is not None:
         if cluster.usd_per_gpu_hour is None:
@@ -83,14 +91,33 @@ def budget_of(sizing: PlanConfig, cluster: ClusterConfig, peak: float | None) ->
                 "plan.gpu_hours"
             )
         hours = sizing.usd / cluster.usd_per_gpu_hour
+    return hours
+
+
+def target_of(
+    settings: Settings, vocab_size: int, unique: float, most: float, peak: float | None, seq_len: int
+) -> Target:
+    """The size aimed at by whatever is given. `peak`: of one device [FLOP/s], None = not known.
+
+    Hours buy FLOPs as an MFU counts them, attention over rows of `seq_len` included; C = 6ND is what of them the
+    weights take. Raises ConfigError as `aim` does, and if hours or money are given and what they buy is not.
+    """
+    sizing, cluster = settings.plan, settings.cluster
+    hours = hours_of(sizing, cluster)
     if hours is None:
-        return None
+        return aim(sizing, vocab_size, unique, most, sizing.compute)
     if peak is None:
         raise ConfigError(
             f"plan.{'usd' if sizing.usd else 'gpu_hours'}: promised a device that the hours are of, found no "
             "cluster.device; name one, or give plan.compute"
         )
-    return hours * SECONDS * peak * cluster.mfu
+    flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
+    target = aim(sizing, vocab_size, unique, most, flops)
+    for _ in range(ROUNDS):
+        shape = choose_shape(target.params, vocab_size, sizing)
+        share = 6 * num_parameters(shape, counts_all) / flops_per_token(shape, seq_len)
+        target = aim(sizing, vocab_size, unique, most, flops * share)
+    return target
 
 
 def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
@@ -103,14 +130,16 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     if sizing.params is not None:
         body = _body_of(sizing.params, vocab_size, sizing)
         asked = law.for_params(body if law.counts == "body" else sizing.params)
-        return Target(sizing.params, min(asked.tokens, most), asked, None, "plan.params", unique)
+        return Target(sizing.params, min(asked.tokens, most), asked, None, "plan.params", unique, most)
     if budget is None:
         asked = law.for_tokens(once)
         params = _total(asked.params, vocab_size, sizing) if law.counts == "body" else asked.params
-        how = "the tokens there are"
+        how = TOKENS_THERE_ARE
         if params < sizing.min_params:
             how = f"plan.min_params, as {how} ask for {params:,.0f}"
-        return Target(max(params, sizing.min_params), once, asked, None, how, unique)
+            params = float(sizing.min_params)
+            asked = law.for_params(_body_of(params, vocab_size, sizing) if law.counts == "body" else params)
+        return Target(params, once, asked, None, how, unique, most)
     asked = law.for_compute(budget)
     if sizing.inference_tokens is not None:
         asked = _for_use(law, asked, sizing.inference_tokens)
@@ -125,9 +154,41 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
     if sizing.inference_tokens is not None:
         more = 6 * asked.params * asked.tokens / budget
-        how += f"'s loss at least cost over {sizing.inference_tokens:.3g} tokens of use ({INFERENCE})"
+        how += f", its loss at the least cost over {sizing.inference_tokens:.3g} tokens of use ({INFERENCE})"
         how += f": {more:.3g} x to train"
-    return Target(params, tokens, asked, budget, how, unique)
+    return Target(params, tokens, asked, budget, how, unique, most)
+
+
+def check_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
+    """Raise ConfigError if no shape is near the size that a budget or `plan.params` asks for."""
+    found = num_parameters(shape)
+    bought = target.budget is not None
+    # Of a shape that is given, a budget buys the tokens.
+    given = bought and all(getattr(sizing, name) is not None for name in SHAPED)
+    if given or (not bought and sizing.params is None) or 1 / OFF <= found / target.params <= OFF:
+        return
+    wanted = f"{target.params:,.0f}" if 1 <= target.params < 1e15 else f"{target.params:.3g}"
+    end, better = "most", "ask for less"
+    if found > target.params:
+        end, better = "least", "ask for more, or make the vocabulary smaller"
+    elif target.budget is not None and target.tokens < target.asked.tokens:
+        better = "ask for less, or get more data"
+    raise ConfigError(
+        f"plan: promised a model of {wanted} parameters, from {target.how}, found {found:,} at {end} with "
+        f"{shape.vocab_size:,} tokens in the vocabulary and what [plan] says of the shape; {better}"
+    )
+
+
+def how_long(target: Target, sizing: PlanConfig) -> tuple[str, str]:
+    """What the D of the model that was found follows from, as a formula with its source."""
+    law = law_of(sizing)
+    counted = "N" if law.counts == "all" else "N'"
+    if target.budget is None:
+        said = f"{law.ratio:g}·N" if isinstance(law, RatioLaw) else f"D that {law.name} has for {counted}"
+        return said, law.source
+    if sizing.inference_tokens is not None:
+        return "D of the least cost over training and use", INFERENCE
+    return f"C / (6·{counted})", law.source
 
 
 def tokens_for(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:

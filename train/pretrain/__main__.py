@@ -6,10 +6,12 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.errors import PenstockError
+from schemas.locks import training
 from schemas.storage import Store
 from train.pretrain.loop import train
 from train.ranks import FirstRankFailed, open_ranks
@@ -27,9 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.add_argument("--run", dest="run", default=argparse.SUPPRESS, metavar="RUN", help="the same")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args(argv)
-    with open_ranks() as ranks:
+    run = Store(arguments.run)
+    with open_ranks() as ranks, ExitStack() as held:
         try:
-            return train(Store(arguments.run), arguments.overrides, ranks)
+            ranks.on_first(lambda: held.enter_context(training(run, "penstock train")))
+            return train(run, arguments.overrides, ranks)
         except PenstockError as error:
             if not isinstance(error, FirstRankFailed):
                 print(f"penstock: {error}", file=sys.stderr)

@@ -18,6 +18,12 @@ LIFE_OF_REPEATS = 15.387756
 LIFE_OF_EXCESS = 5.309743
 """R*_N: likewise for parameters beyond those that the unique tokens are best for."""
 
+MOST_EPOCHS = 40
+"""Passes behind which hardly anything is left to gain: by the law, 15.2 of the 16.4 times that all repeats can give."""
+
+SIZES = (7e6, 9e9)
+"""Parameters of the smallest and of the largest model that the law was fitted to."""
+
 LAW = LossLaw(
     name="Muennighoff",
     source=SOURCE,
@@ -58,6 +64,8 @@ class Repeated:
     """U: tokens that differ, of the sources in use."""
     worth: float
     """D': tokens that would do as well if all were new."""
+    seen: float
+    """Tokens that differ, of those that are read at all."""
 
     @property
     def epochs(self) -> float:
@@ -73,4 +81,5 @@ class Repeated:
 def repeated(drawn: Mapping[str, float], unique: Mapping[str, float]) -> Repeated:
     """What a run makes of sources that are drawn from, and repeated, one by one."""
     worth = math.fsum(worth_of_tokens(unique[source], tokens) for source, tokens in drawn.items())
-    return Repeated(math.fsum(drawn.values()), math.fsum(unique[source] for source in drawn), worth)
+    seen = math.fsum(min(unique[source], tokens) for source, tokens in drawn.items())
+    return Repeated(math.fsum(drawn.values()), math.fsum(unique[source] for source in drawn), worth, seen)

@@ -103,7 +103,7 @@ class Answers:
     @cached_property
     def details(self) -> Details:
         """The tables behind the dataset."""
-        return Details(self.run, self.dataset)
+        return Details(self.dataset)
 
     def step(self, step: int, place: Place) -> StepAnswer:
         """The documents of a step. Raises ConfigError if there is no such step, rank or micro-batch."""
@@ -148,7 +148,7 @@ class Answers:
         """The documents whose text contains a string; the scan ends at `limit` of them. Raises ConfigError for none."""
         if not text:
             raise ConfigError("--contains: promised a string to look for, found an empty one; give some of the text")
-        ids = islice(documents_containing(self.run, self.dataset, text), limit)
+        ids = islice(documents_containing(self.dataset, text), limit)
         return self._documents((found for one in ids for found in self.trace.steps_of_document(one)), limit)
 
     def _documents(self, found: Iterable[FoundDocument], limit: int | None) -> DocumentsAnswer:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from schemas.entries import to_mapping, value_type
 from schemas.errors import ContractError
-from schemas.manifest import Manifest, part_key, read_manifest
+from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, PROVENANCE, VERDICT
 from schemas.tokens import Dataset
@@ -39,16 +39,30 @@ class Detail:
     """Everything that was measured, by column."""
 
 
+def table_behind(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
+    """Folder and manifest of the table that the version in `folder` was made of; None if it does not stand any more.
+
+    It lies in the same run, or in one that this run stands on: a manifest names it as if it lay here in any case.
+    """
+    if (version := made.run.lineage.get(name)) is None:
+        return None
+    run = folder.child("../..")
+    ways = {f"{table}/{way}" for table, way in read_run(run).tables.items() if "/" in way}
+    homes = [run, *(run.child(f"{way}/../..") for way in sorted(ways))]
+    found = (home.child(f"{name}/{version}") for home in homes if home.exists(f"{name}/{version}/{MANIFEST_NAME}"))
+    return next(((table, read_manifest(table)) for table in found), None)
+
+
 class Details:
     """The tables that a dataset was made of, as far as they stand."""
 
-    def __init__(self, run: Store, dataset: Dataset):
+    def __init__(self, dataset: Dataset):
         self._tables: dict[str, tuple[Store, Manifest]] = {}
         self._files: dict[tuple[str, int], _Part] = {}
-        self._add(run, "clean", dataset.manifest)
+        self._add("clean", (dataset.folder, dataset.manifest))
         if "clean" in self._tables:
             for name in ("documents", "scores", "verdicts"):
-                self._add(run, name, self._tables["clean"][1])
+                self._add(name, self._tables["clean"])
         documents = self._tables.get("documents")
         names = [entry.name for entry in documents[1].content.inputs] if documents else []
         self._parts = {name: number for number, name in enumerate(names)}
@@ -74,12 +88,10 @@ class Details:
             return {}
         return self._part("documents", self._parts[split]).row(bytes.fromhex(doc_id), offset, DOCUMENTS.names)
 
-    def _add(self, run: Store, name: str, made: Manifest) -> None:
+    def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
         """Open the version of a table that another was made of, if it stands."""
-        version = made.run.lineage.get(name)
-        if version is not None and run.exists(f"{name}/{version}/manifest.json"):
-            folder = run.child(f"{name}/{version}")
-            self._tables[name] = folder, read_manifest(folder)
+        if (found := table_behind(*made, name)) is not None:
+            self._tables[name] = found
 
     def _part(self, name: str, number: int) -> "_Part":
         if (name, number) not in self._files:

@@ -10,39 +10,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.errors import ContractError
-from schemas.manifest import Manifest, read_manifest
+from schemas.manifest import Manifest
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset
 from train.long_work import LongWork
+from train.trace.details import table_behind
 from train.trace.text import Texts
 
 ROWS_AT_ONCE = 2048
 
 
-def scan_of(run: Store, dataset: Dataset) -> str:
+def scan_of(dataset: Dataset) -> str:
     """What a scan would read, in words."""
-    table = _clean_table(run, dataset)
+    table = table_behind(dataset.folder, dataset.manifest, "clean")
     if table is not None:
         return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"
     return f"no clean text stands: decoding {_num_tokens(dataset):,} tokens of the shards"
 
 
-def documents_containing(run: Store, dataset: Dataset, text: str) -> Iterator[bytes]:
+def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
     """The ids of all documents whose text contains this string as it stands, in the order of the files.
 
     Shows how far it is on standard error. Raises ContractError if a file cannot be read.
     """
-    table = _clean_table(run, dataset)
+    table = table_behind(dataset.folder, dataset.manifest, "clean")
     return _in_shards(dataset, text) if table is None else _in_table(*table, text)
-
-
-def _clean_table(run: Store, dataset: Dataset) -> tuple[Store, Manifest] | None:
-    version = dataset.manifest.run.lineage.get("clean")
-    if version is None or not run.exists(f"clean/{version}/manifest.json"):
-        return None
-    folder = run.child(f"clean/{version}")
-    return folder, read_manifest(folder)
 
 
 def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:

@@ -52,9 +52,9 @@ class Quarantined(BaseModel):
 
 
 def read_quarantine(run: Store) -> list[Quarantined]:
-    """Every line of the list, in order; what a killed process left of a line is passed over.
+    """Every line of the list, in order; what a killed process left of a line is passed over: `{` and no `"}`.
 
-    Raises ContractError if a whole line is none.
+    Raises ContractError if any other line is none.
     """
     if not run.exists(QUARANTINE_NAME):
         return []
@@ -64,7 +64,8 @@ def read_quarantine(run: Store) -> list[Quarantined]:
         try:
             found.append(Quarantined.model_validate_json(line))
         except ValidationError as error:
-            if any(problem["type"] != "json_invalid" for problem in error.errors()):
+            is_half = not line or (line.startswith(b"{") and not line.rstrip().endswith(b'"}'))
+            if not is_half or any(problem["type"] != "json_invalid" for problem in error.errors()):
                 raise ContractError(
                     f"{run.uri}/{QUARANTINE_NAME}, line {number}: promised a document, found {error}; correct the line"
                 ) from error

@@ -5,6 +5,7 @@ All are timed; memory is looked at from the fastest on, until enough fit. Nothin
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from schemas.errors import ConfigError
@@ -104,28 +105,30 @@ class _Search:
         """Time all, then look at the memory of the fastest."""
         best: list[Candidate] = []
         taken: set[Split] = set()
-        smallest: dict[Split, bool] = {}
+        least: dict[Split, tuple[_Leaf, int]] = {}
         refusals = self.ways.refusals
         leaves = sorted(self.leaves())
         for place, leaf in enumerate(leaves):
             if len(best) == top:
-                example = f"{_name(leaf)}: {leaf.seconds:.4g} s a step"
-                refusals.add(SLOWER, len(leaves) - place, example)
+                refusals.add(SLOWER, len(leaves) - place, partial(_timed, leaf))
                 break
             axes = leaf.split._replace(schedule="", stages=1)
             if axes in taken:
-                refusals.add(SAME_AXES, 1, f"{_name(leaf)}: {leaf.seconds:.4g} s a step")
+                refusals.add(SAME_AXES, 1, partial(_timed, leaf))
                 continue
-            if leaf.split not in smallest:
-                smallest[leaf.split] = self._least(leaf) <= self._limit
-            need = self._first_place(leaf) if smallest[leaf.split] else None
-            candidate = self.candidate(leaf) if need is not None and need <= self._limit else None
-            if candidate is not None and candidate.memory.peak <= self._limit:
-                best.append(candidate)
-                taken.add(axes)
-                continue
-            peak = candidate.memory.peak if candidate else need if need is not None else self._least(leaf)
-            refusals.add(ACTIVATIONS, 1, f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB")
+            if leaf.split not in least:
+                least[leaf.split] = self._least(leaf)
+            smallest, peak = least[leaf.split]
+            if peak <= self._limit:
+                smallest, peak = leaf, self._first_place(leaf)
+            if peak <= self._limit:
+                candidate = self.candidate(leaf)
+                peak = candidate.memory.peak
+                if peak <= self._limit:
+                    best.append(candidate)
+                    taken.add(axes)
+                    continue
+            refusals.add(ACTIVATIONS, 1, partial(self._weighed, smallest, peak))
         seconds = time.perf_counter() - self._begun
         return Found(self.cluster, tuple(best), dict(refusals.counted), self._limit, seconds)
 
@@ -138,13 +141,14 @@ class _Search:
             sizes = self.ways.sizes(groups)
             states = costs[0].states_bytes()
             if states > self._limit and not (whatever_fits or self.settings.layout.offload):
-                example = f"{shown(split)}: {states / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
-                self.ways.refusals.add(STATES, len(sizes) * len(self.ways.modes), example)
+                self.ways.refusals.add(
+                    STATES, len(sizes) * len(self.ways.modes), partial(self._too_large, split, states)
+                )
                 continue
             for size in sizes:
                 for mode in self.ways.modes:
                     if problem := self.ways.problem(split, size, mode):
-                        self.ways.refusals.add(TURNS, 1, f"{shown(split)}, {size} rows: {problem}")
+                        self.ways.refusals.add(TURNS, 1, partial(_unturned, split, size, problem))
                         continue
                     seconds = sum(
                         batch.steps * sum(cost.parts(-(-batch.rows // groups), size, mode).values())
@@ -188,11 +192,22 @@ class _Search:
     def _settings(self, leaf: _Leaf) -> Settings:
         return self.settings.model_copy(update={"layout": self.ways.layout(leaf.split, leaf.size, leaf.mode)})
 
-    def _least(self, leaf: _Leaf) -> int:
-        """What a split needs with single rows and everything computed again."""
-        full = self.ways.modes[-1]
-        size = self.ways.sizes(leaf.split.replicate * leaf.split.shard)[0]
-        return self._first_place(leaf._replace(size=size, mode=full))
+    def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
+        """What a split needs at least, everything computed again, and how: with single rows or, since no gradients add
+        up then, with all rows at once."""
+        sizes = self.ways.sizes(leaf.split.replicate * leaf.split.shard)
+        single = leaf._replace(size=sizes[0], mode=self.ways.modes[-1])
+        need = self._first_place(single)
+        if need <= self._limit:
+            return single, need
+        whole = single._replace(size=sizes[-1])
+        return min((single, need), (whole, self._first_place(whole)), key=lambda found: found[1])
+
+    def _too_large(self, split: Split, states: float) -> str:
+        return f"{shown(split)}: {states / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
+
+    def _weighed(self, leaf: _Leaf, peak: int) -> str:
+        return f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
 
     def _first_place(self, leaf: _Leaf) -> int:
         """Memory of the first place of a pipeline, which holds the most micro-batches: not more than the peak."""
@@ -204,6 +219,14 @@ class _Search:
             for batch in self.batches
         )
         return max(sum(moment.values()) for moments in needs for moment in moments.values())
+
+
+def _unturned(split: Split, size: int, problem: str) -> str:
+    return f"{shown(split)}, {size} rows: {problem}"
+
+
+def _timed(leaf: _Leaf) -> str:
+    return f"{_name(leaf)}: {leaf.seconds:.4g} s a step"
 
 
 def _name(leaf: _Leaf) -> str:

@@ -6,8 +6,8 @@ the recipe sets is kept.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape
-from train.plan.axes import num_micro_batches, problems_of
+from train.plan.axes import problems_of
 from train.plan.search.devices import Cluster
 from train.plan.search.split import Split, overrides, shown
 
@@ -45,10 +45,10 @@ class Refusals:
     def __init__(self) -> None:
         self.counted: dict[str, tuple[int, str]] = {}
 
-    def add(self, reason: str, count: int, example: str) -> None:
-        """Count some more; the first example stays."""
-        before, first = self.counted.get(reason, (0, example))
+    def add(self, reason: str, count: int, example: Callable[[], str]) -> None:
+        """Count some more; the first example stays, and no other is put into words."""
         if count:
+            before, first = self.counted.get(reason) or (0, example())
             self.counted[reason] = before + count, first
 
 
@@ -63,7 +63,6 @@ class Ways:
         self._least_rows = min(batch.rows for batch in batches)
         self.number_problem = cache(self._number_problem)
         self._problem = cache(self._find_problem)
-        self._of_size = cache(lambda size: LayoutConfig.model_validate({"micro_batch": size}))
 
     def splits(self) -> Iterator[Split]:
         """Every way of splitting that the model, the sequences and the batch go into."""
@@ -71,16 +70,16 @@ class Ways:
             groups = split.replicate * split.shard
             leaves = max(1, len(self.sizes(groups)) * len(self.modes))
             if groups > self._least_rows:
-                example = f"{shown(split)}: {groups} groups of ranks, {self._least_rows} sequences a step"
-                self.refusals.add(ROWS, leaves, example)
+                told = f"{groups} groups of ranks, {self._least_rows} sequences a step"
+                self.refusals.add(ROWS, leaves, partial(_because, split, told))
             elif found := self._refused(split):
-                self.refusals.add(found[0], leaves, f"{shown(split)}: {found[1]}")
+                self.refusals.add(found[0], leaves, partial(_because, split, found[1]))
             else:
                 yield split
 
     def _all(self) -> Iterator[Split]:
         world, per_node = self.cluster.world_size, self.cluster.gpus_per_node
-        for tensor in self._fixed("tensor", [t for t in divisors(world) if t <= per_node]):
+        for tensor in self._fixed("tensor", [t for t in divisors(world) if per_node % t == 0]):
             left = world // tensor
             for context in self._fixed("context", [c for c in divisors(left) if c <= MOST_CONTEXT]):
                 by = self._by(context, tensor)
@@ -105,8 +104,8 @@ class Ways:
             shard = ranks // replicate
             if ranks % replicate or self.settings.layout.shard not in (None, shard):
                 continue
-            # Alone there is nothing to free and gather again.
-            for data in self._fixed("data", ["zero2", "zero3"] if shard * context > 1 else ["zero2"]):
+            # Alone there is nothing to gather, and yet zero3 frees the copies in 16 bits of the layers that are done.
+            for data in self._fixed("data", ["zero2", "zero3"]):
                 if data in ("zero2", "zero3"):
                     for schedule, stages in self._schedules(pipeline):
                         yield Split(data, replicate, shard, context, by, tensor, pipeline, schedule, stages)
@@ -164,15 +163,17 @@ class Ways:
         """Why a micro-batch of `size` rows, or this recomputation, does not go into a split; None if they do."""
         if split.pipeline == 1:
             return None
-        layout = self._of_size(size)
-        one = split._replace(replicate=1, shard=1, context=1, context_by="heads", tensor=1)
+        groups = split.replicate * split.shard
         for batch in self.batches:
-            number = num_micro_batches(batch.rows, layout, split.axes)
-            if found := self.number_problem(one, number, mode):
+            number = -(-batch.rows // groups // size)  # as train.plan.axes.num_micro_batches counts
+            if found := self.number_problem(split.data, split.pipeline, split.schedule, split.stages, number, mode):
                 return found
         return None
 
-    def _number_problem(self, split: Split, number: int, mode: str) -> str | None:
+    def _number_problem(
+        self, data: str, pipeline: int, schedule: str, stages: int, number: int, mode: str
+    ) -> str | None:
+        split = Split(data, 1, 1, 1, "heads", 1, pipeline, schedule, stages)
         settings = self.settings.model_copy(update={"layout": self.layout(split, 1, mode)})
         lengths = [batch.seq_len for batch in self.batches]
         return next(problems_of(self.shape, settings, split.pipeline, lengths, number), None)
@@ -186,6 +187,10 @@ class Ways:
         """What the recipe says of a layout that the search leaves alone."""
         searched = set(Split._fields) | {"stages_per_rank", "micro_batch", "activation_checkpointing"}
         return self.settings.layout.model_dump(include=self._given - searched)
+
+
+def _because(split: Split, problem: str) -> str:
+    return f"{shown(split)}: {problem}"
 
 
 def divisors(number: int) -> list[int]:

@@ -33,6 +33,20 @@ class Pass(NamedTuple):
     launches: float
 
 
+class Turn(NamedTuple):
+    """What a micro-batch costs the rank that has most to do, and what of it others wait for."""
+
+    parts: dict[str, float]
+    """Seconds by what they go into."""
+    forward: float
+    """Of them in the forward pass."""
+    backward: float
+    others: float
+    """Seconds that the other ranks of the pipeline compute."""
+    mean: float
+    """What a rank computes on average, as a share of the busiest."""
+
+
 class Compute:
     """Times of the parts of a model on a device, for rows of one length."""
 
@@ -50,6 +64,8 @@ class Compute:
         self._chunk = settings.layout.chunk_on(device.kind)
         self.head = cache(self._head)
         self.pages = cache(self._pages)
+        self.turns: dict[tuple[object, ...], Turn] = {}
+        """What micro-batches cost, by all that it depends on."""
 
     def traffic(self, size: float, tensor: float | None = None) -> float:
         """Seconds to move `size` bytes to or from the device's memory, in tensors of `tensor` bytes; None = any."""

@@ -8,7 +8,7 @@ from functools import cache
 
 from train.config.layout import LayoutConfig
 from train.plan.axes import layers_of, stages_of
-from train.plan.search.compute import BACKWARD, Compute, Pass
+from train.plan.search.compute import BACKWARD, Compute, Pass, Turn
 from train.plan.search.links import Links, Ring
 from train.plan.search.split import Split
 
@@ -54,6 +54,7 @@ class StepCost:
         axes = split.axes
         self._states, self._replicas = links.ring(axes, "shard", "context"), links.ring(axes, "replicate")
         self._along_tensor, self._along_context = links.ring(axes, "tensor"), links.ring(axes, "context")
+        self._along_pipeline = links.ring(axes, "pipeline")
         self._places = _places(compute.shape.num_layers, split.pipeline, split.schedule, split.stages)
         # Splits that differ on other axes alone share what a layer and the head have taken.
         settings = compute.settings
@@ -97,6 +98,25 @@ class StepCost:
         number = -(-rows_of_rank // size)
         # A pipeline fills the last micro-batch up; elsewhere it is smaller.
         times = number if split.pipeline > 1 else rows_of_rank / size
+        turn = self._turn(size, recompute)
+        found = {name: times * seconds for name, seconds in turn.parts.items()}
+        found |= self._sent(number, turn.forward, turn.backward)
+        found["sends"] = number * self._sends(size)
+        found["bubble"] = bubble_share(split.schedule, split.stages) * turn.others
+        found["update"] = compute.update(self.params / self._update_shares(), self._update_shares())
+        found["cores"] = self._waiting(found, turn.mean)
+        return found
+
+    def _turn(self, size: int, recompute: str) -> Turn:
+        """What a micro-batch costs; splits that differ in replicas and shards alone share it."""
+        split, turns = self._split, self._compute.turns
+        key = (self._key, split.pipeline, split.schedule, split.stages, size, recompute)
+        if key not in turns:
+            turns[key] = self._find_turn(size, recompute)
+        return turns[key]
+
+    def _find_turn(self, size: int, recompute: str) -> Turn:
+        compute = self._compute
         layer = compute.layer(self._key, size)
         tensor, context = self._stream_seconds(size, recompute), self._context_seconds(size, recompute)
         again = _again(layer, recompute)
@@ -111,26 +131,20 @@ class StepCost:
         ]
         slowest = max(range(len(busy)), key=busy.__getitem__)
         layers, begins, ends = self._places[slowest]
-        many = times * layers
-        found = {
-            "products": many * whole[0],
-            "attention": many * whole[1],
-            "traffic": many * whole[2] + times * begins * embedding,
-            "launches": many * whole[3] + times * outside,
-            "recompute": many * again,
-            "head": times * ends * head,
-            "pages": many * pages + times * ends * head_pages,
-            "tensor": many * tensor + times * ends * head_tensor,
-            "context": many * context,
+        parts = {
+            "products": layers * whole[0],
+            "attention": layers * whole[1],
+            "traffic": layers * whole[2] + begins * embedding,
+            "launches": layers * whole[3] + outside,
+            "recompute": layers * again,
+            "head": ends * head,
+            "pages": layers * pages + ends * head_pages,
+            "tensor": layers * tensor + ends * head_tensor,
+            "context": layers * context,
         }
-        forward = layers * sum(layer) + ends * head
+        forward, most = layers * sum(layer) + ends * head, max(busy)
         backward = layers * (of_layer - sum(layer))
-        found |= self._sent(number, forward, backward)
-        found["sends"] = number * self._sends(size)
-        found["bubble"] = bubble_share(split.schedule, split.stages) * (sum(busy) - max(busy))
-        found["update"] = compute.update(self.params / self._update_shares(), self._update_shares())
-        found["cores"] = self._waiting(found, sum(busy) / len(busy) / max(busy))
-        return found
+        return Turn(parts, forward, backward, sum(busy) - most, sum(busy) / len(busy) / most)
 
     def _update_shares(self) -> int:
         return self._replicas.size if self._split.data == "zero1" else self._shares
@@ -179,7 +193,7 @@ class StepCost:
         if split.pipeline == 1:
             return 0.0
         size = self._stream_bytes(rows) / split.tensor
-        return 2 * split.stages * self._links.send(split.axes, size)
+        return 2 * split.stages * self._links.send(self._along_pipeline, size)
 
     # -------------------------------------------------------------------------------------- weights and gradients
 

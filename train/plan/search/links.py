@@ -62,7 +62,8 @@ class Links:
 
     def _find_ring(self, size: int, stride: int) -> Ring:
         device = self.cluster.device
-        per_node = max(1, min(size, self.cluster.gpus_per_node // stride))
+        # Of the group that is worst off: four ranks side by side on nodes of six lie two and two.
+        per_node = max(1, math.gcd(self.cluster.gpus_per_node, size * stride) // stride)
         nodes = -(-size // per_node)
         bandwidth = device.within.bandwidth
         if nodes > 1:
@@ -71,9 +72,8 @@ class Links:
         hops = (size - nodes) * device.within.latency + (nodes - 1) * device.between.latency
         return Ring(size, per_node, nodes, bandwidth, hops, device.collective_seconds)
 
-    def send(self, axes: Mapping[str, int], size: float) -> float:
-        """Seconds to hand `size` bytes to the next rank of a pipeline."""
-        ring = self.ring(axes, "pipeline")
+    def send(self, ring: Ring, size: float) -> float:
+        """Seconds to hand `size` bytes to the next rank of a pipeline, whose ranks are the ring."""
         if ring.size == 1:
             return 0.0
         # The slowest hand-over counts: the one that leaves a node, over the rank's own adapter.
