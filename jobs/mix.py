@@ -81,12 +81,7 @@ def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
     from_step = arguments.from_step or run.plan.warmup_steps + 1
     if arguments.law is None:
         return suggest_by_law(run, tokens=arguments.tokens, from_step=from_step)
-    try:
-        law = read_law(arguments.law).law
-    except ConfigError as error:  # a plan names its setting there
-        raise ConfigError(
-            str(error).replace(f"plan.law_file = {arguments.law}", f"--law {arguments.law}", 1)
-        ) from error
+    law = read_law(arguments.law, "--law").law
     return suggest_by_law(run, law.beta, law.source, arguments.tokens, from_step)
 
 

@@ -22,6 +22,7 @@ from train.config.settings import Settings, settings_of
 from train.data.order import heldout_streams
 from train.data.stages import stage_lengths
 from train.data.unseen import OBJECTIVES
+from train.model.shape import choose_shape, num_parameters
 from train.plan.checks import check_used
 from train.plan.planned import Plan
 from train.plan.sizing import make_plan
@@ -88,8 +89,10 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -
     first = {side: _begun(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
-    least = settings_of(stored_recipe(first[WITH], [])).plan.min_params
-    params, _ = default_size(wanted, once, least)
+    sizing = settings_of(stored_recipe(first[WITH], wanted.overrides)).plan
+    params, _ = default_size(wanted, once, sizing.min_params)
+    if wanted.params is None:  # whatever the vocabulary and [plan] make of it
+        params = float(num_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
     fixed = [f"plan.params={params!r}", *UNMEASURED]
     if wanted.tokens is None:
         fixed += ["plan.max_epochs=1.0"]

@@ -141,10 +141,10 @@ def _spread(sizes: Sequence[float], exponent: float) -> float:
     return float(min(sizes) ** -exponent - max(sizes) ** -exponent)
 
 
-def read_law(place: str) -> LawFile:
-    """The law of a file. Raises ConfigError if there is none, or none that a plan could follow."""
+def read_law(place: str, named: str = "plan.law_file =") -> LawFile:
+    """The law of a file. Raises ConfigError, by the setting or flag that named it, if no plan could follow it."""
     folder, name = _placed(place)
-    where = f"plan.law_file = {place}"
+    where = f"{named} {place}"
     if not folder.exists(name):
         raise ConfigError(f"{where}: promised a fitted law, found no such file; make it with `penstock ladder`")
     try:
