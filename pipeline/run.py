@@ -133,8 +133,8 @@ def find_models(recipe: Recipe, steps: Sequence[TableJob]) -> Models:
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Whether the stage's workers open this model."""
-    return not isinstance(stage, PerDocument) or (stage.compile is None and not name.startswith(stage.stays))
+    """Whether the stage's workers open this model; what other stages name, such as a mix, the driver alone reads."""
+    return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 
 def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], store: ModelsConfig) -> dict[str, Model]:
