@@ -134,7 +134,7 @@ class _Matchers:
         self._any_host = pa.array(sorted({host for hosts in self._hosts.values() for host in hosts}), pa.string())
         self._any_url = pa.array(sorted({value for kind, value in items if kind == "url"}), pa.string())
 
-    def look_at(self, batch: pa.RecordBatch) -> None:
+    def look_at(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Enter the documents of a batch."""
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
@@ -168,7 +168,7 @@ def _hosts(kind: str, value: str) -> list[str]:
     return hosts
 
 
-def _located(run: Store) -> Iterator[pa.RecordBatch]:
+def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
     """(doc_id, url, domain) of every document of a run, some of them twice; what was removed before is left out."""
     if "documents" in read_run(run).tables:
         for batch in batches_of(run, "documents", ["doc_id", "url", "domain", "drop_stage"]):
@@ -177,7 +177,7 @@ def _located(run: Store) -> Iterator[pa.RecordBatch]:
         dataset = open_dataset(run)
         for path in dataset.by_url:
             with dataset.folder.open_input(path) as stream:
-                yield from pa.ipc.open_file(stream).read_all().select(["doc_id", "url", "domain"]).to_batches()
+                yield pa.ipc.open_file(stream).read_all().select(["doc_id", "url", "domain"])
 
 
 def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -202,7 +202,7 @@ def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[
     return mates
 
 
-def _clustered(run: Store) -> Iterator[pa.RecordBatch]:
+def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
     """(doc_id, cluster) of every document whose cluster is known."""
     tables = read_run(run).tables
     table = next((name for name in CLUSTERED if name in tables), None)
@@ -212,4 +212,4 @@ def _clustered(run: Store) -> Iterator[pa.RecordBatch]:
         dataset = open_dataset(run)
         for shard in (shard for shards in dataset.streams.values() for shard in shards):
             with dataset.folder.open_input(shard.docs_path) as stream:
-                yield from pa.ipc.open_file(stream).read_all().select(["doc_id", "cluster"]).to_batches()
+                yield pa.ipc.open_file(stream).read_all().select(["doc_id", "cluster"])
