@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.declare import open_split
 from pipeline.sources.frames import Frames
-from pipeline.sources.stream import HashedStream, resolve
+from pipeline.sources.stream import HashedStream
 from pipeline.sources.warc import RECORD_STARTS
 from pipeline.sources.window import Window
 from pipeline.stage import Row, Split
 from schemas.errors import ContractError
+from schemas.storage import resolve
 
 COMPARED = ("record_type", "url", "date", "http_status", "mime", "page_bytes")
 HEAD_BYTES = 2000

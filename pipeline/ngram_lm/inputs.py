@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.sources.stream import resolve
 from schemas.errors import ConfigError, ContractError
+from schemas.storage import resolve
 
 RANGE_BYTES = 32 << 20
 BLOCK_BYTES = 4 << 20

@@ -25,9 +25,9 @@ from pipeline.languages.pieces import splitter_of
 from pipeline.parts import TEXTS_AT_ONCE, Part, apply_cuts, measured
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import QUALITY
-from pipeline.sources.stream import resolve
 from pipeline.stage import Check, Row, Split
 from schemas.errors import ConfigError
+from schemas.storage import resolve
 from schemas.tables import DOCUMENTS
 
 CANDIDATE_SHARE = 0.001

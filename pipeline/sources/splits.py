@@ -13,9 +13,9 @@ from urllib.parse import quote, unquote
 import pyarrow.fs as pafs
 
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.stream import resolve
 from pipeline.stage import Split
 from schemas.errors import ConfigError
+from schemas.storage import resolve
 
 SUFFIXES = {
     "warc": re.compile(r"\.(?:warc|arc|wet|wat)(?:\.(?:gz|zst))?$", re.IGNORECASE),

@@ -8,7 +8,7 @@ import hashlib
 from typing import Any
 
 from pipeline.stage import Split
-from schemas.storage import resolve as resolve  # what else reads a source takes it from here
+from schemas.storage import resolve
 
 READ_BYTES = 1 << 20
 
