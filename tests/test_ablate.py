@@ -30,7 +30,7 @@ from pipeline.report.page import write_report
 from pipeline.run import homes_of, places_in, prepare, run_steps, way_to
 from pipeline.stages import STEPS
 from pipeline.whatif.without import BEYOND, leave_out, rules_of
-from schemas.ablation import WITH, WITHOUT, Interval, Measurement, SourceLoss
+from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, Interval, Measurement, SourceLoss
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
@@ -343,8 +343,8 @@ def test_the_answer_says_what_many_comparisons_at_once_mean() -> None:
 
 def test_what_is_left_out_is_said_of_every_set() -> None:
     asked = [(WITH, 0), (WITHOUT, 2), ("there", 3)]
-    found = mock.Mock(
-        comparisons=[mock.Mock(on=name) for name, _ in asked for _ in range(2)],
+    found = Ablation.model_construct(
+        comparisons=[Comparison.model_construct(on=name) for name, _ in asked for _ in range(2)],
         measurements=[pairs_of([0.1], left_out)[WITH, 1][0] for _ in range(2) for _, left_out in asked],
     )
     assert [line.partition(" documents")[0] for line in _left_out(found)] == [
