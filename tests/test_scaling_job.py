@@ -170,6 +170,7 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
         ("--params 0.5", "promised a model of 0.5 parameters, from plan.params, found 43,168 at least with 512 tokens"),
         ("--params 1e30", "promised a model of 1e+30 parameters, from plan.params, found 1,6"),
         ("--flops 1e60", "parameters, from the budget and the tokens, found 1,6"),
+        ("--flops 1e21", "this budget is for 2,886,751,346 parameters on 57,735,026,919 tokens, and there are "),
         (
             "--params 1e9 --set plan.num_layers=2 --set plan.d_model=32",
             "1,000,000,000 parameters, from plan.params, found",

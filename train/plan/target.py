@@ -172,7 +172,11 @@ def check_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None
     if found > target.params:
         end, better = "least", "ask for more, or make the vocabulary smaller"
     elif target.budget is not None and target.tokens < target.asked.tokens:
-        better = "ask for less, or get more data"
+        asked = target.asked
+        better = (
+            f"this budget is for {asked.params:,.0f} parameters on {asked.tokens:,.0f} tokens, and there are "
+            f"{target.most:,.0f} in plan.max_epochs: ask for less, or get more data"
+        )
     raise ConfigError(
         f"plan: promised a model of {wanted} parameters, from {target.how}, found {found:,} at {end} with "
         f"{shape.vocab_size:,} tokens in the vocabulary and what [plan] says of the shape; {better}"
