@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from train.config.settings import Settings
 from train.model.shape import ModelShape
+from train.parallel.collectives import all_gather_single
 from train.parallel.split import SplitModel
 from train.ranks import Ranks
 from train.rows import Rows
@@ -135,7 +135,7 @@ def _gather_seconds(ranks: Ranks, size: int) -> float:
     """Seconds of an all-gather in which each rank has `size` bytes."""
     own = torch.ones(size // 4, device=ranks.device)
     whole = torch.empty(ranks.world_size * len(own), device=ranks.device)
-    return _shortest(ranks, lambda: dist.all_gather_single(whole, own))
+    return _shortest(ranks, lambda: all_gather_single(whole, own))
 
 
 def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:

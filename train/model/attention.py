@@ -90,8 +90,9 @@ def _flex(device_type: str) -> Any:
     # For each length and number of rows of its own: a run has few, and kernels for any length did not compile (2.13).
     if device_type != "cuda":
         return flex_attention
-    compiled = torch.compile(flex_attention, dynamic=False, recompile_limit=MAX_KERNELS)  # type: ignore[call-overload]
-    return compiled
+    # The limit is a setting of the whole process: as an argument of torch.compile it is younger than torch 2.11.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_KERNELS)
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def takes_blocks(device: torch.device, shape: ModelShape) -> bool:

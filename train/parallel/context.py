@@ -15,6 +15,7 @@ from torch import Tensor
 
 from train.model.attention import Core, Look
 from train.model.transformer import Transformer
+from train.parallel.collectives import all_gather_single, reduce_scatter_single
 from train.rows import Rows
 
 
@@ -115,13 +116,13 @@ class _Gather(torch.autograd.Function):
         ctx.group = group
         parts = dist.get_world_size(group)
         out = x.new_empty((parts * x.shape[0], *x.shape[1:]))
-        dist.all_gather_into_tensor(out, x.contiguous(), group=group)
+        all_gather_single(out, x.contiguous(), group=group)
         return out.view(parts, *x.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         out = gradients[0].new_empty(gradients[0].shape[1:])
-        dist.reduce_scatter_tensor(out, gradients[0].flatten(0, 1).contiguous(), group=ctx.group)
+        reduce_scatter_single(out, gradients[0].flatten(0, 1).contiguous(), group=ctx.group)
         return out, None
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from schemas.errors import ContractError
+from train.parallel.collectives import all_gather_single
 
 GATHERED_BYTES = 64 << 20
 """Bytes of weights that are gathered in one collective, unless one parameter has more."""
@@ -93,7 +93,7 @@ class ShardedStates:
                 mine = rows.of(self._mesh.get_local_rank())
                 place[: mine.numel()] = mine.flatten()
             gathered = torch.empty(num_ranks * own.numel(), dtype=own.dtype, device=own.device)
-            dist.all_gather_single(gathered, own, group=group)
+            all_gather_single(gathered, own, group=group)
             for rank, part in enumerate(gathered.view(num_ranks, -1)):
                 for place, rows in zip(_split(part, bucket), bucket, strict=True):
                     theirs = rows.of(rank)

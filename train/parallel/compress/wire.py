@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train.parallel.collectives import all_gather_single
+
 
 class Wire:
     """The group of ranks that hold the same gradients."""
@@ -38,13 +40,13 @@ class Wire:
         total, *others = received.view(self.size, share).float()
         for other in others:
             total += other
-        dist.all_gather_single(sent, total.to(dtype), group=self.group)
+        all_gather_single(sent, total.to(dtype), group=self.group)
         self.bytes_sent += self.sum_bytes(values.numel(), sent.element_size())
         return sent[: values.numel()].float()
 
     def gather(self, values: Tensor) -> Tensor:
         """The flat tensors of all ranks, one a row."""
         rows = torch.empty(self.size * values.numel(), dtype=values.dtype, device=values.device)
-        dist.all_gather_single(rows, values, group=self.group)
+        all_gather_single(rows, values, group=self.group)
         self.bytes_sent += (self.size - 1) * values.numel() * values.element_size()
         return rows.view(self.size, -1)
