@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_counts import Graphs
 from model_oracle import TINY, small_model, some_ids
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -102,6 +103,18 @@ def test_which_matrices_are_in_8_bits() -> None:
     assert stays_wide(narrow_heads) == [f"blocks.{layer}.{name}" for layer in (0, 1) for name in wide]
     with_fp8(narrow_heads)
     assert products_of(narrow_heads) == (4, 11)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_all_layers_are_one_graph(recompute: str) -> None:
+    model = small_model(SHAPE.model_copy(update={"num_layers": 12}), recompute=recompute)
+    with_fp8(model)
+    graphs = Graphs()
+    for block in model.layers:
+        block.compile(dynamic=False, backend=graphs.backend)
+    for seed in (1, 2):
+        model(some_ids(seed=seed)).sum().backward()
+    assert (graphs.forward, graphs.backward, graphs.breaks, graphs.recompilations) == (1, 1, 0, 0)
 
 
 def test_parameters_keep_their_names_and_values() -> None:

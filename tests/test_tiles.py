@@ -13,7 +13,8 @@ from rank_pool import shared_pool
 from torch import Tensor
 
 from train.config.settings import load_settings
-from train.model.attention import Look, attend, seen_in_document
+from train.model.attention import Look, attend
+from train.model.documents import seen_in_document
 from train.model.tiles import MOST, attend_in_tiles, tiles_of
 from train.model.transformer import Recompute
 from train.parallel.split import SplitModel

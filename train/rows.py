@@ -27,6 +27,8 @@ class Rows:
     """Source of each row, int64, as in `Order.sources`; or, (B, T), another group for the loss of each position."""
     counted: int | None = None
     """Number of targets, where it was counted before the rows went to a device."""
+    starts_N: Tensor | None = None
+    """On a CUDA device, `document_starts` of the rows: counted there, its length would have to be waited for."""
 
     def __len__(self) -> int:
         return len(self.inputs_BT)
@@ -38,7 +40,10 @@ class Rows:
     def to(self, device: torch.device) -> "Rows":
         """The same rows on a device, their targets counted; pinned ones are on their way there when this returns."""
         there = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(there, counted=self.num_targets)
+        if device.type != "cuda" or self.documents_BT is None:
+            return replace(there, counted=self.num_targets)
+        starts_N = document_starts(self.documents_BT).pin_memory().to(device, non_blocking=True)
+        return replace(there, counted=self.num_targets, starts_N=starts_N)
 
     def pinned(self) -> "Rows":
         """The same rows in memory that a CUDA device reads by itself."""
@@ -71,6 +76,17 @@ class Rows:
     def num_targets(self) -> int:
         """Number of targets that count in the loss."""
         return int((self.targets_BT != IGNORED).sum()) if self.counted is None else self.counted
+
+
+def document_starts(documents_BT: Tensor) -> Tensor:
+    """Where each document starts in rows laid end to end, then the end of the last row, int32, (documents + 1,).
+
+    A document ends with its row. Compiled graphs take tensors of any such length.
+    """
+    begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+    starts_N = begins_BT.flatten().nonzero()[:, 0].to(torch.int32)
+    return torch.cat((starts_N, torch.tensor([documents_BT.numel()], dtype=torch.int32)))
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

@@ -1,8 +1,6 @@
 """Attention: who sees whom in a row, rotary and relative positions, and the one place where it is computed.
 
-Who sees whom is a matrix of truths for torch's fused kernels; where documents share a row it is a list of blocks for
-FlexAttention on a CUDA device instead, and on a CPU the documents themselves, by which train/model/tiles cuts the row:
-neither computes all that nobody sees, nor holds a square.
+Rows without documents are for torch's fused kernels; train/model/documents has the forms in which documents are given.
 
 Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N blocks.
 """
@@ -18,13 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from train.model.documents import attend_from_starts
 from train.model.shape import ModelShape
 from train.model.tiles import MOST, attend_in_tiles
-
-BLOCK = 128
-"""Positions of a block for FlexAttention, whose kernels are made for this size."""
-MIN_FLEX_HEAD = 16
-"""Narrowest head that FlexAttention's kernels take."""
 
 MAX_KERNELS = 64
 """Shapes of rows, with a gradient and without, that FlexAttention is compiled for.
@@ -47,7 +41,10 @@ class Look:
     causal: bool
     """Whether a position sees those before it only."""
     blocks: BlockMask | Tensor | None = None
-    """`seen_B1TT` as FlexAttention takes it, or on a CPU the documents of the rows, (B, T); one of the two is None."""
+    """`seen_B1TT` as FlexAttention takes it, or on a CPU the documents of the rows, (B, T)."""
+    starts_N: Tensor | None = None
+    """`seen_B1TT` as FlashAttention takes it: where documents start in the rows laid end to end, and the end. At most
+    one of the three is not None."""
     distances_LD: Tensor | None = None
     """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
 
@@ -59,6 +56,8 @@ Core = Callable[[Tensor, Tensor, Tensor, Look], Tensor]
 def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, look: Look) -> Tensor:
     """Scaled dot-product attention by torch's fastest kernel for the device and the look."""
     grouped, seen_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], look.seen_B1TT
+    if look.starts_N is not None:
+        return attend_from_starts(q_BHTK, k_BGTK, v_BGTK, look.starts_N, look.causal)
     if isinstance(look.blocks, BlockMask):
         y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=look.blocks, enable_gqa=grouped)
         return y_BHTK
@@ -78,10 +77,14 @@ def added_mask(look: Look, x_BTD: Tensor) -> Look:
     """
     if look.seen_B1TT is None or look.distances_LD is not None:
         return look
-    kind = x_BTD.device.type
-    number = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
-    added_B1TT = torch.zeros_like(look.seen_B1TT, dtype=number).masked_fill_(~look.seen_B1TT, -torch.inf)
+    added_B1TT = torch.zeros_like(look.seen_B1TT, dtype=number_format(x_BTD)).masked_fill_(~look.seen_B1TT, -torch.inf)
     return replace(look, seen_B1TT=added_B1TT)
+
+
+def number_format(x_BTD: Tensor) -> torch.dtype:
+    """The number format of products with a stream: that of autocast where it is on."""
+    kind = x_BTD.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
 
 
 @cache
@@ -93,54 +96,6 @@ def _flex(device_type: str) -> Any:
     # The limit is a setting of the whole process: as an argument of torch.compile it is younger than torch 2.11.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_KERNELS)
     return torch.compile(flex_attention, dynamic=False)
-
-
-def takes_blocks(device: torch.device, shape: ModelShape) -> bool:
-    """Whether documents in a row are told to attention as blocks, and not as a matrix of truths."""
-    wide_enough = shape.head_dim >= MIN_FLEX_HEAD if device.type == "cuda" else device.type == "cpu"
-    return shape.positions == "rope" and wide_enough
-
-
-def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
-    """Whether a query sees a key: of its own document and, if `causal`, not behind it; (B, 1, T, T)."""
-    seen_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    return (seen_BTT.tril() if causal else seen_BTT)[:, None]
-
-
-def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
-    """The same, as the device's kernel takes it."""
-    return documents_BT if documents_BT.device.type == "cpu" else flex_blocks(documents_BT, causal)
-
-
-def flex_blocks(documents_BT: Tensor, causal: bool) -> BlockMask:
-    """The same, as blocks: which hold a pair that sees each other, and which of them nothing else.
-
-    As numbers of documents never fall in a row, those at the ends of a block tell; no square of T is ever made.
-    """
-    length = documents_BT.shape[1]
-    number = -(-length // BLOCK)
-    ends_N = torch.arange(1, number + 1, device=documents_BT.device) * BLOCK
-    first_BN, last_BN = documents_BT[:, ends_N - BLOCK], documents_BT[:, ends_N.clamp(max=length) - 1]
-    some_BNN = (first_BN[:, :, None] <= last_BN[:, None, :]) & (last_BN[:, :, None] >= first_BN[:, None, :])
-    # A block that the row does not fill counts as partial: positions behind the end are seen by nobody.
-    single_BN = (first_BN == last_BN) & (ends_N <= length)
-    whole_BNN = some_BNN & single_BN[:, :, None] & single_BN[:, None, :]
-    if causal:
-        some_BNN, whole_BNN = some_BNN.tril(), whole_BNN.tril(-1)
-
-    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        same = documents_BT[row, query] == documents_BT[row, key]
-        return same & (query >= key) if causal else same
-
-    partial, whole = _listed(some_BNN & ~whole_BNN), _listed(whole_BNN)
-    return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, sees, (length, length))
-
-
-def _listed(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
-    """For every query block the number of key blocks, and which, those that are not chosen behind them."""
-    chosen_B1NN = chosen_BNN[:, None].int()
-    places_B1NN = chosen_B1NN.argsort(dim=-1, descending=True, stable=True).int()
-    return chosen_B1NN.sum(-1, dtype=torch.int32), places_B1NN
 
 
 class Attention(nn.Module):

@@ -6,7 +6,6 @@ weights stay as they are and are rounded where they are used. Sums are float32 i
 Shape suffixes: N tokens, I columns of a weight (inputs), O rows of it (outputs).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.errors import ConfigError
+from train.model.attention import number_format
 from train.model.transformer import Transformer
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
@@ -39,11 +39,14 @@ def check_fp8(device: torch.device) -> None:
 
 
 def with_fp8(model: Transformer) -> None:
-    """Replace the forward of the layers' matrices; those that `stays_wide` names, head and embedding remain."""
+    """Compute the layers' matrices in 8 bits; those that `stays_wide` names, head and embedding remain.
+
+    Their class changes and nothing else: a function set on each module would have torch.compile make a graph for each.
+    """
     wide = set(stays_wide(model))
     for name, module in _matrices(model):
         if name not in wide:
-            module.forward = partial(_linear, module)  # type: ignore[method-assign]
+            module.__class__ = Fp8Linear
 
 
 def stays_wide(model: Transformer) -> list[str]:
@@ -59,13 +62,15 @@ def _matrices(model: Transformer) -> list[tuple[str, nn.Linear]]:
     ]
 
 
-def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    # The weight is asked for when it is used: sharding puts another tensor in its place.
-    kind = x.device.type
-    number = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    y: Tensor = _Product.apply(x.flatten(0, -2), module.weight, number)  # type: ignore[no-untyped-call]
-    y = y.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
-    return y if module.bias is None else y + module.bias.to(number)
+class Fp8Linear(nn.Linear):
+    """A linear map whose three products, forward and backward, are computed in 8 bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x @ weight.T + bias, (..., outputs), in the number format of autocast or of x."""
+        number = number_format(x)
+        y: Tensor = _Product.apply(x.flatten(0, -2), self.weight, number)  # type: ignore[no-untyped-call]
+        y = y.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias.to(number)
 
 
 class _Product(torch.autograd.Function):
@@ -81,7 +86,7 @@ class _Product(torch.autograd.Function):
         weight8_OI, weight_scale = _rounded(weight_OI, FORWARD)
         ctx.save_for_backward(x8_NI, x_scale, weight_OI)
         ctx.formats = (x_NI.dtype, number)
-        return _times(x8_NI, weight8_OI, x_scale * weight_scale, number)
+        return _times(x8_NI, weight8_OI, x_scale * weight_scale, number, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -110,10 +115,15 @@ def _rounded(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
     return (x.float() / scale).clamp(-largest, largest).to(number), scale
 
 
-def _times(left: Tensor, right: Tensor, scale: Tensor, number: torch.dtype) -> Tensor:
-    """left @ right.T, both with contiguous rows, times the scale."""
+def _times(left: Tensor, right: Tensor, scale: Tensor, number: torch.dtype, fast: bool = False) -> Tensor:
+    """left @ right.T, both with contiguous rows, times the scale.
+
+    `fast`: on a GPU the partial sums keep fewer bits. That is for forward passes: slopes need the bits.
+    """
     one = torch.ones_like(scale)
-    y: Tensor = torch._scaled_mm(left, right.T, scale_a=scale, scale_b=one, out_dtype=number)
+    y: Tensor = torch._scaled_mm(
+        left, right.T, scale_a=scale, scale_b=one, out_dtype=number, use_fast_accum=fast and left.is_cuda
+    )
     return y
 
 

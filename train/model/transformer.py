@@ -19,16 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from train.model.attention import (
-    Attention,
-    Look,
-    added_mask,
-    blocks_in_document,
-    rotation_table,
-    seen_in_document,
-    sinusoids,
-    takes_blocks,
-)
+from train.model.attention import Attention, Look, added_mask, number_format, rotation_table, sinusoids
+from train.model.documents import Documents, blocks_in_document, seen_in_document, takes_blocks, takes_starts
 from train.model.loss import HeadLoss
 from train.model.shape import ModelShape
 
@@ -138,7 +130,7 @@ class Transformer(nn.Module):
         if span.ends and not (shape.tie_embeddings and span.begins):
             # A tied matrix in the last stage of a pipeline is a copy of the embedding, kept equal by the layout.
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        self.look: Callable[[int, Tensor | None, torch.device], Look] = self.look_at
+        self.look: Callable[[int, Documents | None, torch.device], Look] = self.look_at
         self.loss = HeadLoss()
 
     def forward(
@@ -147,6 +139,7 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         targets_BT: Tensor | None = None,
         sources_B: Tensor | None = None,
+        starts_N: Tensor | None = None,
     ) -> Tensor:
         """From ids (B, T), or the stream (B, T, D) of the layers before, to what this part of the model gives.
 
@@ -154,7 +147,8 @@ class Transformer(nn.Module):
         behind (else) each position; with targets the total loss, 0-d, of `loss`.
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
-        look = added_mask(self.look(x.shape[1], documents_BT, x.device), x_BTD)
+        documents = None if documents_BT is None else Documents(documents_BT, starts_N, number_format(x_BTD))
+        look = added_mask(self.look(x.shape[1], documents, x.device), x_BTD)
         for block in self.blocks.values():
             x_BTD = block(x_BTD, look)
         if self.norm is None:
@@ -170,15 +164,22 @@ class Transformer(nn.Module):
         """The layers of this part, in order."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
-    def look_at(self, num_positions: int, documents_BT: Tensor | None, device: torch.device) -> Look:
+    def look_at(self, num_positions: int, documents: Documents | None, device: torch.device) -> Look:
         """The look of whole rows."""
         positions_T = torch.arange(num_positions, device=device)
-        if documents_BT is None or not takes_blocks(device, self.shape):
-            return self.look_from(positions_T, documents_BT)
-        return replace(self.look_from(positions_T, None), blocks=blocks_in_document(documents_BT, self.causal))
+        if documents is None:
+            return self.look_from(positions_T, None)
+        if documents.starts_N is not None and takes_starts(device, self.shape, documents.number):
+            # Their number differs between batches, and must not become a constant of the compiled layers.
+            torch._dynamo.maybe_mark_dynamic(documents.starts_N, 0)
+            return replace(self.look_from(positions_T, None), starts_N=documents.starts_N)
+        if not takes_blocks(device, self.shape, documents.number):
+            return self.look_from(positions_T, documents.numbers_BT)
+        blocks = blocks_in_document(documents.numbers_BT, self.causal)
+        return replace(self.look_from(positions_T, None), blocks=blocks)
 
     def look_from(self, positions_T: Tensor, documents_BT: Tensor | None) -> Look:
-        """The look of positions of rows, each seeing the keys of its document, or of the whole row; without blocks."""
+        """The look of positions of rows, each seeing the keys of its document, or of the whole row; as a matrix."""
         shape, device = self.shape, positions_T.device
         seen_B1TT = None if documents_BT is None else seen_in_document(documents_BT, self.causal)
         if shape.positions == "relative":

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from train.model.attention import Core, Look
+from train.model.documents import Documents
 from train.model.transformer import Transformer
 from train.parallel.collectives import all_gather_single, reduce_scatter_single
 from train.rows import Rows
@@ -31,11 +32,12 @@ def share_sequences(model: Transformer, group: dist.ProcessGroup, by: str) -> No
     """Let attention see whole sequences although this rank holds a part of them."""
     parts, part = dist.get_world_size(group), dist.get_rank(group)
 
-    def look(width: int, documents_BT: Tensor | None, device: torch.device) -> Look:
+    def look(width: int, documents: Documents | None, device: torch.device) -> Look:
         if by == "heads":
-            whole = model.look_at(parts * width, documents_BT, device)
+            whole = model.look_at(parts * width, documents, device)
         else:
-            whole = model.look_from(torch.arange(parts * width, device=device), documents_BT)
+            numbers_BT = None if documents is None else documents.numbers_BT
+            whole = model.look_from(torch.arange(parts * width, device=device), numbers_BT)
         mine = slice(part * width, (part + 1) * width)
         rotation = None if whole.rotation is None else (whole.rotation[0][mine], whole.rotation[1][mine])
         seen_B1TT = whole.seen_B1TT

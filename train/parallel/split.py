@@ -185,7 +185,7 @@ class SplitModel:
             self.parts[0].loss.num_targets = part.counted
             with self._in_turn(last=number == len(rows)), self._number_format():
                 total = (self._whole or self.parts[0])(
-                    part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B
+                    part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N
                 )
             with self._in_turn(last=number == len(rows)):
                 total.backward()
@@ -201,7 +201,7 @@ class SplitModel:
             for part in rows:
                 self.parts[0].loss.num_targets = part.counted
                 with self._number_format():
-                    self.parts[0](part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B)
+                    self.parts[0](part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N)
         # What is kept behind the forward pass stays gathered without a backward one, and hides its shards from a save.
         for part_of_model in self.parts:
             for module in sharded_modules(part_of_model):

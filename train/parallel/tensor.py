@@ -52,7 +52,7 @@ def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, {name: style for name, style in outside.items() if name in present})
     # The stream of a later stage of a pipeline holds a part of the positions.
     look, times = model.look, mesh.size() if model.embedding is None else 1
-    model.look = lambda width, documents_BT, device: look(width * times, documents_BT, device)
+    model.look = lambda width, documents, device: look(width * times, documents, device)
     model.loss = SharedHeadLoss(model.loss, mesh)
 
 

@@ -1,0 +1,66 @@
+"""FlashAttention's operator for lengths that vary, on a CPU: one document after the other, by torch's own attention.
+
+torch has kernels of the operator for CUDA devices alone. With these in their place the code around it runs as it does
+there: the same operator is traced, compiled and differentiated.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import varlen
+
+
+def _attend(q_NHK: Tensor, k_NGK: Tensor, v_NGK: Tensor, starts: list[int], causal: bool) -> Tensor:
+    documents = []
+    for first, stop in pairwise(starts):
+        q, k, v = (x[first:stop].transpose(0, 1)[None] for x in (q_NHK, k_NGK, v_NGK))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        documents.append(y[0].transpose(0, 1))
+    return torch.cat(documents)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    starts, causal = cu_seq_q.tolist(), others[0]
+    if starts[0] != 0 or starts[-1] != len(query) or any(b - a > max_q for a, b in pairwise(starts)):
+        raise ValueError(f"expected documents of at most {max_q} positions that fill {len(query)}, got {starts}")
+    y_NHK = _attend(query, key, value, starts, causal)
+    return y_NHK, query.new_zeros(query.shape[1], len(query), dtype=torch.float32), torch.zeros(2, dtype=torch.uint64)
+
+
+def _backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """The gradients written out: inside an operator nothing is differentiated."""
+    _, _, starts_N, _, _, _, causal = others[:7]
+    slopes = [torch.empty_like(x) for x in (query, key, value)]
+    times = query.shape[1] // key.shape[1]
+    starts = starts_N.tolist()
+    for first, stop in pairwise(starts):
+        part = slice(first, stop)
+        q, dy = (x[part].transpose(0, 1) for x in (query, gradient))
+        k, v = (x[part].transpose(0, 1).repeat_interleave(times, 0) for x in (key, value))
+        scale = q.shape[-1] ** -0.5
+        scores = q @ k.mT * scale
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+        shares = scores.softmax(-1)
+        of_shares = dy @ v.mT
+        of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True))
+        found = (of_scores @ k * scale, of_scores.mT @ q * scale, shares.mT @ dy)
+        for slope, each in zip(slopes, found):
+            heads = slope.shape[1]
+            slope[part] = each.unflatten(0, (heads, -1)).sum(1).transpose(0, 1)
+    return tuple(slopes)
+
+
+@contextmanager
+def flash_on_cpu() -> Iterator[None]:
+    """Within it, and in this process from then on, the operator computes on a CPU too."""
+    varlen._varlen_attn.register_kernel("cpu", _forward)
+    varlen._varlen_attn_backward.register_kernel("cpu", _backward)
+    yield
