@@ -107,7 +107,7 @@ HEAVY = {
         "spacy",
         "tensorboard",
     ),
-    *("tokenizers", "torch", "trafilatura"),
+    *("tokenizers", "torch", "torchao", "trafilatura"),
 }
 """Libraries that are slow to load or that only some recipes need."""
 

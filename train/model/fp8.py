@@ -1,12 +1,15 @@
-"""Matrices of the layers in 8 bits: forward in e4m3, gradients in e5m2, each tensor scaled to what the format holds.
+"""Matrices of the layers in 8 bits, by torchao where it is installed or by our own products, with dynamic scales.
 
-The scale is taken from the tensor itself, every time (dynamic, per tensor), so nothing is remembered between steps;
-weights stay as they are and are rounded where they are used. Sums are float32 in the device's matrix units.
+Scales are taken from the numbers themselves, every time, so nothing is remembered between steps; weights stay as they
+are and are rounded where they are used. Our own products have one scale a tensor: forward in e4m3, gradients in e5m2,
+sums in float32 in the device's matrix units. torchao has one a row, or one a tensor with weights gathered in 8 bits.
 
 Shape suffixes: N tokens, I columns of a weight (inputs), O rows of it (outputs).
 """
 
-from typing import Any
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,8 @@ from schemas.errors import ConfigError
 from train.model.attention import number_format
 from train.model.transformer import Transformer
 
+Scaling = Literal["tensor", "row", "gather"]
+"""tensor: our own products; row, gather: torchao's, with a scale a row, or with weights gathered in 8 bits."""
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 """Formats of numbers and of their slopes. Source: Micikevicius et al. 2022, arXiv 2209.05433, section 3."""
 MULTIPLE = 16
@@ -38,15 +43,50 @@ def check_fp8(device: torch.device) -> None:
         )
 
 
-def with_fp8(model: Transformer) -> None:
+def has_torchao() -> bool:
+    """Whether torchao is installed."""
+    return find_spec("torchao") is not None
+
+
+def with_fp8(model: Transformer, scaling: Scaling = "tensor", emulated: bool = False) -> None:
     """Compute the layers' matrices in 8 bits; those that `stays_wide` names, head and embedding remain.
 
-    Their class changes and nothing else: a function set on each module would have torch.compile make a graph for each.
+    `emulated`: by torchao without matrix units for it, as on a CPU. Raises ConfigError if torchao is needed and is not
+    installed.
     """
     wide = set(stays_wide(model))
+    if scaling != "tensor":
+        _with_torchao(model, scaling, emulated, wide)
+        return
     for name, module in _matrices(model):
         if name not in wide:
+            # The class changes and nothing else: for a function set on each module torch.compile makes a graph each.
             module.__class__ = Fp8Linear
+
+
+def _with_torchao(model: Transformer, scaling: Scaling, emulated: bool, wide: set[str]) -> None:
+    if not has_torchao():
+        raise ConfigError(
+            f"train.fp8_scaling: expected torchao for {scaling}, got none installed. Install torchao, or set tensor."
+        )
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig.from_recipe_name("rowwise" if scaling == "row" else "tensorwise")
+    config = replace(config, emulate=emulated, enable_fsdp_float8_all_gather=scaling == "gather")
+    chosen = {module for name, module in _matrices(model) if name not in wide}
+    convert_to_float8_training(model.blocks, config=config, module_filter_fn=lambda module, name: module in chosen)
+
+
+def gathers_fp8(scaling: str, precision: str) -> bool:
+    """Whether weights are gathered in 8 bits, so that their scales are computed after every update."""
+    return precision == "fp8" and scaling == "gather"
+
+
+def compute_scales(model: Transformer) -> None:
+    """Compute the scales of weights that are gathered in 8 bits, all in one all-reduce. Call it after an update."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def stays_wide(model: Transformer) -> list[str]:

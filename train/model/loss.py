@@ -1,18 +1,22 @@
-"""The loss behind the last layer: cross-entropy over the vocabulary, some tokens at a time, and who it came from.
+"""The loss after the last layer: cross-entropy over the vocabulary, some tokens at a time, and who it came from.
 
 The gradient is computed together with the loss, while a chunk's logits exist; they are never whole in memory and never
-computed twice. That needs the factor of the loss beforehand, which is known: 1 / targets of the global batch.
+computed twice. That needs the factor of the loss beforehand, which is known: 1 / targets of the global batch. The
+vocabulary may be filled up with rows of zeros for the sake of the matrix products: neither weights nor losses see them.
 
-Shape suffixes: N tokens, D width, V vocabulary (of this rank), S sources or other groups (G: some of them).
+Shape suffixes: N tokens (n: of a chunk), D width, V vocabulary (of this rank), P the same with rows of zeros, S sources
+or other groups (G: some of them).
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
+from train.model.attention import number_format
+from train.model.chunk_loss import FusedChunkLoss, PlainChunkLoss, VocabularyPart
 from train.rows import IGNORED
 
 GROUPS_AT_ONCE = 64
@@ -57,22 +61,22 @@ class Tally:
             self.counts_S[groups_G] += chosen_GN @ counts_N
 
 
-@dataclass(frozen=True)
-class VocabularyPart:
-    """The rows of the output matrix that this rank holds."""
-
-    group: dist.ProcessGroup
-    """Ranks that hold the vocabulary between them."""
-    first: int
-    """Id of the first row here."""
-
-
 class HeadLoss:
     """From the last residual stream to the loss; set `scale` and `tally` before use, and `num_targets` if known."""
 
-    def __init__(self, z_loss: float = 0.0, chunk_tokens: int = 4096, part: VocabularyPart | None = None):
-        """`part`: what this rank holds of the vocabulary; None = all of it."""
+    def __init__(
+        self,
+        z_loss: float = 0.0,
+        chunk_tokens: int = 4096,
+        part: VocabularyPart | None = None,
+        fused: bool = False,
+        multiple: int = 1,
+    ):
+        """`part`: what this rank holds of the vocabulary; None = all of it. `fused`: whether chunks, then of one size,
+        are computed by compiled functions. `multiple`: what the columns of the logits are filled up to a multiple of.
+        """
         self.z_loss, self.chunk_tokens, self.part = z_loss, chunk_tokens, part
+        self.fused, self.multiple = fused, multiple
         self.scale: float | Tensor = 1.0
         self.tally: Tally | None = None
         self.num_targets: int | None = None
@@ -100,7 +104,9 @@ class _ChunkedLoss(torch.autograd.Function):
         places_n, number = _that_count(targets_N, head.num_targets), len(x_ND)
         if places_n is not None:
             x_ND, targets_N = x_ND[places_n], targets_N[places_n]
-        total, losses_n, gradients = _sums(x_ND, weight_VD, targets_N, head, wanted)
+        # Compiled chunks keep their size however many targets of a batch count.
+        size = min(head.chunk_tokens, number if head.fused else len(x_ND))
+        total, losses_n, gradients = _sums(x_ND, weight_VD, targets_N, (head, size), wanted)
         if gradients is not None:
             ctx.save_for_backward(_spread(gradients[0], places_n, number), gradients[1].to(weight_VD.dtype))
         losses_N = _spread(losses_n, places_n, number)
@@ -133,69 +139,48 @@ def _spread(rows: Tensor, places_n: Tensor | None, number: int) -> Tensor:
 
 
 def _sums(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, wanted: bool
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, how: tuple[HeadLoss, int], wanted: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Total loss, cross-entropy of each token, and if `wanted` the total's gradients for the stream and the matrix."""
-    number = _number_format(x_ND)
+    """Total loss, cross-entropy of each token, and if `wanted` the total's gradients for the stream and the matrix.
+
+    `how`: the head, and the tokens of a chunk.
+    """
+    head, size = how
+    number = number_format(x_ND)
     wide = torch.promote_types(number, torch.float32)
-    matrix_VD, x_ND = weight_VD.to(number), x_ND.to(number)
+    matrix_PD, x_ND = _filled_up(weight_VD.to(number), head.multiple), x_ND.to(number)
     total, losses_N = x_ND.new_zeros((), dtype=wide), x_ND.new_zeros(len(x_ND), dtype=wide)
     gradient_ND = torch.empty_like(x_ND) if wanted else None
-    gradient_VD = torch.zeros_like(matrix_VD, dtype=wide) if wanted else None
+    gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if wanted else None
     # The same memory for every chunk: fresh pages for each made the whole a third slower (4 MB and more, one core).
-    logits_nV = x_ND.new_empty(min(head.chunk_tokens, len(x_ND)), len(matrix_VD))
-    wide_nV = logits_nV if number == wide else torch.empty_like(logits_nV, dtype=wide)
-    for start in range(0, len(x_ND), head.chunk_tokens):
-        part = slice(start, min(start + head.chunk_tokens, len(x_ND)))
-        row = slice(part.stop - start)
-        torch.mm(x_ND[part], matrix_VD.T, out=logits_nV[row])
-        powers_nV = logits_nV[row] if number == wide else wide_nV[row].copy_(logits_nV[row])
-        places_n1, own_n = _places(targets_N[part], powers_nV.shape[1], head.part)
-        losses_n, log_z_n, sums_n = _exponentiate(powers_nV, places_n1, own_n, head.part)
+    logits_nP = x_ND.new_empty(size, len(matrix_PD))
+    chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part)
+    for start in range(0, len(x_ND), max(size, 1)):
+        part = slice(start, min(start + size, len(x_ND)))
+        slopes_nP = logits_nP[: part.stop - start]
+        torch.mm(x_ND[part], matrix_PD.T, out=slopes_nP)
         counts_n = targets_N[part] != IGNORED
+        factors_n = counts_n.to(wide) * head.scale
+        losses_n, log_z_n = chunk.losses(targets_N[part])
         losses_N[part] = losses_n.masked_fill_(~counts_n, 0.0)
-        factor_n = share_n = counts_n.to(wide) * head.scale
-        total += (losses_n * factor_n).sum()
+        total += (losses_n * factors_n).sum()
         if head.z_loss:
-            total += (head.z_loss * log_z_n.square() * factor_n).sum()
-            share_n = factor_n * (1 + 2 * head.z_loss * log_z_n)
-        if gradient_ND is not None and gradient_VD is not None:
-            powers_nV.mul_((share_n / sums_n)[:, None]).scatter_add_(1, places_n1, -(factor_n * own_n)[:, None])
-            slopes_nV = powers_nV if number == wide else logits_nV[row].copy_(powers_nV)
-            torch.mm(slopes_nV, matrix_VD, out=gradient_ND[part])
+            total += (head.z_loss * log_z_n.square() * factors_n).sum()
+        if gradient_ND is not None and gradient_PD is not None:
+            # A tensor of its own: torch compiles anew for one that is given twice.
+            shares_n = factors_n * (1 + 2 * head.z_loss * log_z_n) if head.z_loss else factors_n.clone()
+            chunk.into_slopes(shares_n, factors_n)
+            torch.mm(slopes_nP, matrix_PD, out=gradient_ND[part])
             if number == wide:
-                gradient_VD.addmm_(slopes_nV.T, x_ND[part])
+                gradient_PD.addmm_(slopes_nP.T, x_ND[part])
             else:
-                gradient_VD += slopes_nV.T @ x_ND[part]
-    return total, losses_N, None if gradient_ND is None or gradient_VD is None else (gradient_ND, gradient_VD)
+                gradient_PD += slopes_nP.T @ x_ND[part]
+    if gradient_ND is None or gradient_PD is None:
+        return total, losses_N, None
+    return total, losses_N, (gradient_ND, gradient_PD[: len(weight_VD)])
 
 
-def _number_format(x_ND: Tensor) -> torch.dtype:
-    kind = x_ND.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
-
-
-def _exponentiate(
-    logits_nV: Tensor, places_n1: Tensor, own_n: Tensor, part: VocabularyPart | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy and log Z of each token, and the sum of the exponentials that take the place of the logits.
-
-    These are relative to the largest logit of a token. The three are those of the whole vocabulary.
-    """
-    most_n, at_target_n = logits_nV.amax(1), logits_nV.gather(1, places_n1)[:, 0].masked_fill_(~own_n, 0.0)
-    if part is not None:
-        dist.all_reduce(most_n, dist.ReduceOp.MAX, part.group)
-    sums_n = logits_nV.sub_(most_n[:, None]).exp_().sum(1)
-    if part is not None:
-        both_2n = torch.stack((sums_n, at_target_n))
-        dist.all_reduce(both_2n, group=part.group)
-        sums_n, at_target_n = both_2n.unbind()
-    log_z_n = most_n + sums_n.log()
-    return log_z_n - at_target_n, log_z_n, sums_n
-
-
-def _places(targets_n: Tensor, num_here: int, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Column of each target, (n, 1), 0 where it is not here, and whether it is."""
-    places_n = targets_n - (part.first if part else 0)
-    own_n = (places_n >= 0) & (places_n < num_here)
-    return places_n.masked_fill(~own_n, 0)[:, None], own_n
+def _filled_up(matrix_VD: Tensor, multiple: int) -> Tensor:
+    """The matrix with rows of zeros up to a multiple; itself, and not a copy, where it lacks none."""
+    lacking = -len(matrix_VD) % multiple
+    return F.pad(matrix_VD, (0, 0, 0, lacking)) if lacking else matrix_VD

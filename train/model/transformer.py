@@ -132,6 +132,14 @@ class Transformer(nn.Module):
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
         self.look: Callable[[int, Documents | None, torch.device], Look] = self.look_at
         self.loss = HeadLoss()
+        self._compiled = False
+
+    def compile_layers(self) -> None:
+        """Compile the layers by torch.compile, all of them to one graph; for rows of one number and length."""
+        self._compiled = True
+        for block in self.layers:
+            # Sizes stay constants: FlexAttention's kernels did not compile for sizes that are not (torch 2.13).
+            block.compile(dynamic=False)
 
     def forward(
         self,
@@ -150,7 +158,7 @@ class Transformer(nn.Module):
         documents = None if documents_BT is None else Documents(documents_BT, starts_N, number_format(x_BTD))
         look = added_mask(self.look(x.shape[1], documents, x.device), x_BTD)
         for block in self.blocks.values():
-            x_BTD = block(x_BTD, look)
+            x_BTD = self._through(block, x_BTD, look)
         if self.norm is None:
             return x_BTD
         x_BTD = self.norm(x_BTD)
@@ -158,6 +166,18 @@ class Transformer(nn.Module):
         if targets_BT is None:
             return F.linear(x_BTD, weight_VD).float()  # type: ignore[arg-type]
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
+
+    def _through(self, block: nn.Module, x_BTD: Tensor, look: Look) -> Tensor:
+        """The stream after a layer."""
+        y_BTD: Tensor
+        if not self._compiled or torch.is_grad_enabled():
+            y_BTD = block(x_BTD, look)
+            return y_BTD
+        # Without a gradient torch would compile the layers again. What this graph saves for a backward pass is freed
+        # with each layer.
+        with torch.enable_grad():
+            y_BTD = block(x_BTD.detach().requires_grad_(), look)
+        return y_BTD.detach()
 
     @property
     def layers(self) -> list[Block]:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
+from train.model.documents import activate_flash_3
 from train.model.fp8 import with_fp8
 from train.model.loss import HeadLoss, Tally
 from train.model.shape import ModelShape
@@ -30,6 +31,9 @@ from train.plan.memory import layers_to_recompute
 from train.ranks import Ranks
 from train.rows import Rows, joined
 
+VOCABULARY_MULTIPLE = {"cuda": 128}
+"""What the columns of the logits are filled up to a multiple of, by type of device: the tiles of a GPU's products."""
+
 
 class SplitModel:
     """A model in the layout of the settings; its weights are undefined until they are set or read."""
@@ -38,6 +42,7 @@ class SplitModel:
         """`largest`: positions of a row and rows of a step where there are most, for the budget of activations."""
         self.shape, self.settings, self.ranks = shape, settings, ranks
         layout = settings.layout
+        use_matrix_units(ranks.device)
         self.mesh = build_mesh(layout, ranks.world_size, ranks.device.type)
         self.num_stages = self.mesh.axes["pipeline"] * layout.stages
         self.stages = stages_of(layout, self.mesh.place("pipeline")) if self.num_stages > 1 else [0]
@@ -45,6 +50,7 @@ class SplitModel:
         modes = self._recompute([layer for layers in here for layer in layers], largest)
         self.parts = [self._part(layers, modes) for layers in here]
         self._num_sources = num_sources
+        self._rows_at_once = min(layout.micro_batch, -(-largest[1] // data_ranks(self.mesh.axes)))
         self._pipeline = Pipeline(self.parts, self.stages, self.mesh, layout) if self.num_stages > 1 else None
         self.parameters = self._named_parameters()
         """The parameters here by their name in the whole model; a copy of a tied embedding has the embedding's."""
@@ -82,7 +88,13 @@ class SplitModel:
         layout, train = self.settings.layout, self.settings.train
         span = Span(layers.start, layers.stop, self.shape.num_layers)
         model = build_model(self.shape, span, train.objective != "mlm", modes.__getitem__)
-        model.loss = HeadLoss(self.settings.optim.z_loss, layout.chunk_on(self.ranks.device.type))
+        kind = self.ranks.device.type
+        model.loss = HeadLoss(
+            self.settings.optim.z_loss,
+            layout.chunk_on(kind),
+            fused=bool(layout.compile),
+            multiple=VOCABULARY_MULTIPLE.get(kind, 1),
+        )
         if layout.context > 1:
             share_sequences(model, self.mesh.group("context"), layout.context_by)
         if layout.tensor > 1:
@@ -90,8 +102,7 @@ class SplitModel:
         if train.precision == "fp8":
             with_fp8(model)
         if layout.compile:
-            for block in model.layers:
-                block.compile()
+            model.compile_layers()
         if self._sharded:
             shard(model, self.mesh, layout, train.precision)
         return model.to_empty(device="cpu" if layout.offload else self.ranks.device)
@@ -150,15 +161,18 @@ class SplitModel:
     def micro_batches(self, rows: Rows, num_rows: int) -> list[Rows]:
         """This rank's rows of a batch of `num_rows`, some at a time, on its device; as many on every rank.
 
-        Each is a collective, so a rank that runs out of rows gets some in which nothing is predicted.
+        Each is a collective, so a rank that runs out of rows gets some in which nothing is predicted. Compiled layers
+        always get the same number of rows, in training and evaluation: another would be compiled anew.
         """
         number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
         most = -(-num_rows // data_ranks(self.mesh.axes))
-        size = min(self.settings.layout.micro_batch, most)
+        compiled = bool(self.settings.layout.compile)
+        size = self._rows_at_once if compiled else min(self.settings.layout.micro_batch, most)
         if self.mesh.axes["context"] > 1:
             rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
-        # A pipeline wants micro-batches of one size; elsewhere the last may be smaller.
-        rows = rows.padded(size * number if self._pipeline else size * (number - 1) + 1)
+        # A pipeline needs micro-batches of one size; elsewhere the last may be smaller.
+        equal = compiled or self._pipeline is not None
+        rows = rows.padded(size * number if equal else size * (number - 1) + 1)
         return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
 
     def part_of(self, rows: Rows) -> list[Rows]:
@@ -258,3 +272,14 @@ class SplitModel:
             gradient = self.parameters["embedding.weight"].grad
             if gradient is not None:
                 dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._tie)
+
+
+def use_matrix_units(device: torch.device) -> None:
+    """Let products in float32 be computed in TF32 on a CUDA device, and attention by FlashAttention 3 if it is there.
+
+    TF32 rounds factors to 10 bits of mantissa and sums in float32: what stays in float32 beside products in 16 bits
+    does not need more, and takes a tenth of the time by the data sheets of A100 and H100.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        activate_flash_3(device)

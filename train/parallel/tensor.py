@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from train.model.loss import HeadLoss, VocabularyPart
+from train.model.chunk_loss import VocabularyPart
+from train.model.loss import HeadLoss
 from train.model.transformer import Transformer
 
 
@@ -60,7 +61,7 @@ class SharedHeadLoss(HeadLoss):
     """The loss where the vocabulary and the positions of the stream are shared by the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):
-        super().__init__(head.z_loss, head.chunk_tokens)
+        super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple)
         self._mesh = mesh
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
