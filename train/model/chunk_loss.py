@@ -101,9 +101,11 @@ class FusedChunkLoss:
 def sums_of(logits_nV: Tensor, places_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The largest logit of each token, the sum of exponentials relative to it, and the logit at a place; float32."""
     wide_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
-    most_n = wide_nV.amax(1)
-    sums_n = (wide_nV - most_n[:, None]).exp().sum(1)
-    return most_n, sums_n, logits_nV.gather(1, places_n[:, None])[:, 0].to(wide_nV.dtype)
+    # With the dim kept, torch's compiler knows a softmax by it, and makes one pass of both on a GPU.
+    most_n1 = wide_nV.amax(1, keepdim=True)
+    sums_n1 = (wide_nV - most_n1).exp().sum(1, keepdim=True)
+    at_place_n1 = logits_nV.gather(1, places_n[:, None]).to(wide_nV.dtype)
+    return most_n1.squeeze(1), sums_n1.squeeze(1), at_place_n1.squeeze(1)
 
 
 def slopes_into(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, places_n: Tensor, factors_n: Tensor) -> None:
