@@ -122,7 +122,7 @@ def test_the_loss_of_a_run_is_that_of_its_repeated_sources(run: Store) -> None:
     assert "books 4 times" in advice
     (formula,) = (figure.formula for figure in plan.figures if figure.name == "expected_loss")
     assert formula == "L(N', D') of this run, on C4"
-    small = make_plan(run, dataset, settings(plan={"params": 1e6}, train=train))
+    small = make_plan(run, dataset, settings(plan={"params": 6.5e6}, train=train))
     (formula,) = (figure.formula for figure in small.figures if figure.name == "expected_loss")
     assert formula.endswith("on C4, a guess: its law was fitted to 7,000,000 to 9,000,000,000 parameters")
 

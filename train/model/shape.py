@@ -23,6 +23,10 @@ AS_GIVEN = (
 """What a plan takes from its settings unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
+COLUMNS = 128
+"""Logits of a tile on a CUDA device."""
+FFW, WIDE = 256, 512
+"""Multiple that a hidden width with a gate is of, from a width of WIDE on: tiles of a GPU, also over a tensor axis."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 """A size off by a tenth counts as much as proportions off by two."""
 
@@ -106,6 +110,11 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
     body = shape.num_layers * params_of_layer(shape) + shape.d_model
     matrices = 1 if shape.tie_embeddings else 2
     return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
+
+
+def padded_columns(columns: int, cuda: bool) -> int:
+    """Columns of the logits as a device computes them: on CUDA whole tiles of COLUMNS, which no FLOP count includes."""
+    return -(-columns // COLUMNS) * COLUMNS if cuda else columns
 
 
 def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int:
@@ -193,7 +202,8 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
     few = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
     num_kv_heads = plan.num_kv_heads or few[-1]
     # 4·d, or two thirds of it so that three matrices weigh as much as two. Source: Shazeer 2020, arXiv 2002.05202, 3.
-    ffw = 4 * d_model if plan.activation == "gelu" else -(-8 * d_model // 3 // 16) * 16
+    gated = (8 * d_model // 3 + FFW // 2) // FFW * FFW if d_model >= WIDE else -(-8 * d_model // 3 // 16) * 16
+    ffw = 4 * d_model if plan.activation == "gelu" else gated
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
         problems.append(f"num_heads {num_heads} into which d_model {d_model} goes in even parts")

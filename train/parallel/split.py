@@ -36,6 +36,10 @@ class SplitModel:
 
     def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
         """`largest`: positions of a row and rows of a step where there are most, for the budget of activations."""
+        # A plan that trains has nothing automatic left; who builds a model alone may leave it to the device.
+        device = ranks.device
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        settings = settings.for_device(device.type, capability)
         self.shape, self.settings, self.ranks = shape, settings, ranks
         layout = settings.layout
         self.mesh = build_mesh(layout, ranks.world_size, ranks.device.type)
@@ -154,7 +158,7 @@ class SplitModel:
         """
         number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
         most = -(-num_rows // data_ranks(self.mesh.axes))
-        size = min(self.settings.layout.micro_batch, most)
+        size = min(self.settings.layout.rows_at_once, most)
         if self.mesh.axes["context"] > 1:
             rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
         # A pipeline wants micro-batches of one size; elsewhere the last may be smaller.
