@@ -192,6 +192,12 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
     return max(needs, key=lambda need: need.peak)
 
 
+def with_memory(plan: Plan) -> Plan:
+    """A plan whose figures of memory are those of its settings as they are now."""
+    others = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
+    return plan.model_copy(update={"figures": [*others, *figures_of(_memory_rows(plan))]})
+
+
 def _memory_rows(plan: Plan) -> Iterator[Row]:
     resolved = plan.settings.for_device("cuda")
     told = f"GPU in {resolved.train.precision}" + (", compiled" if resolved.layout.compile else "")

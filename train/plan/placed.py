@@ -7,6 +7,7 @@ from schemas.errors import ConfigError
 from train.config.layout import MICRO_BATCH, LayoutConfig
 from train.config.settings import Settings
 from train.plan.checks import check_blocks
+from train.plan.figures import with_memory
 from train.plan.planned import Plan
 from train.plan.search import axes_given, search
 from train.plan.search.compute import computed_in
@@ -56,7 +57,7 @@ def place(plan: Plan, here: Here) -> tuple[Plan, list[str]]:
             f"MFU is not shown: the peak of {here} is not known. Set train.peak_flops, or name a profile of "
             "`penstock calibrate` as cluster.device."
         )
-    return plan.model_copy(update={"settings": settings}), lines
+    return with_memory(plan.model_copy(update={"settings": settings})), lines
 
 
 def peak_here(settings: Settings, here: Here) -> float | None:

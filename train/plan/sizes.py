@@ -128,7 +128,7 @@ def _of_repeats(plan: Plan, own: OwnLaw | None, found: Repeated, epochs: Mapping
     worth = f"The run {read}, worth {found.worth:,.0f} new ones ({100 * found.share:.0f} % each)"
     loss, with_new = _loss(plan, own, found), law.loss(plan.num_params, found.tokens)
     if max(loss, with_new) > math.log(plan.shape.vocab_size):
-        return f"{worth} ({repeats.SOURCE})."
+        return f"{worth[:-1]}; {repeats.SOURCE})."
     return f"{worth}: expected loss {loss:.3f}, with as many new ones {with_new:.3f} ({where}; {repeats.SOURCE})."
 
 

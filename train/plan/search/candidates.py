@@ -154,7 +154,7 @@ class Ways:
 
     def _find_problem(self, split: Split) -> tuple[str, str] | None:
         try:
-            layout = self.layout(split, 1, MODES[0])
+            layout = self.layout(split, 1, self.modes[0])
         except ValidationError as error:
             return CONTRADICTION, "; ".join(str(found["msg"]) for found in error.errors())
         settings = self.settings.model_copy(update={"layout": layout})
