@@ -27,6 +27,8 @@ COLUMNS = 128
 """Logits of a tile on a CUDA device."""
 FFW, WIDE = 256, 512
 """Multiple that a hidden width with a gate is of, from a width of WIDE on: tiles of a GPU, also over a tensor axis."""
+CLOSE = 0.02
+"""Share of the parameters asked for that a wide model may miss, where any shape is so near."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 """A size off by a tenth counts as much as proportions off by two."""
 
@@ -161,7 +163,10 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
         proportions = math.log(shape.d_model / shape.num_layers / aspect(num_params))
         return math.hypot(size / SIZE_UNIT, proportions / ASPECT_UNIT)
 
-    return min(shapes, key=miss)
+    best = min(shapes, key=miss)
+    # Hidden widths rise in large steps, so a wide model may have to give up some of its proportions.
+    near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= CLOSE]
+    return min(near, key=miss) if near and best.d_model >= WIDE else best
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
