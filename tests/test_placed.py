@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_dataset import make_tiny_dataset
 from tiny_runs import make_run
 
@@ -20,6 +21,9 @@ from train.plan.placed import Here, peak_here, place
 from train.plan.planned import Plan, read_plan
 from train.plan.sizing import make_plan
 from train.pretrain.__main__ import main as pretrain
+from train.pretrain.prepare import here_of
+from train.ranks import open_ranks
+from train.watch.metrics import read_metrics
 
 H100 = Here("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
 A100 = Here("cuda", (8, 0), "NVIDIA A100-SXM4-80GB")
@@ -269,3 +273,27 @@ def test_a_run_keeps_the_precision_that_it_began_with(run: Store, capsys: pytest
     assert main(["plan", run.uri]) == 0
     again = read_plan(run).settings
     assert (again.train.precision, again.layout.compile) == ("fp32", "auto")
+
+
+def test_an_mfu_of_a_run_is_by_the_device_that_was_planned_for(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """A CPU's is by the format that it computes in; the metrics of a run have the same peak as its plan."""
+    assert main(["plan", run.uri, "--gpu", "cpu", "--gpus", "1"]) == 0
+    plan = read_plan(run)
+    assert (plan.settings.train.precision, plan.settings.layout.compile) == ("fp32", False)
+    assert plan.settings.layout.micro_batch is not None
+    assert pretrain([run.uri]) == 0
+    assert "MFU is not shown" not in capsys.readouterr().out
+    step = read_metrics(run)[-1]
+    rate = plan.global_batch * plan.seq_len / step.step_seconds
+    assert step.mfu == pytest.approx(plan.flops_per_token * rate / 1.5e11)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_real_gpu_is_known_by_its_name_and_capability(tiny: Store) -> None:
+    with open_ranks() as ranks:
+        here = here_of(ranks)
+    assert (here.kind, here.name) == ("cuda", torch.cuda.get_device_name())
+    found = place(planned(tiny), here)[0].settings
+    assert found == found.for_device("cpu")
+    assert found.train.precision == ("bf16" if torch.cuda.get_device_capability() >= (8, 0) else found.train.precision)

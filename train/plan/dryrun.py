@@ -36,7 +36,7 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = 
     problems = list(problems_of(plan.shape, settings, world_size, lengths, plan.global_batch))
     lines = [f"{world_size} rank(s), nothing was started"]
     lines += [f"!! {problem}" for problem in problems]
-    lines += _model(plan, settings)
+    lines += _model(plan, settings, device)
     if axes_problem(settings.layout, world_size) is None:
         axes = axes_of(settings.layout, world_size)
         lines += [*_axes(settings, axes), *_stages_of_pipeline(plan, settings)]
@@ -48,7 +48,7 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = 
     return "\n".join(lines)
 
 
-def _model(plan: Plan, settings: Settings) -> Iterator[str]:
+def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
     shape = plan.shape
     yield (
         f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
@@ -56,7 +56,7 @@ def _model(plan: Plan, settings: Settings) -> Iterator[str]:
         f"({shape.num_kv_heads} of keys), {shape.activation} of {shape.d_ffw}, {shape.vocab_size:,} ids"
     )
     compiled = ", compiled" if settings.layout.compile else ""
-    yield f"numbers: {settings.train.precision}{compiled}; optimiser: {settings.optim.optimizer}"
+    yield f"numbers ({device}): {settings.train.precision}{compiled}; optimiser: {settings.optim.optimizer}"
 
 
 def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
