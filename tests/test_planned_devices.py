@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+from test_plan import of_size, settings, values
+from tiny_dataset import make_tiny_dataset
 from tiny_runs import make_run
 
 from jobs.cli import main
 from schemas.storage import Store
-from train.plan.planned import read_plan
+from train.plan.chosen import choose_layout
+from train.plan.planned import Plan, read_plan
+from train.plan.printed import print_plan
+from train.plan.sizing import make_plan
 from train.pretrain.__main__ import main as pretrain
 from train.watch.metrics import read_metrics
 
@@ -92,3 +97,40 @@ def test_an_mfu_of_a_run_is_by_the_device_that_was_planned_for(run: Store, capsy
     step = read_metrics(run)[-1]
     rate = plan.global_batch * plan.seq_len / step.step_seconds
     assert step.mfu == pytest.approx(plan.flops_per_token * rate / 1.5e11)
+
+
+@pytest.mark.parametrize(("device", "least", "peak"), [("h100-sxm", 300_000, 989.4e12), ("a100-80gb", 150_000, 312e12)])
+def test_124_million_parameters_on_one_gpu(tmp_path: Path, device: str, least: int, peak: float) -> None:
+    """The whole plan with a vocabulary of GPT-2's size, and what two settings of a CPU would cost it."""
+    make_tiny_dataset(tmp_path, vocab_size=50304)
+    run = Store(str(tmp_path))
+    dataset = of_size(run, web=10**10)
+
+    def chosen(**sections: dict[str, object]) -> Plan:
+        given = {"train": {"seq_len": 1024}, "plan": {"params": 124e6}, "cluster": {"device": device, "gpus": 1}}
+        return choose_layout(make_plan(run, dataset, settings(**(given | sections))))[0]
+
+    plan = chosen()
+    found = values(plan)
+    assert plan.num_params == pytest.approx(124e6, rel=0.02)
+    assert (plan.settings.train.precision, plan.settings.layout.compile) == ("bf16", True)
+    assert found["tokens_per_second"] > least
+    assert found["mfu"] == pytest.approx(plan.flops_per_token * found["tokens_per_second"] / peak)
+    assert "  train.precision       bf16" in print_plan(plan)
+    single = chosen(train={"seq_len": 1024, "precision": "fp32", "document_mask": False})
+    (sentence,) = (line for line in single.advice if line.startswith('train.precision = "fp32" costs '))
+    assert f" in place of {found['step_seconds']:.3g} s; leave it out." in sentence
+    assert values(single)["mfu"] < 0.1
+    eager = chosen(layout={"compile": False})
+    assert [line for line in eager.advice if line.startswith("layout.compile = false costs ")]
+
+
+def test_hours_buy_flops_of_the_bf16_peak_in_every_precision(run: Store) -> None:
+    """An hour of an H100 at cluster.mfu, which is a share of that peak."""
+    words = ["--gpu", "h100-sxm", "--gpus", "1", "--gpu-hours", "1e-6", "--set", "plan.max_epochs=1000"]
+    more = ["--set", "train.steps=20", "--set", "train.document_mask=false", "--set", "plan.min_params=1"]
+    budgets = []
+    for precision in ("fp32", "bf16"):
+        assert main(["plan", run.uri, *words, *more, "--set", f"train.precision={precision}"]) == 0
+        budgets.append(values(read_plan(run))["compute_6nd"])
+    assert budgets[0] == budgets[1] == pytest.approx(1e-6 * 3600 * 989.4e12 * 0.4, rel=0.5)
