@@ -125,9 +125,15 @@ def test_what_costs_nothing_is_not_mentioned(gpt: ModelShape) -> None:
 def test_settings_are_freed_one_by_one() -> None:
     chosen = settings(layout={"compile": False, "micro_batch": 1}, train={"seq_len": 64})
     freed = without(chosen, "layout", ("compile",))
+    assert freed is not None
     assert freed.layout.model_dump(exclude_unset=True) == {"micro_batch": 1}
     assert freed.train == chosen.train
-    assert without(chosen, "train", ("precision",)) == chosen
+    assert without(chosen, "train", ("precision",)) is None
+    # What a recipe sets to its default is fixed all the same.
+    default = settings(layout={"activation_checkpointing": "none"})
+    freed = without(default, "layout", ("activation_checkpointing", "activation_budget"))
+    assert freed is not None
+    assert freed.layout.model_fields_set == set()
 
 
 # ----------------------------------------------------------------------------------------------------- how it counts

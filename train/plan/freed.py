@@ -26,7 +26,7 @@ def costs_of_fixed(
     """A sentence for each fixed setting that makes the step of `step_seconds` longer than it has to be."""
     for section, names in SEARCHED:
         freed = without(settings, section, names)
-        if freed == settings:
+        if freed is None:
             continue
         best = search(shape, freed, run, cluster, top=1).best
         share = step_seconds / best[0].step_seconds - 1 if best else 0.0
@@ -38,10 +38,10 @@ def costs_of_fixed(
             )
 
 
-def without(settings: Settings, section: str, names: Sequence[str]) -> Settings:
-    """The same with settings of a section left out; equal if none of them is set."""
+def without(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
+    """The same with settings of a section left out; None = none of them is set, though it may equal its default."""
     found = getattr(settings, section)
     if not found.model_fields_set & set(names):
-        return settings
+        return None
     left = type(found).model_validate(found.model_dump(exclude_unset=True, exclude=set(names)))
     return settings.model_copy(update={section: left})
