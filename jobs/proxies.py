@@ -55,7 +55,10 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
             f"{folder.uri}: promised a run on dataset {open_dataset(parent).digest[:12]}, found {dataset.digest[:12]}; "
             "remove the folder"
         )
-    plan = make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
+    settings = settings_of(stored_recipe(folder, overrides))
+    if folder.exists(PLAN_NAME):  # a proxy that was trained has its number formats from the device
+        settings = settings.with_formats_of(read_plan(folder).settings.content())
+    plan = make_plan(folder, dataset, settings)
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
     elif decided(dataset, read_plan(folder)) != decided(dataset, plan):

@@ -21,7 +21,7 @@ from train.checkpoint.folder import local_path
 from train.config.mixed import keep_mix, mix_overrides
 from train.config.settings import Settings, settings_of
 from train.data.megatron import export_megatron
-from train.identity import check_goes_on
+from train.identity import as_begun, check_goes_on
 from train.plan.checks import check_ranks, check_used
 from train.plan.chosen import choose_layout
 from train.plan.dryrun import describe_run
@@ -81,7 +81,7 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
         mixed = mix_overrides(mix, dataset, arguments.overrides)
         recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
     place = scratch if arguments.dry_run else run
-    plan, found = choose_layout(make_plan(place, dataset, settings_of(recipe)))
+    plan, found = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
     if not arguments.dry_run:
         with training(run, "penstock plan"):
             check_goes_on(run, dataset, plan)

@@ -57,7 +57,7 @@ def published() -> list[dict[str, Any]]:
 
 def predicted_speed(each: Published) -> float:
     """Tokens/s of a GPU."""
-    sections = {"train": {"precision": "bf16"}, "layout": {"data": "zero3"} | each.layout}
+    sections = {"train": {"precision": "bf16"}, "layout": {"data": "zero3", "compile": False} | each.layout}
     cluster = Cluster.of(each.device, GPUS, each.nodes)
     found = predict(each.shape, Settings.model_validate(sections), (each.seq_len, each.rows), cluster)
     return found.tokens_per_second / cluster.world_size

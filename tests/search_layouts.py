@@ -9,7 +9,8 @@ from train_contenders import RATE, Case, llama, make_rows, plan_of
 
 from train.config.settings import Settings
 from train.plan.search import Candidate, predict
-from train.plan.search.devices import Cluster, Device
+from train.plan.search.device import Device
+from train.plan.search.devices import Cluster
 from train.pretrain.learner import Learner
 from train.ranks import Ranks
 

@@ -164,7 +164,7 @@ def test_progress_comes_back_exactly(tmp_path: Path, ranks: Ranks) -> None:
 
 
 def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
-    config = LayoutConfig(tensor=2, micro_batch=3)
+    config = LayoutConfig(tensor=2, micro_batch=3, compile=False)
     layout = layout_of(config, ONE | {"tensor": 2, "shard": 2}, 1, "cpu")
     assert layout.ranks == 4
     assert layout.kernels.startswith(f"torch {torch.__version__}, ")

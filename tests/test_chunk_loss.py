@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from train.model.chunk_loss import FusedChunkLoss, PlainChunkLoss, VocabularyPart
 from train.model.loss import HeadLoss, Tally
+from train.plan.search.compute import loss_bytes_per_logit
 from train.ranks import Ranks
 from train.rows import IGNORED
 
@@ -139,6 +140,8 @@ def step(chunk: FusedChunkLoss | PlainChunkLoss, targets: Tensor) -> None:
 
 @pytest.mark.parametrize(("dtype", "plain", "fused"), [(torch.bfloat16, 44, 6), (torch.float32, 32, 12)])
 def test_bytes_moved_for_a_logit(dtype: torch.dtype, plain: int, fused: int) -> None:
+    # What the layout search computes with is what is measured here.
+    assert [loss_bytes_per_logit(dtype.itemsize, compiled) for compiled in (False, True)] == [plain, fused]
     logits, targets = torch.randn(CELLS).to(dtype), torch.arange(CELLS[0])
     copy = logits.clone()
     with Traffic() as traffic:

@@ -122,9 +122,29 @@ def test_the_loss_of_a_run_is_that_of_its_repeated_sources(run: Store) -> None:
     assert "books 4 times" in advice
     (formula,) = (figure.formula for figure in plan.figures if figure.name == "expected_loss")
     assert formula == "L(N', D') of this run, on C4"
-    small = make_plan(run, dataset, settings(plan={"params": 1e6}, train=train))
+    small = make_plan(run, of_size(run, web=10**9), settings(plan={"params": 6.5e6}, train={"seq_len": 2048}))
     (formula,) = (figure.formula for figure in small.figures if figure.name == "expected_loss")
     assert formula.endswith("on C4, a guess: its law was fitted to 7,000,000 to 9,000,000,000 parameters")
+
+
+def test_no_loss_above_that_of_knowing_nothing_is_printed(run: Store) -> None:
+    """ln V of 512 ids is 6.24 nats; the laws, extrapolated to a million parameters, give more."""
+    small = make_plan(run, of_size(run, web=10**7), settings(plan={"params": 1e6}, train={"seq_len": 2048}))
+    losses = [name for name in values(small) if re.fullmatch(r"size\..*\.loss|expected_loss", name)]
+    assert not losses
+    (sentence,) = (line for line in small.advice if "ln V" in line)
+    said = re.fullmatch(
+        r"Expected losses above ln V = 6\.2 are left out: the laws are for larger models, and give ([\d.]+) to "
+        r"([\d.]+) nats here\.",
+        sentence,
+    )
+    assert said is not None
+    assert 6.2 < float(said[1]) < float(said[2])
+    assert "expected loss" not in " ".join(small.advice)
+    large = make_plan(run, of_size(run, web=10**10), settings(plan={"params": 1e8}, train={"seq_len": 2048}))
+    assert values(large)["expected_loss"] < math.log(512)
+    assert values(large)["size.hoffmann_approach_3.loss"] < math.log(512)
+    assert not [line for line in large.advice if "ln V" in line]
 
 
 def test_what_is_given_is_never_changed(run: Store) -> None:

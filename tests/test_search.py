@@ -18,7 +18,8 @@ from train.plan.memory import memory_of_rank
 from train.plan.search import predict, search
 from train.plan.search.compute import Compute
 from train.plan.search.cost import PARTS, bubble_share
-from train.plan.search.devices import Cluster, Device, Link
+from train.plan.search.device import Device, Link
+from train.plan.search.devices import Cluster
 from train.plan.search.links import Links
 from train.plan.search.split import Split
 
@@ -84,7 +85,7 @@ def test_a_group_that_lies_over_the_edge_of_a_node_is_the_one_that_counts() -> N
 
 
 def test_products_and_attention_by_hand() -> None:
-    compute = Compute(SMALL, settings(document_mask=False), PLAIN, 128)
+    compute = Compute(SMALL, settings(document_mask=False, precision="fp32"), PLAIN, 128)
     # 64·(64 + 2·32 + 64 + 3·96) weights are 2 FLOPs for each of 256 positions, at half of 1e12; or memory is slower.
     found = compute.layer(split(), 2)
     sizes = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 96), (64, 96), (96, 64)]
@@ -116,7 +117,7 @@ def test_parts_add_up_and_mean_something() -> None:
         assert set(found.parts) <= set(PARTS)
         assert min(found.parts.values()) >= 0
         assert found.tokens_per_second == pytest.approx(16 * 128 / found.step_seconds)
-        assert found.mfu == pytest.approx(flops_per_token(SMALL, 128) * found.tokens_per_second / 4e12)
+        assert found.mfu == pytest.approx(flops_per_token(SMALL, 128) * found.tokens_per_second / 8e12)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_a_thousand_gpus_are_searched_whole() -> None:
 @pytest.mark.parametrize("each", PUBLISHED, ids=lambda each: each.name)
 def test_predictions_are_near_published_speeds(each: Published) -> None:
     """0.89 to 1.36 of what others measured with their code; the shares of a peak were chosen on the same figures."""
-    chosen = settings({"data": "zero3"} | each.layout, precision="bf16")
+    chosen = settings({"data": "zero3", "compile": False} | each.layout, precision="bf16")
     found = predict(each.shape, chosen, (each.seq_len, each.rows), Cluster.of(each.device, 8, each.nodes))
     assert 0.85 < found.tokens_per_second / (8 * each.nodes) / each.speed < 1.4
 

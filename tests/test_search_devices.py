@@ -8,7 +8,15 @@ import pytest
 
 from schemas.errors import ConfigError
 from train.calibrate import calibrate, device_from
-from train.plan.search.devices import TABLE, Cluster, device_lines, device_of, read_profile, write_profile
+from train.plan.search.devices import (
+    TABLE,
+    Cluster,
+    device_lines,
+    device_named,
+    device_of,
+    read_profile,
+    write_profile,
+)
 
 MEASURED: dict[str, Any] = {
     "kind": "cpu",
@@ -41,6 +49,48 @@ def test_unknown_names_get_the_nearest(name: str, near: str) -> None:
         device_of(name)
     with pytest.raises(ConfigError, match=r"did you mean .*h200"):
         device_of("h20")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla V100-SXM2-16GB", None),
+        ("", None),
+    ],
+)
+def test_the_names_of_the_driver_are_those_of_the_table(name: str, expected: str | None) -> None:
+    found = device_named(name)
+    assert (found and found.name) == expected
+
+
+def test_an_mfu_is_by_the_dense_bf16_peak_but_on_a_cpu() -> None:
+    for device in TABLE:
+        for number in device.peak_flops:
+            expected = device.peak_flops[number if device.kind == "cpu" else "bf16"]
+            assert device.utilisation_peak(number) == expected
+    slow = device_of("cpu").model_copy(update={"peak_flops": {"fp32": 1.5e11, "bf16": 1e10}})
+    assert (slow.utilisation_peak("fp32"), slow.utilisation_peak("bf16")) == (1.5e11, 1e10)
+
+
+def test_a_measured_gpu_keeps_its_capability_and_the_shares_of_its_own_kind() -> None:
+    gpu = MEASURED | {"kind": "cuda", "name": "NVIDIA H100 PCIe", "capability": (9, 0)}
+    found = device_from(gpu, 2, 2)
+    assert found.capability == (9, 0)
+    assert found.product_share == device_of("h100-pcie").product_share
+    assert found.utilisation_peak("fp32") == found.peak_flops["bf16"]
+    assert device_from(MEASURED, 2, 2).capability is None
 
 
 def test_a_cluster_has_devices() -> None:

@@ -123,9 +123,25 @@ def test_chosen_shapes_are_near_and_well_formed(vocab_size: int, num_params: flo
     assert found.head_dim * found.num_heads == found.d_model
     assert found.num_heads % found.num_kv_heads == 0
     assert found.head_dim in (16, 32, 64, 128)
-    assert 2.6 < found.d_ffw / found.d_model < 3.1
+    assert 2.4 < found.d_ffw / found.d_model < 3.1
     share = 2 * vocab_size * found.d_model / num_parameters(found.model_copy(update={"tie_embeddings": False}))
     assert found.tie_embeddings == pytest.approx(share > 0.2) or abs(share - 0.2) < 0.02
+
+
+@pytest.mark.parametrize("num_params", [1.24e8, 2.14e8, 3.23e8, 3.5e8, 7.6e8, 1e9, 1.91e9, 2.7e9, 7e9])
+@pytest.mark.parametrize("vocab_size", [32000, 50257, 128256])
+def test_hidden_widths_are_whole_tiles_and_sizes_are_met(vocab_size: int, num_params: float) -> None:
+    found = choose_shape(num_params, vocab_size, PlanConfig())
+    if found.d_model >= 512:
+        assert found.d_ffw % 256 == 0
+        assert abs(found.d_ffw - 8 * found.d_model / 3) <= 128
+    assert num_parameters(found) == pytest.approx(num_params, rel=0.02)
+    assert 1 / 2 < found.d_model / found.num_layers / aspect(num_params) < 2
+
+
+def test_narrow_models_have_hidden_widths_in_sixteens() -> None:
+    assert [choose_shape(1e6, 512, PlanConfig(d_model=width)).d_ffw for width in (96, 256, 480)] == [256, 688, 1280]
+    assert choose_shape(1e8, 32000, PlanConfig(d_model=512)).d_ffw == 1280  # of 1,280 and 1,536 that nearest to 1,365
 
 
 @pytest.mark.parametrize(("num_params", "table"), [(57e6, 576 / 9), (1018e6, 1792 / 23), (16183e6, 5120 / 47)])

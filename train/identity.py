@@ -7,6 +7,7 @@ from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.checkpoint.folder import standing_notes
 from train.checkpoint.note import Identity, check_identity
+from train.config.settings import Settings
 from train.data.skips import SkipList
 from train.data.stages import MASKS_VERSION
 from train.descent import as_before
@@ -49,6 +50,12 @@ def courses(plan: Plan) -> dict[str, object]:
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
     names = ("learning_rate", "schedule", "final_lr_share")
     return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}
+
+
+def as_begun(run: Store, settings: Settings) -> Settings:
+    """Settings with automatic number formats as the newest checkpoint of a run has them, if there is one."""
+    notes = standing_notes(run) if run.is_local else []
+    return settings.with_formats_of(notes[-1].identity.settings) if notes else settings
 
 
 def check_goes_on(run: Store, dataset: Dataset, plan: Plan) -> None:

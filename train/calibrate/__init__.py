@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from schemas.errors import ConfigError, ContractError
 from train.calibrate.rank import measure
-from train.plan.search.devices import TABLE, Device, Link, write_profile
+from train.plan.search.device import Device, Link
+from train.plan.search.devices import TABLE, device_named, write_profile
 from train.ranks import Ranks
 
 LIMIT = 150
@@ -58,16 +59,18 @@ def _num_ranks(cores: int) -> int:
 def device_from(found: dict[str, Any], ranks: int, at_once: int) -> Device:
     """The device that measurements describe: seconds and rates as `measure` names them."""
     cuda = found["kind"] == "cuda"
-    names = [device for device in TABLE if cuda and device.name.partition("-")[0] in found["name"].lower()]
-    known = names[-1] if names else next(d for d in TABLE if d.name == ("h100-sxm" if cuda else "cpu"))
+    alike = [device for device in TABLE if cuda and device.name.partition("-")[0] in found["name"].lower()]
+    alike = alike or [device for device in TABLE if device.name == ("h100-sxm" if cuda else "cpu")]
+    known = (device_named(found["name"]) if cuda else None) or alike[-1]
     peak = max(found["flops"].values())
     reference = found["flops"].get("bf16", peak) if cuda else found["flops"]["fp32"]
     changes: dict[str, Any] = {
         "name": f"{found['name']}, measured",
         "kind": found["kind"],
-        # What was measured is the rate itself: of a data sheet's peak the known share is taken, and MFU is by that.
+        # What was measured is the rate itself: of a data sheet's peak the known share is taken. An MFU is by bf16's.
         "peak_flops": {name: flops / known.product_share for name, flops in found["flops"].items()},
         "attention_share": min(1.0, known.product_share * found["attention"] / reference),
+        "capability": found.get("capability"),
         "memory_bytes": found["memory"],
         "memory_bandwidth": found["bandwidths"][-1][1] / known.traffic_share,
         "layer_seconds": found["layers"],

@@ -47,6 +47,7 @@ def measure(ranks: Ranks, tell: Callable[[str], None]) -> dict[str, Any]:
     return {
         "kind": ranks.device.type,
         "name": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "capability": torch.cuda.get_device_capability() if cuda else None,
         "torch": torch.__version__,
         "flops": flops,
         "attention": attention,

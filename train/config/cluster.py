@@ -17,8 +17,8 @@ class ClusterConfig(Section):
     usd_per_gpu_hour: float | None = execution(None, gt=0)
     """Price of a device for an hour [USD]; None = unknown, so no cost is shown and no budget in money is taken."""
     mfu: float = execution(0.4, gt=0, le=1)
-    """Share of the peak by which hours of devices become FLOPs, until a layout is known. Llama 3 (arXiv 2407.21783,
-    table 4) reached 0.38 to 0.43."""
+    """Share of the dense bf16 peak by which hours of devices become FLOPs, until a layout is known. Llama 3 (arXiv
+    2407.21783, table 4) reached 0.38 to 0.43."""
 
     @model_validator(mode="after")
     def _used(self) -> "ClusterConfig":

@@ -1,6 +1,6 @@
 """The section `[layout]`: how the model and the batch are split over ranks; only compression enters the mathematics."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,10 @@ AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 """The axes of the mesh, outermost first: neighbours in rank talk most."""
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
 
+SPLIT_BACKWARD = ("zero_bubble", "zbv")
+"""Schedules that compute the gradients of inputs and of weights apart."""
+MICRO_BATCH = 8
+"""Rows of a micro-batch where neither a recipe nor a search chooses them."""
 CHUNK_TOKENS = {"cpu": 1024, "cuda": 4096}
 """Tokens whose logits exist at once, by type of device."""
 
@@ -42,8 +46,8 @@ class LayoutConfig(Section):
     arXiv 2104.04473 (1F1B, interleaved); Qi et al. 2023, arXiv 2401.10241 (zero bubble, ZBV)."""
     stages_per_rank: int | None = execution(None, ge=1)
     """Stages of a pipeline on each rank; None = 2 for interleaved, zero_bubble and zbv, else 1."""
-    micro_batch: int = execution(8, ge=1)
-    """Sequences per rank that go through the model at once."""
+    micro_batch: int | None = execution(None, ge=1)
+    """Sequences per rank that go through the model at once; None = chosen by the search for a layout, else 8."""
     activation_checkpointing: Literal["none", "full", "selective", "budget"] = execution("none")
     """What is computed again in the backward pass: nothing; whole layers; all but matrix products and attention; as
     many whole layers as `activation_budget` asks for."""
@@ -51,8 +55,9 @@ class LayoutConfig(Section):
     """budget: most bytes of activations kept on a rank."""
     offload: bool = execution(False)
     """Whether weights, gradients and optimiser states of zero2 and zero3 lie in the host's memory."""
-    compile: bool = execution(False)
-    """Whether layers are compiled by torch.compile."""
+    compile: bool | Literal["auto"] = execution("auto")
+    """Whether layers are compiled by torch.compile. auto: on a CUDA device, unless the schedule is zero_bubble or zbv,
+    whose backward pass torch.compile cannot split."""
     chunk_tokens: int | None = execution(None, ge=1)
     """Tokens whose logits exist at once; None = 1024 on a CPU, whose caches hold them (1 to 10 % of the loss, measured
     at 4,096 to 128,000 ids), and 4096 on a GPU."""
@@ -105,6 +110,22 @@ class LayoutConfig(Section):
     def chunk_on(self, device: str) -> int:
         """`chunk_tokens` on a type of device."""
         return self.chunk_tokens or CHUNK_TOKENS.get(device, CHUNK_TOKENS["cuda"])
+
+    def for_device(self, kind: str) -> "LayoutConfig":
+        """The same without anything automatic, for a type of device; equal if nothing was automatic."""
+        found: dict[str, Any] = {}
+        if self.compile == "auto":
+            found["compile"] = kind == "cuda" and self.schedule not in SPLIT_BACKWARD
+        if self.micro_batch is None:
+            found["micro_batch"] = MICRO_BATCH
+        return self.model_copy(update=found) if found else self
+
+    @property
+    def rows_at_once(self) -> int:
+        """`micro_batch`. Raises ValueError if it is not chosen yet."""
+        if self.micro_batch is None:
+            raise ValueError("layout.micro_batch: expected a number of rows, got None. Call for_device first.")
+        return self.micro_batch
 
     @property
     def stages(self) -> int:

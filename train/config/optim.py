@@ -43,9 +43,10 @@ class OptimConfig(Section):
     """Added to the denominator (AdamW, also beside Muon; LAMB). Source: Brown et al. 2020, appendix B."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Muon: momentum of the matrices. Source: Jordan 2024."""
-    muon_precision: Literal["fp32", "bf16"] = "fp32"
-    """Muon: of the orthogonalisation. In bf16, as in Jordan 2024, it is several times as fast on a GPU, but the last
-    bits of a gradient, which differ between layouts, then change an update by 1e-2 of its length instead of 1e-5."""
+    muon_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Muon: of the orthogonalisation; auto: bf16 on a CUDA device, fp32 on a CPU. In bf16, as in Jordan
+    2024, it is several times as fast on a GPU, but the last bits of a gradient, which differ between layouts, then
+    change an update by 1e-2 of its length instead of 1e-5."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Largest norm of the gradient; None = not clipped. Source: Brown et al. 2020, appendix B."""
     z_loss: float = Field(0.0, ge=0)
@@ -54,6 +55,12 @@ class OptimConfig(Section):
     """fp16: first factor of the loss. Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2."""
     loss_scale_steps: int = Field(2000, ge=1)
     """fp16: finite steps in a row before the factor is doubled."""
+
+    def for_device(self, kind: str) -> "OptimConfig":
+        """The same without anything automatic that the optimiser uses, for a type of device."""
+        if self.optimizer != "muon" or self.muon_precision != "auto":
+            return self
+        return self.model_copy(update={"muon_precision": "bf16" if kind == "cuda" else "fp32"})
 
     @model_validator(mode="after")
     def _used(self) -> "OptimConfig":

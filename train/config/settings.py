@@ -26,6 +26,11 @@ SECTIONS: Mapping[str, type[Section]] = {
 """The sections of a recipe that the training half reads, by name."""
 
 
+FORMATS = {"train": "precision", "optim": "muon_precision"}
+"""Content that is automatic until the device is known."""
+AUTO = "auto"
+
+
 class Settings(BaseModel):
     """One value of each section."""
 
@@ -49,9 +54,40 @@ class Settings(BaseModel):
     def content(self) -> dict[str, Any]:
         """Every setting that decides the weights, as `section.key`; `[plan]` shows in the model's shape."""
         sections = {name: getattr(self, name) for name in SECTIONS if name not in ("plan", "cluster")}
-        return {
+        found = {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.content().items()
         }
+        if self.optim.optimizer != "muon":
+            found["optim.muon_precision"] = "fp32"  # without a use, and the same on every device
+        return found
+
+    def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
+        """The same with every automatic value chosen for a type of device ("cpu", "cuda"); what is set is kept.
+
+        `capability`: of a CUDA device; None counts as a modern one. Settings without automatic values stay equal.
+        """
+        found = {
+            "train": self.train.for_device(kind, capability),
+            "optim": self.optim.for_device(kind),
+            "layout": self.layout.for_device(kind),
+        }
+        return self.model_copy(
+            update={name: section for name, section in found.items() if section != getattr(self, name)}
+        )
+
+    def formats_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
+        """The same with the number formats of `for_device`; what executes a run is left to choose."""
+        return self.with_formats_of(self.for_device(kind, capability).content())
+
+    def with_formats_of(self, content: Mapping[str, Any]) -> "Settings":
+        """The same with automatic number formats as `content` has them, such as that of a checkpoint."""
+        found = {}
+        for name, key in FORMATS.items():
+            section, value = getattr(self, name), content.get(f"{name}.{key}", AUTO)
+            unused = name == "optim" and self.optim.optimizer != "muon"
+            if getattr(section, key) == AUTO and value != AUTO and not unused:
+                found[name] = section.model_copy(update={key: value})
+        return self.model_copy(update=found)
 
     def to_json(self) -> dict[str, Any]:
         """What is set, by section, so that it can be loaded and overridden again."""

@@ -13,6 +13,8 @@ def _shares(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
+MODERN, OLDER = (8, 0), (7, 0)
+"""CUDA compute capability from which auto is bf16, and from which fp16."""
 Shares = Annotated[dict[str, float], AfterValidator(_shares)]
 """Share of each source in the samples, in any unit."""
 
@@ -75,9 +77,10 @@ class TrainConfig(Section):
     """Optimiser steps; None = from the plan."""
     stages: tuple[StageConfig, ...] = ()
     """Stages of the run, one after the other; empty = one, with the settings of this section."""
-    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
-    """Number format of the matrix products; weights, reductions and optimiser states stay fp32. fp16 scales the loss
-    dynamically; fp8: matrices of the layers in 8 bits, the rest in bf16."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
+    """Number format of the matrix products; weights, reductions and optimiser states stay fp32. auto: bf16 on a CUDA
+    device of compute capability 8.0 or newer, fp16 on 7.0 to 7.5, else fp32, and fp32 on a CPU; a run keeps what it
+    began with. fp16 scales the loss dynamically; fp8: matrices of the layers in 8 bits, the rest in bf16."""
     skip_file: str = execution("")
     """Skip list relative to the run's train folder; empty = none. Not content: checkpoints carry its digest instead."""
     eval_every: int = execution(100, ge=0)
@@ -87,9 +90,21 @@ class TrainConfig(Section):
     log_every: int = execution(10, ge=1)
     """Steps between two progress lines."""
     peak_flops: float | None = execution(None, gt=0)
-    """Peak of one device [FLOP/s] in the chosen precision; None = unknown, so no MFU is shown."""
+    """Dense bf16 peak of one device [FLOP/s], which an MFU is a share of in every precision; None = that of
+    `cluster.device`, else of the device by its name; where neither is known, no MFU is shown."""
     profile: str = execution("")
     """Steps FIRST-LAST that torch's profiler records on rank 0, such as 10-12, into train/profile; empty = none."""
+
+    def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "TrainConfig":
+        """The same without an automatic precision; a CUDA device without a `capability` counts as a modern one."""
+        if self.precision != "auto":
+            return self
+        found = "fp32"
+        if kind == "cuda":
+            found = next(
+                (name for name, least in (("bf16", MODERN), ("fp16", OLDER)) if (capability or MODERN) >= least), "fp32"
+            )
+        return self.model_copy(update={"precision": found})
 
     @model_validator(mode="after")
     def _used(self) -> "TrainConfig":

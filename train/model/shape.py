@@ -23,6 +23,12 @@ AS_GIVEN = (
 """What a plan takes from its settings unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
+COLUMNS = 128
+"""Logits of a tile on a CUDA device."""
+FFW, WIDE = 256, 512
+"""Multiple that a hidden width with a gate is of, from a width of WIDE on: tiles of a GPU, also over a tensor axis."""
+CLOSE = 0.02
+"""Share of the parameters asked for that a wide model may miss, where any shape is so near."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 """A size off by a tenth counts as much as proportions off by two."""
 
@@ -108,6 +114,11 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
     return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
 
 
+def padded_columns(columns: int, cuda: bool) -> int:
+    """Columns of the logits as a device computes them: on CUDA whole tiles of COLUMNS, which no FLOP count includes."""
+    return -(-columns // COLUMNS) * COLUMNS if cuda else columns
+
+
 def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int:
     """FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
 
@@ -152,7 +163,10 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
         proportions = math.log(shape.d_model / shape.num_layers / aspect(num_params))
         return math.hypot(size / SIZE_UNIT, proportions / ASPECT_UNIT)
 
-    return min(shapes, key=miss)
+    best = min(shapes, key=miss)
+    # Hidden widths rise in large steps, so a wide model may have to give up some of its proportions.
+    near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= CLOSE]
+    return min(near, key=miss) if near and best.d_model >= WIDE else best
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
@@ -193,7 +207,8 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
     few = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
     num_kv_heads = plan.num_kv_heads or few[-1]
     # 4·d, or two thirds of it so that three matrices weigh as much as two. Source: Shazeer 2020, arXiv 2002.05202, 3.
-    ffw = 4 * d_model if plan.activation == "gelu" else -(-8 * d_model // 3 // 16) * 16
+    gated = (8 * d_model // 3 + FFW // 2) // FFW * FFW if d_model >= WIDE else -(-8 * d_model // 3 // 16) * 16
+    ffw = 4 * d_model if plan.activation == "gelu" else gated
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
         problems.append(f"num_heads {num_heads} into which d_model {d_model} goes in even parts")

@@ -61,7 +61,8 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
         return Optimizer([Adafactor(members)])
     inner = [m for m in members if m.name.startswith("blocks.") and m.is_matrix]
     names = {m.name for m in inner}
-    muon = Muon(inner, config.momentum, PRECISIONS[config.muon_precision])
+    kind = next((member.parameter.device.type for member in members), "cpu")
+    muon = Muon(inner, config.momentum, PRECISIONS[config.for_device(kind).muon_precision])
     return Optimizer([muon, AdamW([m for m in members if m.name not in names], *betas)])
 
 

@@ -17,7 +17,7 @@ from train.config.settings import Settings
 from train.model.documents import activate_flash_3
 from train.model.fp8 import with_fp8
 from train.model.loss import HeadLoss, Tally
-from train.model.shape import ModelShape
+from train.model.shape import COLUMNS, ModelShape
 from train.model.transformer import Recompute, Span, Transformer, build_model, initial_weight
 from train.parallel.compress.hooks import Compressor, compress_ddp, compress_fsdp, method_of
 from train.parallel.context import part_of_rows, share_sequences
@@ -31,15 +31,16 @@ from train.plan.memory import layers_to_recompute
 from train.ranks import Ranks
 from train.rows import Rows, joined
 
-VOCABULARY_MULTIPLE = {"cuda": 128}
-"""What the columns of the logits are filled up to a multiple of, by type of device: the tiles of a GPU's products."""
-
 
 class SplitModel:
     """A model in the layout of the settings; its weights are undefined until they are set or read."""
 
     def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
         """`largest`: positions of a row and rows of a step where there are most, for the budget of activations."""
+        # A plan that trains has nothing automatic left; who builds a model alone may leave it to the device.
+        device = ranks.device
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        settings = settings.for_device(device.type, capability)
         self.shape, self.settings, self.ranks = shape, settings, ranks
         layout = settings.layout
         use_matrix_units(ranks.device)
@@ -50,7 +51,7 @@ class SplitModel:
         modes = self._recompute([layer for layers in here for layer in layers], largest)
         self.parts = [self._part(layers, modes) for layers in here]
         self._num_sources = num_sources
-        self._rows_at_once = min(layout.micro_batch, -(-largest[1] // data_ranks(self.mesh.axes)))
+        self._rows_at_once = min(layout.rows_at_once, -(-largest[1] // data_ranks(self.mesh.axes)))
         self._pipeline = Pipeline(self.parts, self.stages, self.mesh, layout) if self.num_stages > 1 else None
         self.parameters = self._named_parameters()
         """The parameters here by their name in the whole model; a copy of a tied embedding has the embedding's."""
@@ -93,7 +94,7 @@ class SplitModel:
             self.settings.optim.z_loss,
             layout.chunk_on(kind),
             fused=bool(layout.compile),
-            multiple=VOCABULARY_MULTIPLE.get(kind, 1),
+            multiple=COLUMNS if kind == "cuda" else 1,
         )
         if layout.context > 1:
             share_sequences(model, self.mesh.group("context"), layout.context_by)
@@ -167,7 +168,7 @@ class SplitModel:
         number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
         most = -(-num_rows // data_ranks(self.mesh.axes))
         compiled = bool(self.settings.layout.compile)
-        size = self._rows_at_once if compiled else min(self.settings.layout.micro_batch, most)
+        size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
         if self.mesh.axes["context"] > 1:
             rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
         # A pipeline needs micro-batches of one size; elsewhere the last may be smaller.

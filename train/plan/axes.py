@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from schemas.errors import ConfigError
-from train.config.layout import AXES, LayoutConfig
+from train.config.layout import AXES, SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape
 
-SPLIT_BACKWARD = ("zero_bubble", "zbv")
-"""Schedules that compute the gradients of inputs and of weights apart."""
 IN_ROUNDS = ("interleaved", "zero_bubble")
 """Schedules whose micro-batches go round the ranks in equal rounds."""
 
@@ -44,7 +42,7 @@ def rows_of(num_rows: int, parts: int, part: int) -> range:
 def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int]) -> int:
     """Micro-batches of a step, the same on every rank: as many as the rank with most of `num_rows` rows needs."""
     most = -(-num_rows // data_ranks(axes))
-    return -(-most // layout.micro_batch)
+    return -(-most // layout.rows_at_once)
 
 
 def layers_of(num_layers: int, stages: int, stage: int) -> range:
@@ -93,8 +91,8 @@ def check_layout(
 def problems_of(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Everything that does not go into the layout, a line each."""
-    layout = settings.layout
+    """Everything that does not go into the layout, a line each: the same on every type of device."""
+    layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
     yield from _head_problems(shape, layout)
@@ -181,7 +179,7 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
             f"{layout.schedule}, whose layers torch goes back through twice; set it to full or none, or take another "
             "schedule"
         )
-    if layout.compile and layout.schedule in SPLIT_BACKWARD:
+    if layout.compile is True and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.compile: promised a schedule with a whole backward pass, found {layout.schedule}, which "
             "torch.compile cannot split; compile = false, or another schedule"
@@ -191,7 +189,7 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
 def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch: int) -> Iterator[str]:
     """Numbers of micro-batches that a schedule cannot run."""
     number = num_micro_batches(global_batch, layout, axes)
-    shown = f"{number} micro-batch(es) of {layout.micro_batch} from {global_batch} rows"
+    shown = f"{number} micro-batch(es) of {layout.rows_at_once} from {global_batch} rows"
     if layout.schedule == "1f1b" and number < layout.pipeline:
         rows = -(-global_batch // data_ranks(axes))
         small = f"set it to {rows // layout.pipeline} or less"

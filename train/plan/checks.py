@@ -2,11 +2,15 @@
 
 from schemas.errors import ConfigError
 from schemas.tokens import Dataset
-from train.config.settings import Settings
+from train.config.settings import AUTO, Settings
 from train.data.order import heldout_streams
 from train.data.stages import row_length
+from train.model.shape import ModelShape
 from train.plan.axes import axes_of, check_layout, data_ranks
 from train.plan.planned import Plan
+
+MIN_BLOCKS_HEAD = 16
+"""Least width of a head that a CUDA device's kernel takes with documents as blocks."""
 
 
 def listeners(settings: Settings) -> list[str]:
@@ -27,10 +31,22 @@ def check_used(settings: Settings, dataset: Dataset) -> None:
         elif not heldout_streams(dataset, train.seq_len):
             problems.append(f"{name}: promised held-out losses, found no held-out row of {train.seq_len} tokens")
     for name in ("initial_loss_scale", "loss_scale_steps"):
-        if train.precision != "fp16" and name in optim.model_fields_set:
+        if train.precision not in ("fp16", AUTO) and name in optim.model_fields_set:
             problems.append(f"optim.{name}: promised train.precision = fp16, found {train.precision}; leave it out")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_blocks(shape: ModelShape, settings: Settings, kind: str) -> None:
+    """Raises ConfigError if documents would be masked in fp32 by a kernel of a CUDA device, which is for 16 bits."""
+    layout, train = settings.layout, settings.train
+    blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD
+    by_keys = layout.context > 1 and layout.context_by == "keys"
+    if kind == "cuda" and train.precision == "fp32" and blocks and not by_keys:
+        raise ConfigError(
+            "train.precision: expected 16 bits for train.document_mask on a CUDA device, got fp32. Set "
+            'train.precision = "bf16", or train.document_mask = false.'
+        )
 
 
 def check_ranks(plan: Plan, world_size: int) -> None:

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 
 from schemas.errors import ConfigError
 from train.config.settings import Settings, load_settings
+from train.plan.checks import check_blocks
 from train.plan.figures import MEMORY, rows_of_memory
+from train.plan.freed import costs_of_fixed
 from train.plan.planned import LayoutOffer, Plan
 from train.plan.rules import Figure, Row, figures_of
 from train.plan.search import search
+from train.plan.search.compute import computed_in
 from train.plan.search.devices import Cluster, device_of
 from train.plan.search.found import Found
 from train.plan.sizes import NEAR
@@ -26,26 +29,33 @@ def cluster_of(settings: Settings) -> Cluster | None:
 
 
 def peak_of(settings: Settings) -> float | None:
-    """Peak of a device in the run's precision [FLOP/s]; None = no device is named, and no peak either."""
+    """What an MFU is a share of [FLOP/s], the dense bf16 peak of a GPU; None = no device is named, and no peak either.
+
+    Raises ConfigError if the device does not compute in the run's precision.
+    """
     if not settings.cluster.device:
         return settings.train.peak_flops
-    device, precision = device_of(settings.cluster.device), settings.train.precision
+    device = device_of(settings.cluster.device)
+    precision = computed_in(settings.formats_for(device.kind, device.capability))
     if precision not in device.peak_flops:
         raise ConfigError(
             f"train.precision: promised one that {device.name} computes in ({', '.join(device.peak_flops)}), found "
             f"{precision}; take another"
         )
-    return device.peak_flops[precision]
+    return device.utilisation_peak(precision)
 
 
 def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
     """The plan in its fastest layout, and what was found; as it was, and None, if no devices are named.
 
-    What `[layout]` sets is kept. Raises ConfigError if no layout fits.
+    What `[layout]` sets is kept; a sentence says what it costs. Nothing automatic is left in the plan then. Raises
+    ConfigError if no layout fits.
     """
     cluster = cluster_of(plan.settings)
     if cluster is None:
         return plan, None
+    device = cluster.device
+    check_blocks(plan.shape, plan.settings, device.kind)
     found = search(plan.shape, plan.settings, plan.stages, cluster)
     if not found.best:
         told = found.refused.items()
@@ -71,14 +81,15 @@ def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
         )
         for one in found.best
     )
-    raw = plan.settings.to_json()
+    raw = plan.settings.formats_for(device.kind, device.capability).to_json()
     chosen = raw | {"layout": raw.get("layout", {}) | offers[0].layout}
     settings = load_settings(chosen, [], "the layout that was found")
     # What was estimated is of the layout as it was, for numbers of ranks that nobody named.
     figures = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
     memory = rows_of_memory(found.best[0].memory, cluster.world_size, cluster.device.name)
     figures += [*figures_of(memory), *_figures(plan, offers[0], cluster)]
-    said = (*plan.advice, *_over_hours(plan, offers[0], cluster))
+    fixed = costs_of_fixed(plan.shape, plan.settings, plan.stages, cluster, offers[0].step_seconds)
+    said = (*plan.advice, *_over_hours(plan, offers[0], cluster), *fixed)
     made = {"settings": settings, "layouts": offers, "figures": figures, "advice": said}
     return plan.model_copy(update=made), found
 
@@ -102,7 +113,7 @@ def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[Figure]:
         ("devices", cluster.world_size, "", f"{cluster.device.name}, {cluster.nodes} nodes", "recipe"),
         ("step_seconds", offer.step_seconds, "s", "compute, memory, links and pipeline of a step", SEARCHED),
         ("tokens_per_second", offer.tokens_per_second, "tokens/s", "B · L / step_seconds", SEARCHED),
-        ("mfu", offer.mfu, "", "flops_per_token · tokens/s / (devices · peak)", SEARCHED),
+        ("mfu", offer.mfu, "", "flops_per_token · tokens/s / (devices · bf16 peak)", SEARCHED),
         ("hours", hours, "h", "steps · step_seconds, no evaluation, no saves", SEARCHED),
         ("gpu_hours", hours * cluster.world_size, "h", "hours · devices", SEARCHED),
     ]

@@ -31,11 +31,12 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = 
 
     `device` ("cpu", "cuda") is what memory is estimated for; whether it fits is said if `plan.device_memory` is known.
     """
+    settings = settings.for_device(device)
     lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
     problems = list(problems_of(plan.shape, settings, world_size, lengths, plan.global_batch))
     lines = [f"{world_size} rank(s), nothing was started"]
     lines += [f"!! {problem}" for problem in problems]
-    lines += _model(plan, settings)
+    lines += _model(plan, settings, device)
     if axes_problem(settings.layout, world_size) is None:
         axes = axes_of(settings.layout, world_size)
         lines += [*_axes(settings, axes), *_stages_of_pipeline(plan, settings)]
@@ -47,14 +48,15 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = 
     return "\n".join(lines)
 
 
-def _model(plan: Plan, settings: Settings) -> Iterator[str]:
+def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
     shape = plan.shape
     yield (
         f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
         f"{shape.num_layers} layers of {shape.d_model}, {shape.num_heads} heads of {shape.head_dim} "
         f"({shape.num_kv_heads} of keys), {shape.activation} of {shape.d_ffw}, {shape.vocab_size:,} ids"
     )
-    yield f"numbers: {settings.train.precision}; optimiser: {settings.optim.optimizer}"
+    compiled = ", compiled" if settings.layout.compile else ""
+    yield f"numbers ({device}): {settings.train.precision}{compiled}; optimiser: {settings.optim.optimizer}"
 
 
 def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
@@ -85,7 +87,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def _rows(settings: Settings, axes: dict[str, int], global_batch: int) -> Iterator[str]:
-    groups, size = data_ranks(axes), settings.layout.micro_batch
+    groups, size = data_ranks(axes), settings.layout.rows_at_once
     number = num_micro_batches(global_batch, settings.layout, axes)
     parts = [rows_of(global_batch, groups, part) for part in range(groups)]
     counts = sorted({len(part) for part in parts})
@@ -105,7 +107,8 @@ def _rows(settings: Settings, axes: dict[str, int], global_batch: int) -> Iterat
             f"{counts[0]} and wait for those with {counts[1]}"
         )
     if rest := counts[-1] % used:
-        padded = "is filled up with rows that count nowhere" if settings.layout.pipeline > 1 else "is smaller"
+        alike = settings.layout.pipeline > 1 or settings.layout.compile
+        padded = "is filled up with rows that count nowhere" if alike else "is smaller"
         yield f"!! {counts[-1]} rows do not divide by micro-batches of {used}: the last, of {rest}, {padded}"
 
 

@@ -114,7 +114,12 @@ def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
         ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
         ("num_heads", shape.num_heads, "", *_given(settings.num_heads, "d / width of a head", TABLE_A9)),
         ("num_kv_heads", shape.num_kv_heads, "", *_given(settings.num_kv_heads, KV_HEADS, AINSLIE)),
-        ("d_ffw", shape.d_ffw, "", *_given(settings.d_ffw, "4·d, 8/3 · d with a gate", SHAZEER)),
+        (
+            "d_ffw",
+            shape.d_ffw,
+            "",
+            *_given(settings.d_ffw, "4·d, 8/3 · d with a gate, from d = 512 on in 256s", SHAZEER),
+        ),
         ("tie_embeddings", int(shape.tie_embeddings), "", *_given(settings.tie_embeddings, "2·V·d > N/5", MOBILE)),
         ("params", plan.num_params, "parameters", exact, "count"),
         ("params_without_embeddings", num_parameters(shape, False), "parameters", "N − embeddings", "count"),
@@ -187,11 +192,19 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
     return max(needs, key=lambda need: need.peak)
 
 
+def with_memory(plan: Plan) -> Plan:
+    """A plan whose figures of memory are those of its settings as they are now."""
+    others = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
+    return plan.model_copy(update={"figures": [*others, *figures_of(_memory_rows(plan))]})
+
+
 def _memory_rows(plan: Plan) -> Iterator[Row]:
+    resolved = plan.settings.for_device("cuda")
+    told = f"GPU in {resolved.train.precision}" + (", compiled" if resolved.layout.compile else "")
     for world_size in plan.settings.plan.world_sizes:
         need = memory_needed(plan.shape, plan.settings, plan.stages, world_size)
         if need is not None:
-            yield from rows_of_memory(need, world_size)
+            yield from rows_of_memory(need, world_size, told)
 
 
 def rows_of_memory(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:

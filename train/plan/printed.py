@@ -3,9 +3,11 @@
 No line is longer than a terminal is wide by custom; the whole stands in plan.json, formula and source by every number.
 """
 
+import json
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from train.config.settings import AUTO
 from train.plan.planned import Plan
 from train.plan.rules import Figure
 
@@ -32,6 +34,7 @@ def print_plan(plan: Plan) -> str:
         f"plan for dataset {plan.dataset[:12]}, tokenizer {plan.tokenizer[:12]}: {plan.num_params:,} parameters, "
         f"{plan.steps:,} steps, {plan.num_tokens:,} tokens"
     ]
+    lines += ["", "DEVICE", *_on_devices(plan)]
     for subject, figures in _by_subject(plan.figures):
         plain = [figure for figure in figures if _head(figure) not in (LAWS, MEMORY)]
         lines += ["", subject.upper(), *_listed(plain, notes)]
@@ -39,6 +42,27 @@ def print_plan(plan: Plan) -> str:
         lines += _table(_memory([figure for figure in figures if _head(figure) == MEMORY], notes))
     lines += ["", "SOURCES", *(line for number, name in notes for line in _wrapped(f"  [{number}] ", name))]
     return "\n".join([*lines, *(["", "ADVICE"] if plan.advice else []), *(_advice(plan.advice))])
+
+
+AUTOMATIC = {
+    "train.precision": "auto: bf16 on a GPU (fp16 at compute capability 7.0 to 7.5, fp32 below), fp32 on a CPU",
+    "layout.compile": "auto: true on a GPU, false on a CPU",
+    "layout.micro_batch": "auto: searched for when the run starts on a GPU of the table, else 8 rows",
+    "optim.muon_precision": "auto: bf16 on a GPU, fp32 on a CPU",
+}
+"""What settings are on devices, as long as none is named."""
+
+
+def _on_devices(plan: Plan) -> Iterator[str]:
+    """The settings that go by the device: what they are, or what they will be."""
+    width = max(map(len, AUTOMATIC))
+    for name, told in AUTOMATIC.items():
+        section, _, key = name.partition(".")
+        value = getattr(getattr(plan.settings, section), key)
+        if key == "muon_precision" and plan.settings.optim.optimizer != "muon":
+            continue
+        text = told if value in (None, AUTO) else value if isinstance(value, str) else json.dumps(value)
+        yield from _wrapped(f"  {name:{width}}  ", text)
 
 
 class _Notes:

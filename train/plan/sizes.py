@@ -41,6 +41,8 @@ def _rows(plan: Plan, target: Target) -> Iterator[Row]:
         yield f"size.{key}.tokens", found.tokens, "tokens", "D of the same", law.source
         if isinstance(law, LossLaw):
             loss = law.loss(found.params, found.tokens)
+            if loss > math.log(plan.shape.vocab_size):
+                continue  # advice says why
             yield f"size.{key}.loss", loss, "nats/token", "L(N, D) of the law's own corpus", law.source
 
 
@@ -61,7 +63,8 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
         told, source = "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
         for name, unit in OWN_NUMBERS.items():
             yield f"own_law.{name}", getattr(law_in(own), name), unit, own.told(name), own.held_if(name)
-    yield "expected_loss", _loss(plan, own, found), "nats/token", told, source
+    if (loss := _loss(plan, own, found)) <= math.log(plan.shape.vocab_size):
+        yield "expected_loss", loss, "nats/token", told, source
 
 
 def _on_c4(plan: Plan) -> str:
@@ -101,6 +104,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
     lines = _distrust(plan, own) if own else []
     if max(epochs.values()) > NEAR:
         lines.append(_of_repeats(plan, own, repeats.repeated(drawn, unique), epochs))
+    lines += _of_no_use(plan, target, _loss(plan, own, repeats.repeated(drawn, unique)))
     wanted, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
     if wanted > target.most * NEAR:
         lines.append(_of_shortage(plan, target, epochs))
@@ -121,11 +125,24 @@ def _of_repeats(plan: Plan, own: OwnLaw | None, found: Repeated, epochs: Mapping
         else f"draws {found.tokens:,.0f} tokens from {found.unique:,.0f} unique ones ({each})"
     )
     law, where = (law_in(own), "by the own law") if own else (repeats.LAW, _on_c4(plan))
-    return (
-        f"The run {read}, worth {found.worth:,.0f} new ones ({100 * found.share:.0f} % each): expected loss "
-        f"{_loss(plan, own, found):.3f}, with as many new ones {law.loss(plan.num_params, found.tokens):.3f} "
-        f"({where}; {repeats.SOURCE})."
-    )
+    worth = f"The run {read}, worth {found.worth:,.0f} new ones ({100 * found.share:.0f} % each)"
+    loss, with_new = _loss(plan, own, found), law.loss(plan.num_params, found.tokens)
+    if max(loss, with_new) > math.log(plan.shape.vocab_size):
+        return f"{worth[:-1]}; {repeats.SOURCE})."
+    return f"{worth}: expected loss {loss:.3f}, with as many new ones {with_new:.3f} ({where}; {repeats.SOURCE})."
+
+
+def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
+    """Why losses are left out that no model has: one that knows nothing has ln V."""
+    limit, compute = math.log(plan.shape.vocab_size), target.budget or 6.0 * plan.num_params * plan.num_tokens
+    sized = ((law, law.for_compute(compute)) for law in (law_of(plan.settings.plan), *NAMED.values()))
+    losses = [law.loss(found.params, found.tokens) for law, found in sized if isinstance(law, LossLaw)]
+    if above := sorted({round(loss, 1) for loss in (*losses, expected) if loss > limit}):
+        given = f"{above[0]:.1f}" + (f" to {above[-1]:.1f}" if len(above) > 1 else "")
+        yield (
+            f"Expected losses above ln V = {limit:.1f} are left out: the laws are for larger models, and give {given} "
+            "nats here."
+        )
 
 
 def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str:

@@ -6,6 +6,8 @@ Rank 0 checks for all, so that an error is said once and no rank waits for anoth
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path, remove_halves, standing_notes
@@ -17,10 +19,11 @@ from train.data.packing import packed_files
 from train.data.stages import StagePlan
 from train.data.verify import verify_dataset
 from train.descent import as_before
-from train.identity import identify
+from train.identity import as_begun, identify
 from train.model.fp8 import check_fp8
 from train.plan.axes import axes_of
 from train.plan.checks import check_ranks, check_used
+from train.plan.placed import Here, peak_here, place
 from train.plan.planned import Plan, read_settings, standing_layouts, write_plan
 from train.plan.sizing import make_plan
 from train.plan.standing import standing_order
@@ -43,6 +46,8 @@ class Setup:
     """Whether the run has reached its end, and its manifest stands."""
     window: Window | None
     """The steps to profile on this rank."""
+    peak_flops: float | None = None
+    """What an MFU is a share of on each device [FLOP/s]; None = unknown."""
 
     @property
     def settings(self) -> Settings:
@@ -57,10 +62,11 @@ class Setup:
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, Note | None, bool]:
     """The plan, the checkpoint to go on from and whether all is done, after every check; for rank 0."""
     local_path(run, "train")
-    dataset = open_dataset(run)
-    settings = read_settings(run, dataset, overrides)
+    dataset, here = open_dataset(run), here_of(ranks)
+    settings = as_begun(run, read_settings(run, dataset, overrides)).formats_for(here.kind, here.capability)
     check_used(settings, dataset)
-    plan = make_plan(run, dataset, settings)
+    plan, lines = place(make_plan(run, dataset, settings), here)
+    settings = plan.settings
     check_ranks(plan, ranks.world_size)
     if settings.train.precision == "fp8":
         check_fp8(ranks.device)
@@ -82,7 +88,17 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     # A profile is of this start alone; the next one would record other steps without being asked.
     told = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
     write_plan(run, plan.model_copy(update={"settings": told, "layouts": standing_layouts(run)}))
+    if not done:
+        print("".join(f"penstock: {line}\n" for line in lines), end="", flush=True)
     return plan, note, done
+
+
+def here_of(ranks: Ranks) -> Here:
+    """The devices of these ranks."""
+    cuda = ranks.device.type == "cuda"
+    capability = torch.cuda.get_device_capability(ranks.device) if cuda else None
+    name = torch.cuda.get_device_name(ranks.device) if cuda else ""
+    return Here(ranks.device.type, capability, name, ranks.world_size, ranks.local_size)
 
 
 def place_of(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
@@ -108,7 +124,8 @@ def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> Setup:
     if note is not None and note.layout.ranks == ranks.world_size:
         found = found.model_copy(update={"threads": note.layout.threads})
     window = parse_window(plan.settings.train.profile, plan.steps) if ranks.rank == 0 else None
-    return Setup(run, plan, open_dataset(run), found, note, done, window)
+    peak = peak_here(plan.settings, here_of(ranks))
+    return Setup(run, plan, open_dataset(run), found, note, done, window, peak)
 
 
 def describe(setup: Setup) -> str:

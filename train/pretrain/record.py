@@ -215,9 +215,7 @@ def step_metrics(
         tokens_per_second=total / seconds,
         losses=losses,
         source_tokens=tokens,
-        mfu=flops_utilisation(
-            positions, setup.plan.flops_per_token, setup.layout.ranks, setup.settings.train.peak_flops
-        ),
+        mfu=flops_utilisation(positions, setup.plan.flops_per_token, setup.layout.ranks, setup.peak_flops),
         bytes_sent=compressor.bytes_sent if compressor is not None and compressed else None,
         bytes_plain=compressor.bytes_plain if compressor is not None and compressed else None,
         memory=torch.cuda.max_memory_allocated() if cuda else None,

@@ -57,7 +57,7 @@ class StepLayout:
                 f"--micro-batch: promised 0 to {number - 1}, those of a rank's rows in {self.named}, found "
                 f"{micro_batch}; choose one of them"
             )
-        size = self.layout.micro_batch
+        size = self.layout.rows_at_once
         return here[micro_batch * size : (micro_batch + 1) * size]
 
 
@@ -67,11 +67,11 @@ def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) 
     `ranks`: that of the plan on so many ranks, whatever was trained. Raises ConfigError if the plan does not say how
     many ranks there are, or its layout does not go into `ranks`.
     """
-    layout = plan.settings.layout
+    layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
     notes = standing_notes(run) if run.is_local and ranks is None else []
     if notes:
         note = next((note for note in notes if note.step >= step), notes[-1])
-        size = int(note.layout.settings.get("micro_batch", layout.micro_batch))
+        size = int(note.layout.settings.get("micro_batch", layout.rows_at_once))
         axes = {axis: note.layout.axes.get(axis, 1) for axis in AXES}
         return StepLayout(axes, layout.model_copy(update={"micro_batch": size}), f"checkpoint {note.name}")
     if ranks is None:

@@ -187,7 +187,8 @@ def flops_utilisation(
     `flops_per_token` is the plan's: 6 per weight of a matrix that a token passes, logits included, plus 12·d·L per
     layer for attention without a discount for the causal mask. Positions are those of the global batch (sequences ·
     seq_len), with or without a target: the model passes them all. What is computed twice (activation checkpointing)
-    does not count. Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
+    does not count. `peak_flops` is the dense bf16 peak of a GPU in every precision. Source: Chowdhery et al. 2022,
+    arXiv 2204.02311, appendix B.
     """
     return None if peak_flops is None else flops_per_token * positions_per_second / (ranks * peak_flops)
 

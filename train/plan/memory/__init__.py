@@ -80,10 +80,11 @@ class Memory:
 def memory_of_rank(
     shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
 ) -> Memory:
-    """The memory of the rank that needs most, on a device of this type ("cpu", "cuda").
+    """The memory of the rank that needs most, on a device of this type ("cpu", "cuda"), by which automatic settings go.
 
     Raises ConfigError if the axes of the layout do not multiply up to `world_size`.
     """
+    settings = settings.for_device(device)
     axes = axes_of(settings.layout, world_size)
     batch, cuda = (seq_len, global_batch), device == "cuda"
     ranks = [RankNeeds(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
@@ -106,6 +107,7 @@ def layers_to_recompute(
 
     Raises ConfigError if all of them are not enough.
     """
+    settings = settings.for_device(device)
     axes, budget = axes_of(settings.layout, world_size), settings.layout.activation_budget or 0
     batch, cuda = (seq_len, global_batch), device == "cuda"
     ranks = [RankNeeds(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
@@ -120,6 +122,6 @@ def layers_to_recompute(
 
 def checkpoint_bytes(shape: ModelShape, settings: Settings) -> int:
     """Bytes of weights and optimiser states of the whole model, in float32."""
-    alone = settings.model_copy(update={"layout": LayoutConfig(data="ddp")})
+    alone = settings.model_copy(update={"layout": LayoutConfig(data="ddp")}).for_device("cpu")
     whole = RankNeeds(shape, alone, axes_of(alone.layout, 1), 0, (1, 1), False)
     return 4 * whole.params + whole.states()

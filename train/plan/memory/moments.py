@@ -6,7 +6,7 @@ Nothing is fitted: every number is a count of tensors that the code, or torch on
 import math
 
 from train.config.settings import Settings
-from train.model.shape import ModelShape, matrix_params_of_layer, params_of_layer
+from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
 from train.plan.axes import chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
 from train.plan.memory.activations import Stream
 
@@ -28,7 +28,7 @@ class RankNeeds:
         batch: tuple[int, int],
         cuda: bool,
     ):
-        """`batch`: positions of a row, and rows of a step."""
+        """`batch`: positions of a row, and rows of a step; `settings` without anything automatic."""
         layout, (seq_len, global_batch) = settings.layout, batch
         self.shape, self.settings, self.axes, self.cuda = shape, settings, axes, cuda
         world_size, alone = math.prod(axes.values()), settings.train.precision == "fp32" and not layout.offload
@@ -44,7 +44,7 @@ class RankNeeds:
         self.most_rows = -(-global_batch // data_ranks(axes))
         self.in_flight = chunks_in_flight(layout, place, self.micro_batches) / len(stages) if last else 1
         self.width = 4 if settings.train.precision == "fp32" else 2
-        rows = min(layout.micro_batch, self.most_rows)
+        rows = min(layout.rows_at_once, self.most_rows)
         self.stream = Stream(shape, settings, seq_len, rows, self.width, self.whole and self.width < 4, cuda)
         self.matrices = matrix_params_of_layer(shape) // layout.tensor
         self.layer = params_of_layer(shape) - matrix_params_of_layer(shape) + self.matrices
@@ -172,12 +172,16 @@ class RankNeeds:
         return self.width * self.stream.tokens * self.shape.d_model if self.ends else 0
 
     def _logits(self) -> int:
-        """Logits of one chunk, the gradient of the output matrix, and in 16 bits what is added to it."""
+        """Logits of one chunk, the gradient of the output matrix, and in 16 bits what is added to it.
+
+        Compiled, the loss needs no copy of the logits in float32.
+        """
         if not self.ends:
             return 0
         chunk = min(self.settings.layout.chunk_on("cuda" if self.stream.cuda else "cpu"), self.stream.tokens)
-        columns = self.vocabulary // self.shape.d_model
-        logits = chunk * columns * (4 if self.width == 4 else self.width + 4)
+        columns = padded_columns(self.vocabulary // self.shape.d_model, self.stream.cuda)
+        copy = 0 if self.width == 4 or self.settings.layout.compile else 4
+        logits = chunk * columns * (self.width + copy)
         product = self.width * self.vocabulary if self.width < 4 else 0
         matrix = self.width * self.vocabulary if self.stream.autocast else 0
         return logits + 4 * self.vocabulary + product + matrix

@@ -6,16 +6,17 @@ All are timed; memory is looked at from the fastest on, until enough fit. Nothin
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.errors import ConfigError
+from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token
 from train.plan.memory import Memory, memory_of_rank
 from train.plan.memory.moments import RankNeeds
 from train.plan.search.candidates import TURNS, Batch, Ways
-from train.plan.search.compute import Compute
+from train.plan.search.compute import Compute, computed_in
 from train.plan.search.cost import StepCost
 from train.plan.search.devices import Cluster
 from train.plan.search.found import Candidate, Found
@@ -45,8 +46,8 @@ def search(
 ) -> Found:
     """The `top` fastest layouts of a run on a cluster, each with other axes, and why the others were not taken.
 
-    `run` is its stages, or positions of a row and rows of a step. What `[layout]` sets is kept. Raises ConfigError if
-    the device does not compute in the precision asked for.
+    `run` is its stages, or positions of a row and rows of a step. What `[layout]` sets is kept; what is automatic goes
+    by the device. Raises ConfigError if the device does not compute in the precision asked for.
     """
     return _Search(shape, settings, run, cluster).found(top)
 
@@ -59,6 +60,18 @@ def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -
     return [Batch(row_length(settings.train, stage.seq_len), stage.global_batch, stage.num_steps) for stage in stages]
 
 
+def axes_given(layout: LayoutConfig) -> dict[str, Any]:
+    """The axes of a layout as settings that a search keeps."""
+    sharded = layout.data in ("zero2", "zero3")
+    names = ("data", *(["replicate"] if sharded else []), "context", "tensor", "pipeline")
+    found = {name: getattr(layout, name) for name in names}
+    if layout.context > 1:
+        found["context_by"] = layout.context_by
+    if layout.pipeline > 1:
+        found |= {"schedule": layout.schedule, "stages_per_rank": layout.stages}
+    return found
+
+
 def predict(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
 ) -> Candidate:
@@ -66,11 +79,9 @@ def predict(
 
     Raises ConfigError if it does not go into the cluster.
     """
-    layout = settings.layout
-    names = ("data", "replicate", "context", "tensor", "pipeline", "micro_batch", "activation_checkpointing")
-    given = {name: getattr(layout, name) for name in names} | layout.model_dump(exclude_unset=True)
-    if layout.data in ("ddp", "zero1"):
-        del given["replicate"]
+    layout = settings.layout.for_device(cluster.device.kind)
+    again = {"activation_checkpointing": layout.activation_checkpointing}
+    given = axes_given(layout) | again | layout.model_dump(exclude_unset=True)
     fixed = settings.model_copy(update={"layout": type(layout).model_validate(given)})
     searching = _Search(shape, fixed, run, cluster)
     leaves = searching.leaves(whatever_fits=True)
@@ -86,7 +97,9 @@ class _Search:
     def __init__(
         self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
     ):
-        precision, device = settings.train.precision, cluster.device
+        device = cluster.device
+        settings = settings.formats_for(device.kind, device.capability)
+        precision = computed_in(settings)
         if precision not in device.peak_flops:
             raise ConfigError(
                 f"train.precision: promised one that {device.name} computes in ({', '.join(device.peak_flops)}), found "
@@ -94,12 +107,19 @@ class _Search:
             )
         self._begun = time.perf_counter()
         self.shape, self.settings, self.cluster = shape, settings, cluster
+        self._peak = device.utilisation_peak(precision) * cluster.world_size
         self.batches = batches_of(settings, run)
         self.ways = Ways(shape, settings, self.batches, cluster)
-        self._computes = [Compute(shape, settings, device, batch.seq_len) for batch in self.batches]
+        self._computes = {compiled: self._costs(compiled) for compiled in (False, True)}
         self._links = Links(cluster)
         self._limit = settings.plan.device_memory or device.memory_bytes - device.reserved
         self._steps = sum(batch.steps for batch in self.batches)
+
+    def _costs(self, compiled: bool) -> list[Compute]:
+        """What micro-batches of each stage cost, with layers compiled or not."""
+        layout = self.settings.layout.model_copy(update={"compile": compiled})
+        settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
+        return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
 
     def found(self, top: int) -> Found:
         """Time all, then look at the memory of the fastest."""
@@ -136,7 +156,8 @@ class _Search:
         """Every layout with its time; those whose weights and states alone are too large are left out, unless asked."""
         found: list[_Leaf] = []
         for split in self.ways.splits():
-            costs = [StepCost(compute, self._links, split) for compute in self._computes]
+            computes = self._computes[self.ways.compiled(split.schedule)]
+            costs = [StepCost(compute, self._links, split) for compute in computes]
             groups = split.replicate * split.shard
             sizes = self.ways.sizes(groups)
             states = costs[0].states_bytes()
@@ -159,10 +180,10 @@ class _Search:
 
     def candidate(self, leaf: _Leaf) -> Candidate:
         """A layout with everything that is known of it."""
-        split, world = leaf.split, self.cluster.world_size
+        split = leaf.split
         groups = split.replicate * split.shard
         parts: dict[str, float] = {}
-        for compute, batch in zip(self._computes, self.batches, strict=True):
+        for compute, batch in zip(self._computes[self.ways.compiled(split.schedule)], self.batches, strict=True):
             found = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
             for name, seconds in found.items():
                 parts[name] = parts.get(name, 0.0) + seconds * batch.steps / self._steps
@@ -171,7 +192,6 @@ class _Search:
             batch.steps * batch.rows * batch.seq_len * flops_per_token(self.shape, batch.seq_len)
             for batch in self.batches
         )
-        peak = self.cluster.device.peak_flops[self.settings.train.precision] * world
         rows = -(-max(batch.rows for batch in self.batches) // groups)
         return Candidate(
             split=split,
@@ -179,7 +199,7 @@ class _Search:
             micro_batches=-(-rows // leaf.size),
             step_seconds=leaf.seconds,
             tokens_per_second=tokens / leaf.seconds,
-            mfu=flops / self._steps / leaf.seconds / peak,
+            mfu=flops / self._steps / leaf.seconds / self._peak,
             memory=max((self._memory(leaf, batch) for batch in self.batches), key=lambda memory: memory.peak),
             parts=parts,
         )

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from train.config.layout import LayoutConfig
-from train.config.settings import Settings
+from train.config.layout import SPLIT_BACKWARD, LayoutConfig
+from train.config.settings import AUTO, Settings
 from train.model.shape import ModelShape
 from train.plan.axes import problems_of
 from train.plan.search.devices import Cluster
@@ -58,7 +58,8 @@ class Ways:
     def __init__(self, shape: ModelShape, settings: Settings, batches: Sequence[Batch], cluster: Cluster):
         self.shape, self.settings, self.batches, self.cluster = shape, settings, batches, cluster
         self.refusals = Refusals()
-        self._given = settings.layout.model_fields_set
+        layout = settings.layout
+        self._given = {name for name in layout.model_fields_set if getattr(layout, name) not in (None, AUTO)}
         self._most_rows = max(batch.rows for batch in batches)
         self._least_rows = min(batch.rows for batch in batches)
         self.number_problem = cache(self._number_problem)
@@ -126,11 +127,15 @@ class Ways:
         return [value] if isinstance(value, str) or self.cluster.world_size % value == 0 else []
 
     def sizes(self, groups: int) -> list[int]:
-        """Sizes of micro-batches for so many groups of ranks with rows of their own: powers of two, and all rows."""
+        """Sizes of micro-batches for so many groups of ranks with rows of their own: powers of two, and equal shares.
+
+        Where micro-batches are filled up, equal shares of the rows waste least.
+        """
         if "micro_batch" in self._given:
-            return [self.settings.layout.micro_batch]
+            return [self.settings.layout.rows_at_once]
         rows = -(-self._most_rows // groups)
-        return sorted({1 << power for power in range(rows.bit_length())} | {rows})
+        powers = {1 << power for power in range(rows.bit_length())}
+        return sorted(powers | {-(-rows // number) for number in powers})
 
     @cached_property
     def modes(self) -> Sequence[str]:
@@ -149,7 +154,7 @@ class Ways:
 
     def _find_problem(self, split: Split) -> tuple[str, str] | None:
         try:
-            layout = self.layout(split, 1, MODES[0])
+            layout = self.layout(split, 1, self.modes[0])
         except ValidationError as error:
             return CONTRADICTION, "; ".join(str(found["msg"]) for found in error.errors())
         settings = self.settings.model_copy(update={"layout": layout})
@@ -180,7 +185,14 @@ class Ways:
 
     def layout(self, split: Split, size: int, mode: str) -> LayoutConfig:
         """The section that says so, with everything else as the recipe has it. Raises ValidationError."""
-        return LayoutConfig.model_validate(self.kept | overrides(split, size, mode))
+        made = LayoutConfig.model_validate(self.kept | overrides(split, size, mode))
+        return made.for_device(self.cluster.device.kind)
+
+    def compiled(self, schedule: str) -> bool:
+        """Whether layers are compiled under a schedule: as the recipe says, else wherever the device gains by it."""
+        if "compile" in self._given:
+            return self.settings.layout.compile is True
+        return self.cluster.device.kind == "cuda" and schedule not in SPLIT_BACKWARD
 
     @cached_property
     def kept(self) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from functools import cache
 from typing import NamedTuple
 
 from train.config.settings import Settings
-from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, params_of_layer
-from train.plan.search.devices import Device, Number
+from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
+from train.plan.search.device import Device, Number
 from train.plan.search.split import Split
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
@@ -47,13 +47,31 @@ class Turn(NamedTuple):
     """What a rank computes on average, as a share of the busiest."""
 
 
+def loss_bytes_per_logit(width: int, compiled: bool) -> int:
+    """Bytes that the loss and its gradient read and write of each logit, whose number has `width` bytes.
+
+    Compiled, it is read twice and written once. Eager, passes are of float32: maximum 4, difference 8, exponential 8,
+    sum 4, product 8; in 16 bits a copy to float32 and one back besides, of 6 each.
+    """
+    return 3 * width if compiled else 32 + (12 if width == 2 else 0)
+
+
+def computed_in(settings: Settings) -> Number:
+    """The number format of settings that are resolved. Raises ValueError for automatic ones."""
+    if settings.train.precision == "auto":
+        raise ValueError("train.precision: expected a number format, got auto. Call for_device first.")
+    return settings.train.precision
+
+
 class Compute:
     """Times of the parts of a model on a device, for rows of one length."""
 
     def __init__(self, shape: ModelShape, settings: Settings, device: Device, seq_len: int):
+        settings = settings.for_device(device.kind, device.capability)
         self.shape, self.settings, self.device, self.seq_len = shape, settings, device, seq_len
-        precision: Number = settings.train.precision
+        precision = computed_in(settings)
         self.width = 4 if precision == "fp32" else 2
+        self.compiled = settings.layout.compile is True
         self._flops = device.product_share * device.peak_flops[precision]
         # With fp8 the matrices of the layers alone are products of 8 bits.
         outside: Number = "bf16" if precision == "fp8" else precision
@@ -130,7 +148,7 @@ class Compute:
         """Bytes that norms, residuals, rotation and activation of a layer read and write for a position, forward."""
         shape, width = self.shape, self.width
         residual = 4 if split.whole else width
-        compiled = self.settings.layout.compile
+        compiled = self.compiled
         norms = 6 * residual if compiled else 10 * residual if self.device.kind == "cuda" else 6 * residual + 40
         rotation = 2 if compiled else 6
         gate = (3 if compiled else 5) if shape.activation == "swiglu" else 2
@@ -139,7 +157,7 @@ class Compute:
 
     def _launches(self, split: Split, products: int, busy: float) -> float:
         """What beginning the operations of a layer costs, and what the device waits for the host."""
-        device, compiled = self.device, self.settings.layout.compile
+        device, compiled = self.device, self.compiled
         if device.layer_seconds:
             kind = "plain" if split.whole else "tensor" if split.tensor > 1 else "sharded"
             return device.layer_seconds[kind] / (1 + BACKWARD[3])
@@ -151,10 +169,12 @@ class Compute:
 
     def _head(self, split: Split, rows: float) -> float:
         """Seconds of the logits and their loss, forward and backward, of which nothing is left for later."""
-        positions, columns = self.positions(split, rows), self.shape.vocab_size / split.tensor
+        positions, here = self.positions(split, rows), -(-self.shape.vocab_size // split.tensor)
+        columns = padded_columns(here, self.device.kind == "cuda")
         products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
         tensor = 4 * min(positions, self._chunk) * columns
-        return products + self.traffic(positions * columns * (2 * self.width + 20), tensor)
+        size = loss_bytes_per_logit(self.width, self.compiled)
+        return products + self.traffic(positions * columns * size, tensor)
 
     def _pages(self, split: Split, rows: float) -> tuple[float, float]:
         """Seconds until a layer has the memory of its widest tensors, and the head that of a chunk's logits."""
@@ -177,7 +197,8 @@ class Compute:
             seconds = (size + 8 * params) / HOST_BANDWIDTH
         if optim.optimizer == "muon":
             share = params * ranks / num_parameters(self.shape)
-            flops = self.device.product_share * self.device.peak_flops[optim.muon_precision]
+            number: Number = "bf16" if optim.muon_precision == "bf16" else "fp32"
+            flops = self.device.product_share * self.device.peak_flops[number]
             seconds += share * self._muon_flops() / ranks / flops
         return seconds
 

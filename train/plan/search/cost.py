@@ -96,8 +96,8 @@ class StepCost:
         compute, split = self._compute, self._split
         size = min(micro_batch, rows_of_rank)
         number = -(-rows_of_rank // size)
-        # A pipeline fills the last micro-batch up; elsewhere it is smaller.
-        times = number if split.pipeline > 1 else rows_of_rank / size
+        # A pipeline and compiled layers get a last micro-batch that is filled up; elsewhere it is smaller.
+        times = number if split.pipeline > 1 or compute.compiled else rows_of_rank / size
         turn = self._turn(size, recompute)
         found = {name: times * seconds for name, seconds in turn.parts.items()}
         found |= self._sent(number, turn.forward, turn.backward)

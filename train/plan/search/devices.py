@@ -9,81 +9,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from schemas.errors import ConfigError
+from train.plan.search.device import Device, Link
 
-Number = Literal["fp32", "bf16", "fp16", "fp8"]
 PROFILE_VERSION = 1
 """Version of the file that calibration writes."""
-
-
-class Link(BaseModel):
-    """How devices talk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    bandwidth: float = Field(gt=0)
-    """What one device sends [bytes/s], while it receives as much."""
-    latency: float = Field(ge=0)
-    """Seconds of each hop of a ring."""
-
-
-class Device(BaseModel):
-    """One device; of a CPU the share of the machine that one rank has."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    name: str
-    """As it is asked for."""
-    kind: Literal["cuda", "cpu"] = "cuda"
-    """What memory is counted for."""
-    peak_flops: dict[Number, float]
-    """Dense matrix products by number format [FLOP/s]; a format that is absent cannot be used."""
-    product_share: float = Field(gt=0, le=1)
-    """Share of the peak that a large product of matrices reaches."""
-    attention_share: float = Field(gt=0, le=1)
-    """Share of it that fused attention reaches, forward and backward, of the pairs that are seen."""
-    memory_bytes: int = Field(gt=0)
-    """Memory of a device."""
-    memory_bandwidth: float = Field(gt=0)
-    """Bytes/s to and from it."""
-    traffic_share: float = Field(gt=0, le=1)
-    """Share of that bandwidth which element-wise operations reach."""
-    by_size: tuple[tuple[int, float], ...] = ()
-    """Bandwidth by the bytes of a tensor, rising, where caches make it another: what element-wise operations reach."""
-    page_seconds: float = Field(default=0.0, ge=0)
-    """What a byte costs that the system hands out anew, as a CPU's allocator has it do for every large tensor."""
-    op_seconds: float = Field(ge=0)
-    """What an operation costs on the device before it computes anything."""
-    host_seconds: float = Field(ge=0)
-    """What it costs the host, which runs ahead of a GPU: a layer takes no less than its operations times this."""
-    collective_seconds: float = Field(ge=0)
-    """What a collective costs before anything is sent."""
-    within: Link
-    """Between the devices of a node."""
-    between: Link
-    """Between nodes, a device's share of its node's adapters."""
-    overlap: float = Field(ge=0, le=1)
-    """Share of the computation that can hide what is sent for weights and gradients."""
-    gpus_per_node: int = Field(ge=1)
-    """Devices that `within` joins, unless the cluster says otherwise."""
-    at_once: int | None = Field(default=None, ge=1)
-    """Ranks of a node that compute at this speed at once, where they share its cores; None = every one."""
-    layer_seconds: dict[str, float] = Field(default_factory=dict)
-    """What a layer costs forward and backward with hardly anything in it, where that was measured: by whether it is
-    `plain`, wrapped by FSDP (`sharded`), or made of shared matrices (`tensor`); and a micro-batch `outside` of them."""
-    source: str
-    """Where peak, memory and bandwidths come from."""
-    uncertain: str = ""
-    """What of it should be checked before money is spent."""
-
-    @property
-    def reserved(self) -> int:
-        """Bytes that no tensor can use: the CUDA context, buffers of NCCL, and what the allocator leaves unused."""
-        return round(0.08 * self.memory_bytes) if self.kind == "cuda" else 0
 
 
 def _gpu(name: str, peaks: tuple[float, float, float | None], memory: tuple[float, float], **others: object) -> Device:
@@ -230,6 +163,26 @@ def device_of(name: str) -> Device:
         f"device: promised one of {', '.join(known)}, or a profile FILE.json, found {name}; "
         f"did you mean {' or '.join(near)}?"
     )
+
+
+WORDS = {
+    "h200": "h200",
+    "h100 80gb hbm3": "h100-sxm",
+    "h100 pcie": "h100-pcie",
+    "a100-sxm4-80gb": "a100-80gb",
+    "a100 80gb pcie": "a100-80gb",
+    "a100-sxm4-40gb": "a100-40gb",
+    "a100-pcie-40gb": "a100-40gb",
+    "l40s": "l40s",
+    "b200": "b200",
+}
+"""Names that the CUDA driver gives, without the maker's, and those of the table."""
+
+
+def device_named(name: str) -> Device | None:
+    """The device of the table that the CUDA driver calls `name`, such as NVIDIA H100 80GB HBM3; None = not in it."""
+    found = WORDS.get(name.lower().removeprefix("nvidia "))
+    return next((device for device in TABLE if device.name == found), None)
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:

@@ -28,7 +28,8 @@ class Candidate:
     tokens_per_second: float
     """Positions of all ranks."""
     mfu: float
-    """Share of the peak that counted FLOPs make (attention's whole square, nothing computed again)."""
+    """Share that counted FLOPs (attention's whole square, nothing computed again) make of the devices' dense bf16 peak,
+    of a CPU's in its own precision."""
     memory: Memory
     """Of the rank and the stage of the run that need most."""
     parts: dict[str, float]
@@ -37,7 +38,8 @@ class Candidate:
     def layout_settings(self) -> dict[str, Any]:
         """What `[layout]` must say for it."""
         layout = self.layout
-        return overrides(self.split, layout.micro_batch, layout.activation_checkpointing)
+        made = overrides(self.split, layout.rows_at_once, layout.activation_checkpointing)
+        return made | {"compile": layout.compile}
 
     @property
     def name(self) -> str:
@@ -45,7 +47,7 @@ class Candidate:
         mode = self.layout.activation_checkpointing
         again = {"none": "", "selective": ", cheap parts again", "full": ", layers again"}.get(mode, f", {mode}")
         turns = f"{self.micro_batches} micro-batch(es) of {self.layout.micro_batch}"
-        return f"{shown(self.split)}; {turns}{again}"
+        return f"{shown(self.split)}; {turns}{again}{', compiled' if self.layout.compile else ''}"
 
 
 @dataclass(frozen=True)
