@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from train.optim.exchange import Exchange
+from train.optim.inputs import UpdateInputs
 from train.optim.members import Member, chunks, shard_axes, sharing
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -49,21 +50,25 @@ class Muon:
             num_ranks = len(sharing(first)) if mesh and isinstance(first, DTensor) else 1
             self.exchanges.extend(Exchange(run) for run in chunks(members, num_ranks << 24))
 
-    def update(self, rate: float, step: int) -> None:
+    def update(self, inputs: UpdateInputs) -> None:
         """Make an update; it does not depend on its number."""
         for exchange in self.exchanges:
             members = exchange.members
-            momenta, gradients = [m.held("momentum") for m in members], [m.gradient for m in members]
-            torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
+            held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
+            momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
+            inputs.store(held, momenta)
             torch._foreach_lerp_(gradients, momenta, self.momentum)
-            pieces = [gradient.to(self.precision) for gradient in gradients]
-            wholes = exchange.gather(pieces)
+            wholes = exchange.gather([gradient.to(self.precision) for gradient in gradients])
             for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
                 alike = [i for i, whole in wholes.items() if whole.shape == shape]
                 wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
-            for member, piece in zip(members, exchange.scatter(wholes, pieces[0]), strict=True):
-                values, length = member.values, 0.2 * max(member.parameter.shape) ** 0.5
-                values.mul_(1 - rate * member.weight_decay).add_(piece.to(values.dtype), alpha=-rate * length)
+            like = gradients[0].new_empty(0, dtype=self.precision)
+            pieces = [piece.to(g.dtype) for piece, g in zip(exchange.scatter(wholes, like), gradients, strict=True)]
+            lengths = [-inputs.rate * 0.2 * max(m.parameter.shape) ** 0.5 for m in members]
+            values = [m.values for m in members]
+            updated = torch._foreach_mul(values, [1 - inputs.rate * m.weight_decay for m in members])
+            torch._foreach_add_(updated, torch._foreach_mul(pieces, lengths))
+            inputs.store(values, updated)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
