@@ -111,7 +111,7 @@ def test_updates_equal_numpy(name: str, decay_embeddings: bool) -> None:
         for key, parameter in parameters.items():
             g, x = parameter.grad.double().numpy(), expected[key]
             expected[key] = x - rate * rule(key, x, g, states[key], decay_of(key, config), step)
-        update(optimizer, rate, Gradients(parameters).take())
+        update(optimizer, rate)
         assert all(parameter.grad is None for parameter in parameters.values())
     for key, parameter in parameters.items():
         np.testing.assert_allclose(parameter.detach().numpy(), expected[key], rtol=0, atol=1e-6, err_msg=key)
@@ -141,7 +141,7 @@ def test_updates_equal_torchs_own(name: str, shape: tuple[int, int]) -> None:
     for step, rate in enumerate(RATES, start=1):
         gradient = torch.randn(shape[::-1], generator=torch.Generator().manual_seed(step)).T
         ours.grad, theirs.grad = gradient.clone(memory_format=torch.preserve_format), gradient.contiguous()
-        update(optimizer, rate, Gradients({"blocks.0.weight": ours}).take())
+        update(optimizer, rate)
         reference.param_groups[0]["lr"] = rate
         reference.step()
     distance = (ours - theirs).norm() / (theirs - start).norm()
@@ -185,7 +185,7 @@ def test_a_state_read_back_goes_on_bit_for_bit(name: str) -> None:
     first, second = (make_optimizer(parameters, OptimConfig(optimizer=name)) for parameters in (one, other))
     for step, rate in enumerate(RATES, start=1):
         set_gradients(one, step)
-        update(first, rate, Gradients(one).take())
+        update(first, rate)
         if step == 2:
             for key, value in state_tensors(second).items():
                 value.copy_(state_tensors(first)[key])
@@ -194,7 +194,7 @@ def test_a_state_read_back_goes_on_bit_for_bit(name: str) -> None:
             set_step(second, 2)
         if step > 2:
             set_gradients(other, step)
-            update(second, rate, Gradients(other).take())
+            update(second, rate)
     assert first.step == second.step == 4
     assert all(torch.equal(one[key], other[key]) for key in one)
 
@@ -205,7 +205,7 @@ def test_a_parameter_without_a_gradient_stops_the_update_before_it_begins() -> N
     set_gradients(parameters, 1)
     parameters["head.weight"].grad = None
     with pytest.raises(ContractError, match=r"promised a gradient for head\.weight, found none"):
-        update(optimizer, 1.0, Gradients(parameters).take())
+        update(optimizer, 1.0)
     assert optimizer.step == 0
     assert all(torch.equal(parameters[key], value) for key, value in make().items())
     clear_gradients(optimizer)
@@ -224,7 +224,7 @@ def fit(optimizer: Optimizer, parameters: dict[str, nn.Parameter], rate: float) 
         loss = (found - y).square().mean()
         losses.append(loss.item())
         loss.backward()
-        update(optimizer, rate * (1 - step / 301), Gradients(parameters).take())
+        update(optimizer, rate * (1 - step / 301))
     return losses[0], losses[-1]
 
 
@@ -251,7 +251,7 @@ def test_the_scale_of_gradients_is_a_tensor(name: str) -> None:
         for parameter in other.values():
             parameter.grad.div_(scale)
         update(first, rate, Gradients(one).take(), scale)
-        update(second, rate, Gradients(other).take())
+        update(second, rate)
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -303,7 +303,7 @@ def test_a_gradient_that_is_not_finite_spreads_where_nothing_skips_it() -> None:
         set_gradients(parameters, 1)
         for parameter in parameters.values():
             parameter.grad.view(-1)[::2] = math.nan
-        update(optimizer, 1e-2, Gradients(parameters).take())
+        update(optimizer, 1e-2)
         assert not all(parameter.isfinite().all() for parameter in parameters.values()), name
 
 

@@ -1,4 +1,4 @@
-"""What selective recomputation keeps: attention of every kind runs once in a step, and not again in the backward pass."""
+"""What selective recomputation keeps: attention of every kind runs once in a step, not again in the backward pass."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -11,6 +11,7 @@ from schemas.errors import ContractError
 from train.config.optim import OptimConfig
 from train.optim.adafactor import Adafactor
 from train.optim.adamw import AdamW
+from train.optim.gradients import Gradients
 from train.optim.inputs import UpdateInputs
 from train.optim.lamb import Lamb
 from train.optim.members import Member, local, region_of
@@ -97,16 +98,19 @@ def set_step(optimizer: Optimizer, step: int) -> None:
 def update(
     optimizer: Optimizer,
     rate: float,
-    gradients: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor] | None = None,
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
     """Make one update at learning rate `rate` from gradients by name, whose memory it uses up; then clear them.
 
+    None: those that the parameters have; else what was taken from them before, as by `Gradients`.
     Gradients are divided by `grad_scale`; where `found_inf` is not 0, every bit of weights and states and the number
     of updates stay as they are. Both are 0-d float32 tensors on the device of the parameters, so the host never waits.
-    Raises ContractError, before anything is changed, if a parameter has no gradient.
+    Raises ContractError, before anything is changed, if a parameter has no gradient or one placed otherwise.
     """
+    if gradients is None:
+        gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()
     for member in optimizer.members:
         if member.name not in gradients:
             raise ContractError(
