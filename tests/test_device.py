@@ -102,8 +102,8 @@ def test_the_first_rank_of_a_machine_says_it_for_all() -> None:
     assert "at most 1 rank(s) on this machine, one for each GPU, got 2" in found[0][1]
 
 
-def test_the_place_is_torchruns_word_and_not_the_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight containers of one name have a GPU each; without torchrun's word, ranks are told apart by hostname."""
+def test_the_place_is_that_of_torchrun_and_not_of_the_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight containers of one name have a GPU each; without torchrun's variables, ranks are grouped by hostname."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert place_on_machine(dist.HashStore(), 5, 8) == (0, 1)

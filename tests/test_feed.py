@@ -1,4 +1,4 @@
-"""Rows and words one step ahead: sums of all ranks, signals, errors of reading, and what a rewind drops."""
+"""Rows and sums one step ahead: targets of all ranks, signals, errors of reading, and what a rewind drops."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -22,8 +22,10 @@ def rows_of(step: int, num_targets: int) -> Rows:
 
 
 def fed(ranks: Any, script: list[tuple[str, int]], counts: bool = True, signal_before: int = -1) -> list[Any]:
-    """What a feed gives on this rank for a script of (send, take or drop, step); rank 0 is asked to stop once it sends
-    for `signal_before`; reading step 7 fails on the last rank."""
+    """What a feed gives on this rank for a script of (send, take or drop, step).
+
+    Rank 0 is asked to stop before it requests `signal_before`; reading step 7 fails on the last rank.
+    """
     asked = [False]
 
     def read(step: int) -> Rows:
@@ -38,7 +40,7 @@ def fed(ranks: Any, script: list[tuple[str, int]], counts: bool = True, signal_b
         for word, step in script:
             asked[0] = asked[0] or (step == signal_before and ranks.rank == 0)
             if word == "send":
-                feed.send(step)
+                feed.request(step)
             elif word == "drop":
                 feed.drop()
             else:
@@ -71,7 +73,7 @@ def test_a_rank_that_reads_what_another_one_reads_counts_nothing() -> None:
 
 
 @pytest.mark.dist
-def test_a_signal_reaches_all_ranks_with_the_next_word_that_is_sent() -> None:
+def test_a_signal_reaches_all_ranks_with_the_next_request() -> None:
     everywhere = shared_pool().play(2, fed, [*AHEAD, ("send", 3), ("take", 3)], True, 2)
     assert [found[2] for found in everywhere[0][:4]] == [False, False, True, True]
     assert everywhere[0] == everywhere[1]

@@ -87,7 +87,7 @@ def test_a_late_run_is_the_same_bit_for_bit(tmp_path: Path, name: str) -> None:
         state, other = tiny_runs.state_at(late, one.step), tiny_runs.state_at(prompt, one.step)
         assert [key for key in other if not torch.equal(state[key], other[key])] == []
     assert [one.step for one in events(late, "skipped")] == [4, 5, 7, 13]
-    # What a killed process has left is gone on from: late figures of steps behind the checkpoint are lost with it.
+    # A killed process loses the figures that it had not read; a resume computes those steps again.
     if notes(late)[0].step < 15 <= notes(late)[-1].step and len(notes(late)) > 1:
         at = notes(late)[-2].step
         again = cut_back(copied(late, tmp_path / "again"), at)
@@ -98,7 +98,7 @@ def test_a_late_run_is_the_same_bit_for_bit(tmp_path: Path, name: str) -> None:
 @contextlib.contextmanager
 def order_of_reading(folder: str) -> Iterator[None]:
     """Write down when the work of a step is launched and when its figures are read."""
-    told: list[str] = []
+    order: list[str] = []
     compute, update, read = Learner.compute, Learner.update, Measured._figures.func
 
     def computing(self: Learner, step: int, *arguments: Any) -> Measured:
@@ -108,10 +108,10 @@ def order_of_reading(folder: str) -> Iterator[None]:
 
     def updating(self: Learner, rate: float, measured: Any) -> None:
         update(self, rate, measured)
-        told.append(f"launched {measured.step}")
+        order.append(f"launched {measured.step}")
 
     def reading(self: Any) -> list[float]:
-        told.append(f"read {self.step}")
+        order.append(f"read {self.step}")
         return read(self)
 
     with (
@@ -120,7 +120,7 @@ def order_of_reading(folder: str) -> Iterator[None]:
         mock.patch.object(Measured, "_figures", property(reading)),
     ):
         yield
-    Path(folder, "order.txt").write_text("\n".join(dict.fromkeys(told)))
+    Path(folder, "order.txt").write_text("\n".join(dict.fromkeys(order)))
 
 
 def test_the_next_step_is_launched_before_figures_are_read(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_the_next_step_is_launched_before_figures_are_read(tmp_path: Path) -> No
 
 
 def test_a_late_run_stops_with_the_same_files(tmp_path: Path) -> None:
-    """One step late: the error names the step, and neither lines nor checkpoints tell the two runs apart."""
+    """One step late: the error names the step, and lines and checkpoints of the two runs are equal."""
     found = {}
     for name, during in (("prompt", []), ("late", [LATE])):
         run = make_run(tmp_path / name, {"guard": {"max_non_finite": 2}})
-        told = tiny_runs.train(run, 2, during=[*during, (poisoned, ((2, 3, 7, 8, 9), "loss"))])
-        found[name] = [one.error for one in told], tiny_runs.computed(run), [one.step for one in notes(run)]
+        answers = tiny_runs.train(run, 2, during=[*during, (poisoned, ((2, 3, 7, 8, 9), "loss"))])
+        found[name] = [one.error for one in answers], tiny_runs.computed(run), [one.step for one in notes(run)]
         assert [event.step for event in events(run, "stopped")] == [9]
     assert found["late"] == found["prompt"]
     assert found["late"][2] == [5]
@@ -153,8 +153,8 @@ def test_a_late_run_stops_with_the_same_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_late_run_with_all_its_lines(tmp_path: Path, number: signal.Signals) -> None:
     run = make_run(tmp_path / "run")
-    told = tiny_runs.train(run, 2, during=[LATE, (signalled, (11, int(number), 1))])
-    assert [one.code for one in told] == [0 if number == signal.SIGTERM else 130] * 2
+    answers = tiny_runs.train(run, 2, during=[LATE, (signalled, (11, int(number), 1))])
+    assert [one.code for one in answers] == [0 if number == signal.SIGTERM else 130] * 2
     assert [record.step for record in metrics(run)] == list(range(1, 12))
     assert [one.step for one in notes(run)] == [10, 11]
     trained(run, 2, during=[LATE])
@@ -169,7 +169,7 @@ EARLY = {
 
 
 def test_held_out_losses_are_measured_and_followed_at_the_same_steps(tmp_path: Path) -> None:
-    """A plateau lowers the rate and patience ends the run; what was sent for the step behind its end is dropped."""
+    """A plateau lowers the rate and patience ends the run; what was sent for the step after its end is dropped."""
     prompt, late = make_run(tmp_path / "prompt", EARLY), make_run(tmp_path / "late", EARLY)
     trained(prompt, 2)
     trained(late, 2, during=[LATE])

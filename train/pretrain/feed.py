@@ -1,8 +1,8 @@
-"""The rows of each step, and the word of all ranks about it, fetched while the step before computes.
+"""The rows of each step and the sums over all ranks that it needs, requested while the step before computes.
 
-The word is the number of targets in the global batch, which every loss is divided by, and whether a rank was asked to
-stop. It is sent one step ahead, so that no step waits for the slowest rank; a signal that arrives after that is acted
-on one step later.
+The sums are the number of targets in the global batch, which every loss is divided by, and the number of ranks that
+were asked to stop. They are requested one step ahead, so that no step waits for the slowest rank; a signal that arrives
+after the request takes effect one step later.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Fed:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A step that was sent for."""
+    """A step that was requested."""
 
     step: int
     rows: Rows | Exception
@@ -46,7 +46,7 @@ class Ahead:
 
 
 class Feed:
-    """Rows and words, one step ahead. Every rank sends for the same steps in the same order."""
+    """Rows and sums, one step ahead. Every rank requests the same steps in the same order."""
 
     def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, asked: Asked):
         """`counts`: whether this rank's rows count, rather than those of another rank that reads the same."""
@@ -54,10 +54,10 @@ class Feed:
         self._ahead: Ahead | None = None
         self._waited = 0.0
 
-    def send(self, step: int) -> Ahead:
-        """Take the rows of a step (0 = first) as soon as they are read, and send this rank's word; returns both.
+    def request(self, step: int) -> Ahead:
+        """Take the rows of a step (0 = first) as soon as they are read, and start its sums; returns both.
 
-        An error of reading them is raised by `take`: the word is sent all the same, so that ranks keep in step.
+        An error of reading is raised by `take`: the sums are started all the same, since every rank takes part in them.
         """
         rows: Rows | Exception
         try:
@@ -70,11 +70,11 @@ class Feed:
         return self._ahead
 
     def take(self, step: int) -> Fed:
-        """What a step (0 = first) begins with, sent for now if it was not before."""
+        """What a step (0 = first) begins with, requested now if it was not before."""
         ahead = self._ahead
         if ahead is None or ahead.step != step:
             self.drop()
-            ahead = self.send(step)
+            ahead = self.request(step)
         self._ahead = None
         if isinstance(ahead.rows, Exception):
             raise ahead.rows
@@ -82,7 +82,7 @@ class Feed:
         return Fed(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
 
     def drop(self) -> None:
-        """Forget what was sent for; on every rank, once all have sent it."""
+        """Drop what was requested; on every rank, and returns once all have requested it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.total.wait()

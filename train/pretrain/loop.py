@@ -50,7 +50,7 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
                 measured = run.learner.compute(step, fed.rows, stage.global_batch, fed.num_targets)
                 made = Made(step, fed.rows, measured, scale)
                 if step < plan.steps:
-                    run.feed.send(step)
+                    run.feed.request(step)
                 if not run.defers:
                     documents = run.judge(made)
                     if made.verdict is Verdict.SPIKE and settings.guard.rewinds:

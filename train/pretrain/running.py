@@ -37,7 +37,7 @@ class Made:
     rate: float = 0.0
     """Learning rate of its update."""
     verdict: Verdict | None = None
-    """What the guard says; None = it has not been asked."""
+    """Verdict of the guard; None = it has not judged the step yet."""
 
 
 class Run:
