@@ -53,22 +53,31 @@ class Muon:
     def update(self, inputs: UpdateInputs) -> None:
         """Make an update; it does not depend on its number."""
         for exchange in self.exchanges:
-            members = exchange.members
-            held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
-            momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
-            inputs.store(held, momenta)
-            torch._foreach_lerp_(gradients, momenta, self.momentum)
-            wholes = exchange.gather([gradient.to(self.precision) for gradient in gradients])
-            for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
-                alike = [i for i, whole in wholes.items() if whole.shape == shape]
-                wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
-            like = gradients[0].new_empty(0, dtype=self.precision)
-            pieces = [piece.to(g.dtype) for piece, g in zip(exchange.scatter(wholes, like), gradients, strict=True)]
-            lengths = [-inputs.rate * 0.2 * max(m.parameter.shape) ** 0.5 for m in members]
-            values = [m.values for m in members]
-            updated = torch._foreach_mul(values, [1 - inputs.rate * m.weight_decay for m in members])
-            torch._foreach_add_(updated, torch._foreach_mul(pieces, lengths))
-            inputs.store(values, updated)
+            members, pieces = exchange.members, self._orthogonal_pieces(exchange, inputs)
+            # In the memory of the pieces: decayed weights less the step along them.
+            torch._foreach_mul_(pieces, [-inputs.rate * 0.2 * max(m.parameter.shape) ** 0.5 for m in members])
+            for decay in dict.fromkeys(member.weight_decay for member in members):
+                alike = [(p, m.values) for p, m in zip(pieces, members, strict=True) if m.weight_decay == decay]
+                torch._foreach_add_([p for p, _ in alike], [v for _, v in alike], alpha=1 - inputs.rate * decay)
+            inputs.store([m.values for m in members], pieces)
+
+    def _orthogonal_pieces(self, exchange: Exchange, inputs: UpdateInputs) -> list[Tensor]:
+        """What this rank holds of the orthogonal matrices, in the dtype of the weights."""
+        gradients = self._averaged(exchange.members, inputs)
+        wholes = exchange.gather([gradient.to(self.precision) for gradient in gradients])
+        for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
+            alike = [i for i, whole in wholes.items() if whole.shape == shape]
+            wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
+        like = gradients[0].new_empty(0, dtype=self.precision)
+        return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
+
+    def _averaged(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
+        """Nesterov's mean of the gradients, in their memory; the momentum is brought forward."""
+        held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
+        momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
+        inputs.store(held, momenta)
+        torch._foreach_lerp_(gradients, momenta, self.momentum)
+        return gradients
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
