@@ -341,3 +341,26 @@ def test_a_changed_byte_stops_every_rank(savers: list[dict[str, Any]]) -> None:
         assert kind == ("ContractError", "FirstRankFailed")[rank]
         assert "\n  __1_0.distcp: promised SHA-256 " in text
         assert sorted(found["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+# ---------------------------------------------------------------------------------------- asked for without waiting
+
+
+def poll_in_turn(ranks: Ranks, folder: str) -> tuple[float, float]:
+    """When the first poll of a save began on this rank and when it ended; the second rank comes late to it."""
+    saver = Saver(Store(folder), CheckpointConfig(mode="async"), ranks)
+    state: State = {"model.weight": torch.ones(4)}
+    saver.save(note(1), state)
+    if ranks.rank == 1:
+        time.sleep(0.5)
+    began = time.monotonic()
+    first = saver.poll()
+    ended = time.monotonic()
+    known, _ = until_known(saver)
+    saver.close()
+    return (began, ended) if not first and told(known) else (0.0, 0.0)
+
+
+def test_a_poll_waits_for_no_rank(tmp_path: Path) -> None:
+    (_, ended), (began, _) = shared_pool().play(2, poll_in_turn, str(tmp_path))
+    assert 0 < ended < began

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from schemas.errors import ContractError
 from train.config.optim import OptimConfig
+from train.optim.gradients import Gradients, gradient_norm
 from train.optim.muon import COEFFICIENTS, orthogonal
-from train.optim.norm import gradient_norm, scale_gradients, squared_norms
+from train.optim.norm import squared_norms
 from train.optim.optimizer import Optimizer, clear_gradients, make_optimizer, set_step, state_tensors, update
 
 OPTIMIZERS = ("adamw", "adafactor", "lamb", "muon")
@@ -238,10 +239,78 @@ def test_a_regression_is_learnt(name: str, rate: float) -> None:
     assert after < before / 50
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_scale_of_gradients_is_a_tensor(name: str) -> None:
+    """Divided by the optimiser, or before it: the same bits."""
+    one, other = make(), make()
+    first, second = (make_optimizer(parameters, OptimConfig(optimizer=name)) for parameters in (one, other))
+    for step, rate in enumerate(RATES, start=1):
+        scale = torch.tensor(1.0 + 2 * step)
+        for parameters in (one, other):
+            set_gradients(parameters, step)
+        for parameter in other.values():
+            parameter.grad.div_(scale)
+        update(first, rate, Gradients(one).take(), scale)
+        update(second, rate)
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def bits(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Weights and states as the integers that their bits are, so that -0.0 is not 0.0."""
+    tensors = {key: value.detach() for key, value in parameters.items()} | state_tensors(optimizer)
+    return {key: value.clone().view(torch.int32) for key, value in tensors.items()}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("first", [True, False], ids=["first update", "later update"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_update_changes_no_bit_and_is_not_counted(name: str, first: bool, bad: float) -> None:
+    parameters, twin = make(), make()
+    for these in (parameters, twin):
+        with torch.no_grad():
+            these["blocks.0.up.weight"][0, :2] = -0.0
+    optimizer, reference = (make_optimizer(p, OptimConfig(optimizer=name)) for p in (parameters, twin))
+    for step in () if first else (1, 2):
+        for these, its in ((parameters, optimizer), (twin, reference)):
+            set_gradients(these, step)
+            update(its, 1e-2, Gradients(these).take())
+    before = bits(optimizer, parameters)
+    set_gradients(parameters, 3)
+    for parameter in parameters.values():
+        parameter.grad.view(-1)[::2] = bad
+    gradients = Gradients(parameters)
+    gradients.take()
+    norm = gradients.norm()
+    update(optimizer, 1e-2, gradients.taken, norm.float(), (~norm.isfinite()).float())
+    after = bits(optimizer, parameters)
+    assert [key for key in before if not torch.equal(before[key], after[key])] == []
+    assert optimizer.step == (0 if first else 2)
+    assert all(parameter.grad is None for parameter in parameters.values())
+    # The next one is as if the skipped one had never been.
+    for these, its in ((parameters, optimizer), (twin, reference)):
+        set_gradients(these, 4)
+        update(its, 1e-2, Gradients(these).take(), None, torch.zeros(()))
+    found, expected = bits(optimizer, parameters), bits(reference, twin)
+    assert [key for key in found if not torch.equal(found[key], expected[key])] == []
+    assert optimizer.step == reference.step
+
+
+def test_a_gradient_that_is_not_finite_spreads_where_nothing_skips_it() -> None:
+    """Without the flag every rule writes what is no number: the test before shows something."""
+    for name in OPTIMIZERS:
+        parameters = make()
+        optimizer = make_optimizer(parameters, OptimConfig(optimizer=name))
+        set_gradients(parameters, 1)
+        for parameter in parameters.values():
+            parameter.grad.view(-1)[::2] = math.nan
+        update(optimizer, 1e-2)
+        assert not all(parameter.isfinite().all() for parameter in parameters.values()), name
+
+
 # ----------------------------------------------------------------------------------------------------------- the norm
 
 
-def test_gradient_norm_and_scaling() -> None:
+def test_gradient_norm() -> None:
     parameters = make()
     set_gradients(parameters, 1)
     parameters["norm.weight"].grad = None
@@ -249,11 +318,8 @@ def test_gradient_norm_and_scaling() -> None:
     norm = gradient_norm(parameters)
     assert norm.dtype == torch.float64
     assert norm.item() == pytest.approx(np.linalg.norm(whole), rel=1e-7)
-    scale_gradients(parameters, 0.25)
-    assert gradient_norm(parameters).item() == pytest.approx(np.linalg.norm(whole) / 4, rel=1e-7)
     clear_gradients(make_optimizer(parameters, OptimConfig()))
     assert gradient_norm(parameters).item() == 0.0
-    scale_gradients(parameters, 2.0)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -286,8 +352,8 @@ def test_a_gpu_computes_the_same(name: str) -> None:
             if parameters is device:
                 for key, value in device.items():
                     value.grad = host[key].grad.cuda()
-            norm = gradient_norm(parameters)
-            scale_gradients(parameters, 1 / float(norm))
-            update(optimizer, rate)
+            gradients = Gradients(parameters)
+            gradients.take()
+            update(optimizer, rate, gradients.taken, gradients.norm().float())
     for key, value in host.items():
         assert torch.allclose(device[key].cpu(), value, rtol=0, atol=1e-5), key

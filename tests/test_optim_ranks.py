@@ -24,8 +24,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from schemas.errors import ContractError
 from train.config.optim import OptimConfig
 from train.optim import adafactor, lamb
+from train.optim.gradients import Gradients, gradient_norm
 from train.optim.members import local, region_at, region_of
-from train.optim.norm import gradient_norm, scale_gradients
 from train.optim.optimizer import Optimizer, make_optimizer, state_tensors, update
 from train.ranks import Ranks
 
@@ -106,10 +106,11 @@ def train(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, clip: fl
     for step in range(1, STEPS + 1):
         for name, parameter in parameters.items():
             parameter.grad = like(parameter, numbers(name, step))
-        norm = gradient_norm(parameters)
-        scale_gradients(parameters, min(1.0, clip / float(norm)))
+        gradients = Gradients(parameters)
+        gradients.take()
+        norm = gradients.norm()
         norms.append(norm.item())
-        update(optimizer, 1e-3 / step)
+        update(optimizer, 1e-3 / step, gradients.taken, (norm / clip).clamp(min=1.0).float())
         assert all(parameter.grad is None for parameter in parameters.values())
     return norms
 
@@ -129,6 +130,25 @@ def result(layout: str, name: str) -> dict[str, Any]:
         "values": {key: full(value) for key, value in parameters.items()},
         "state": {key: full(value) for key, value in state.items()},
     }
+
+
+def changed_by_a_skipped_update(layout: str, name: str) -> list[str]:
+    """The weights and states of which a skipped update has changed a bit; one rank has all the nan."""
+    parameters = build(layout)
+    optimizer = make_optimizer(parameters, OptimConfig(optimizer=name, weight_decay=0.3))
+    train(parameters, optimizer, clip=100.0)
+    tensors = {**parameters, **state_tensors(optimizer)}
+    before = {key: local(value).clone().view(torch.int32) for key, value in tensors.items()}
+    for key, parameter in parameters.items():
+        parameter.grad = like(parameter, numbers(key, 9))
+        if dist.get_rank() == 0:
+            local(parameter.grad).fill_(float("nan"))
+    gradients = Gradients(parameters)
+    gradients.take()
+    norm = gradients.norm()
+    update(optimizer, 1e-3, gradients.taken, norm.float(), (~norm.isfinite()).float())
+    found = [key for key, value in tensors.items() if not torch.equal(local(value).view(torch.int32), before[key])]
+    return found if optimizer.step == STEPS else [*found, "count"]
 
 
 def pipeline_norms() -> list[float]:
@@ -172,6 +192,10 @@ def alone(unused: Any, parts: Any) -> list[Tensor]:
 def work(ranks: Ranks, folder: str) -> None:
     results: dict[Any, Any] = {(layout, name): result(layout, name) for layout in LAYOUTS for name in OPTIMIZERS}
     results |= {"pipeline": pipeline_norms(), "misplaced": misplaced_message(), "owners": owners()}
+    changed = {(layout, name): changed_by_a_skipped_update(layout, name) for layout in LAYOUTS for name in OPTIMIZERS}
+    everywhere: list[Any] = [None] * 4
+    dist.all_gather_object(everywhere, changed)
+    results["changed"] = everywhere
     for module, name in ((adafactor, "adafactor"), (lamb, "lamb")):
         honest, module.total_over_shards = module.total_over_shards, alone
         results["alone", name] = separately(name)
@@ -209,6 +233,12 @@ def test_layouts_equal_one_process(results: dict[Any, Any], layout: str, name: s
     assert farthest(found["state"], expected["state"]) <= 1e-6
     moved = {key: value - numbers(key, 0) for key, value in found["values"].items()}
     assert farthest(moved, {key: value - numbers(key, 0) for key, value in expected["values"].items()}) <= 1e-4
+
+
+@pytest.mark.dist
+def test_a_skipped_update_changes_no_bit_on_any_rank(results: dict[Any, Any]) -> None:
+    expected = {(layout, name): [] for layout in LAYOUTS for name in OPTIMIZERS}
+    assert results["changed"] == [expected] * 4
 
 
 @pytest.mark.dist

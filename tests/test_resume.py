@@ -153,7 +153,7 @@ def test_resumes_in_any_layout(uninterrupted: Trained, tmp_path: Path, before: s
 def save_again(setup: Setup, ranks: Ranks) -> int:
     """Instead of training: save the state as soon as it has been read."""
     with ExitStack() as stack:
-        run = Run(setup, ranks, stack)
+        run = Run(setup, ranks, stack, lambda: (False, False))
         run.save()
         run.finish_saves()
     return 0

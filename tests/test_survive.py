@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,6 +38,8 @@ from tiny_runs import (
 
 from schemas.storage import Store
 from train.data.skips import append_to_skip_list
+from train.model.loss import Tally
+from train.parallel.split import SplitModel
 from train.plan.planned import read_plan
 from train.pretrain.__main__ import main
 from train.pretrain.learner import Learner, Measured
@@ -179,36 +181,40 @@ def test_a_signal_in_the_last_step_comes_too_late(whole: Path, tmp_path: Path) -
 @contextlib.contextmanager
 def poisoned(steps: Sequence[int], kind: str) -> Iterator[None]:
     """The loss or the gradient of some steps is no number, on one rank's rows, as from a broken product."""
-    compute = Learner.compute
+    compute, backward, here = Learner.compute, SplitModel.backward, [0]
 
     def computing(self: Learner, step: int, *arguments: Any) -> Measured:
-        found = compute(self, step, *arguments)
-        if step not in steps:
-            return found
-        for parameter in self.model.parameters.values():
-            parameter.grad.mul_(math.nan)
-        norm = math.inf if kind == "gradient" else math.nan
-        return replace(found, grad_norm=norm, losses=found.losses if kind == "gradient" else [math.nan] * 2)
+        here[0] = step
+        return compute(self, step, *arguments)
 
-    with mock.patch.object(Learner, "compute", computing):
+    def backwards(self: SplitModel, *arguments: Any) -> Tally:
+        tally = backward(self, *arguments)
+        if here[0] in steps:
+            for parameter in self.parameters.values():
+                parameter.grad.mul_(math.nan)
+            tally.losses_S.mul_(math.nan if kind == "loss" else 1.0)
+        return tally
+
+    with mock.patch.object(Learner, "compute", computing), mock.patch.object(SplitModel, "backward", backwards):
         yield
 
 
 @contextlib.contextmanager
 def bad_samples(rows: Any, factor: float) -> Iterator[None]:
     """Any batch with one of these rows has a loss that is larger by a factor, and a gradient."""
-    compute = Learner.compute
+    compute, backward, here = Learner.compute, SplitModel.backward, [torch.zeros(())]
 
     def computing(self: Learner, step: int, part: Rows, *arguments: Any) -> Measured:
-        found = compute(self, step, part, *arguments)
-        here = (part.inputs_BT[:, None] == rows[None]).all(-1).any()
-        seen = torch.tensor(float(here))
-        torch.distributed.all_reduce(seen)
-        if not seen:
-            return found
-        return replace(found, losses=[factor * loss for loss in found.losses])
+        here[0] = (part.inputs_BT[:, None] == rows[None]).all(-1).any().float()
+        torch.distributed.all_reduce(here[0])
+        return compute(self, step, part, *arguments)
 
-    with mock.patch.object(Learner, "compute", computing):
+    def backwards(self: SplitModel, *arguments: Any) -> Tally:
+        tally = backward(self, *arguments)
+        tally.losses_S.mul_(factor if here[0] else 1.0)
+        return tally
+
+    with mock.patch.object(Learner, "compute", computing), mock.patch.object(SplitModel, "backward", backwards):
         yield
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.errors import PenstockError
+from train.device import backend_of, device_here, place_by_torchrun, use_expandable_segments
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ CONTROL_TIMEOUT = timedelta(hours=24)
 
 
 class FirstRankFailed(PenstockError):
-    """What the other ranks raise when rank 0 has failed; rank 0 itself tells the user why."""
+    """What the other ranks raise when rank 0, or the first of a machine, has failed; that one reports the reason."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,28 @@ class Ranks:
 
     def total(self, *values: float) -> list[float]:
         """Each value summed over all ranks, in float64, the same on every rank."""
+        return self.start_total(*values).wait()
+
+    def start_total(self, *values: float) -> "Total":
+        """The same sum, sent but not waited for; every rank starts its sums in the same order."""
         sums = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(sums, group=self.control)
-        return sums.tolist()
+        if self.world_size == 1:
+            return Total(sums, None)
+        return Total(sums, dist.all_reduce(sums, group=self.control, async_op=True))
+
+
+class Total:
+    """A sum over all ranks on its way."""
+
+    def __init__(self, sums: torch.Tensor, work: Any):
+        """`work`: what is to be waited for; None = nothing, the sums are known."""
+        self._sums, self._work = sums, work
+
+    def wait(self) -> list[float]:
+        """The sums, once every rank has sent its values."""
+        if self._work is not None:
+            self._work.wait()
+        return self._sums.tolist()
 
 
 def agreed_start(store: Any, rank: int, world_size: int) -> str:
@@ -94,27 +114,48 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
     return call
 
 
+def place_on_machine(store: Any, rank: int, world_size: int) -> tuple[int, int]:
+    """The number of this rank among those of its machine, and how many they are.
+
+    As torchrun has set it: containers may share a hostname, or have several on one machine. Else ranks with one
+    hostname count as those of one machine.
+    """
+    if (place := place_by_torchrun()) is not None:
+        return place
+    store.set(f"host/{rank}", socket.gethostname())
+    hosts = [store.get(f"host/{other}").decode() for other in range(world_size)]
+    return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+
+
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
-    """The ranks torchrun started, or this process alone. A device of its own for each rank of a machine, else CPUs."""
-    nccl = torch.cuda.is_available() and dist.is_nccl_available()
-    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    """The ranks torchrun started, or this process alone: a GPU for each rank of a machine, or CPUs where none is.
+
+    Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on its others.
+    """
+    use_expandable_segments()
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    rank, world_size, place = 0, 1, (0, 1)
     if dist.is_torchelastic_launched():
         store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         store = dist.PrefixStore(agreed_start(store, rank, world_size), store)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        place = place_on_machine(store, rank, world_size)
+    try:
+        device = device_here(*place)
+    except PenstockError as error:
+        raise error if place[0] == 0 else FirstRankFailed(str(error)) from error
+    dist.init_process_group(
+        backend_of(device),
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        device_id=device if device.type == "cuda" else None,
+    )
     try:
         control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-        hosts: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(hosts, socket.gethostname(), group=control)
-        local_size = max(hosts.count(host) for host in hosts)
-        kind = "cuda" if nccl and torch.cuda.device_count() >= local_size else "cpu"
-        if kind == "cuda":
-            torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0))
-        device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-        yield Ranks(dist.get_rank(), dist.get_world_size(), local_size, device, control)
+        local_size = torch.tensor(place[1])
+        dist.all_reduce(local_size, dist.ReduceOp.MAX, group=control)
+        yield Ranks(rank, world_size, int(local_size), device, control)
     finally:
         dist.destroy_process_group()
 

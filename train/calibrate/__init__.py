@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from schemas.errors import ConfigError, ContractError
 from train.calibrate.rank import measure
+from train.device import backend_of, device_here, device_of, use_expandable_segments
 from train.plan.search.device import Device, Link
 from train.plan.search.devices import TABLE, device_named, write_profile
 from train.ranks import Ranks
@@ -33,7 +34,7 @@ def calibrate(
     """Measure `ranks` ranks of this machine together and write the profile; returns the device.
 
     None: a rank for each GPU, else two on a CPU, as far as there are cores; and the threads that a run would have.
-    Raises ConfigError for a path or a number that cannot be, ContractError if a rank dies.
+    Raises ConfigError for a path or a number that cannot be, or that exceeds the GPUs, ContractError if a rank dies.
     """
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks
@@ -43,6 +44,7 @@ def calibrate(
         )
     if number < 1 or (threads is not None and threads < 1):
         raise ConfigError(f"calibrate: promised a rank and a thread at least, found {number} and {threads}; raise them")
+    device_of(torch.cuda.is_available(), torch.cuda.device_count(), 0, number)  # refuses before any rank starts
     each = max(1, cores // number) if threads is None else threads
     tell(f"measuring {number} rank(s) of {each} thread(s) at once, up to a minute")
     found = _measured(number, each, tell)
@@ -136,13 +138,11 @@ def _listen(pipe: Connection, tell: Callable[[str], None]) -> dict[str, Any]:
 def _rank(rank: int, number: int, threads: int, store: str, pipe: Connection) -> None:
     """One rank: join the others, measure, and let rank 0 tell."""
     torch.set_num_threads(threads)
-    cuda = torch.cuda.device_count() >= number
-    if cuda:
-        torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    use_expandable_segments()
+    device = device_here(rank, number)
     files = dist.FileStore(store, number)  # type: ignore[attr-defined]
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=files, rank=rank, world_size=number, timeout=timedelta(seconds=LIMIT))
+    limit, own = timedelta(seconds=LIMIT), device if device.type == "cuda" else None
+    dist.init_process_group(backend_of(device), store=files, rank=rank, world_size=number, timeout=limit, device_id=own)
     try:
         ranks = Ranks(rank, number, number, device, dist.new_group(backend="gloo"))
         found = measure(ranks, lambda line: pipe.send(line) if rank == 0 else None)

@@ -9,7 +9,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import torch
 import torch.distributed as dist
 
 from schemas.errors import ContractError, PenstockError
@@ -20,7 +19,7 @@ from train.checkpoint.staging import HostCopies
 from train.checkpoint.state import State
 from train.checkpoint.write import write_checkpoint
 from train.config.checkpoint import CheckpointConfig
-from train.ranks import CONTROL_TIMEOUT, Ranks
+from train.ranks import CONTROL_TIMEOUT, Ranks, Total
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class Saver:
         """Saves that have failed so far."""
         self._run, self._config, self._ranks = run, config, ranks
         self._job: _Job | None = None
+        self._asked: Total | None = None
         self._last: Outcome | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._copies: HostCopies | None = None
@@ -107,12 +107,17 @@ class Saver:
         return known if self._pool else self.wait()
 
     def poll(self) -> list[Outcome]:
-        """The outcome of the save under way, once every rank has it; costs nothing when none is under way."""
+        """The outcome of the save under way, one call after every rank had it; costs nothing when none is under way.
+
+        Each call sends what the next one reads, so that no step waits for another rank.
+        """
         if self._job is None:
             return []
-        done = torch.tensor(int(self._job.written.done()))
-        dist.all_reduce(done, dist.ReduceOp.MIN, group=self._ranks.control)
-        return self.wait() if done else []
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.wait() == [self._ranks.world_size]:
+            return self.wait()
+        self._asked = self._ranks.start_total(int(self._job.written.done()))
+        return []
 
     def wait(self) -> list[Outcome]:
         """Wait for the save under way, if one is, and return its outcome, the same on every rank.
@@ -122,6 +127,9 @@ class Saver:
         if self._job is None:
             return []
         job, self._job = self._job, None
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.wait()
         written = job.written.result()
         reasons = [""] * self._ranks.world_size
         dist.all_gather_object(reasons, written.reason, group=self._ranks.control)

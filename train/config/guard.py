@@ -11,7 +11,8 @@ class GuardConfig(Section):
     """Non-finite steps are skipped and counted; spikes are reported, or rewound; a run may end early."""
 
     max_non_finite: int = execution(3, ge=0)
-    """Steps in a row whose loss or gradient may be infinite or not a number, each skipped; one more stops the run."""
+    """Steps in a row whose loss or gradient may be infinite or not a number, each skipped; one more stops the run. On a
+    GPU the run stops while the step after that one computes, whose figures are dropped."""
     spike_sigmas: float | None = Field(None, gt=0)
     """Deviations that a loss may lie above the mean of the last `spike_window` losses; one further above is a spike.
     None = not watched. OLMo 2 (arXiv 2501.00656) allows 6."""

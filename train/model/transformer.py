@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.attention.varlen
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -111,6 +112,7 @@ _PRODUCTS = {
     *(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, _ATEN._scaled_dot_product_flash_attention.default),
     *(_ATEN._scaled_dot_product_efficient_attention.default, _ATEN._scaled_dot_product_cudnn_attention.default),
     torch.ops.penstock.attend_in_tiles.default,  # known since train.model.attention is
+    *(torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default),
 }
 """What costs most to compute again, for what it takes to keep."""
 

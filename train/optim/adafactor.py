@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.optim.members import Member, chunks, total_over_shards
+from train.optim.inputs import UpdateInputs
+from train.optim.members import Member, chunks, local, total_over_shards
 from train.optim.norm import squared_norms
 
 EPS = 1e-30
@@ -32,47 +33,53 @@ class Adafactor:
         for member in self.members:
             if member.is_matrix:
                 num_rows, num_columns = member.parameter.shape
-                member.state["row_mean"] = member.values.new_zeros(num_rows)
-                member.state["column_mean"] = member.values.new_zeros(num_columns)
+                member.state["row_mean"] = local(member.parameter).new_zeros(num_rows)
+                member.state["column_mean"] = local(member.parameter).new_zeros(num_columns)
             else:
                 member.state["exp_avg_sq"] = torch.zeros_like(member.parameter)
 
-    def update(self, rate: float, step: int) -> None:
-        """Make update `step` (1 = first)."""
-        weight = step**-DECAY
+    def update(self, inputs: UpdateInputs) -> None:
+        """Make an update."""
+        # Before the first update that is not skipped the number is 0; what comes out is then stored nowhere.
+        weight = inputs.count.double().clamp(min=1).pow(-DECAY).float()
         for members in chunks(self.members):
+            gradients = dict(zip([m.name for m in members], inputs.scaled(members), strict=True))
             matrices = [m for m in members if m.is_matrix]
-            for member, sums in zip(matrices, total_over_shards(matrices, [_sums(m) for m in matrices]), strict=True):
-                rows, columns = torch.split(sums, list(member.parameter.shape))
-                member.state["row_mean"].lerp_((rows / len(columns) + EPS).float(), weight)
-                member.state["column_mean"].lerp_((columns / len(rows) + EPS).float(), weight)
-            directions = [_direction(m, weight) for m in members]
+            sums = [_sums(m, gradients[m.name]) for m in matrices]
+            for member, total in zip(matrices, total_over_shards(matrices, sums), strict=True):
+                rows, columns = torch.split(total, list(member.parameter.shape))
+                means = [member.state["row_mean"], member.state["column_mean"]]
+                found = [(rows / len(columns) + EPS).float(), (columns / len(rows) + EPS).float()]
+                inputs.store(means, [mean.lerp(new, weight) for mean, new in zip(means, found, strict=True)])
+            for member in (m for m in members if not m.is_matrix):
+                moment = member.held("exp_avg_sq")
+                inputs.store([moment], [moment.lerp(gradients[member.name].square().add_(EPS), weight)])
+            directions = [_direction(m, gradients[m.name]) for m in members]
             squares = total_over_shards(members, list(squared_norms(directions)[:, None]))
             for member, direction, square in zip(members, directions, squares, strict=True):
                 clip = (square[0] / member.parameter.numel()).sqrt().div_(CLIP).clamp_(min=1.0)
-                direction.mul_((rate / clip).float())
+                direction.mul_((inputs.rate / clip).float())
             values = [m.values for m in members]
-            torch._foreach_mul_(values, [1 - rate * m.weight_decay for m in members])
-            torch._foreach_sub_(values, directions)
+            updated = torch._foreach_mul(values, [1 - inputs.rate * m.weight_decay for m in members])
+            torch._foreach_sub_(updated, directions)
+            inputs.store(values, updated)
 
 
-def _sums(member: Member) -> Tensor:
+def _sums(member: Member, gradient: Tensor) -> Tensor:
     """Squared gradients summed over each row, then each column of what this rank holds; 0 elsewhere, float64."""
     num_rows, num_columns = member.parameter.shape
     rows, columns = member.region
-    squares = member.gradient.square()
+    squares = gradient.square()
     sums = squares.new_zeros(num_rows + num_columns, dtype=torch.float64)
     sums[:num_rows][rows] = squares.sum(dim=1).double()
     sums[num_rows:][columns] = squares.sum(dim=0).double()
     return sums
 
 
-def _direction(member: Member, weight: float) -> Tensor:
+def _direction(member: Member, gradient: Tensor) -> Tensor:
     """The gradient divided by the root of its second moment, in the memory of the gradient; not yet clipped."""
-    gradient = member.gradient
     if not member.is_matrix:
-        moment = member.held("exp_avg_sq").lerp_(gradient.square().add_(EPS), weight)
-        return gradient.mul_(moment.rsqrt())
+        return gradient.mul_(member.held("exp_avg_sq").rsqrt())
     rows, columns = member.region
     row_mean, column_mean = member.state["row_mean"], member.state["column_mean"]
     by_row = (row_mean[rows] / row_mean.mean(dtype=torch.float64)).rsqrt().to(gradient.dtype)

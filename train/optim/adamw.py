@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from train.optim.inputs import UpdateInputs
 from train.optim.members import Member
 
 
@@ -26,26 +27,26 @@ class AdamW:
             for key in ("exp_avg", "exp_avg_sq"):
                 member.state[key] = torch.zeros_like(member.parameter)
 
-    def update(self, rate: float, step: int) -> None:
-        """Make update `step` (1 = first), which the corrections for moments that began at zero are computed from."""
+    def update(self, inputs: UpdateInputs) -> None:
+        """Make an update; the kernel divides by the scale of the gradients, and does nothing where it is to skip."""
         for decay in dict.fromkeys(member.weight_decay for member in self.members):
             members = [m for m in self.members if m.weight_decay == decay and m.values.numel()]
             if not members:
                 continue
-            # One count serves the whole list: the kernel only reads it.
-            count = torch.full((), float(step), device=members[0].values.device)
             torch._fused_adamw_(
                 [m.values for m in members],
-                [m.gradient for m in members],
+                inputs.of(members),
                 [m.held("exp_avg") for m in members],
                 [m.held("exp_avg_sq") for m in members],
                 [],
-                [count] * len(members),
-                lr=rate,
+                [inputs.count] * len(members),  # the kernel only reads it, so one serves the whole list
+                lr=inputs.rate,
                 beta1=self.beta1,
                 beta2=self.beta2,
                 weight_decay=decay,
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,
+                grad_scale=inputs.grad_scale,
+                found_inf=inputs.found_inf,
             )

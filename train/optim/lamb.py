@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from train.optim.inputs import UpdateInputs
 from train.optim.members import Member, chunks, total_over_shards
 from train.optim.norm import squared_norms
 
@@ -28,28 +29,31 @@ class Lamb:
             for key in ("exp_avg", "exp_avg_sq"):
                 member.state[key] = torch.zeros_like(member.parameter)
 
-    def update(self, rate: float, step: int) -> None:
-        """Make update `step` (1 = first)."""
+    def update(self, inputs: UpdateInputs) -> None:
+        """Make an update."""
         for members in chunks(self.members):
-            values, directions = [m.values for m in members], self._directions(members, step)
+            values, directions = [m.values for m in members], self._directions(members, inputs)
             torch._foreach_mul_(directions, trust_ratios(members, values, directions))
-            torch._foreach_add_(values, directions, alpha=-rate)
+            inputs.store(values, torch._foreach_add(values, directions, alpha=-inputs.rate))
 
-    def _directions(self, members: Sequence[Member], step: int) -> list[Tensor]:
+    def _directions(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
         """Adam's directions with the decay in them, in the memory of the gradients."""
-        gradients = [m.gradient for m in members]
-        first, second = [m.held("exp_avg") for m in members], [m.held("exp_avg_sq") for m in members]
-        torch._foreach_lerp_(first, gradients, 1 - self.beta1)
-        torch._foreach_mul_(second, self.beta2)
+        gradients = inputs.scaled(members)
+        held_first, held_second = [m.held("exp_avg") for m in members], [m.held("exp_avg_sq") for m in members]
+        first = torch._foreach_lerp(held_first, gradients, 1 - self.beta1)
+        second = torch._foreach_mul(held_second, self.beta2)
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
+        inputs.store(held_first, first)
+        inputs.store(held_second, second)
         # m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε) with both corrections in one factor: every pass over memory counts.
-        root = (1 - self.beta2**step) ** 0.5
+        count = inputs.count.double()
+        root = (1 - self.beta2**count).sqrt()
         torch._foreach_copy_(gradients, second)
         torch._foreach_sqrt_(gradients)
-        torch._foreach_add_(gradients, self.eps * root)
+        torch._foreach_add_(gradients, (self.eps * root).float())
         torch._foreach_reciprocal_(gradients)
         torch._foreach_mul_(gradients, first)
-        torch._foreach_mul_(gradients, root / (1 - self.beta1**step))
+        torch._foreach_mul_(gradients, (root / (1 - self.beta1**count)).float())
         for member, direction in zip(members, gradients, strict=True):
             if member.weight_decay:
                 direction.add_(member.values, alpha=member.weight_decay)

@@ -29,29 +29,14 @@ def local(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def checked_gradient(name: str, parameter: Tensor) -> Tensor:
-    """The gradient of a parameter.
-
-    Raises ContractError if there is none, or if it does not lie on the ranks as the parameter does.
-    """
-    gradient, here = parameter.grad, getattr(parameter, "placements", None)
-    if gradient is None:
-        raise ContractError(f"optim: promised a gradient for {name}, found none; it takes no part in the loss")
-    if (there := getattr(gradient, "placements", None)) != here:
+def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:
+    """Raises ContractError if a gradient does not lie on the ranks as its parameter does."""
+    here, there = getattr(parameter, "placements", None), getattr(gradient, "placements", None)
+    if there != here:
         raise ContractError(
             f"optim: promised a gradient of {name} on the ranks as its parameter, {here or 'a plain tensor'}, found "
             f"{there or 'a plain tensor'}; reduce it before the update"
         )
-    return gradient
-
-
-def local_gradient(name: str, parameter: Tensor) -> Tensor:
-    """What this rank holds of a parameter's gradient, in memory as the parameter. Raises as `checked_gradient`."""
-    values, numbers = local(parameter), local(checked_gradient(name, parameter))
-    if numbers.stride() != values.stride():
-        # Kernels that take lists read memory in order, whatever its strides: torch's fused AdamW on a CPU does.
-        numbers = torch.empty_like(values).copy_(numbers)
-    return numbers
 
 
 def shard_axes(tensor: Tensor) -> tuple[int, ...]:
@@ -119,6 +104,9 @@ class Member:
     weight_decay: float = 0.0
     state: dict[str, Tensor] = field(default_factory=dict)
     """What the rule remembers of it, allocated when it is made."""
+    _locals: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    """The local tensors of the parameter and its state. FSDP2 may replace a parameter's until its first forward pass
+    (it pads uneven shards there) and keeps it from then on, so that a look-up at the first update is valid for good."""
 
     @property
     def is_matrix(self) -> bool:
@@ -127,17 +115,22 @@ class Member:
 
     @property
     def values(self) -> Tensor:
-        """The numbers this rank holds."""
-        return local(self.parameter)
-
-    @property
-    def gradient(self) -> Tensor:
-        """Their gradient. An update may use its memory: it is cleared afterwards."""
-        return local_gradient(self.name, self.parameter)
+        """The numbers this rank holds, looked up once."""
+        return self._once("", self.parameter)
 
     def held(self, key: str) -> Tensor:
-        """What this rank holds of a state."""
-        return local(self.state[key])
+        """What this rank holds of a state, looked up once."""
+        return self._once(key, self.state[key])
+
+    def _once(self, key: str, tensor: Tensor) -> Tensor:
+        found = self._locals.get(key)
+        if found is None:
+            found = self._locals[key] = local(tensor)
+        return found
+
+    def look_up_again(self) -> None:
+        """Forget which tensors were looked up."""
+        self._locals.clear()
 
 
 def chunks(members: Sequence[Member], max_numel: int = 1 << 24) -> Iterator[list[Member]]:

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from train.optim.exchange import Exchange
+from train.optim.inputs import UpdateInputs
 from train.optim.members import Member, chunks, shard_axes, sharing
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -49,21 +50,34 @@ class Muon:
             num_ranks = len(sharing(first)) if mesh and isinstance(first, DTensor) else 1
             self.exchanges.extend(Exchange(run) for run in chunks(members, num_ranks << 24))
 
-    def update(self, rate: float, step: int) -> None:
+    def update(self, inputs: UpdateInputs) -> None:
         """Make an update; it does not depend on its number."""
         for exchange in self.exchanges:
-            members = exchange.members
-            momenta, gradients = [m.held("momentum") for m in members], [m.gradient for m in members]
-            torch._foreach_lerp_(momenta, gradients, 1 - self.momentum)
-            torch._foreach_lerp_(gradients, momenta, self.momentum)
-            pieces = [gradient.to(self.precision) for gradient in gradients]
-            wholes = exchange.gather(pieces)
-            for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
-                alike = [i for i, whole in wholes.items() if whole.shape == shape]
-                wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
-            for member, piece in zip(members, exchange.scatter(wholes, pieces[0]), strict=True):
-                values, length = member.values, 0.2 * max(member.parameter.shape) ** 0.5
-                values.mul_(1 - rate * member.weight_decay).add_(piece.to(values.dtype), alpha=-rate * length)
+            members, pieces = exchange.members, self._orthogonal_pieces(exchange, inputs)
+            # In the memory of the pieces: decayed weights less the step along them.
+            torch._foreach_mul_(pieces, [-inputs.rate * 0.2 * max(m.parameter.shape) ** 0.5 for m in members])
+            for decay in dict.fromkeys(member.weight_decay for member in members):
+                alike = [(p, m.values) for p, m in zip(pieces, members, strict=True) if m.weight_decay == decay]
+                torch._foreach_add_([p for p, _ in alike], [v for _, v in alike], alpha=1 - inputs.rate * decay)
+            inputs.store([m.values for m in members], pieces)
+
+    def _orthogonal_pieces(self, exchange: Exchange, inputs: UpdateInputs) -> list[Tensor]:
+        """What this rank holds of the orthogonal matrices, in the dtype of the weights."""
+        gradients = self._averaged(exchange.members, inputs)
+        wholes = exchange.gather([gradient.to(self.precision) for gradient in gradients])
+        for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
+            alike = [i for i, whole in wholes.items() if whole.shape == shape]
+            wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
+        like = gradients[0].new_empty(0, dtype=self.precision)
+        return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
+
+    def _averaged(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
+        """Nesterov's mean of the gradients, in their memory; the momentum is brought forward."""
+        held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
+        momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
+        inputs.store(held, momenta)
+        torch._foreach_lerp_(gradients, momenta, self.momentum)
+        return gradients
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

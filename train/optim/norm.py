@@ -1,14 +1,9 @@
-"""The Euclidean norm of the whole gradient over all ranks, and its scaling, for parameters laid out in any way."""
+"""Sums of squares of lists of tensors, accurate on a CPU too."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-
-from train.optim.members import local, local_gradient, shard_axes
 
 _BLOCK = 256
 """Numbers that a CPU adds up in float32. Torch's own norm of 10^7 normal numbers is wrong by 4e-4 there, since it adds
@@ -27,42 +22,3 @@ def _squared_norm(tensor: Tensor) -> Tensor:
     whole = flat.numel() // _BLOCK * _BLOCK
     blocks: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1)
     return blocks.double().square().sum() + flat[whole:].double().square().sum()
-
-
-@torch.no_grad()
-def gradient_norm(
-    parameters: Mapping[str, Tensor], num_stages: int = 1, copies: Mapping[str, int] | None = None
-) -> Tensor:
-    """Euclidean norm of the whole gradient, a 0-d float64 tensor, the same on every rank, without waiting for it.
-
-    Every rank of the default group takes part. Ranks form `num_stages` groups of equal size, the stages of a pipeline;
-    all ranks of a group hold the same parameters, split over a mesh or not, and each shard counts once however many
-    of them hold it. `copies` names the parameters that several groups hold, with their number (an embedding that the
-    first and last stage both use: 2). Raises ContractError for a gradient that does not lie on the ranks as its
-    parameter does.
-    """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    by_count: dict[float, list[Tensor]] = {}
-    for name, parameter in parameters.items():
-        if parameter.grad is None:
-            continue
-        num_shards = 1
-        if isinstance(parameter, DTensor):
-            num_shards = math.prod(parameter.device_mesh.size(axis) for axis in shard_axes(parameter))
-        count = world_size / num_stages / num_shards * (copies or {}).get(name, 1)
-        by_count.setdefault(count, []).append(local_gradient(name, parameter))
-    device = next((local(parameter).device for parameter in parameters.values()), torch.device("cpu"))
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for count, gradients in by_count.items():
-        total += squared_norms(gradients).sum() / count
-    if world_size > 1:
-        dist.all_reduce(total)
-    return total.sqrt()
-
-
-@torch.no_grad()
-def scale_gradients(parameters: Mapping[str, Tensor], factor: float) -> None:
-    """Multiply every gradient by `factor`; what is not finite stays so."""
-    gradients = [local(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, factor)

@@ -1,17 +1,20 @@
 """The optimiser of a run: rules, each with the parameters it updates, made from `[optim]` for any layout."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from schemas.errors import ContractError
 from train.config.optim import OptimConfig
 from train.optim.adafactor import Adafactor
 from train.optim.adamw import AdamW
+from train.optim.gradients import Gradients
+from train.optim.inputs import UpdateInputs
 from train.optim.lamb import Lamb
-from train.optim.members import Member, checked_gradient, region_of
+from train.optim.members import Member, local, region_of
 from train.optim.muon import Muon
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -25,8 +28,8 @@ class Rule(Protocol):
     def members(self) -> Sequence[Member]:
         """The parameters, in the order of the model."""
 
-    def update(self, rate: float, step: int) -> None:
-        """Make update `step` (1 = first) at this learning rate."""
+    def update(self, inputs: UpdateInputs) -> None:
+        """Make an update, or leave every bit of weights and states as it is where the inputs say to skip it."""
 
 
 @dataclass
@@ -34,7 +37,17 @@ class Optimizer:
     """Rules, and how many updates they have made."""
 
     rules: list[Rule]
-    step: int = 0
+    count: Tensor = field(init=False)
+    """Updates made, 0-d float32 on the device of the parameters; a skipped one does not count."""
+
+    def __post_init__(self) -> None:
+        device = next((local(member.parameter).device for member in self.members), torch.device("cpu"))
+        self.count = torch.zeros((), device=device)
+
+    @property
+    def step(self) -> int:
+        """Number of updates made; waits for the device."""
+        return int(self.count.item())
 
     @property
     def members(self) -> list[Member]:
@@ -76,21 +89,39 @@ def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def set_step(optimizer: Optimizer, step: int) -> None:
-    """Set the number of updates made."""
-    optimizer.step = step
+    """Set the number of updates made; what each rank holds is looked up again, since state may have been read anew."""
+    optimizer.count.fill_(step)
+    for member in optimizer.members:
+        member.look_up_again()
 
 
 @torch.no_grad()
-def update(optimizer: Optimizer, rate: float) -> None:
-    """Make one update at learning rate `rate`, which uses up the gradients and clears them.
+def update(
+    optimizer: Optimizer,
+    rate: float,
+    gradients: Mapping[str, Tensor] | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    """Make one update at learning rate `rate` from gradients by name, whose memory it uses up; then clear them.
 
+    None: those that the parameters have; else what was taken from them before, as by `Gradients`.
+    Gradients are divided by `grad_scale`; where `found_inf` is not 0, every bit of weights and states and the number
+    of updates stay as they are. Both are 0-d float32 tensors on the device of the parameters, so the host never waits.
     Raises ContractError, before anything is changed, if a parameter has no gradient or one placed otherwise.
     """
+    if gradients is None:
+        gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()
     for member in optimizer.members:
-        checked_gradient(member.name, member.parameter)
-    optimizer.step += 1
+        if member.name not in gradients:
+            raise ContractError(
+                f"optim: promised a gradient for {member.name}, found none; it takes no part in the loss"
+            )
+    skipped = torch.zeros_like(optimizer.count) if found_inf is None else found_inf
+    optimizer.count += 1 - skipped
+    inputs = UpdateInputs(gradients, rate, optimizer.count, grad_scale, skipped)
     for rule in optimizer.rules:
-        rule.update(rate, optimizer.step)
+        rule.update(inputs)
     clear_gradients(optimizer)
 
 

@@ -14,7 +14,7 @@ from schemas.errors import PenstockError
 from schemas.locks import training
 from schemas.storage import Store
 from train.pretrain.loop import train
-from train.ranks import FirstRankFailed, open_ranks
+from train.ranks import FirstRankFailed, Ranks, open_ranks
 
 LOST = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
 """What a collective says when a rank of it has died."""
@@ -30,8 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args(argv)
     run = Store(arguments.run)
-    with open_ranks() as ranks, ExitStack() as held:
+    ranks: Ranks | None = None
+    with ExitStack() as held:
         try:
+            ranks = held.enter_context(open_ranks())
             ranks.on_first(lambda: held.enter_context(training(run, "penstock train")))
             return train(run, arguments.overrides, ranks)
         except PenstockError as error:
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ErrorHandler().record_exception(error)  # where torchrun and `train.launch` look for it
             return 2
         except RuntimeError as error:
-            if not LOST.search(str(error)):
+            if ranks is None or not LOST.search(str(error)):
                 raise
             # The rank that died has said why, if it could; a page of what met the others would bury it.
             print(f"penstock: rank {ranks.rank} has lost another one ({LOST.findall(str(error))[0]})", file=sys.stderr)

@@ -1,6 +1,7 @@
 """The state that learns: a model in its layout, the optimiser, the loss scale; and one step of it."""
 
-from dataclasses import dataclass
+import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from train.checkpoint.state import State, read_state, stored_shapes
 from train.data.batches import Heldout
 from train.data.stages import row_length
 from train.model.loss import Tally
-from train.optim.norm import gradient_norm, scale_gradients
+from train.optim.gradients import Gradients
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.scaler import LossScale, first_loss_scale
 from train.parallel.split import SplitModel
@@ -24,21 +25,58 @@ REMEMBERED = "compress."
 """What the names of the tensors begin with that compression remembers."""
 
 
-@dataclass(frozen=True)
 class Measured:
-    """What a step has found out before its update; the same on every rank."""
+    """What a step has found out before its update, the same on every rank; the first figure asked for waits for it.
 
-    losses: list[float]
-    """Sum of the losses of each source [nats]."""
-    counts: list[float]
-    """Number of targets of each source."""
-    grad_norm: float
-    """Euclidean norm of the gradient, without the loss scale."""
+    Until then it is on its way from the device, beside the work that was launched afterwards.
+    """
+
+    def __init__(self, tally: Tally, norm: Tensor, scale: float):
+        """`norm`: of the gradient of the loss times `scale`."""
+        found = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
+        self._number, self._scale = len(tally.losses_S), scale
+        self.norm = norm
+        """Euclidean norm of the gradient with the loss scale, 0-d, on the device."""
+        self.found_inf = (~torch.isfinite(found).all()).to(norm.device, torch.float32)
+        """1 where loss or gradient is not finite, so that no update is made; else 0; 0-d float32, on the device."""
+        self._event: torch.cuda.Event | None = None
+        self._host = found
+        if found.is_cuda:
+            self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._host.copy_(found, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    @cached_property
+    def _figures(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+    @property
+    def losses(self) -> list[float]:
+        """Sum of the losses of each source [nats]."""
+        return self._figures[: self._number]
+
+    @property
+    def counts(self) -> list[float]:
+        """Number of targets of each source."""
+        return self._figures[self._number : -1]
+
+    @property
+    def grad_norm(self) -> float:
+        """Euclidean norm of the gradient, without the loss scale."""
+        return self._figures[-1] / self._scale
 
     @property
     def loss(self) -> float:
         """Mean cross-entropy [nats/token]."""
         return sum(self.losses) / max(sum(self.counts), 1)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the update is made."""
+        return all(map(math.isfinite, self._figures))
 
 
 class Learner:
@@ -49,7 +87,10 @@ class Learner:
         longest = max(plan.stages, key=lambda stage: stage.seq_len)
         largest = row_length(plan.settings.train, longest.seq_len), longest.global_batch
         self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, largest)
-        self.optimizer = make_optimizer(self.model.to_update(), plan.settings.optim)
+        updated = self.model.to_update()
+        self.optimizer = make_optimizer(updated, plan.settings.optim)
+        self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
+        self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
         self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
         self._first = {name: value.clone() for name, value in self._remembered().items() if value.any()}
 
@@ -110,36 +151,41 @@ class Learner:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         tally = self.model.backward(self.model.micro_batches(rows, num_rows), scale / max(num_targets, 1))
-        norm = gradient_norm(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
-        found = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device))).tolist()
-        number = len(tally.losses_S)
-        return Measured(found[:number], found[number:-1], found[-1] / scale)
+        self._gradients.take()
+        return Measured(tally, self._gradients.norm(), scale)
 
     def update(self, rate: float, measured: Measured) -> None:
-        """Clip the gradient and make the update at learning rate `rate`."""
+        """Clip the gradient and make the update at learning rate `rate`; none where a figure is not finite.
+
+        The host waits for the figures only if it has to know of it: for a loss scale, or for compressed gradients.
+        """
         scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
-        factor = 1.0 if clip is None else min(1.0, clip / max(measured.grad_norm, 1e-30))
-        if factor / scale != 1.0:
-            scale_gradients(self.model.parameters, factor / scale)
+        divisor = None if scale == 1.0 else torch.full((), scale, device=measured.norm.device)
+        if clip is not None:
+            # With a norm beyond float32 what is clipped is clipped further; it must not become a division by infinity.
+            most = torch.finfo(torch.float32).max
+            divisor = ((measured.norm / (scale * clip)).clamp(min=1.0) * scale).clamp(max=most).float()
         with self.model.updating():
-            update(self.optimizer, rate)
-        if self.model.compressor is not None:
+            gradients = self._gradients.taken if self._updated is self._gradients else self._updated.take()
+            update(self.optimizer, rate, gradients, divisor, measured.found_inf)
+        self._clear()
+        if self.settings.layout.compress != "none" and self.model.compressor is not None and measured.finite:
             self.model.compressor.keep()
-        self._after(finite=True)
-
-    def skip(self) -> None:
-        """Drop the gradient: the step makes no update."""
-        clear_gradients(self.optimizer)
-        self._after(finite=False)
-
-    def _after(self, finite: bool) -> None:
-        for parameter in self.model.parameters.values():
-            parameter.grad = None
         if self.loss_scale is None:
             return
-        before, self.loss_scale = self.loss_scale, self.loss_scale.after(finite)
+        before, self.loss_scale = self.loss_scale, self.loss_scale.after(measured.finite)
         if self.model.compressor is not None and self.loss_scale.scale != before.scale:
             self.model.compressor.rescale(self.loss_scale.scale / before.scale)
+
+    def drop(self) -> None:
+        """Drop the gradient, of which no update is to be made."""
+        clear_gradients(self.optimizer)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._gradients.taken, self._updated.taken = {}, {}
+        for parameter in self.model.parameters.values():
+            parameter.grad = None
 
     def measure(self, heldout: Heldout) -> Tally:
         """The losses of held-out rows, by their sources."""

@@ -6,10 +6,8 @@ checkpoint after 20 updates. How rows, layers, matrices and sequences are split 
 """
 
 import signal
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
@@ -18,12 +16,11 @@ from schemas.storage import Store
 from train.checkpoint.note import Note
 from train.optim.schedule import learning_rate
 from train.pretrain.prepare import Setup, describe, prepare
-from train.pretrain.record import step_metrics
-from train.pretrain.running import Run
+from train.pretrain.running import Made, Run
 from train.ranks import Interruption, Ranks
-from train.watch.events import Interrupted, Stopped
-from train.watch.guard import Verdict, why_stopped
-from train.watch.metrics import TrainManifest, finite, last_metrics, write_train_manifest
+from train.watch.events import Interrupted
+from train.watch.guard import Verdict
+from train.watch.metrics import TrainManifest, last_metrics, write_train_manifest
 from train.watch.profiling import Profile
 
 
@@ -32,54 +29,51 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
     torch.set_num_threads(setup.layout.threads)
     settings, plan = setup.settings, setup.plan
     every, eval_every = settings.checkpoint.every, settings.train.eval_every
-    asked: list[float] = []
+    by_sigterm = False
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        run = Run(setup, ranks, stack)
+        run = Run(setup, ranks, stack, lambda: interruption.asked)
         profile = stack.enter_context(Profile(setup.run, setup.window))
         if settings.checkpoint.first and setup.note is None:
             run.save()
         ended = run.record.ended
         while run.step < plan.steps and not ended:
-            step, began = run.step + 1, time.perf_counter()
-            run.record.begin_step(step)
+            step = run.step + 1
+            run.begin_step()
             with profile.step(step):
-                rows, waited = run.rows.take(run.step)
-                speaks = run.learner.model.mesh.speaks
-                targets, *asked = ranks.total(rows.num_targets if speaks else 0, *interruption.asked)
-                if any(asked):
+                fed = run.feed.take(run.step)
+                if fed.stops:
+                    by_sigterm = fed.by_sigterm
                     break
                 stage = run.batches.order.stage_of(run.step)
-                measured = run.learner.compute(step, rows, stage.global_batch, targets)
                 scale = run.learner.loss_scale.scale if run.learner.loss_scale else None
-                verdict = run.record.judge(step, measured, scale)
-                documents = run.look_into(step, rows) if run.record.saw_spike else []
-                if verdict is Verdict.STOP:
-                    error = why_stopped(run.record.guard, settings.guard, step)
-                    run.record.tell(Stopped(step=step, reason=str(error)))
-                    ranks.refuse(error)
-                if verdict is Verdict.SPIKE and settings.guard.rewinds:
-                    run.rewind(documents)
-                    continue
-                rate = learning_rate(step, plan.course, settings.optim, run.record.heldout)
-                run.learner.skip() if verdict is Verdict.SKIP else run.learner.update(rate, measured)
-            values: dict[str, Any] = {"step": step, "learning_rate": rate, "data_seconds": waited, "loss_scale": scale}
-            values |= {"step_seconds": time.perf_counter() - began, "skipped": verdict is Verdict.SKIP}
-            record = step_metrics(setup, run.batches, run.learner, measured, values)
-            run.step = step
+                measured = run.learner.compute(step, fed.rows, stage.global_batch, fed.num_targets)
+                made = Made(step, fed.rows, measured, scale)
+                if step < plan.steps:
+                    run.feed.request(step)
+                if not run.defers:
+                    documents = run.judge(made)
+                    if made.verdict is Verdict.SPIKE and settings.guard.rewinds:
+                        run.rewind(documents)
+                        continue
+                made.rate = learning_rate(step, plan.course, settings.optim, run.record.heldout)
+                run.learner.update(made.rate, measured)
+            run.launched(made)
+            saves = every and step % every == 0
             if eval_every and (step % eval_every == 0 or step == plan.steps):
-                loss, heldout = run.measure_heldout()
-                record = record.model_copy(update={"heldout_loss": finite(loss), "heldout": heldout})
-                ended = loss is not None and run.record.measured_heldout(step, loss)
-            run.record.write(record)
+                ended = run.evaluate()
+            elif saves or not run.defers:
+                run.settle()
             run.look_after_saves()
-            if every and step % every == 0 and not ended and step < plan.steps:
+            if saves and not ended and step < plan.steps:
                 run.save()
+        run.feed.drop()
+        run.settle()
         if run.saved < run.step:
             run.save()
         note = run.finish_saves()
         if run.step < plan.steps and not ended:
-            return interrupted(run, note, signal.SIGTERM if asked[0] else signal.SIGINT)
+            return interrupted(run, note, signal.SIGTERM if by_sigterm else signal.SIGINT)
     ranks.on_first(lambda: print(conclude(setup, note, run.step), flush=True))
     return 0
 

@@ -3,28 +3,51 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
 from train.checkpoint.folder import standing_notes
 from train.checkpoint.note import Note
 from train.checkpoint.saver import Saver
 from train.data.prefetch import Prefetch
 from train.identity import identify
-from train.pretrain.learner import Learner
+from train.pretrain.feed import Asked, Feed
+from train.pretrain.learner import Learner, Measured
 from train.pretrain.prepare import Setup
-from train.pretrain.record import Record
+from train.pretrain.record import Record, step_metrics
 from train.pretrain.spikes import documents_of, keep_out, leave_out
 from train.ranks import Ranks
 from train.rows import Rows
-from train.watch.events import SpikeDocument, count_rewinds, read_events
-from train.watch.guard import GuardState
-from train.watch.metrics import Heldout, heldout_by_source
+from train.watch.events import SpikeDocument, Stopped, count_rewinds, read_events
+from train.watch.guard import GuardState, Verdict, why_stopped
+from train.watch.metrics import Heldout, StepMetrics, finite, heldout_by_source
+
+
+@dataclass
+class Made:
+    """A step whose work has been launched."""
+
+    step: int
+    """Its number, 1 = first."""
+    rows: Rows
+    """Those of this rank."""
+    measured: Measured
+    """What it finds out, perhaps still on its way from the device."""
+    loss_scale: float | None
+    """Factor of its loss in fp16."""
+    rate: float = 0.0
+    """Learning rate of its update."""
+    verdict: Verdict | None = None
+    """Verdict of the guard; None = it has not judged the step yet."""
 
 
 class Run:
     """Everything that a loop of steps works with; what is opened is closed by the stack it is given."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack):
-        self.setup, self._ranks, self._stack = setup, ranks, stack
+    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, asked: Asked):
+        """`asked`: whether this process was asked to stop."""
+        self.setup, self._ranks, self._stack, self._asked = setup, ranks, stack, asked
+        self._pending: Made | None = None
+        self._clock = 0.0
         if setup.settings.guard.quarantine:
             ranks.on_first(lambda: keep_out(setup, setup.note.step if setup.note else 0))
         self.batches = setup.open_batches()
@@ -37,10 +60,11 @@ class Run:
         self.record = stack.enter_context(Record(setup, ranks, self.batches.order.sources, rewinds))
         self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks)))
         self._saver.prepare(self.learner.state())
-        self.rows = self._prefetch()
+        self.feed = self._open_feed()
 
-    def _prefetch(self) -> Prefetch:
-        return self._stack.enter_context(Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type))
+    def _open_feed(self) -> Feed:
+        rows = Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type)
+        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._asked))
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
@@ -62,6 +86,62 @@ class Run:
                     flush=True,
                 )
             )
+
+    # --------------------------------------------------------------------------------------------- figures of a step
+
+    @property
+    def defers(self) -> bool:
+        """Whether the figures of a step are read while the next one computes, so that no step waits for the device.
+
+        Not where they decide about the step itself: what a spike is, what an fp16 scale becomes, and whether the error
+        of compressed gradients is kept. On a CPU there is nothing to wait for.
+        """
+        settings = self.setup.settings
+        decides = settings.guard.watches or settings.train.precision == "fp16" or settings.layout.compress != "none"
+        return self._ranks.device.type == "cuda" and not decides
+
+    def begin_step(self) -> None:
+        """A step begins; its time is counted from here, or from the end of one whose figures are pending."""
+        if self._pending is None:
+            self._clock = time.perf_counter()
+
+    def judge(self, made: Made) -> list[SpikeDocument]:
+        """Ask the guard about a step; returns the documents of a spike.
+
+        Raises ContractError where the guard stops the run.
+        """
+        self.record.begin_step(made.step)
+        made.verdict = self.record.judge(made.step, made.measured, made.loss_scale)
+        documents = self._look_into(made.step, made.rows) if self.record.saw_spike else []
+        if made.verdict is Verdict.STOP:
+            error = why_stopped(self.record.guard, self.setup.settings.guard, made.step)
+            self.record.tell(Stopped(step=made.step, reason=str(error)))
+            self._ranks.refuse(error)
+        return documents
+
+    def launched(self, made: Made) -> None:
+        """The work of a step is launched: write the line of the one before, and keep this one's figures for later."""
+        self.settle()
+        self.step, self._pending = made.step, made
+
+    def line(self) -> StepMetrics | None:
+        """The figures of the step that is pending, once the guard has judged them; None if none is."""
+        made, self._pending = self._pending, None
+        if made is None:
+            return None
+        if made.verdict is None:
+            self.judge(made)
+        ended = time.perf_counter()
+        values = {"step": made.step, "learning_rate": made.rate, "loss_scale": made.loss_scale}
+        values |= {"step_seconds": ended - self._clock, "data_seconds": self.feed.waited()}
+        values |= {"skipped": made.verdict is Verdict.SKIP}
+        self._clock = ended
+        return step_metrics(self.setup, self.batches, self.learner, made.measured, values)
+
+    def settle(self) -> None:
+        """Write the line of the step that is pending, if one is."""
+        if (line := self.line()) is not None:
+            self.record.write(line)
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
@@ -95,7 +175,7 @@ class Run:
 
     # --------------------------------------------------------------------------------------------------------- rewind
 
-    def look_into(self, step: int, rows: Rows) -> list[SpikeDocument]:
+    def _look_into(self, step: int, rows: Rows) -> list[SpikeDocument]:
         """Measure the documents of the spike in a step, whose gradient stands and stays as it is, and tell of them."""
         documents = documents_of(self.setup, self._ranks, self.learner, step, rows)
         self.record.tell_spike(step, documents)
@@ -107,22 +187,33 @@ class Run:
         `documents` are those of its batch, of which some may be quarantined.
         """
         self.record.saved(self._saver.wait())
-        self.rows.close()
+        self.feed.drop()
+        self.feed.close()
         bad, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
         notes = self._ranks.on_first(lambda: [note for note in standing_notes(run) if note.step < bad])
         note = notes[-1] if notes else None
         after = note.step if note else 0
         left_out = self._ranks.on_first(lambda: leave_out(self.setup, bad, after, documents, rewinds + 1))
-        self.learner.skip()
+        self.learner.drop()
         self._take(note)
         restored = note.progress.guard if note else GuardState()
         self.record.rewind(bad, self.step, note.name if note else "the beginning", left_out, restored)
         self.batches = self.setup.open_batches()
-        self.rows = self._prefetch()
+        self.feed = self._open_feed()
 
     # ------------------------------------------------------------------------------------------------------- held out
 
-    def measure_heldout(self) -> tuple[float | None, dict[str, Heldout]]:
+    def evaluate(self) -> bool:
+        """Measure the held-out losses and write them into the line of the step made last; returns whether they end
+        the run."""
+        line = self.line()
+        loss, heldout = self._measure_heldout()
+        ends = loss is not None and self.record.measured_heldout(self.step, loss)
+        if line is not None:
+            self.record.write(line.model_copy(update={"heldout_loss": finite(loss), "heldout": heldout}))
+        return ends
+
+    def _measure_heldout(self) -> tuple[float | None, dict[str, Heldout]]:
         """Mean held-out loss [nats/token], and the figures of each source; None and nothing if none is held out."""
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}
