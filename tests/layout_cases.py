@@ -45,8 +45,13 @@ class Case:
 TIED, GELU = {"tie_embeddings": True}, {"activation": "gelu", "bias": True, "qk_norm": True, "num_kv_heads": 4}
 IN_BF16 = {"train": {"precision": "bf16"}, "bars": (1e-3, 3e-2)}
 """Of bf16 against fp32, whose 16 bits more they allow for: 3e-4 and 3e-3 were seen."""
-IN_FP8 = {"train": {"precision": "fp8"}, "shape": {"d_model": 64, "head_dim": 16}, "bars": (1e-2, 5e-2)}
+IN_FP8 = {
+    "train": {"precision": "fp8", "fp8_scaling": "tensor"},
+    "shape": {"d_model": 64, "head_dim": 16},
+    "bars": (1e-2, 5e-2),
+}
 """Of fp8 against fp32: 3e-3 and 1e-2 were seen."""
+BY_TORCHAO = {name: IN_FP8 | {"train": {"precision": "fp8", "fp8_scaling": name}} for name in ("row", "gather")}
 
 IN_FP16 = {"train": {"precision": "fp16"}, "bars": (3e-4, 3e-3)}
 """Of fp16 against fp32: 4e-5 and 5e-4 were seen."""
@@ -130,6 +135,8 @@ SLOW = {
     ),
     "tensor x context x replicas": Case(8, {"tensor": 2, "context": 2, "context_by": "keys", "replicate": 2}, GELU),
     "fp8": Case(2, **IN_FP8),
+    "fp8, a scale a row": Case(2, **BY_TORCHAO["row"]),
+    "fp8, gathered in 8 bits": Case(2, **BY_TORCHAO["gather"]),
     "z-loss": Case(4, {"tensor": 2}, TIED, optim={"z_loss": 1e-2}),
     "z-loss in a pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, optim={"z_loss": 1e-2}),
 }

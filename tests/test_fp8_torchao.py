@@ -1,14 +1,24 @@
 """Matrices in 8 bits by torchao, emulated on a CPU: the same model, within the rounding of the format, in one graph."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from graph_counts import Graphs
+from layout_cases import Case
 from model_oracle import TINY, small_model, some_ids
+from rank_pool import shared_pool
+from test_layouts import batch_of, plan_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from schemas.errors import ConfigError
-from train.model.fp8 import Scaling, has_torchao, with_fp8
+from train.data.batches import Heldout
+from train.model.fp8 import has_torchao, with_fp8
+from train.model.shape import matrix_params_of_layer
+from train.pretrain.learner import Learner
+from train.ranks import Ranks
 
 SHAPE = TINY.model_copy(update={"head_dim": 16})
 needs_torchao = pytest.mark.skipif(not has_torchao(), reason="torchao is not installed")
@@ -25,7 +35,7 @@ def _one_thread() -> Iterator[None]:
 @needs_torchao
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("scaling", ["row", "gather"])
-def test_a_model_in_8_bits(scaling: Scaling, autocast: bool) -> None:
+def test_a_model_in_8_bits(scaling: str, autocast: bool) -> None:
     model, plain = (small_model(SHAPE) for _ in range(2))
     with_fp8(model, scaling, emulated=True)
     assert list(dict(model.named_parameters())) == list(dict(plain.named_parameters()))
@@ -49,3 +59,44 @@ def test_a_model_in_8_bits(scaling: Scaling, autocast: bool) -> None:
 def test_without_torchao() -> None:
     with pytest.raises(ConfigError, match=r"fp8_scaling: expected torchao for row, got none installed"):
         with_fp8(small_model(SHAPE), "row")
+
+
+BIG = Case(2, shape={"d_model": 64, "head_dim": 16})
+
+
+class Gathered(TorchDispatchMode):
+    """Bytes that all-gathers leave on this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "allgather" in func.name():
+            self.bytes += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def bytes_gathered(ranks: Ranks, scaling: str) -> tuple[int, set[str]]:
+    """Bytes of a forward pass, and the classes of the tensors that a checkpoint would store."""
+    case = replace(BIG, train={"precision": "fp8", "fp8_scaling": scaling})
+    learner = Learner(plan_of(case), ranks, 3)
+    learner.begin()
+    for step in (1, 2):
+        rows = batch_of(step)
+        mine = learner.model.rows_here(len(rows))
+        learner.update(1e-3, learner.compute(step, rows.part(mine.start, mine.stop), len(rows), rows.num_targets))
+    with Gathered() as gathered:
+        learner.measure(Heldout(("a", "b", "c"), rows))
+    stored = {type(tensor.to_local()).__name__ for tensor in learner.state().values()}
+    return gathered.bytes, stored
+
+
+@needs_torchao
+@pytest.mark.dist
+def test_weights_are_gathered_in_8_bits_and_stored_as_they_are() -> None:
+    in_16, in_8 = (shared_pool().play(2, bytes_gathered, scaling)[0] for scaling in ("row", "gather"))
+    assert in_16[1] == in_8[1] == {"Tensor"}
+    # A byte in place of two for each number of the layers' matrices; the rest is gathered in 16 bits as before.
+    shape = BIG.of_shape()
+    assert in_16[0] - in_8[0] == shape.num_layers * matrix_params_of_layer(shape)

@@ -26,8 +26,10 @@ SECTIONS: Mapping[str, type[Section]] = {
 """The sections of a recipe that the training half reads, by name."""
 
 
-FORMATS = {"train": "precision", "optim": "muon_precision"}
+FORMATS = (("train", "precision"), ("optim", "muon_precision"))
 """Content that is automatic until the device is known."""
+AT_START = (("train", "fp8_scaling"),)
+"""Content that is automatic until training starts: it goes by what is installed there."""
 AUTO = "auto"
 
 
@@ -59,6 +61,8 @@ class Settings(BaseModel):
         }
         if self.optim.optimizer != "muon":
             found["optim.muon_precision"] = "fp32"  # without a use, and the same on every device
+        if self.train.precision != "fp8":
+            del found["train.fp8_scaling"]
         return found
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
@@ -77,13 +81,16 @@ class Settings(BaseModel):
 
     def formats_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
         """The same with the number formats of `for_device`; what executes a run is left to choose."""
-        return self.with_formats_of(self.for_device(kind, capability).content())
+        return self._filled_in(self.for_device(kind, capability).content(), FORMATS)
 
     def with_formats_of(self, content: Mapping[str, Any]) -> "Settings":
         """The same with automatic number formats as `content` has them, such as that of a checkpoint."""
-        found = {}
-        for name, key in FORMATS.items():
-            section, value = getattr(self, name), content.get(f"{name}.{key}", AUTO)
+        return self._filled_in(content, (*FORMATS, *AT_START))
+
+    def _filled_in(self, content: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> "Settings":
+        found: dict[str, Any] = {}
+        for name, key in names:
+            section, value = found.get(name, getattr(self, name)), content.get(f"{name}.{key}", AUTO)
             unused = name == "optim" and self.optim.optimizer != "muon"
             if getattr(section, key) == AUTO and value != AUTO and not unused:
                 found[name] = section.model_copy(update={key: value})

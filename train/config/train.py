@@ -1,5 +1,6 @@
 """The section `[train]`: what a model learns from, in which order and stages; a value of None is the plan's."""
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -81,6 +82,10 @@ class TrainConfig(Section):
     """Number format of the matrix products; weights, reductions and optimiser states stay fp32. auto: bf16 on a CUDA
     device of compute capability 8.0 or newer, fp16 on 7.0 to 7.5, else fp32, and fp32 on a CPU; a run keeps what it
     began with. fp16 scales the loss dynamically; fp8: matrices of the layers in 8 bits, the rest in bf16."""
+    fp8_scaling: Literal["auto", "tensor", "row", "gather"] = "auto"
+    """fp8: what has a scale of its own, and by whose products. tensor: a matrix, by ours; row: a row of it, by torchao;
+    gather: a matrix, by torchao, and zero2 and zero3 all-gather weights in 8 bits. auto: row where torchao is installed
+    when training starts, else tensor; a run keeps what it began with."""
     skip_file: str = execution("")
     """Skip list relative to the run's train folder; empty = none. Not content: checkpoints carry its digest instead."""
     eval_every: int = execution(100, ge=0)
@@ -96,7 +101,9 @@ class TrainConfig(Section):
     """Steps FIRST-LAST that torch's profiler records on rank 0, such as 10-12, into train/profile; empty = none."""
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "TrainConfig":
-        """The same without an automatic precision; a CUDA device without a `capability` counts as a modern one."""
+        """The same with nothing automatic left that is used; a CUDA device without a `capability` counts as modern."""
+        if self.precision == "fp8" and self.fp8_scaling == "auto":
+            return self.model_copy(update={"fp8_scaling": "row" if find_spec("torchao") else "tensor"})
         if self.precision != "auto":
             return self
         found = "fp32"
@@ -111,6 +118,7 @@ class TrainConfig(Section):
         """Refuse a setting that the objective or the stages would ignore."""
         given = self.model_fields_set
         problems = [
+            (self.precision != "fp8" and "fp8_scaling" in given, "fp8_scaling wants precision = fp8"),
             (self.objective == "causal" and "mask_share" in given, "mask_share wants objective = mlm or span"),
             (self.objective != "span" and "mean_span" in given, "mean_span wants objective = span"),
             (

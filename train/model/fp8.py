@@ -9,7 +9,7 @@ Shape suffixes: N tokens, I columns of a weight (inputs), O rows of it (outputs)
 
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,6 @@ from schemas.errors import ConfigError
 from train.model.attention import number_format
 from train.model.transformer import Transformer
 
-Scaling = Literal["tensor", "row", "gather"]
-"""tensor: our own products; row, gather: torchao's, with a scale a row, or with weights gathered in 8 bits."""
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 """Formats of numbers and of their slopes. Source: Micikevicius et al. 2022, arXiv 2209.05433, section 3."""
 MULTIPLE = 16
@@ -48,9 +46,10 @@ def has_torchao() -> bool:
     return find_spec("torchao") is not None
 
 
-def with_fp8(model: Transformer, scaling: Scaling = "tensor", emulated: bool = False) -> None:
+def with_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False) -> None:
     """Compute the layers' matrices in 8 bits; those that `stays_wide` names, head and embedding remain.
 
+    `scaling`: tensor, by our own products; row or gather, by torchao, a scale a row or weights gathered in 8 bits.
     `emulated`: by torchao without matrix units for it, as on a CPU. Raises ConfigError if torchao is needed and is not
     installed.
     """
@@ -64,7 +63,7 @@ def with_fp8(model: Transformer, scaling: Scaling = "tensor", emulated: bool = F
             module.__class__ = Fp8Linear
 
 
-def _with_torchao(model: Transformer, scaling: Scaling, emulated: bool, wide: set[str]) -> None:
+def _with_torchao(model: Transformer, scaling: str, emulated: bool, wide: set[str]) -> None:
     if not has_torchao():
         raise ConfigError(
             f"train.fp8_scaling: expected torchao for {scaling}, got none installed. Install torchao, or set tensor."
@@ -75,11 +74,6 @@ def _with_torchao(model: Transformer, scaling: Scaling, emulated: bool, wide: se
     config = replace(config, emulate=emulated, enable_fsdp_float8_all_gather=scaling == "gather")
     chosen = {module for name, module in _matrices(model) if name not in wide}
     convert_to_float8_training(model.blocks, config=config, module_filter_fn=lambda module, name: module in chosen)
-
-
-def gathers_fp8(scaling: str, precision: str) -> bool:
-    """Whether weights are gathered in 8 bits, so that their scales are computed after every update."""
-    return precision == "fp8" and scaling == "gather"
 
 
 def compute_scales(model: Transformer) -> None:

@@ -26,7 +26,22 @@ Coordinate = tuple[int, ...]
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor: the same numbers, not a copy, and no gradient flows through them."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    return without_wrapper(tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def without_wrapper(tensor: Tensor) -> Tensor:
+    """The same numbers as a plain tensor, where torchao has wrapped a weight so that it is all-gathered in 8 bits."""
+    return getattr(tensor, "_tensor", tensor)
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """The same numbers as a checkpoint stores them: without such a wrapper, laid out on the ranks as before."""
+    if not isinstance(tensor, DTensor) or (held := tensor.to_local()) is (plain := without_wrapper(held)):
+        return tensor
+    mesh, placements = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(
+        plain, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    ).detach()
 
 
 def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:

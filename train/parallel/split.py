@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
 from train.model.documents import activate_flash_3
-from train.model.fp8 import with_fp8
+from train.model.fp8 import compute_scales, with_fp8
 from train.model.loss import HeadLoss, Tally
 from train.model.shape import COLUMNS, ModelShape
 from train.model.transformer import Recompute, Span, Transformer, build_model, initial_weight
@@ -101,7 +101,7 @@ class SplitModel:
         if layout.tensor > 1:
             share_matrices(model, self.mesh.along("tensor"))
         if train.precision == "fp8":
-            with_fp8(model)
+            with_fp8(model, train.fp8_scaling, emulated=kind == "cpu")
         if layout.compile:
             model.compile_layers()
         if self._sharded:
@@ -138,6 +138,9 @@ class SplitModel:
         yield
         if self._shares is not None:
             self._shares.gather()
+        if self.settings.train.fp8_scaling == "gather":
+            for part in self.parts:
+                compute_scales(part)
 
     @property
     def copies(self) -> dict[str, int]:

@@ -96,6 +96,8 @@ def problems_of(
     if problem := axes_problem(layout, world_size):
         yield problem
     yield from _head_problems(shape, layout)
+    if settings.train.fp8_scaling == "gather" and layout.data not in ("zero2", "zero3"):
+        yield f"train.fp8_scaling: expected layout.data = zero2 or zero3 for gather, got {layout.data}. Set row."
     if settings.train.precision == "fp8" and layout.tensor > 1:
         yield "train.precision: promised another format with tensor > 1, found fp8, whose products are not shared"
     if shape.positions == "relative" and max(layout.context, layout.tensor) > 1:

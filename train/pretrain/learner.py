@@ -13,6 +13,7 @@ from train.data.batches import Heldout
 from train.data.stages import row_length
 from train.model.loss import Tally
 from train.optim.gradients import Gradients
+from train.optim.members import as_stored
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.scaler import LossScale, first_loss_scale
 from train.parallel.split import SplitModel
@@ -124,7 +125,7 @@ class Learner:
 
     def state(self) -> State:
         """The tensors of a checkpoint by name, the very ones in use."""
-        weights = {f"model.{name}": parameter.data for name, parameter in self.model.parameters.items()}
+        weights = {f"model.{name}": as_stored(parameter.data) for name, parameter in self.model.parameters.items()}
         return weights | self._states()
 
     def _states(self) -> dict[str, Tensor]:
