@@ -10,7 +10,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import Settings, load_settings
-from train.model import attention
+from train.model import documents
 from train.model.shape import ModelShape
 from train.plan.checks import MIN_BLOCKS_HEAD, check_blocks
 from train.plan.memory import memory_of_rank
@@ -182,7 +182,7 @@ def test_an_mfu_is_a_share_of_the_bf16_peak_in_every_precision(precision: str) -
 
 
 def test_documents_in_fp32_are_refused_on_a_gpu(tiny: Store) -> None:
-    assert MIN_BLOCKS_HEAD == attention.MIN_FLEX_HEAD
+    assert MIN_BLOCKS_HEAD == documents.MIN_FLEX_HEAD
     single = {"precision": "fp32"}
     with pytest.raises(ConfigError, match=r"expected 16 bits .* got fp32\. Set train\.precision"):
         check_blocks(HEADS, settings(train=single), "cuda")
