@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyarrow as pa
 import torch
 import torch._dynamo.utils as dynamo
-from tiny_stages import bare_dataset, batches_of
+from random_documents import write_documents
+from tiny_stages import batches_of
 from train_contenders import RATE, Case, llama, plan_of
 
 from schemas.errors import ConfigError
-from schemas.storage import Store
-from schemas.tokens import BATCH_DOCUMENTS, RESERVED, Dataset, Shard, shard_schema
+from schemas.tokens import Dataset
 from train.config.settings import Settings
 from train.config.train import TrainConfig
 from train.data.batches import Batches
@@ -44,8 +42,6 @@ WARM_STEPS, STEPS = 2, 6
 """Steps before the clock starts, which compile, and those that are measured."""
 SECONDS = 480.0
 """Length of a call on a machine that is lent for ten minutes a command; no variant begins that would pass it."""
-MEDIAN_TOKENS, SPREAD = 570, 1.0
-"""Median length of a document of FineWeb [tokens], and the deviation of its logarithm."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +118,9 @@ class Deadline:
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-def write_documents(folder: Path, case: GpuCase) -> Dataset:
-    """Two sources of random tokens, enough for all steps, in documents of log-normal length."""
-    random, schema = np.random.default_rng(0), shard_schema("uint16")
-    tokens, median = (WARM_STEPS + STEPS + 1) * case.tokens, min(MEDIAN_TOKENS, case.seq_len * MEDIAN_TOKENS // 1024)
-    streams: dict[str, list[Shard]] = {}
-    for source in ("books", "web"):
-        path, docs, all_lengths = f"{source}.arrow", f"{source}.docs.arrow", list[np.ndarray]()
-        with pa.ipc.new_file(str(folder / path), schema) as writer:
-            while sum(int(lengths.sum()) for lengths in all_lengths) < tokens // 2:
-                lengths = random.lognormal(np.log(median), SPREAD, BATCH_DOCUMENTS).clip(8, 1 << 16).astype(np.int64)
-                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-                flat = random.integers(len(RESERVED), case.shape.vocab_size, offsets[-1]).astype(np.uint16)
-                ids = pa.array([bytes(16)] * len(lengths), pa.binary(16))
-                lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat), type=schema.field("tokens").type)
-                writer.write_batch(pa.RecordBatch.from_arrays([ids, lists], schema=schema))
-                all_lengths.append(lengths)
-        lengths = np.concatenate(all_lengths)
-        index = pa.table({"token_offset": np.cumsum(lengths) - lengths, "num_tokens": lengths})
-        with pa.ipc.new_file(str(folder / docs), index.schema) as writer:
-            writer.write_table(index)
-        streams[f"{source}/train"] = [Shard(f"{source}/train", 0, path, docs, int(lengths.sum()), 0, "", "")]
-    return bare_dataset(Store(str(folder)), streams, 4 * case.seq_len, case.shape.vocab_size)
+def dataset_for(folder: Path, case: GpuCase) -> Dataset:
+    """Documents for all steps of a case."""
+    return write_documents(folder, case, WARM_STEPS + STEPS + 1)
 
 
 def batches_for(dataset: Dataset, case: GpuCase, variant: Variant) -> Batches:
@@ -295,7 +272,7 @@ def measure_cases(
 def _datasets(folder: Path, cases: Sequence[GpuCase]) -> Iterator[tuple[str, Dataset]]:
     for number, case in enumerate(cases):
         (folder / str(number)).mkdir()
-        yield case.name, write_documents(folder / str(number), case)
+        yield case.name, dataset_for(folder / str(number), case)
 
 
 def shown(line: Mapping[str, Any]) -> str:
