@@ -46,7 +46,7 @@ from train.pretrain.loop import train
 from train.ranks import Ranks, open_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTEST = ("-m", "pytest", "-m", "gpu", "-x", "-q", "-rs", "-p", "no:cacheprovider")
+PYTEST = ("-m", "pytest", "-m", "gpu", "-x", "-q", "-rs", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers")
 PYTEST_SECONDS, CALIBRATE_SECONDS = 240.0, 180.0
 KILL_AT, EVERY = 12, 5
 """Step after which a run is killed, and steps between its checkpoints."""
@@ -72,9 +72,6 @@ class Call:
     def cases(self) -> Sequence[GpuCase]:
         """The three models."""
         return GPU_CASES if self.cuda else TINY_CASES
-
-
-# ---------------------------------------------------------------------------------------------------------------- runs
 
 
 def make_run(folder: Path, cuda: bool, changes: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -122,9 +119,6 @@ def train_here(call: Call, folder: Path, *overrides: str) -> dict[str, Any]:
     if code := train(Store(str(folder)), overrides, call.ranks):
         raise RuntimeError(f"{folder.name}: expected a run that ends with 0, got {code}. Read its messages.")
     return compilations()._asdict()
-
-
-# --------------------------------------------------------------------------------------------------------------- calls
 
 
 def call_1(call: Call) -> None:
@@ -259,9 +253,6 @@ def calibrated(call: Call) -> dict[str, Any]:
 
 
 CALLS: dict[int, Callable[[Call], None]] = {1: call_1, 2: call_2, 3: call_3, 4: call_4, 5: call_5}
-
-
-# -------------------------------------------------------------------------------------------------------------- command
 
 
 def machine() -> dict[str, Any]:
