@@ -47,7 +47,7 @@ from train.ranks import Ranks, open_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = ("-m", "pytest", "-m", "gpu", "-x", "-q", "-rs", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers")
-PYTEST_SECONDS, CALIBRATE_SECONDS = 240.0, 180.0
+PYTEST_SECONDS, CALIBRATE_SECONDS = 200.0, 180.0
 KILL_AT, EVERY = 12, 5
 """Step after which a run is killed, and steps between its checkpoints."""
 PRECISIONS = ("bf16", "fp8")
@@ -78,7 +78,7 @@ def make_run(folder: Path, cuda: bool, changes: Mapping[str, Mapping[str, Any]])
     """A run folder with a small dataset of learnable text, in which nothing is trained yet."""
     sources = {"web": 900, "books": 300} if cuda else {"web": 90, "books": 30}
     run = make_tiny_dataset(folder, sources, 4096 if cuda else 512, 1024 if cuda else 256, 1 << 16)
-    width, layers, heads = (512, 8, 8) if cuda else (64, 2, 4)
+    width, layers, heads = (384, 6, 6) if cuda else (64, 2, 4)
     shape = {"num_layers": layers, "d_model": width, "num_heads": heads, "num_kv_heads": heads, "d_ffw": 2 * width}
     length, batch = (512, 16) if cuda else (64, 8)
     recipe: dict[str, dict[str, Any]] = {
