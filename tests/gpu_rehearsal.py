@@ -126,4 +126,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A SIGTERM ends this process by an exception, so that the call under way is killed too.
+    signal.signal(signal.SIGTERM, lambda *unused: sys.exit(143))
     sys.exit(main())
