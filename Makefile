@@ -8,6 +8,8 @@ PEER ?=
 LMPLZ ?=
 TEXTS ?=
 SLOW ?=
+TORCH ?= 2.11.0
+PYTHON2 ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 HEAVY := spark or dist or slow or browser or gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help setup requirements demo test bench lint report clean
+.PHONY: help setup requirements demo test versions bench lint report clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,9 @@ test: setup ## the tests that this machine can run, the fast ones first (SLOW=1:
 	$(BIN)/python -m pytest -m "($(HEAVY))$(if $(SLOW),, and not slow)" || rest=$$?; \
 	exit $$(( fast ? fast : rest ))
 
+versions: ## the training half in a second environment, .venv-torch2.11 (TORCH=2.12.1, PYTHON2=python3.13: others)
+	.ci/second_environment $(TORCH) $(PYTHON2)
+
 bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="python script": signals; LMPLZ=, TEXTS=: n-grams)
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_dedup.py --skew
@@ -55,9 +60,9 @@ lint: setup ## ruff and mypy
 report: setup ## write the report of a run again (RUN=folder, demo/run unless named)
 	$(BIN)/penstock report $(RUN)
 
-clean: ## remove the demo, benchmarks, caches and build products; .venv stays
+clean: ## remove the demo, benchmarks, caches and build products; environments stay
 	rm -rf demo bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 # The stamp makes the installation run again only when the pins or the declared dependencies change.
 $(INSTALLED): constraints.txt setup.cfg | requirements

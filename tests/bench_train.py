@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_train_gpu import GPU_CASES, gpu_cases
+from bench_train_gpu import gpu_cases
 from bench_train_runs import Broken, loader, restart, saves
 from train_contenders import CASES, CONTENDERS, Case, make_rows, taking_part
 
@@ -185,7 +185,7 @@ def measure_gpu(out: Path | None) -> None:
 
     torch.set_num_threads(min(8, os.cpu_count() or 1))
     with open_ranks() as ranks:
-        gpu_cases(GPU_CASES, ranks, keep)
+        gpu_cases(ranks, keep)
 
 
 def main() -> None:

@@ -1,10 +1,41 @@
-"""Shared fixtures: one Spark session for the whole test run, and the real data beside the project, if it is there."""
+"""Shared fixtures: one Spark session for the whole test run, and the real data beside the project, if it is there.
 
+An environment without Spark has the training half alone, such as a GPU's image: test files that import a package which
+is missing there are skipped, with its name. Where Spark is installed a missing package is an error.
+"""
+
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+TESTS = Path(__file__).parent
+SHARED = TESTS.parents[1] / "shared" / "data"
+
+
+class WithoutSpark(pytest.Module):
+    """A test file in an environment without Spark."""
+
+    def _getobj(self) -> ModuleType:
+        try:
+            return super()._getobj()
+        except self.CollectError as error:
+            missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+            if missing is None or is_ours(missing):
+                raise
+            pytest.skip(f"{missing} is not installed, and no Spark", allow_module_level=True)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a module belongs to the project, whose absence is an error everywhere."""
+    top = name.partition(".")[0]
+    return any((folder / top).is_dir() or (folder / f"{top}.py").exists() for folder in (TESTS.parent, TESTS))
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """A test file as pytest takes it, unless there is no Spark."""
+    return None if find_spec("pyspark") else WithoutSpark.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from train.model.shape import ModelShape
+from train.plan.axes import SPLIT_BACKWARD
 
 SEED = 5
 SHAPE = ModelShape(
@@ -36,6 +39,11 @@ class Case:
         """What is computed, whatever the layout and the number format."""
         changes = {name: value for name, value in self.optim.items() if name in ("z_loss", "clip_norm")}
         return f"{self.of_shape()} {self.train.get('objective')} {changes} {self.documents}"
+
+    @property
+    def refused(self) -> bool:
+        """Whether this torch does not compute the schedule."""
+        return self.layout.get("schedule") in SPLIT_BACKWARD and torch.__version__ < "2.13"
 
     def of_shape(self) -> ModelShape:
         """The model's shape."""

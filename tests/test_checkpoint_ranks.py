@@ -5,7 +5,7 @@ Worlds of 1, 2 and 4 ranks follow one another in the processes of the shared poo
 
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,13 @@ pytestmark = pytest.mark.dist
 NUM_LAYERS = 4
 
 
-class Parts(nn.ModuleDict):
-    """Named parts of a model, as a module that can be sharded."""
+class Parts(nn.Module):
+    """Named parts of a model, as a module that can be sharded; torch 2.11 refuses to shard a ModuleDict."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -101,7 +106,7 @@ def tensor_and_fsdp() -> State:
     model = build()
     plans = {f"blocks.{n}.{name}": style() for n in range(NUM_LAYERS) for name, style in STYLES.items()}
     parallelize_module(model, mesh["tensor"], plans | {"embedding": RowwiseParallel()})
-    for layer in model["blocks"].values():
+    for layer in model.blocks.values():
         fully_shard(layer, mesh=mesh["shard"])
     state = with_moments(fully_shard(model, mesh=mesh["shard"]))
     kinds = {type(p).__name__ for value in state.values() if isinstance(value, DTensor) for p in value.placements}
@@ -132,8 +137,8 @@ def pipeline_of_fsdp() -> State:
     model = build()
     for number in range(NUM_LAYERS):
         if number % 2 != stage:
-            del model["blocks"][str(number)]
-    del model["norm" if stage == 0 else "embedding"]
+            del model.blocks[str(number)]
+    delattr(model, "norm" if stage == 0 else "embedding")
     return with_moments(fully_shard(model, mesh=mesh["shard"]))
 
 

@@ -4,6 +4,7 @@ All begin from one seed checkpoint that a single process wrote. The plain loop k
 own cross-entropy, norm, clipping and AdamW.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from train.data.batches import Heldout
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import Transformer, build_model, initial_weight
+from train.parallel.pipeline import check_schedule
 from train.plan.axes import axes_of, check_layout
 from train.plan.planned import Plan
 from train.pretrain.learner import Learner
@@ -188,6 +190,10 @@ def deviation(found: Found, reference: Found) -> tuple[float, float]:
 def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
     case = (CASES | SLOW)[name]
     seed = seeds(case.of_shape())
+    if case.refused:
+        with pytest.raises(RankFailed, match=r"layout\.schedule: expected torch 2\.13 or newer"):
+            shared_pool().play(case.ranks, learn, case, seed)
+        return
     everywhere = shared_pool().play(case.ranks, learn, case, seed)
     assert all(found == everywhere[0] for found in everywhere), "ranks disagree"
     if case.optim.get("optimizer", "adamw") == "adamw":
@@ -237,6 +243,24 @@ def test_what_no_layout_can_do_is_refused(layout: dict, shape: dict, message: st
 def test_what_a_layout_would_ignore_is_refused(layout: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings({"layout": layout}, [], "test")
+
+
+@pytest.mark.parametrize(
+    ("version", "schedule", "refused"),
+    [
+        ("2.11.0+cu130", "zbv", True),
+        ("2.12.1", "zero_bubble", True),
+        ("2.13.0", "zbv", False),
+        ("2.11.0+cu130", "interleaved", False),
+    ],
+)
+def test_an_old_torch_does_not_split_the_backward_pass(monkeypatch, version: str, schedule: str, refused: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    layout = load_settings({"layout": {"pipeline": 2, "schedule": schedule, "data": "zero2"}}, [], "test").layout
+    if not refused:
+        return check_schedule(layout)
+    with pytest.raises(ConfigError, match=rf"2\.13 or newer for {schedule}, got {re.escape(version)}"):
+        check_schedule(layout)
 
 
 def test_a_failing_rank_is_told(tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
 from train.model.transformer import Transformer
 from train.parallel.mesh import Mesh
-from train.plan.axes import stages_of
+from train.plan.axes import SPLIT_BACKWARD, stages_of
 from train.rows import Rows
 
 ALONE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -34,13 +35,27 @@ SEVERAL = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
+FIRST_SPLIT = (2, 13)
+"""First torch whose backward pass of weights alone is right: 2.11 fails at nodes with several outputs or in Python."""
+
+
+def check_schedule(layout: LayoutConfig) -> None:
+    """Raises ConfigError for a schedule whose gradients this torch does not compute."""
+    version = torch.__version__
+    if layout.schedule in SPLIT_BACKWARD and tuple(map(int, version.split(".")[:2])) < FIRST_SPLIT:
+        first = ".".join(map(str, FIRST_SPLIT))
+        raise ConfigError(
+            f"layout.schedule: expected torch {first} or newer for {layout.schedule}, got {version}. "
+            "Set interleaved, or install a newer torch."
+        )
 
 
 class Pipeline:
     """The stages of this rank, run forward and backward over the micro-batches of a step."""
 
     def __init__(self, parts: Sequence[Transformer], stages: Sequence[int], mesh: Mesh, layout: LayoutConfig):
-        """`stages`: number of each part in the pipeline."""
+        """`stages`: number of each part in the pipeline. Raises ConfigError as `check_schedule` does."""
+        check_schedule(layout)
         self._parts, self._stages, self._mesh, self._layout = parts, stages, mesh, layout
         self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 

@@ -21,6 +21,7 @@ from train.data.verify import verify_dataset
 from train.descent import as_before
 from train.identity import as_begun, identify
 from train.model.fp8 import check_fp8
+from train.parallel.pipeline import check_schedule
 from train.plan.axes import axes_of
 from train.plan.checks import check_ranks, check_used
 from train.plan.placed import Here, peak_here, place
@@ -70,6 +71,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     check_ranks(plan, ranks.world_size)
     if settings.train.precision == "fp8":
         check_fp8(ranks.device)
+    check_schedule(settings.layout)
     parse_window(settings.train.profile, plan.steps)
     skip = standing_order(run, dataset, plan).skip
     notes = standing_notes(run)

@@ -7,6 +7,7 @@ the model is sharded over the mesh `shard` alone, and the hook is the only sum b
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -126,7 +127,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compres
     """
     names = {id(weight): name for name, weight in named}
     for module in (module for model in models for module in model.modules() if isinstance(module, FSDPModule)):
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in param_groups(module):
             if group._is_hsdp:
                 raise ContractError(
                     "compress: promised a model sharded over one axis, found a mesh with replicas, which torch sums "
@@ -141,6 +142,14 @@ def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compres
             ]
             compressor.remember(pieces)
             module.set_all_reduce_hook(partial(_sum_shard, compressor, pieces))
+
+
+def param_groups(module: FSDPModule) -> list[Any]:
+    """The groups of parameters that FSDP2 gathers for a module; torch 2.11 has at most one, newer versions a list."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    one = state._fsdp_param_group if groups is None else None
+    return [one] if one is not None else list(groups or ())
 
 
 def _sum_shard(compressor: Compressor, pieces: Sequence[Piece], values: Tensor) -> None:
