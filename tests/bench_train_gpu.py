@@ -32,7 +32,8 @@ from train.optim.members import local
 from train.optim.optimizer import state_tensors
 from train.plan.memory import memory_of_rank
 from train.plan.search import predict
-from train.plan.search.devices import TABLE, Cluster, Device
+from train.plan.search.device import Device
+from train.plan.search.devices import Cluster, device_named, device_of
 from train.pretrain.learner import Learner
 from train.ranks import Ranks
 from train.rows import Rows
@@ -57,7 +58,7 @@ GPU_CASES = (
         llama(50304, 12, 768, (12, 12), 2048).model_copy(update={"tie_embeddings": True}),
         *(512, 1024, 4e5, 5.5e5, 64),
     ),
-    GpuCase("350M", llama(50304, 24, 1024, (16, 16), 2736), 256, 1024, 1.5e5, 2e5, 32),
+    GpuCase("350M", llama(50304, 24, 1024, (16, 16), 2816), 256, 1024, 1.5e5, 2e5, 32),
     GpuCase("1B", llama(50304, 16, 2048, (16, 4), 5632), 64, 2048, 4.5e4, 7e4, 8),
 )
 """Steps of 524,288, 262,144 and 131,072 tokens: about a second and a half each on an H100."""
@@ -179,10 +180,10 @@ def compilations() -> Compilations:
 
 
 def table_device() -> Device:
-    """The plan's entry of this device: of a GPU the last whose name it has, else a core of a CPU."""
-    name = torch.cuda.get_device_name().lower() if torch.cuda.is_available() else "cpu"
-    known = [device for device in TABLE if device.name.partition("-")[0] in name]
-    return known[-1] if known else next(device for device in TABLE if device.name == "h100-sxm")
+    """The plan's entry of this device: of a GPU by its name, or that of an H100; else of a CPU's core."""
+    if not torch.cuda.is_available():
+        return device_of("cpu")
+    return device_named(torch.cuda.get_device_name()) or device_of("h100-sxm")
 
 
 def peak_flops() -> float | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from train.data.batches import Batches
 from train.model.attention import attend
+from train.model.documents import Documents
 from train.model.shape import matrix_params_of_layer, num_parameters
 from train.optim.members import local
 from train.optim.optimizer import update
@@ -87,8 +88,9 @@ def loss_alone(case: GpuCase, learner: Learner, device: torch.device) -> dict[st
 def attention_alone(case: GpuCase, learner: Learner, rows: Rows, device: torch.device) -> dict[str, Any]:
     """Attention of one layer for a micro-batch, forward and backward; FLOPs of the pairs that are seen."""
     shape, rows = case.shape, rows.part(0, case.micro_batch)
-    documents_BT = None if rows.documents_BT is None else rows.documents_BT.to(device)
-    look = learner.model.parts[0].look(case.seq_len, documents_BT, device)
+    there = rows.to(device)
+    documents = None if there.documents_BT is None else Documents(there.documents_BT, there.starts_N, HALF)
+    look = learner.model.parts[0].look(case.seq_len, documents, device)
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     q, k, v = (_normal(device, len(rows), number, case.seq_len, shape.head_dim) for number in heads)
 

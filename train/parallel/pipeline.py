@@ -23,10 +23,10 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from schemas.errors import ConfigError
-from train.config.layout import LayoutConfig
+from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.model.transformer import Transformer
 from train.parallel.mesh import Mesh
-from train.plan.axes import SPLIT_BACKWARD, stages_of
+from train.plan.axes import stages_of
 from train.rows import Rows
 
 ALONE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
