@@ -50,10 +50,10 @@ def test_one_gpu_gets_bf16_and_compiled_layers(gpt: ModelShape, device: str, lea
     bf16 = settings(train={"precision": "bf16"}, layout=best.layout_settings())
     again = predict(gpt, bf16, (LENGTH, ROWS), Cluster.of(device, 1, 1))
     assert (again.step_seconds, again.memory) == (pytest.approx(best.step_seconds), best.memory)
-    # The settings of a CPU would be several times as slow, which an MFU by the same peak shows.
+    # The settings of a CPU would be less than half as fast although fp32 is TF32 there, and the MFU shows it.
     single = settings(train={"precision": "fp32"}, layout={"compile": False, "micro_batch": 8})
     slow = predict(gpt, single, (LENGTH, ROWS), Cluster.of(device, 1, 1))
-    assert slow.tokens_per_second < best.tokens_per_second / 4
+    assert slow.tokens_per_second < best.tokens_per_second / 2
     assert slow.mfu / best.mfu == pytest.approx(slow.tokens_per_second / best.tokens_per_second)
 
 

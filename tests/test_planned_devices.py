@@ -120,7 +120,7 @@ def test_124_million_parameters_on_one_gpu(tmp_path: Path, device: str, least: i
     single = chosen(train={"seq_len": 1024, "precision": "fp32", "document_mask": False})
     (sentence,) = (line for line in single.advice if line.startswith('train.precision = "fp32" costs '))
     assert f" in place of {found['step_seconds']:.3g} s; leave it out." in sentence
-    assert values(single)["mfu"] < 0.1
+    assert values(single)["mfu"] < 0.55 * found["mfu"]
     eager = chosen(layout={"compile": False})
     assert [line for line in eager.advice if line.startswith("layout.compile = false costs ")]
 

@@ -39,10 +39,13 @@ class Rows:
 
     def to(self, device: torch.device) -> "Rows":
         """The same rows on a device, their targets counted; pinned ones are on their way there when this returns."""
-        there = self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
-        if device.type != "cuda" or self.documents_BT is None:
-            return replace(there, counted=self.num_targets)
-        starts_N = document_starts(self.documents_BT).pin_memory().to(device, non_blocking=True)
+        if device.type != "cuda":
+            return replace(self._mapped(lambda tensor: tensor.to(device)), counted=self.num_targets)
+        # Rows that were filled up lie elsewhere, and from memory that is not pinned the host waits for the copy.
+        there = self._mapped(lambda tensor: _pinned(tensor).to(device, non_blocking=True))
+        starts_N = None
+        if self.documents_BT is not None:
+            starts_N = document_starts(self.documents_BT).pin_memory().to(device, non_blocking=True)
         return replace(there, counted=self.num_targets, starts_N=starts_N)
 
     def pinned(self) -> "Rows":
@@ -76,6 +79,10 @@ class Rows:
     def num_targets(self) -> int:
         """Number of targets that count in the loss."""
         return int((self.targets_BT != IGNORED).sum()) if self.counted is None else self.counted
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()
 
 
 def document_starts(documents_BT: Tensor) -> Tensor:

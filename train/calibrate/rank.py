@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from train.config.settings import Settings
 from train.model.shape import ModelShape
 from train.parallel.collectives import all_gather_single
-from train.parallel.split import SplitModel
+from train.parallel.split import SplitModel, use_matrix_units
 from train.ranks import Ranks
 from train.rows import Rows
 
@@ -34,6 +34,7 @@ LAYERS = (2, 6)
 def measure(ranks: Ranks, tell: Callable[[str], None]) -> dict[str, Any]:
     """Rates of products, attention and memory, seconds of collectives and of empty layers."""
     cuda = ranks.device.type == "cuda"
+    use_matrix_units(ranks.device)
     tell("products of matrices")
     formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     flops = {name: _best_rate(ranks, kind) for name, kind in formats.items()}
