@@ -122,6 +122,18 @@ SLOW = {
     "recompute x tensor": Case(2, {"tensor": 2, "activation_checkpointing": "selective"}),
     "offload x tensor": Case(4, {"tensor": 2, "offload": True}),
     "compile": Case(2, {"compile": True}),
+    "compile, ddp, recompute all": Case(2, {"data": "ddp", "compile": True, "activation_checkpointing": "full"}),
+    "compile x tensor": Case(2, {"tensor": 2, "compile": True}, TIED),
+    "compile x context": Case(2, {"context": 2, "compile": True}),
+    "compile x pipeline": Case(2, {"pipeline": 2, "micro_batch": 3, "compile": True}),
+    "compile x pipeline x tensor": Case(4, {"pipeline": 2, "tensor": 2, "micro_batch": 3, "compile": True}),
+    "compile x tensor x context by keys": Case(
+        4, {"tensor": 2, "context": 2, "context_by": "keys", "compile": True, "activation_checkpointing": "selective"}
+    ),
+    "compile x hsdp": Case(4, {"replicate": 2, "micro_batch": 1, "compile": True}),
+    "compile, zero1, z-loss": Case(2, {"data": "zero1", "compile": True}, TIED, optim={"z_loss": 1e-2}),
+    "compile, offload": Case(2, {"offload": True, "compile": True}),
+    "compile, masked tokens": Case(2, {"compile": True}, TIED, MASKED),
     "bf16, ddp": Case(2, {"data": "ddp"}, **IN_BF16),
     "bf16 x tensor x pipeline": Case(4, {"tensor": 2, "pipeline": 2, "micro_batch": 3}, **IN_BF16),
     "lamb": Case(4, {"tensor": 2}, optim={"optimizer": "lamb"}),

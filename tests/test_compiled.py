@@ -1,15 +1,19 @@
 """Compiled layers, by torch's own compiler: one graph for all of them, in training, evaluation and after a resume."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from layout_cases import SHAPE
+from layout_cases import SHAPE, Case
+from rank_pool import shared_pool
+from test_layouts import batch_of, plan_of
 from torch._dynamo.utils import counters
 
 from train.config.settings import Settings
 from train.parallel.split import SplitModel, use_matrix_units
+from train.pretrain.learner import Learner
 from train.ranks import Ranks, open_ranks
 from train.rows import IGNORED, Rows
 
@@ -97,3 +101,30 @@ def test_float32_is_tf32_on_a_cuda_device_alone(monkeypatch: pytest.MonkeyPatch)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+WHOLE = Case(
+    2,
+    {"data": "ddp", "compile": True, "activation_checkpointing": "full", "micro_batch": 6},
+    {"d_model": 1024, "head_dim": 256, "d_ffw": 2048, "num_layers": 2},
+)
+"""Layers that are larger than the buckets in which DDP sums up gradients."""
+
+
+def graphs_under_ddp(ranks: Ranks) -> tuple[int, float]:
+    torch._dynamo.reset()
+    counters.clear()
+    learner = Learner(plan_of(WHOLE), ranks, 3)
+    learner.begin()
+    rows = batch_of(1)
+    here = learner.model.rows_here(len(rows))
+    measured = learner.compute(1, rows.part(here.start, here.stop), len(rows), rows.num_targets)
+    return counters["stats"]["unique_graphs"], measured.loss
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_layer_larger_than_a_bucket_of_ddp_is_one_graph() -> None:
+    found = shared_pool().play(2, graphs_under_ddp)
+    assert [graphs for graphs, _ in found] == [3, 3]
+    assert found[0][1] == pytest.approx(math.log(SHAPE.vocab_size), rel=0.1)

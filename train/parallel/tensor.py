@@ -5,7 +5,11 @@ enough; norms and residual stream hold T / ranks positions each. Sources: Shoeyb
 section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
 """
 
+from typing import Any, cast
+
+import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -51,10 +55,31 @@ def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, {name: style for name, style in in_layer.items() if name in present})
     present = {name for name, module in model.named_children() if module is not None}
     parallelize_module(model, mesh, {name: style for name, style in outside.items() if name in present})
+    if model.embedding is not None:
+        model.embedding.register_forward_hook(lambda module, inputs, x_BTD: _waited(x_BTD))
     # The stream of a later stage of a pipeline holds a part of the positions.
     look, times = model.look, mesh.size() if model.embedding is None else 1
     model.look = lambda width, documents, device: look(width * times, documents, device)
     model.loss = SharedHeadLoss(model.loss, mesh)
+
+
+class _Waited(torch.autograd.Function):
+    """The result of a collective once it has arrived, a plain tensor.
+
+    A layer that torch.compile has compiled gives a gradient of zero to a tensor that is still on its way (torch 2.13).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def _waited(x: Tensor) -> Tensor:
+    return cast(Tensor, _Waited.apply(x))  # type: ignore[no-untyped-call]
 
 
 class SharedHeadLoss(HeadLoss):
