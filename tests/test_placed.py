@@ -163,9 +163,7 @@ def test_a_cpu_computes_in_fp32_without_compilation(tiny: Store) -> None:
     plan, lines = place(planned(tiny), CPU)
     found = plan.settings
     assert (found.train.precision, found.layout.compile, found.layout.micro_batch) == ("fp32", False, 8)
-    assert [line.partition(":")[0] for line in lines] == ["MFU is not shown"]
-    given = {"seq_len": 64, "global_batch": 32, "peak_flops": 1e11}
-    assert place(planned(tiny, train=given), CPU)[1] == []
+    assert lines == []
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])

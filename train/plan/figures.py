@@ -200,11 +200,11 @@ def with_memory(plan: Plan) -> Plan:
 
 def _memory_rows(plan: Plan) -> Iterator[Row]:
     resolved = plan.settings.for_device("cuda")
-    told = f"GPU in {resolved.train.precision}" + (", compiled" if resolved.layout.compile else "")
+    device = f"GPU in {resolved.train.precision}" + (", compiled" if resolved.layout.compile else "")
     for world_size in plan.settings.plan.world_sizes:
         need = memory_needed(plan.shape, plan.settings, plan.stages, world_size)
         if need is not None:
-            yield from rows_of_memory(need, world_size, told)
+            yield from rows_of_memory(need, world_size, device)
 
 
 def rows_of_memory(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:

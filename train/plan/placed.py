@@ -52,7 +52,8 @@ def place(plan: Plan, here: Here) -> tuple[Plan, list[str]]:
             )
         settings = settings.model_copy(update={"layout": layout or settings.layout})
     settings = settings.for_device(here.kind, here.capability)
-    if peak_here(settings, here) is None:
+    # Of a CPU nobody expects one; there it is shown once a profile of the machine is named.
+    if here.kind == "cuda" and peak_here(settings, here) is None:
         lines.append(
             f"MFU is not shown: the peak of {here} is not known. Set train.peak_flops, or name a profile of "
             "`penstock calibrate` as cluster.device."

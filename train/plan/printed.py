@@ -56,12 +56,12 @@ AUTOMATIC = {
 def _on_devices(plan: Plan) -> Iterator[str]:
     """The settings that go by the device: what they are, or what they will be."""
     width = max(map(len, AUTOMATIC))
-    for name, told in AUTOMATIC.items():
+    for name, automatic in AUTOMATIC.items():
         section, _, key = name.partition(".")
         value = getattr(getattr(plan.settings, section), key)
         if key == "muon_precision" and plan.settings.optim.optimizer != "muon":
             continue
-        text = told if value in (None, AUTO) else value if isinstance(value, str) else json.dumps(value)
+        text = automatic if value in (None, AUTO) else value if isinstance(value, str) else json.dumps(value)
         yield from _wrapped(f"  {name:{width}}  ", text)
 
 
