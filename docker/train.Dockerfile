@@ -16,7 +16,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt \
     tensorboard \
     threadpoolctl \
     tokenizers \
-    torch
+    torch \
+    torchao
 
 # Only these two: an import of the other half would fail here.
 COPY schemas ./schemas
