@@ -204,7 +204,7 @@ def test_a_parameter_without_a_gradient_stops_the_update_before_it_begins() -> N
     optimizer = make_optimizer(parameters, OptimConfig())
     set_gradients(parameters, 1)
     parameters["head.weight"].grad = None
-    with pytest.raises(ContractError, match=r"promised a gradient for head\.weight, found none"):
+    with pytest.raises(ContractError, match=r"expected a gradient for head\.weight, got none"):
         update(optimizer, 1.0)
     assert optimizer.step == 0
     assert all(torch.equal(parameters[key], value) for key, value in make().items())

@@ -115,7 +115,7 @@ def update(
     for member in optimizer.members:
         if member.name not in gradients:
             raise ContractError(
-                f"optim: promised a gradient for {member.name}, found none; it takes no part in the loss"
+                f"optim: expected a gradient for {member.name}, got none. Leave out what no loss depends on."
             )
     skipped = torch.zeros_like(optimizer.count) if found_inf is None else found_inf
     optimizer.count += 1 - skipped

@@ -182,9 +182,11 @@ class RankNeeds:
         columns = padded_columns(self.vocabulary // self.shape.d_model, self.stream.cuda)
         copy = 0 if self.width == 4 or self.settings.layout.compile else 4
         logits = chunk * columns * (self.width + copy)
+        # Where columns are filled up, so is a copy of the matrix.
+        filled = self.width * columns * self.shape.d_model if columns * self.shape.d_model > self.vocabulary else 0
         product = self.width * self.vocabulary if self.width < 4 else 0
         matrix = self.width * self.vocabulary if self.stream.autocast else 0
-        return logits + 4 * self.vocabulary + product + matrix
+        return logits + 4 * self.vocabulary + product + matrix + filled
 
     def _transfer(self) -> int:
         """What torch's pipeline receives into, for all micro-batches of a step; and the errors."""
