@@ -12,8 +12,8 @@ from pydantic import Field
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLParserException, HTMLTree
 
-from pipeline import nesting
 from pipeline.charset import decode
+from pipeline.nesting import NESTING_REASONS, nesting_problem
 from pipeline.stage import Drop, PerDocument, Row, RowFunction
 from schemas.config import Section
 
@@ -75,7 +75,7 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     if row.get("mime") == "text/plain":
         row["text"] = page.text
         return None
-    drop = nesting.nesting_problem(payload, page.text, max_depth)
+    drop = nesting_problem(payload, page.text, max_depth)
     if drop is not None:
         return drop
     try:
@@ -140,7 +140,7 @@ EXTRACT = PerDocument(
     reads=("_payload", "_http_charset", "mime", "text"),
     adds=("charset", "charset_from", "title", "text", "num_chars"),
     reasons={
-        **nesting.REASONS,
+        **NESTING_REASONS,
         "parser_error": "the parser or extractor refused the page",
         "no_text": "fewer than min_text_chars characters of main text were found",
         "text_too_long": "the text has more than max_text_chars characters",

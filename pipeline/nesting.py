@@ -14,7 +14,7 @@ MAX_REOPENED = 2_250_000
 SAFE_TAGS = 3_000
 """Start tags with which no page can reach MAX_REOPENED: half of them formatting, half blocks."""
 
-REASONS = {
+NESTING_REASONS = {
     "too_deep": "elements are nested deeper than max_depth by the estimate; the value is where the scan stopped",
     "unclosed_formatting": "unclosed formatting elements would be reopened more often than a parser can bear",
 }

@@ -3,11 +3,11 @@
 from pydantic import BaseModel, ConfigDict
 
 
-class _Block(BaseModel):
+class _EffectsBlock(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Model(_Block):
+class Model(_EffectsBlock):
     """A checkpoint that was there when the documents were removed, those that a replay has set aside included."""
 
     checkpoint: str
@@ -20,7 +20,7 @@ class Model(_Block):
     """Whether one of its steps held a removed document, or nobody can tell: its dataset had other positions."""
 
 
-class OtherRun(_Block):
+class OtherRun(_EffectsBlock):
     """A run below the run's folder that stands on tables of it, such as a proxy: it keeps what was removed."""
 
     run: str
@@ -33,7 +33,7 @@ class OtherRun(_Block):
     """Every checkpoint of it that stood."""
 
 
-class Effects(_Block):
+class Effects(_EffectsBlock):
     """What training had seen of the documents."""
 
     steps: list[int] = []

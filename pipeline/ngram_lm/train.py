@@ -17,11 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.lift import Answer, answers_of_partitions, run_tasks
-from pipeline.ngram_lm import parts, steps
+from pipeline.ngram_lm import parts
 from pipeline.ngram_lm.arpa_output import write_arpa
 from pipeline.ngram_lm.config import TrainLmConfig
 from pipeline.ngram_lm.inputs import Range, find_ranges, lines_of, sha256_of
 from pipeline.ngram_lm.plan import plan_of, smoothing_of
+from pipeline.ngram_lm.steps import counted, encoded, finished, vocabulary_files, word_frame
 from pipeline.writing import unique_name
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
@@ -133,16 +134,16 @@ class _Training:
         self.done("text")
         cores = spark.sparkContext.defaultParallelism
         number = config.partitions or max(cores, -(-tokens // TOKENS_PER_PART))
-        words = steps.word_frame(spark, self.scratch, chunks)
-        vocabulary = steps.vocabulary_files(self.scratch, words, self.limits, number)
+        words = word_frame(spark, self.scratch, chunks)
+        vocabulary = vocabulary_files(self.scratch, words, self.limits, number)
         plan = plan_of(config, self.scratch, vocabulary, number)
         self.done("vocabulary")
-        lines, plan = steps.encoded(plan, words, chunks)
+        lines, plan = encoded(plan, words, chunks)
         self.done("ids")
-        counts = steps.counted(spark, plan, lines)
+        counts = counted(spark, plan, lines)
         smoothing = smoothing_of(config, plan, counts)
         self.done("counts")
-        sections = [answer["sections"] for answer in steps.finished(spark, plan, smoothing, counts)]
+        sections = [answer["sections"] for answer in finished(spark, plan, smoothing, counts)]
         self.done("probabilities")
         found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
         if found != smoothing.lines():

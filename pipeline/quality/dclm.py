@@ -18,7 +18,7 @@ from pipeline.quality.readings import ALNUM_FIRST, LETTER, num_among, read_piece
 from pipeline.quality.uax29 import NARROW_SPACE, pieces_of
 
 SYMBOLS = ("#", "...", ". . .", "…")
-BULLETS = ("●", "•", "*", "-")
+DCLM_BULLETS = ("●", "•", "*", "-")
 ELLIPSES = ("...", ". . .", "…")
 OTHER_SPACE = (
     "\x1c\x1d\x1e\x1f\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
@@ -33,7 +33,7 @@ def dclm_lines(text: str) -> dict[str, float]:
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     size = max(len(lines), 1)
     signals = {
-        "dclm_bullet_lines": sum(line.startswith(BULLETS) for line in lines) / size,
+        "dclm_bullet_lines": sum(line.startswith(DCLM_BULLETS) for line in lines) / size,
         "dclm_ellipsis_lines": sum(line.endswith(ELLIPSES) for line in lines) / size,
     }
     for name, parts in (("line", lines), ("para", [part for part in map(str.strip, text.split("\n\n")) if part])):

@@ -14,7 +14,7 @@ from pipeline.quality.parts import Parts
 from pipeline.quality.readings import LETTER, SYMBOL, num_among, read_pieces
 from pipeline.quality.repetition import split_lines
 
-BULLETS = ("*", "-")
+DOLMA_BULLETS = ("*", "-")
 ELLIPSIS = "…"
 
 
@@ -24,7 +24,7 @@ def dolma_lines(whole: Parts) -> dict[str, float]:
     repeated, share = shares_of_repeated(lines)
     num_chars = int(whole.read(read_pieces)[0].sum()) if repeated else 1
     return {
-        "dolma_bullet_lines": sum(line.startswith(BULLETS) for line in lines) / len(lines),
+        "dolma_bullet_lines": sum(line.startswith(DOLMA_BULLETS) for line in lines) / len(lines),
         "dolma_ellipsis_lines": sum(line.endswith(ELLIPSIS) for line in lines) / len(lines),
         "dolma_dup_line_frac": repeated,
         "dolma_dup_line_char_frac": share * sum(map(len, lines)) / max(num_chars, 1),

@@ -17,7 +17,7 @@ LEFT = 11.0
 """Room for the labels of the vertical axis [% of the width]."""
 MAX_POINTS = 400
 """Points of a curve; more steps are averaged in equal groups."""
-MIN_SLOTS = 8
+MIN_BARS = 8
 """Columns that a plot has room for at least, so that few of them do not grow into blocks."""
 LOG_FROM = 50
 """Ratio of the largest to the smallest column from which columns are drawn on a logarithmic scale."""
@@ -183,7 +183,7 @@ def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
     counts = [size.clusters for size in sizes]
     is_log = max(counts) > LOG_FROM * min(count for count in counts if count)
     base, room = COLUMN_HEIGHT - BOTTOM, COLUMN_HEIGHT - BOTTOM - TOP - 8
-    slot = 100 / max(len(sizes), MIN_SLOTS)
+    slot = 100 / max(len(sizes), MIN_BARS)
     columns = []
     for place, size in enumerate(sizes):
         share = math.log1p(size.clusters) / math.log1p(max(counts)) if is_log else size.clusters / max(counts)

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
 from schemas.errors import ContractError
 from schemas.storage import Store
@@ -122,7 +122,7 @@ class _Writer(FileSystemWriter):
         super().__init__(folder, thread_count=1, per_thread_copy_ahead=0 if from_host else 10_000_000)
         self.fs = self.digests = _DigestingFileSystem()
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         try:
             return super().write_data(plan, planner)
         except Exception as error:

@@ -21,7 +21,7 @@ from pipeline.spans import Span
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A word: a character of a script that does not separate words, or a run of others between whitespace."""
 CHECK_SEED = 0x1EE2022
-_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+_WINDOW_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 _BYTE_KEYS = word_keys(map(chr, range(256)))
 
 
@@ -98,11 +98,11 @@ def grams(codes: Codes, n: int) -> Codes:
     found = np.zeros(count, np.uint64)
     while True:
         if n & size:
-            found = mixed(found * _FACTOR + level[done : done + count])
+            found = mixed(found * _WINDOW_FACTOR + level[done : done + count])
             done += size
         if done == n:
             return found
-        level = mixed(level[:-size] * _FACTOR + level[size:]) if len(level) > size else level[:0]
+        level = mixed(level[:-size] * _WINDOW_FACTOR + level[size:]) if len(level) > size else level[:0]
         size *= 2
 
 

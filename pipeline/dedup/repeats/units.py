@@ -18,7 +18,7 @@ _UNSPACED_ENDS = "\u3002\uff01\uff1f\uff61"
 _ENDS = re.escape("".join(sorted(SENTENCE_ENDS - set(_UNSPACED_ENDS))))
 _CLOSING = r"[\"'”’»)\]}」』）】》]*"
 _SENTENCE_END = re.compile(rf"[{_ENDS}]{_CLOSING}(?=\s)|[{_UNSPACED_ENDS}]{_CLOSING}|\n")
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_SENTENCE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
     for place in range(config.sentences):
-        keys = keys * _FACTOR + mixed(single.keys[place : place + count])
+        keys = keys * _SENTENCE_FACTOR + mixed(single.keys[place : place + count])
     edges = np.concatenate(([0], np.cumsum(sizes + 1)))
     long = edges[config.sentences :][:count] - edges[:count] - 1 >= config.min_unit_chars
     return Units(keys[long], single.starts[:count][long], single.ends[config.sentences - 1 :][:count][long])
