@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from jobs.recipe import recipe_sections
 from jobs.session import SparkConfig, open_session
-from pipeline.build import TableJob
+from pipeline.engine.step import TableJob
+from pipeline.inspect.without_rules import leave_out
 from pipeline.run import homes_of, prepare, run_steps, settings_of
 from pipeline.stages import STEPS
-from pipeline.tokenizer import TO_TRAIN
-from pipeline.whatif.without import leave_out
+from pipeline.tokens.tokenizer import TO_TRAIN
 from schemas.ablation import ABLATIONS
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError

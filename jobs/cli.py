@@ -36,9 +36,9 @@ from jobs.verifying import add_verify_arguments, verify_command
 from jobs.versions import add_dvc_arguments, dvc_command
 from jobs.whatif import whatif_command
 from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.report.page import write_report
-from pipeline.show import column_equals, describe, find_documents, parse_where
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.versions import run_at

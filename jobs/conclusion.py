@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jobs.branch import Change
 from jobs.pairs import Pair
-from pipeline.difference import KEPT, Difference, compare, open_side
+from pipeline.inspect.diff import KEPT, Difference, compare, open_side
 from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, Interval, Moved, Proxies, Side
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.difference import KEPT, Difference, Example, Side, compare, open_side
+from pipeline.inspect.diff import KEPT, Difference, Example, Side, compare, open_side
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store

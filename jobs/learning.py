@@ -7,12 +7,12 @@ from typing import Any
 
 from jobs.recipe import read_values
 from jobs.session import SparkConfig, open_session
-from pipeline.learning.train_classifier import TrainClassifierConfig, summary, train_classifier
-from pipeline.learning.train_importance import TrainImportanceConfig, train_importance
-from pipeline.learning.train_lm import LmConfig, checked_target, make_language_model, told
+from pipeline.fit.classifier import TrainClassifierConfig, summary, train_classifier
+from pipeline.fit.importance import TrainImportanceConfig, train_importance
+from pipeline.fit.language_model import LmConfig, checked_target, make_language_model, told
 from pipeline.models import ModelsConfig
-from pipeline.ngram_lm.config import TrainLmConfig
-from pipeline.profiles.derive import DeriveConfig, derive_profiles
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.text.derive_profiles import DeriveConfig, derive_profiles
 from schemas.config import Recipe, Section, load_recipe
 from schemas.manifest import open_table
 from schemas.storage import Store

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
+from pipeline.lineage.openlineage import events
+from pipeline.lineage.read import check_lineage, read_lineage
 from pipeline.report.numbers import number, short, size
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
-from schemas.lineage.graph import Lineage, Node, drawn_links, folded
-from schemas.lineage.openlineage import events
-from schemas.lineage.read import check_lineage, read_lineage
 from schemas.storage import Store
 from schemas.versions import run_at
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-from pipeline.takedown.check import check_certificate
+from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.commit import begin, drop_old, finish, read_pending
 from pipeline.takedown.findings import describe_check
 from pipeline.takedown.select import Request, Selection, select, taken_down_before

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jobs.recipe import stored_recipe
-from pipeline.refetch import Refetched, refetch
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.refetch import Refetched, refetch
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError, ContractError
 from schemas.versions import run_at

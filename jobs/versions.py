@@ -17,10 +17,10 @@ from typing import Any
 
 from jobs.recipe import read_recipe
 from jobs.run_all import run_recipe
-from pipeline.build import TableJob
+from pipeline.engine.stage import Source
+from pipeline.engine.step import TableJob
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
-from pipeline.stage import Source
 from pipeline.stages import STEPS
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError

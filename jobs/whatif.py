@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from jobs.recipe import stored_recipe
 from jobs.session import SparkConfig, open_session
-from pipeline.lift import ship_models
+from pipeline.engine.spark import ship_models
+from pipeline.engine.stage import no_checks
+from pipeline.inspect.changes import changed_settings
+from pipeline.inspect.whatif import Prediction, open_tables, predict
+from pipeline.inspect.whatif_text import tell, to_json
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.passes.verdicts import JUDGED
-from pipeline.stage import no_checks
-from pipeline.whatif.changes import changed_settings
-from pipeline.whatif.predict import Prediction, open_tables, predict
-from pipeline.whatif.tell import tell, to_json
+from pipeline.steps.verdicts import JUDGED
 from schemas.config import Recipe
 from schemas.ids import canonical_json
 from schemas.storage import Store

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipeline.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
+from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
 from schemas.config import Section, decision, location, nearest
 from schemas.errors import ConfigError
 

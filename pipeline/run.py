@@ -15,12 +15,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipeline.build import PARTS, Build, Built, Model, Stage, TableJob
-from pipeline.lift import ship_models
+from pipeline.engine.spark import ship_models
+from pipeline.engine.stage import PerDocument, Source, Split
+from pipeline.engine.step import PARTS, Build, Built, Model, Stage, TableJob
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.stage import PerDocument, Source, Split
 from pipeline.stages import STEPS
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError

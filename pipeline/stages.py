@@ -3,32 +3,32 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from pipeline.build import Stage, TableJob
-from pipeline.classifier import ClassifierConfig
 from pipeline.classifier.importance import ImportanceConfig
-from pipeline.dedup.audit.build import build_audit
-from pipeline.dedup.audit.declare import AUDIT
-from pipeline.dedup.audit.declare import wanted as audits
+from pipeline.classifier.stage import ClassifierConfig
+from pipeline.dedup.audit.config import AUDIT
+from pipeline.dedup.audit.config import wanted as audits
+from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.clusters import build_clusters
-from pipeline.dedup.declare import DEDUP, DedupConfig
+from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.dedup.index import indexes_of, representatives_of
-from pipeline.dedup.order import order_columns
-from pipeline.dedup.repeats.build import build_repeats
-from pipeline.dedup.repeats.build import wanted as cuts_repeats
-from pipeline.dedup.repeats.declare import REPEATS
+from pipeline.dedup.keep_order import order_columns
+from pipeline.dedup.repeats.config import REPEATS
+from pipeline.dedup.repeats.step import build_repeats
+from pipeline.dedup.repeats.step import wanted as cuts_repeats
 from pipeline.dedup.survivors import build_dedup
-from pipeline.passes import clean, documents, scores
-from pipeline.passes.clean import build_clean
-from pipeline.passes.documents import build_documents
-from pipeline.passes.rejudge import Rejudge
-from pipeline.passes.verdicts import JUDGED, build_verdicts
-from pipeline.perplexity import PerplexityConfig
+from pipeline.engine.stage import Split
+from pipeline.engine.step import Stage, TableJob
+from pipeline.minhash.stage import SIGNATURE
+from pipeline.perplexity.stage import PerplexityConfig
 from pipeline.quality.config import QualityConfig
-from pipeline.signature import SIGNATURE
-from pipeline.stage import Split
-from pipeline.streams import BY_PERPLEXITY, CLASSIFIER, FAMILY_OF, IMPORTANCE, TOKENS, TokensConfig, check_names
-from pipeline.tokenizer_job import TOKENIZER, build_tokenizer
-from pipeline.tokens import build_tokens
+from pipeline.steps import clean, documents, scores
+from pipeline.steps.clean import build_clean
+from pipeline.steps.documents import build_documents
+from pipeline.steps.rejudge import Rejudge
+from pipeline.steps.verdicts import JUDGED, build_verdicts
+from pipeline.tokens.dataset import build_tokens
+from pipeline.tokens.streams import BY_PERPLEXITY, CLASSIFIER, FAMILY_OF, IMPORTANCE, TOKENS, TokensConfig, check_names
+from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
 from schemas.config import Recipe, Section, nearest
 from schemas.errors import ConfigError
 from schemas.manifest import Table

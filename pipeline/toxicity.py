@@ -10,7 +10,7 @@ from pathlib import Path
 import regex
 from pydantic import model_validator
 
-from pipeline.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
 from schemas.config import Section, decision, location, nearest
 from schemas.errors import ConfigError, ContractError
 

@@ -30,9 +30,9 @@ from resiliparse.parse.html import HTMLTree
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.passes.documents import MEASURED, DocumentsTask, documents_part
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
+from pipeline.steps.documents import MEASURED, DocumentsTask, documents_part
 from schemas.storage import Store
 
 ROOT = Path(__file__).parents[1]

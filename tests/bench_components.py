@@ -22,9 +22,9 @@ from pyspark.sql import functions as F
 import pipeline.dedup.components as module
 from jobs.session import SparkConfig, open_session
 from pipeline.dedup.components import components
-from pipeline.dedup.declare import DedupConfig
-from pipeline.dedup.order import NODE_BYTES, binary_array
-from pipeline.dedup.scratch import Scratch, shuffled_bytes
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keep_order import NODE_BYTES, binary_array
+from pipeline.engine.materialize import Scratch, shuffled_bytes
 from schemas.storage import Store
 
 PARTITIONS = 4

@@ -28,10 +28,10 @@ from dedup_oracle import expected_recall
 from dedup_tables import Text, columns_of, recipe_of, table_of, write_documents
 
 from jobs.session import SparkConfig, open_session
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
+from pipeline.minhash.stage import SignatureConfig
 from pipeline.run import prepare, run_steps
-from pipeline.signature import SignatureConfig
 from schemas.config import Recipe
 from schemas.storage import Store
 

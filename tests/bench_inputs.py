@@ -10,11 +10,11 @@ import re
 from contextlib import closing
 from pathlib import Path
 
+from pipeline.engine.stage import Row
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.declare import SOURCE
+from pipeline.sources.source import SOURCE
 from pipeline.sources.splits import find_splits
 from pipeline.sources.stream import open_stream
-from pipeline.stage import Row
 
 TEXT_RUN = re.compile(rb">([^<>]{40,})<")
 

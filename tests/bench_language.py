@@ -20,8 +20,8 @@ from typing import Any
 from resiliparse.parse.lang import detect_fast, supported_langs
 
 from pipeline.language import LABEL_PREFIX, MODEL, LanguageConfig, load_model, make_language, predict
-from pipeline.languages.pieces import split_neutral, split_unspaced
 from pipeline.models import ModelsConfig, ensure_model
+from pipeline.text.spacy_tokens import split_neutral, split_unspaced
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 CODES = {"nb": "no", "nn": "no", "es-AR": "es", "es-ES": "es", "pt-BR": "pt", "pt-PT": "pt"}

@@ -89,7 +89,7 @@ def train(text: Path, out: Path, order: int, heap: str) -> None:
     """What the measured process does: one training with a fresh session."""
     sys.path.insert(0, str(ROOT))
     from jobs.session import SparkConfig, open_session
-    from pipeline.ngram_lm.train import TrainLmConfig, train_lm
+    from pipeline.perplexity.kneser_ney.train import TrainLmConfig, train_lm
 
     spark = open_session(SparkConfig(driver_memory=heap), "bench_lm")
     report = train_lm(spark, TrainLmConfig(input=[str(text)], order=order), str(out))

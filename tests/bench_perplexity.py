@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.language_model.scorer import KenlmModel, open_model
-from pipeline.perplexity import PerplexityConfig, make_perplexity, measure
+from pipeline.perplexity.scorer import KenlmModel, open_model
+from pipeline.perplexity.stage import PerplexityConfig, make_perplexity, measure
 
 ROUNDS = 3
 

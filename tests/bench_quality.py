@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.classifier import CLASSIFIER, ClassifierConfig
 from pipeline.classifier.features import new_vocabulary, word_keys_of
 from pipeline.classifier.importance import IMPORTANCE, ImportanceConfig
 from pipeline.classifier.linear import Examples, LinearModel, fit_weights
 from pipeline.classifier.metrics import auc, confusion, kappa, ratio
-from pipeline.judge import columns_of, judge
-from pipeline.learning.train_classifier import TrainClassifierConfig, train_classifier
-from pipeline.learning.train_importance import TrainImportanceConfig, train_importance
+from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
+from pipeline.engine.rules import columns_of, judge
+from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
+from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import QUALITY
 from schemas.ids import shuffle_key

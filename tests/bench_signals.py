@@ -17,10 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.judge import KEPT, judge
+from pipeline.engine.rules import KEPT, judge
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import checks
-from pipeline.quality.measure import Measures, measure
+from pipeline.quality.stage import Measures, measure
 from pipeline.quality.vocabularies import Vocabularies
 from schemas.signals import FAMILIES
 from schemas.tables import DOCUMENTS

@@ -21,10 +21,10 @@ import numpy as np
 import xxhash
 from datasketch import MinHash
 
-from pipeline.languages.words import normal_words
-from pipeline.signature import FAMILIES, SignatureConfig, anchor, signature
-from pipeline.signature.fast import hashes, shingles, sketch
-from pipeline.signature.units import text_keys
+from pipeline.minhash.fast import hashes, shingles, sketch
+from pipeline.minhash.shingles import text_keys
+from pipeline.minhash.stage import FAMILIES, SignatureConfig, anchor, signature
+from pipeline.text.words import normal_words
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 PAGES = [DATA / name for name in ("quality/cc_en_head.jsonl.gz", "text/webtext.jsonl.gz")]

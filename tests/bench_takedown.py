@@ -27,8 +27,8 @@ import pyarrow as pa
 from tiny_dataset import make_tiny_dataset
 from tiny_takedown import take_down
 
-from pipeline.shards import IpcWriter
 from pipeline.takedown.shards import Place, blank_docs, blank_tokens, fresh
+from pipeline.tokens.shards import IpcWriter
 from schemas.ids import shuffle_key
 from schemas.manifest import FileEntry, make_manifest, open_table, read_run, write_manifest, write_run
 from schemas.storage import Store

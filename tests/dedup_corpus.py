@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.languages.words import normal_words
+from pipeline.text.words import normal_words
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 TEXTS = ("text/gutenberg", "text/brown", "text/speeches", "text/abc_news", "text/webtext", "text/ud_english_docs")

@@ -32,17 +32,17 @@ from dedup_oracle import Ints, Pairs, all_pairs, expected_recall, runs_of, shing
 from dedup_tables import Text, columns_of, recipe_of, write_documents
 
 from jobs.session import SparkConfig, open_session
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
-from pipeline.extract import EXTRACT
-from pipeline.fused import Fused
-from pipeline.languages.words import normal_words
+from pipeline.engine.worker import Fused
+from pipeline.extract.extract import EXTRACT
+from pipeline.minhash.stage import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
 from pipeline.run import prepare, run_steps
-from pipeline.signature import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.declare import SOURCE
+from pipeline.sources.source import SOURCE
 from pipeline.sources.splits import find_splits
 from pipeline.sources.stream import open_stream
+from pipeline.text.words import normal_words
 from schemas.storage import Store
 from schemas.urls import canonical_url
 

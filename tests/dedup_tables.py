@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.recipe import recipe_sections
-from pipeline.build import gather
-from pipeline.fused import Books
-from pipeline.passes.documents import COUNTED, TextConfig, write_row
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.stage import Split
+from pipeline.engine.step import gather
+from pipeline.engine.worker import Books
+from pipeline.minhash.stage import SIGNATURE
 from pipeline.run import Run, commit, prepare, step_identity
-from pipeline.signature import SIGNATURE
 from pipeline.sources.provenance import domain_of
-from pipeline.stage import Split
-from pipeline.writing import PartWriter
+from pipeline.steps.documents import COUNTED, TextConfig, write_row
 from schemas.config import Recipe, build_recipe
 from schemas.ids import doc_id
 from schemas.manifest import Table, part_key, read_manifest, read_run, write_run

@@ -25,13 +25,13 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from pipeline.judge import judge_row
+from pipeline.engine.rules import judge_row
 from pipeline.language import LABEL_PREFIX, load_model
-from pipeline.languages.pieces import UNSPACED_LANGUAGES, splitter_of
-from pipeline.languages.profiles import load_profiles
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import QUALITY
+from pipeline.text.profiles import load_profiles
+from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 
 MIN_WORDS = 60
 CODES = {"nb": "no", "nn": "nn", "fil": "tl", "pes": "fa", "arb": "ar", "cmn": "zh", "ekk": "et", "lvs": "lv"}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pipeline.dedup.repeats.declare import RepeatsConfig
+from pipeline.dedup.repeats.config import RepeatsConfig
+from pipeline.dedup.repeats.keys import NOWHERE, SEED, SUBSTRING
 from pipeline.dedup.repeats.known import Known, known_of
-from pipeline.dedup.repeats.part import NOWHERE, SEED, SUBSTRING
 from pipeline.dedup.repeats.substring import Tokens, grams, seeds, window_seeds
 from pipeline.dedup.repeats.tally import Places, tallies
 from pipeline.dedup.repeats.units import scoped
@@ -18,7 +18,7 @@ NO_SCOPE = np.uint64(0)
 
 
 def total_rows(batches: Sequence[pa.RecordBatch], min_count: int, keep_first: bool) -> list[pa.RecordBatch]:
-    """What `pipeline.dedup.repeats.build.repeated` makes of tallies: (key, part, first)."""
+    """What `pipeline.dedup.repeats.step.repeated` makes of tallies: (key, part, first)."""
     rows = [row for batch in batches for row in batch.to_pylist()]
     totals: dict[bytes, int] = defaultdict(int)
     best: dict[bytes, bytes] = {}

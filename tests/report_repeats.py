@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from report_run import SCRIPT
 
-from pipeline.report.collect import collect
-from pipeline.writing import PartWriter
+from pipeline.engine.parquet import PartWriter
+from pipeline.report.facts import collect
 from schemas.manifest import RunFile, make_manifest, part_key, read_run, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tables import TABLES

@@ -17,15 +17,15 @@ import numpy as np
 from report_audit import FIGURES, NOTES
 from tiny_dataset import make_tiny_dataset
 
-from pipeline.build import add_figures
-from pipeline.dedup.audit.declare import AUDIT
-from pipeline.fused import Books, set_verdict
-from pipeline.histogram import COARSE, count_bins
-from pipeline.pii import PiiConfig
-from pipeline.stage import Drop, PerDocument, Relation
+from pipeline.dedup.audit.config import AUDIT
+from pipeline.engine.histogram import COARSE, count_bins
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.stage import Drop, PerDocument, Relation
+from pipeline.engine.step import add_figures
+from pipeline.engine.worker import Books, set_verdict
+from pipeline.pii.stage import PiiConfig
 from pipeline.stages import STEPS, all_stages
 from pipeline.toxicity import ToxicityConfig
-from pipeline.writing import PartWriter
 from schemas.ids import canonical_json, doc_id
 from schemas.manifest import RunFile, make_manifest, open_table, part_key, read_run, write_manifest, write_run
 from schemas.storage import Store

@@ -21,20 +21,20 @@ from jobs.conclusion import _left_out
 from jobs.pairs import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.difference import KEPT, compare, open_side
+from pipeline.inspect.diff import KEPT, compare, open_side
+from pipeline.inspect.without_rules import BEYOND, leave_out, rules_of
+from pipeline.lineage.read import read_lineage
 from pipeline.quality.decide import checks
-from pipeline.quality.dialects import RULES
+from pipeline.quality.rules import RULES
 from pipeline.report.ablations import ablations
-from pipeline.report.collect import collect
+from pipeline.report.facts import collect
 from pipeline.report.page import write_report
 from pipeline.run import homes_of, places_in, prepare, run_steps, way_to
 from pipeline.stages import STEPS
-from pipeline.whatif.without import BEYOND, leave_out, rules_of
 from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, Interval, Measurement, SourceLoss
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
-from schemas.lineage.read import read_lineage
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset

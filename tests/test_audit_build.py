@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.build import Build
-from pipeline.dedup.audit.build import build_audit
-from pipeline.dedup.audit.declare import AUDIT, AuditConfig, wanted
+from pipeline.dedup.audit.config import AUDIT, AuditConfig, wanted
 from pipeline.dedup.audit.sample import ANCHORED, JOINED, UNIFORM, ProposeTask, document_keys, propose
+from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.audit.texts import TextsTask, rows_of, sampled
-from pipeline.dedup.declare import DedupConfig
-from pipeline.parts import Part, parts_of
-from pipeline.signature import SignatureConfig, anchor, shingle_hashes, signature, text_digest
-from pipeline.writing import PartWriter
+from pipeline.dedup.config import DedupConfig
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.parts import Part, parts_of
+from pipeline.engine.step import Build
+from pipeline.minhash.stage import SignatureConfig, anchor, shingle_hashes, signature, text_digest
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import Table, make_manifest, part_key
@@ -265,7 +265,7 @@ def test_tables_of_two_runs_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_row_groups_with_a_wanted_document_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.writing.GROUP_ROWS", 10)
+    monkeypatch.setattr("pipeline.engine.parquet.GROUP_ROWS", 10)
     pages = make_pages()
     part = parts_of(make_tables(tmp_path, pages, 1))[0]
     read: list[tuple[int, bool]] = []

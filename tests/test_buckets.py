@@ -11,13 +11,13 @@ from report_repeats import add_repeats
 from report_run import make_run
 
 from jobs.recipe import read_recipe, recipe_sections
-from pipeline import perplexity
-from pipeline.buckets import bucket_numbers, bucket_of, buckets_of_part
-from pipeline.parts import Part
-from pipeline.stage import Split
+from pipeline.engine.parts import Part
+from pipeline.engine.stage import Split
+from pipeline.inspect.whatif import mix_of, open_tables
+from pipeline.perplexity import stage as perplexity
 from pipeline.stages import STEPS, checked_streams
-from pipeline.streams import FAMILY_OF, OF_PERPLEXITY, SCORED, Measure, Sorting, TokensConfig
-from pipeline.whatif.predict import mix_of, open_tables
+from pipeline.tokens.buckets import bucket_numbers, bucket_of, buckets_of_part
+from pipeline.tokens.streams import FAMILY_OF, OF_PERPLEXITY, SCORED, Measure, Sorting, TokensConfig
 from schemas.config import load_recipe
 from schemas.entries import to_entries
 from schemas.errors import ConfigError, ContractError

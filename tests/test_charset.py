@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.charset import (
+from pipeline.extract.charset import (
     MAX_DAMAGE,
     MAX_LATIN_RUNS,
     MAX_UTF8_DAMAGE,

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.classifier import CLASSIFIER, ClassifierConfig
+from pipeline.classifier.columns import entry, gumbel, log_odds, pareto_shape, uniform
 from pipeline.classifier.features import buckets_of, new_vocabulary, ngram_codes, word_keys_of
 from pipeline.classifier.linear import LinearModel, save_linear
-from pipeline.classifier.stored import entry, gumbel, log_odds, pareto_shape, uniform
-from pipeline.judge import judge
+from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
+from pipeline.engine.rules import judge
 from schemas.config import build_recipe
 from schemas.entries import to_entries, to_mapping
 from schemas.errors import ConfigError, ContractError

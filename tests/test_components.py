@@ -12,8 +12,8 @@ from scipy.sparse.csgraph import connected_components
 
 import pipeline.dedup.components as module
 from pipeline.dedup.components import components
-from pipeline.dedup.order import binary_array, rows_of_bytes
-from pipeline.dedup.scratch import Scratch
+from pipeline.dedup.keep_order import binary_array, rows_of_bytes
+from pipeline.engine.materialize import Scratch
 from schemas.errors import ContractError
 from schemas.storage import Store
 

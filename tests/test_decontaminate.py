@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from pipeline.decontaminate import (
+from pipeline.decontaminate.index import compile_index
+from pipeline.decontaminate.stage import (
     DECONTAMINATE,
     DecontaminateConfig,
     contamination_table,
@@ -18,9 +19,8 @@ from pipeline.decontaminate import (
     most_ngrams,
     set_sizes,
 )
-from pipeline.decontaminate.index import compile_index
-from pipeline.judge import columns_of, judge
-from pipeline.languages.words import normal_words, word_keys
+from pipeline.engine.rules import columns_of, judge
+from pipeline.text.words import normal_words, word_keys
 from schemas.entries import to_entries
 from schemas.tables import DOCUMENTS
 

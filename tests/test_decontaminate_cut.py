@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decontaminate import DecontaminateConfig, make
 from pipeline.decontaminate.cut import pieces_left
 from pipeline.decontaminate.index import compile_index
-from pipeline.languages.words import normal_words, word_keys
-from pipeline.spans import between
+from pipeline.decontaminate.stage import DecontaminateConfig, make
+from pipeline.text.spans import between
+from pipeline.text.words import normal_words, word_keys
 from schemas.errors import ContractError
 
 ITEM = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]

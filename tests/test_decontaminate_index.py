@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.decontaminate import DecontaminateConfig
 from pipeline.decontaminate.index import build_index, compile_index
 from pipeline.decontaminate.items import read_items
-from pipeline.decontaminate.lookup import open_index
+from pipeline.decontaminate.match import open_index
 from pipeline.decontaminate.ngrams import character_keys, located_characters, located_words, ngrams, prefix_sums
-from pipeline.languages.words import BASE, normal_words, word_keys
+from pipeline.decontaminate.stage import DecontaminateConfig
+from pipeline.text.words import BASE, normal_words, word_keys
 from schemas.errors import ConfigError, ContractError
 
 LINE = {"question": "a question of exactly eight words, no more"}

@@ -5,14 +5,14 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dedup.buckets import KEYS, LED, PAIRED, WANTED, pairs_of_buckets, rows_of_buckets
+from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.dedup.copies import equal_documents, in_windows, words
 from pipeline.dedup.decide import Facts, cluster_tallies, decide, losers, url_tallies, weight_of
-from pipeline.dedup.declare import DEDUP, DedupConfig
 from pipeline.dedup.keys import check_method, layout, num_keys
 from pipeline.dedup.survivors import write_verdict
 from pipeline.dedup.verify import BEST, FAILED, JOINED, MET, OUTCOMES, attach, compared, comparison
-from pipeline.fused import Books
-from pipeline.signature import SignatureConfig
+from pipeline.engine.worker import Books
+from pipeline.minhash.stage import SignatureConfig
 from schemas.errors import ConfigError, ContractError
 
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from pipeline.dedup.declare import DedupConfig
-from pipeline.dedup.order import (
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keep_order import (
     EARLIER,
     NODE_BYTES,
     binary_array,

@@ -10,8 +10,8 @@ import pytest
 from table_readers import by_every_reader, check_reader
 
 from jobs.recipe import read_recipe, stored_recipe
+from pipeline.inspect.whatif import predict
 from pipeline.run import prepare, run_steps
-from pipeline.whatif.predict import predict
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store

@@ -14,7 +14,7 @@ from lineage_run import edit, join_dataset, next_version
 from report_run import LIMITS, Record, crawl, identifier, make_run
 
 from jobs.diff import diff_command
-from pipeline.difference import NOT_READ, compare, live_tokens, open_side
+from pipeline.inspect.diff import NOT_READ, compare, live_tokens, open_side
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import open_table, write_run

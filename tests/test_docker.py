@@ -170,7 +170,7 @@ def test_the_builder_gets_nothing_else() -> None:
         "train/__pycache__",
     ):
         assert not sent_to_the_builder(path), path
-    for path in ("train/config.py", "pipeline/dedup/declare.py", "constraints.txt"):
+    for path in ("train/config.py", "pipeline/dedup/config.py", "constraints.txt"):
         assert sent_to_the_builder(path), path
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.writing import PartWriter
+from pipeline.engine.parquet import PartWriter
 from schemas.entries import entries_of, flattened, lookup, to_entries, to_mapping, value_type
 from schemas.storage import Store
 from schemas.tables import TABLES

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_charset import html_at
 
-from pipeline.extract import (
+from pipeline.engine.stage import Drop, Row
+from pipeline.extract.extract import (
     EXTRACT,
     MAX_TITLE_CHARS,
     ExtractConfig,
@@ -24,7 +25,6 @@ from pipeline.extract import (
     make_extract,
     normalise,
 )
-from pipeline.stage import Drop, Row
 
 SENTENCE = "The penstock carries water from the reservoir down to the turbine, and the gate at its head can be closed. "
 PAGE = f"<html><title> A \n page </title><body><nav>Home</nav><article><p>{SENTENCE * 3}</p></article></body></html>"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.build import add_figures
-from pipeline.fused import Books, Fused, reason_names, set_verdict
-from pipeline.stage import Drop, PerDocument
+from pipeline.engine.stage import Drop, PerDocument
+from pipeline.engine.step import add_figures
+from pipeline.engine.worker import Books, Fused, reason_names, set_verdict
 from schemas.config import Section, build_recipe
 from schemas.errors import ContractError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_dataset import flip_byte, make_tiny_dataset
 
-from pipeline.tokenizer import PROBES, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from pipeline.tokens.tokenizer import PROBES, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store

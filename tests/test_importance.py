@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
+from pipeline.classifier.columns import gumbel, uniform
 from pipeline.classifier.features import buckets_of, new_vocabulary, ngram_codes, word_keys_of
 from pipeline.classifier.importance import (
     IMPORTANCE,
@@ -20,10 +21,9 @@ from pipeline.classifier.importance import (
     poisson_log_ratio,
     save_importance,
 )
-from pipeline.classifier.stored import gumbel, uniform
-from pipeline.histogram import FINE, count_bins, quantile
-from pipeline.judge import judge
-from pipeline.learning.train_importance import TrainImportanceConfig, train_importance
+from pipeline.engine.histogram import FINE, count_bins, quantile
+from pipeline.engine.rules import judge
+from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
 from schemas.entries import to_entries
@@ -235,7 +235,7 @@ def test_training_without_words_or_without_a_side_is_refused(tmp_path: Path) -> 
 
 
 def test_a_model_of_another_kind_is_refused(books: str) -> None:
-    from pipeline.classifier import CLASSIFIER, ClassifierConfig
+    from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 
     with pytest.raises(
         ConfigError, match=r"classifier\.models\.x: promised a linear classifier model, found one of kind"

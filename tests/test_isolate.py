@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pipeline.isolate import Crashed, Isolated
+from pipeline.engine.isolate import Crashed, Isolated
 
 
 def work(row):

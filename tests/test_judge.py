@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.judge import KEPT, columns_of, judge, judge_row
-from pipeline.stage import EVERY, Check
+from pipeline.engine.rules import KEPT, columns_of, judge, judge_row
+from pipeline.engine.stage import EVERY, Check
 from schemas.errors import ContractError
 
 SHORT = Check("short", "words", "min_words", {EVERY: 50, "ja": 10})

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.judge import judge_row
+from pipeline.engine.rules import judge_row
+from pipeline.engine.stage import Drop, Row
 from pipeline.language import LANGUAGE, MODEL, LanguageConfig, checks, load_model, make_language, mixture, predict
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.stage import Drop, Row
 from schemas.errors import ConfigError
 
 ENGLISH = "All human beings are born free and equal in dignity and rights."

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tiny_arpa import TINY, log10_of, random_ngrams, write_arpa
 
-from pipeline.language_model import arpa, compile
-from pipeline.language_model.compile import compile_lm
-from pipeline.language_model.model import MAGIC, LanguageModel
-from pipeline.language_model.scorer import KenlmModel, open_model
-from pipeline.language_model.table import EMPTY, ENTRY, EVEN, Table, keys_of, lay_out, word_codes
+from pipeline.perplexity import arpa, compile
+from pipeline.perplexity.compile import compile_lm
+from pipeline.perplexity.model import MAGIC, LanguageModel
+from pipeline.perplexity.scorer import KenlmModel, open_model
+from pipeline.perplexity.table import EMPTY, ENTRY, EVEN, Table, keys_of, lay_out, word_codes
 from schemas.errors import ConfigError, ContractError
 
 

@@ -5,7 +5,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from pipeline.language_model.text import line_spans, load_pieces, normalise, sentences, words
+from pipeline.perplexity.text import line_spans, load_pieces, normalise, sentences, words
 from schemas.errors import ConfigError
 
 

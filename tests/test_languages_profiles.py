@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.languages.profiles import Profile, load_profiles, render_profiles
 from pipeline.quality.config import QualityConfig
+from pipeline.text.profiles import Profile, load_profiles, render_profiles
 from schemas.errors import ConfigError
 
 

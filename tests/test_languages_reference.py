@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from language_reference import PAGES, dropped, known_languages, reference
 
-from pipeline.languages.profiles import load_profiles
+from pipeline.text.profiles import load_profiles
 from schemas.errors import ConfigError
 
 ENOUGH = 20

@@ -29,12 +29,13 @@ MAX_DEPTH = 22
 
 SPARK_MODULES = (
     "pipeline.run",
-    "pipeline.lift",
+    "pipeline.engine.spark",
+    "pipeline.engine.materialize",
     "pipeline.dedup",
-    "pipeline.tokens",
-    "pipeline.tokenizer_job",
-    "pipeline.whatif.predict",
-    "pipeline.ngram_lm",
+    "pipeline.tokens.dataset",
+    "pipeline.tokens.train_tokenizer",
+    "pipeline.inspect.whatif",
+    "pipeline.perplexity.kneser_ney",
     "jobs.session",
 )
 WHO_MAY_IMPORT = {"pyspark": SPARK_MODULES, "torch": ("train",)}
@@ -475,13 +476,13 @@ RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
         library_imports,
         {"pipeline/dedup/near.py": "from pyspark.sql import functions", "train/model.py": "import torch.nn"},
         {
-            "pipeline/extract.py": "def f():\n    from pyspark import sql",
+            "pipeline/extract/extract.py": "def f():\n    from pyspark import sql",
             "jobs/runner.py": "import py4j",
             "train/trace.py": "import torch",
             "schemas/a.py": 'import_module("torch")',
         },
         [
-            f"pipeline/extract.py:2: imports pyspark.sql, {ONLY_SPARK}",
+            f"pipeline/extract/extract.py:2: imports pyspark.sql, {ONLY_SPARK}",
             f"jobs/runner.py:1: imports py4j, {ONLY_SPARK}",
             "train/trace.py:1: imports torch, which only train may",
             "schemas/a.py:1: imports torch, which only train may",
@@ -497,12 +498,12 @@ RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
         {
             "schemas/a.py": "import train.plan",
             "pipeline/a.py": "import jobs",
-            "train/a.py": "from pipeline.stage import Row",
+            "train/a.py": "from pipeline.engine.stage import Row",
         },
         [
             "schemas/a.py:1: imports train.plan, sees only schemas",
             "pipeline/a.py:1: imports jobs, sees only schemas, pipeline",
-            "train/a.py:1: imports pipeline.stage.Row, sees only schemas, train",
+            "train/a.py:1: imports pipeline.engine.stage.Row, sees only schemas, train",
         ],
     ),
     (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.lift import answers_of_partitions, checked, guarded, run_tasks, ship_models
+from pipeline.engine.spark import answers_of_partitions, checked, guarded, run_tasks, ship_models
 from schemas.errors import ConfigError, ContractError, PenstockError
 
 PIPELINE = Path(__file__).parents[1] / "pipeline"

@@ -13,11 +13,11 @@ import pytest
 from lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
 
 from jobs.lineage import lineage_command, tell
+from pipeline.lineage.graph import Growing, Lineage, Node, drawn_links, folded
+from pipeline.lineage.openlineage import events
+from pipeline.lineage.read import check_lineage, read_lineage
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.lineage.graph import Growing, Lineage, Node, drawn_links, folded
-from schemas.lineage.openlineage import events
-from schemas.lineage.read import check_lineage, read_lineage
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store

@@ -17,9 +17,9 @@ from lineage_run import REWIND, SKIPPED, lineage_run
 from test_lineage import arguments, takedown
 
 from jobs.lineage import encoded, lineage_command
+from pipeline.lineage.openlineage import events
+from pipeline.lineage.read import read_lineage
 from schemas.ids import digest_of
-from schemas.lineage.openlineage import events
-from schemas.lineage.read import read_lineage
 from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import CLEAN

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from lineage_run import REWIND, SKIPPED, lineage_run
 
+from pipeline.lineage.openlineage import events
+from pipeline.lineage.quarantine import QUARANTINE_NAME, growths
+from pipeline.lineage.read import read_lineage
 from schemas.ids import digest_of
-from schemas.lineage.openlineage import events
-from schemas.lineage.quarantine import QUARANTINE_NAME, growths
-from schemas.lineage.read import read_lineage
 from schemas.storage import Store
 
 BAD, WORSE, OLD = "aa" * 16, "bb" * 16, "cc" * 16

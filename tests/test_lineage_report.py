@@ -10,9 +10,9 @@ import pytest
 from lineage_run import edit, lineage_run
 from report_run import SCRIPT, words_of
 
+from pipeline.lineage.graph import Growing, Node
 from pipeline.report.lineage import EDGE, LINE, ROW, TRACK, Drawing, draw, lineage_drawing
 from pipeline.report.page import write_report
-from schemas.lineage.graph import Growing, Node
 from schemas.manifest import open_table
 from schemas.storage import Store
 

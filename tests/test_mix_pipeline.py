@@ -12,7 +12,7 @@ from test_buckets import RECIPE, SIGNAL, SPLITS
 from jobs.recipe import read_recipe
 from pipeline.run import find_models
 from pipeline.stages import STEPS, checked_streams
-from pipeline.streams import TOKENS, Sorting, TokensConfig, check_mix, mix_figure, shortfalls
+from pipeline.tokens.streams import TOKENS, Sorting, TokensConfig, check_mix, mix_figure, shortfalls
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256, shuffle_key
 from schemas.mix import Mix, SourceMix, mix_toml

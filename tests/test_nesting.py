@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.nesting import MAX_REOPENED, SAFE_TAGS, SCAN_CHARS, nesting_problem
-from pipeline.stage import Drop
+from pipeline.engine.stage import Drop
+from pipeline.extract.nesting import MAX_REOPENED, SAFE_TAGS, SCAN_CHARS, nesting_problem
 
 DEEP = Drop("too_deep", 3001, 3000)
 

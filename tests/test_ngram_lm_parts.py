@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.ngram_lm import parts
-from pipeline.ngram_lm.arpa_output import write_arpa
-from pipeline.ngram_lm.config import TrainLmConfig
-from pipeline.ngram_lm.grams import EOS
-from pipeline.ngram_lm.plan import plan_of, smoothing_of
-from pipeline.ngram_lm.probabilities import check
+from pipeline.perplexity.kneser_ney import worker as parts
+from pipeline.perplexity.kneser_ney.arpa import write_arpa
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.perplexity.kneser_ney.estimate import EOS
+from pipeline.perplexity.kneser_ney.plan import plan_of, smoothing_of
+from pipeline.perplexity.kneser_ney.probabilities import check
 from schemas.errors import ContractError
 from schemas.storage import Store
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from test_ngram_lm_parts import Entries, Reference, assert_equal, read_arpa, some_text
 
-from pipeline.ngram_lm.config import TrainLmConfig
-from pipeline.ngram_lm.inputs import sha256_of
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.perplexity.kneser_ney.read_text import sha256_of
 from schemas.errors import ConfigError, ContractError
 
 FALLBACK = [0.5, 1, 1.5]
@@ -91,7 +91,7 @@ def test_a_list_of_words_as_lmplz_takes_it(lmplz: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def train(spark: Any, tmp_path: Path) -> Iterator[Any]:
     """Training on Spark as a function of lines and settings; the path of the model."""
-    from pipeline.ngram_lm.train import train_lm
+    from pipeline.perplexity.kneser_ney.train import train_lm
 
     def run(lines: list[str], name: str = "model.arpa", **settings: Any) -> Path:
         (tmp_path / "text.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -139,7 +139,7 @@ def test_kenlm_and_lmplz_agree(train: Any, lmplz: Any, shared_data: Path) -> Non
 
 @pytest.mark.spark
 def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path: Path) -> None:
-    from pipeline.ngram_lm.train import train_lm, train_lm_on
+    from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on
 
     text = some_text(7)
     limit = tmp_path / "words.txt"

@@ -9,13 +9,13 @@ import pytest
 
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.isolate import Isolated
+from pipeline.engine.isolate import Isolated
+from pipeline.engine.stage import Drop
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.passes import documents
-from pipeline.passes.documents import DocumentsTask, documents_part, verdicts
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.stage import Drop
+from pipeline.steps import documents
+from pipeline.steps.documents import DocumentsTask, documents_part, verdicts
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 

@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.histogram import COARSE, FINE, bins_of, lower_edge
-from pipeline.parts import Part
-from pipeline.passes.verdicts import (
+from pipeline.engine.histogram import COARSE, FINE, bins_of, lower_edge
+from pipeline.engine.parts import Part
+from pipeline.engine.stage import Quantile
+from pipeline.steps.verdicts import (
     JUDGED,
     SHOWN_LANGUAGES,
     VerdictsTask,
@@ -19,7 +20,6 @@ from pipeline.passes.verdicts import (
     limits_of,
     verdicts_part,
 )
-from pipeline.stage import Quantile
 from schemas.config import load_recipe
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS

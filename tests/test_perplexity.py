@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from tiny_arpa import TINY, write_arpa
 
-from pipeline.judge import judge_row
-from pipeline.language_model.compile import compile_lm
-from pipeline.perplexity import (
+from pipeline.engine.rules import judge_row
+from pipeline.engine.stage import Quantile
+from pipeline.perplexity.compile import compile_lm
+from pipeline.perplexity.stage import (
     COLUMNS,
     HEAD_CUT,
     MIDDLE_CUT,
@@ -24,7 +25,6 @@ from pipeline.perplexity import (
     perplexity_of,
     score_with_checkpoint,
 )
-from pipeline.stage import Quantile
 from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
 
@@ -228,14 +228,14 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert PERPLEXITY.models(PerplexityConfig()) == {}
     config = ngram(models={"en": "en.lm", "de": "de.arpa.bin", "fr": "fr.bin"}, pieces={"de": "sp", "fr": "words"})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr("pipeline.language_model.scorer.find_spec", lambda name: object())
+    monkeypatch.setattr("pipeline.perplexity.scorer.find_spec", lambda name: object())
     assert PERPLEXITY.models(config) == {
         "lm_en": "en.lm",
         "lm_de": "de.arpa.bin",
         "lm_fr": "fr.bin",
         "pieces_de": "sp",
     }
-    monkeypatch.setattr("pipeline.language_model.scorer.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.perplexity.scorer.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"de\.arpa\.bin: .*found a KenLM binary and no package to read it"):
         PERPLEXITY.models(config)
     assert PERPLEXITY.models(ngram()) == {"lm_en": "en.lm"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.languages.pieces import UNSPACED_LANGUAGES, split_english, split_neutral, split_unspaced, splitter_of
+from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_english, split_neutral, split_unspaced, splitter_of
 
 
 @pytest.mark.parametrize(

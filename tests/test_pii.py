@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.pii import PII, PiiConfig, Redactor, make_pii, model_files, without_overlaps
 from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, fold, join_windows, windows
 from pipeline.pii.phones import REGIONS, find_phones
+from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, model_files, without_overlaps
 from pipeline.pii.types import TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
 from schemas.entries import to_entries
 from schemas.errors import ConfigError

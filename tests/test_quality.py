@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.judge import judge_row
+from pipeline.engine.rules import judge_row
+from pipeline.engine.stage import EVERY, Drop
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import QUALITY, checks, make
-from pipeline.quality.dialects import DEFAULT_RULES, REASONS, RULES, Rule
-from pipeline.stage import EVERY, Drop
+from pipeline.quality.rules import DEFAULT_RULES, REASONS, RULES, Rule
 from schemas.errors import ConfigError
 from schemas.signals import FAMILIES, SIGNALS
 from schemas.tables import DOCUMENTS

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.judge import KEPT, judge
+from pipeline.engine.rules import KEPT, judge
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import checks, make
 from schemas.signals import FAMILIES, REDPAJAMA_COLUMNS

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.languages.pieces import split_english
-from pipeline.languages.words import Vocabulary
 from pipeline.quality.lines import COUNTER
-from pipeline.quality.measure import Measures, measure
 from pipeline.quality.refinedweb import RefinedWebRules
-from pipeline.spans import union, without
+from pipeline.quality.stage import Measures, measure
+from pipeline.text.spacy_tokens import split_english
+from pipeline.text.spans import union, without
+from pipeline.text.words import Vocabulary
 from schemas.signals import LINE_SIGNALS
 from tests.test_quality_dialects import TEXT
 

@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.judge import KEPT, judge
-from pipeline.languages.pieces import split_english
-from pipeline.languages.words import Vocabulary
-from pipeline.quality.c4 import LineRules
+from pipeline.engine.rules import KEPT, judge
+from pipeline.quality.c4_fineweb import LineRules
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.decide import checks
-from pipeline.quality.dialects import RuleSet
-from pipeline.quality.measure import Measures, measure
+from pipeline.quality.rules import RuleSet
+from pipeline.quality.stage import Measures, measure
+from pipeline.text.spacy_tokens import split_english
+from pipeline.text.words import Vocabulary
 from schemas.signals import SIGNALS
 from schemas.tables import DOCUMENTS
 

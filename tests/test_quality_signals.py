@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.languages.pieces import split_english
-from pipeline.languages.words import Vocabulary
-from pipeline.quality.c4 import POLICIES, SCRIPT, LineRules
+from pipeline.quality.c4_fineweb import POLICIES, SCRIPT, LineRules
 from pipeline.quality.fineweb import fineweb
 from pipeline.quality.gopher import STOP_WORDS, gopher, stop_codes
-from pipeline.quality.measure import Measures, measure
 from pipeline.quality.repetition import repeats, repetition, split_lines, split_paragraphs
+from pipeline.quality.stage import Measures, measure
 from pipeline.quality.vocabularies import Vocabularies
+from pipeline.text.spacy_tokens import split_english
+from pipeline.text.words import Vocabulary
 
 VOCABULARY = Vocabulary(split_english)
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.refetch import refetch
+from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.declare import open_split
+from pipeline.sources.refetch import refetch
+from pipeline.sources.source import open_split
 from pipeline.sources.stream import HashedStream
-from pipeline.stage import Split
 from schemas.errors import ContractError
 
 CONFIG = SourceConfig(paths=("unused",))

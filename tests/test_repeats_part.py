@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.build import Build
-from pipeline.dedup.repeats import part as parts
-from pipeline.dedup.repeats.build import build_repeats, wanted
-from pipeline.dedup.repeats.declare import REPEATS, RepeatsConfig
+from pipeline.dedup.repeats import keys as parts
+from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
+from pipeline.dedup.repeats.step import build_repeats, wanted
 from pipeline.dedup.repeats.write import write_part
-from pipeline.language_model.compile import compile_lm
-from pipeline.parts import Part
-from pipeline.passes.clean import CleanTask, survivors
-from pipeline.passes.rejudge import Rejudge
+from pipeline.engine.parts import Part
+from pipeline.engine.step import Build
+from pipeline.perplexity.compile import compile_lm
+from pipeline.steps.clean import CleanTask, survivors
+from pipeline.steps.rejudge import Rejudge
 from schemas.config import load_recipe
 from schemas.manifest import part_key
 from schemas.storage import Store

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.dedup.repeats.declare import RepeatsConfig
+from pipeline.dedup.repeats.config import RepeatsConfig
+from pipeline.dedup.repeats.keys import SEED, SUBSTRING, Document
 from pipeline.dedup.repeats.known import Known, known_of
-from pipeline.dedup.repeats.part import SEED, SUBSTRING, Document
 from pipeline.dedup.repeats.substring import Tokens, covered, grams, seeds, window_seeds, windowed
 from pipeline.dedup.repeats.tally import Places, key_bytes, tallies
 from pipeline.dedup.repeats.units import scoped

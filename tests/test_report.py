@@ -9,7 +9,7 @@ import pytest
 import spacy
 from report_run import ADDRESS, REASONS, crawl, identifier, make_run, whole_run, words_of
 
-from pipeline.report.collect import collect
+from pipeline.report.facts import collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.page import write_report
 from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, plain, shortened

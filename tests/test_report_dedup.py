@@ -9,10 +9,10 @@ from report_audit import AUDITED, share
 from report_repeats import add_repeats
 from report_run import REASONS, SCRIPT, make_run, words_of
 
-from pipeline.dedup.repeats.declare import REPEATS
-from pipeline.report.collect import collect
+from pipeline.dedup.repeats.config import REPEATS
 from pipeline.report.curve import Measured, across, curve_plot, likely
 from pipeline.report.dedup import audit, clusters, deduplication, repeats, search
+from pipeline.report.facts import collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.page import write_report
 from pipeline.report.samples import draw_samples

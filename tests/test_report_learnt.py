@@ -3,7 +3,7 @@
 import pytest
 from report_run import events, metrics_line
 
-from pipeline.report.learnt import SourceLosses, Waiting, by_source, told, waiting
+from pipeline.report.losses import SourceLosses, Waiting, by_source, told, waiting
 from pipeline.report.training import Step
 
 

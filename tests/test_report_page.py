@@ -15,7 +15,7 @@ import pytest
 from report_run import ADDRESS, SCRIPT, bins, crawl, judged, make_run, whole_run, words_of
 
 from pipeline.decontaminate.report import DOCUMENTS
-from pipeline.report.collect import collect
+from pipeline.report.facts import collect
 from pipeline.report.page import write_report
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RunFile, open_table, write_run

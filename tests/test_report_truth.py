@@ -8,13 +8,13 @@ import pytest
 from report_run import CLEAN_BYTES, crawl, identifier, make_run, place_of, whole_run, words_of
 from test_mix_pipeline import leave_out
 
-from pipeline.report.collect import collect
+from pipeline.report.facts import collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.ground_truth import score
 from pipeline.report.page import write_report
 from pipeline.report.samples import draw_samples
 from pipeline.report.tallies import contract, streams
-from pipeline.report.truth import score
-from pipeline.streams import TOKENS
+from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError
 from schemas.storage import Store
 

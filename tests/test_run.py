@@ -16,17 +16,17 @@ from tiny_takedown import certificates, documents_of, take_down
 
 from jobs.recipe import read_recipe, stored_recipe
 from jobs.whatif import deciding_models
-from pipeline.build import Built
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.difference import compare, open_side
-from pipeline.report.collect import collect
+from pipeline.engine.step import Built
+from pipeline.inspect.diff import compare, open_side
+from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
+from pipeline.inspect.whatif import KEEP, predict
+from pipeline.inspect.whatif_text import kept_tokens, token_rates
+from pipeline.report.facts import collect
 from pipeline.report.funnel import checks, levels
 from pipeline.report.page import write_report
 from pipeline.run import check_inputs, prepare, run_steps
-from pipeline.show import column_equals, describe, find_documents, parse_where
-from pipeline.streams import TOKENS
-from pipeline.whatif.predict import KEEP, predict
-from pipeline.whatif.tell import kept_tokens, token_rates
+from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
 from schemas.manifest import open_table, read_run

@@ -16,15 +16,15 @@ from tiny_takedown import documents_of
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from jobs.whatif import deciding_models
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.difference import compare, open_side
-from pipeline.learning.train_classifier import TrainClassifierConfig, train_classifier
-from pipeline.learning.train_lm import LmConfig, make_language_model
-from pipeline.ngram_lm.config import TrainLmConfig
-from pipeline.report.collect import collect
+from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
+from pipeline.fit.language_model import LmConfig, make_language_model
+from pipeline.inspect.diff import compare, open_side
+from pipeline.inspect.show import find_documents, parse_where
+from pipeline.inspect.whatif import KEEP, predict
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.report.facts import collect
 from pipeline.report.tallies import buckets_told
 from pipeline.run import prepare, run_steps
-from pipeline.show import find_documents, parse_where
-from pipeline.whatif.predict import KEEP, predict
 from schemas.config import load_recipe
 from schemas.entries import to_mapping
 from schemas.errors import ConfigError

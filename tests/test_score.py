@@ -10,9 +10,9 @@ import torch
 from test_generate import RECIPE, sentencepiece_run
 from tiny_dataset import make_tiny_dataset
 
-from pipeline.perplexity import SCORED as PROMISED
-from pipeline.perplexity import TO_SCORE, PerplexityConfig, score_with_checkpoint
-from pipeline.tokenizer import PROBES, Tokenizer
+from pipeline.perplexity.stage import SCORED as PROMISED
+from pipeline.perplexity.stage import TO_SCORE, PerplexityConfig, score_with_checkpoint
+from pipeline.tokens.tokenizer import PROBES, Tokenizer
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset

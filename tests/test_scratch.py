@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.dedup.scratch import BATCH_ROWS, KeptFile, Scratch, Span, shuffled_bytes, spans
+from pipeline.engine.materialize import BATCH_ROWS, KeptFile, Scratch, Span, shuffled_bytes, spans
 from schemas.errors import ContractError
 from schemas.storage import Store
 

@@ -10,7 +10,7 @@ from report_repeats import add_repeats
 from report_run import make_run
 from test_mix_pipeline import leave_out
 
-from pipeline.show import column_equals, current_tables, describe, find_documents, parse_where
+from pipeline.inspect.show import column_equals, current_tables, describe, find_documents, parse_where
 
 
 def test_what_repeats_cut_and_decided_is_shown(tmp_path: Path) -> None:

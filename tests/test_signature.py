@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.languages.pieces import split_english
-from pipeline.languages.words import Vocabulary, normal_words, word_keys
-from pipeline.signature import (
+from pipeline.minhash.fast import BLOCK, mixed, odd_numbers, shingles, sketch
+from pipeline.minhash.stage import (
     FAMILIES,
     SIGNATURE,
     SignatureConfig,
@@ -28,7 +27,8 @@ from pipeline.signature import (
     text_digest,
     value_type,
 )
-from pipeline.signature.fast import BLOCK, mixed, odd_numbers, shingles, sketch
+from pipeline.text.spacy_tokens import split_english
+from pipeline.text.words import Vocabulary, normal_words, word_keys
 from schemas.errors import ContractError
 
 CONFIG = SignatureConfig()

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.signature import SignatureConfig, as_matrix, shingle_hashes, signature, similarity, value_type
-from pipeline.signature.datasketch import hashes, shingles
-from pipeline.signature.fast import BLOCK
+from pipeline.minhash.datasketch_family import hashes, shingles
+from pipeline.minhash.fast import BLOCK
+from pipeline.minhash.stage import SignatureConfig, as_matrix, shingle_hashes, signature, similarity, value_type
 
 TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; nobody knows why it does so."
 

@@ -11,8 +11,8 @@ import pytest
 import xxhash
 from pydantic import ValidationError
 
-from pipeline.signature import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
-from pipeline.signature.datatrove import PRIME, factors, hashes, sketch
+from pipeline.minhash.datatrove_family import PRIME, factors, hashes, sketch
+from pipeline.minhash.stage import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
 from schemas.errors import ContractError
 
 CONFIG = SignatureConfig(family="datatrove")

@@ -6,8 +6,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from pipeline.signature import SignatureConfig, as_matrix, signature, similarity, value_type
-from pipeline.signature.simhash import distance, hashes, sketch, table_keys
+from pipeline.minhash.simhash import distance, hashes, sketch, table_keys
+from pipeline.minhash.stage import SignatureConfig, as_matrix, signature, similarity, value_type
 from schemas.errors import ConfigError
 
 CONFIG = SignatureConfig(family="simhash")

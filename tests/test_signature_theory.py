@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasketch import MinHash
 
-from pipeline.signature import FAMILIES, SignatureConfig, anchor, as_matrix, band_keys, signature, similarity
+from pipeline.minhash.stage import FAMILIES, SignatureConfig, anchor, as_matrix, band_keys, signature, similarity
 
 TRIALS = {20: 1500, 100: 1500, 700: 600, 5000: 100}
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.languages.words import normal_words, word_keys
-from pipeline.signature import SignatureConfig
-from pipeline.signature.units import _as_ascii, _KnownWords, by_characters, text_keys, units_of
+from pipeline.minhash.shingles import _as_ascii, _KnownWords, by_characters, text_keys, units_of
+from pipeline.minhash.stage import SignatureConfig
+from pipeline.text.words import normal_words, word_keys
 
 LETTERS = "aAbZ\u00e9\u00f6\u00df’“–—\u00a0 \n\t0123.,-'=≠\u0301١٫،１．İΣσςK½²\u200b\ud800_#ñ中한"
 PADDING = " plain words of ascii so that most of the text is ascii, and some more of them for good measure" * 3

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.engine.stage import Source, Split
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.declare import REASONS, SOURCE, open_split
+from pipeline.sources.source import REASONS, SOURCE, open_split
 from pipeline.sources.splits import find_splits
 from pipeline.sources.stream import open_stream
-from pipeline.stage import Source, Split
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page</p>"
 

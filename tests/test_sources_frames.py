@@ -8,7 +8,7 @@ import random
 import pytest
 from fastwarc.stream_io import ZstdWriter
 
-from pipeline.sources.frames import PIECE_BYTES, Frames
+from pipeline.sources.compression import PIECE_BYTES, Frames
 from pipeline.sources.warc import RECORD_STARTS
 
 RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"

@@ -10,9 +10,9 @@ from fastwarc.stream_io import ZstdWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.engine.stage import Drop
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.http import read_response, split_content_type
-from pipeline.stage import Drop
 
 HTML = "<!doctype html><title>Wörter</title><p>Text</p>".encode()
 CONFIG = SourceConfig(paths=("x",), max_page_bytes=1000)

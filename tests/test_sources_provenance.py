@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.engine.stage import Drop, Split
 from pipeline.sources import provenance
 from pipeline.sources.provenance import Item, account, domain_of, new_row
-from pipeline.stage import Drop, Split
 from schemas.ids import doc_id
 
 SPLIT = Split(0, "s", "s", 0, "", "web", "warc")

@@ -12,11 +12,11 @@ from fastwarc.stream_io import ZstdWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.engine.stage import Drop, Split
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.provenance import COLUMNS
-from pipeline.sources.rows import open_jsonl, open_parquet
 from pipeline.sources.stream import HashedStream
-from pipeline.stage import Drop, Split
 
 CONFIG = SourceConfig(paths=("x",), max_page_bytes=40, max_record_bytes=1 << 10)
 GOOD = b'{"text": "words", "url": "http://www.a.co.uk/1"}'

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 from tiny_archive import PAGE, page, read, record, verdicts
 
+from pipeline.engine.stage import Drop
 from pipeline.sources.config import SourceConfig
-from pipeline.stage import Drop
 from schemas.ids import doc_id
 
 

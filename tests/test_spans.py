@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.spans import append_span, between, select, trim, union, without
+from pipeline.text.spans import append_span, between, select, trim, union, without
 
 EDGES = st.lists(st.integers(0, 40), max_size=12, unique=True).map(sorted)
 

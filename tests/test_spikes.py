@@ -20,8 +20,8 @@ from test_trace import CASES, STREAM, opened, tokens_of
 from tiny_dataset import make_tiny_dataset
 from tiny_runs import assert_same_bits, computed, copied, events, metrics, notes, state_at, trained
 
+from pipeline.lineage.read import read_lineage
 from schemas.errors import ContractError
-from schemas.lineage.read import read_lineage
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.guard import GuardConfig

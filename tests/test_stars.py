@@ -9,7 +9,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from pipeline.dedup.packs import PACK_PAIRS, PACKS, packs, pair_batch, pairs_of, unpacked
-from pipeline.dedup.stars import (
+from pipeline.dedup.star_contraction import (
     all_links,
     contracted,
     follow,

@@ -12,7 +12,7 @@ from report_run import make_run
 from table_readers import READERS, Files, by_every_reader, check_reader, files_of
 from test_diff import write_manifest_lineage
 
-from pipeline.writing import PartWriter
+from pipeline.engine.parquet import PartWriter
 from schemas.entries import value_type
 from schemas.manifest import open_table
 from schemas.storage import Store

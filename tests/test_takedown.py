@@ -10,9 +10,9 @@ from report_run import Record, crawl, identifier, make_run
 from tiny_dataset import make_tiny_dataset
 from tiny_takedown import all_bytes, certificates, documents_of, opened, rows_of, take_down, tokens_of
 
-from pipeline.report.collect import collect
+from pipeline.inspect.show import current_tables
+from pipeline.report.facts import collect
 from pipeline.report.funnel import checks
-from pipeline.show import current_tables
 from pipeline.takedown.select import Request, select
 from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_docs, cut_tokens
 from pipeline.takedown.tables import counts_after

@@ -13,7 +13,7 @@ from test_takedown import LONG
 from tiny_dataset import make_tiny_dataset
 from tiny_takedown import certificates, documents_of, forge, opened, take_down
 
-from pipeline.takedown.check import check_certificate
+from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.findings import Checked, describe_check
 from pipeline.takedown.spans import WINDOWS, Finder, digest, marks, traces_of
 from pipeline.takedown.tables import GroupWriter, match_of, named_in, rewrite_part

@@ -12,7 +12,7 @@ from tiny_runs import assert_same_bits, copied, make_run, notes, train, trained
 from tiny_runs import opened as batches_of
 from tiny_takedown import certificates, documents_of, forge, opened, spans_of, take_down
 
-from pipeline.takedown.check import check_certificate
+from pipeline.takedown.certificate import check_certificate
 from schemas.errors import ConfigError
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store

@@ -9,11 +9,11 @@ from tiny_takedown import certificates, documents_of, opened, rows_of, take_down
 import pipeline.run
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.report.collect import collect
+from pipeline.inspect.show import current_tables
+from pipeline.report.facts import collect
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.run import prepare, run_steps
-from pipeline.show import current_tables
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store

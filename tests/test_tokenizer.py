@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from pipeline.tokenizer import (
+from pipeline.tokens.tokenizer import (
     CHUNK_CHARS,
     LINE_CHARS,
     PROBES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline.judge import judge_row
+from pipeline.engine.rules import judge_row
 from pipeline.toxicity import (
     BUILT_IN,
     LANGUAGES,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.histogram import count_bins
-from pipeline.whatif.changes import changed_settings
-from pipeline.whatif.predict import Cell, Prediction
-from pipeline.whatif.sensitivity import CUT, Curve, points
-from pipeline.whatif.tell import kept_tokens, tell, token_rates
+from pipeline.engine.histogram import count_bins
+from pipeline.inspect.changes import changed_settings
+from pipeline.inspect.whatif import Cell, Prediction
+from pipeline.inspect.whatif_limits import CUT, Curve, points
+from pipeline.inspect.whatif_text import kept_tokens, tell, token_rates
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.languages.pieces import split_english
-from pipeline.languages.words import (
+from pipeline.text.spacy_tokens import split_english
+from pipeline.text.words import (
     ALPHABETIC,
     BASE,
     ENDS_SENTENCE,

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import writing
-from pipeline.writing import PartWriter
+from pipeline.engine import parquet as writing
+from pipeline.engine.parquet import PartWriter
 from schemas.errors import ContractError
 from schemas.storage import Store
 

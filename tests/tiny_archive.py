@@ -3,12 +3,12 @@
 import hashlib
 import io
 
+from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.declare import REASONS
 from pipeline.sources.provenance import COLUMNS
+from pipeline.sources.source import REASONS
 from pipeline.sources.stream import HashedStream
 from pipeline.sources.warc import open_warc
-from pipeline.stage import Split
 
 CONFIG = SourceConfig(paths=("x",))
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page %d</p>"

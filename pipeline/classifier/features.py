@@ -10,9 +10,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.languages.pieces import UNSPACED
-from pipeline.languages.words import Codes, Vocabulary
-from pipeline.stage import Row
+from pipeline.engine.stage import Row
+from pipeline.text.spacy_tokens import UNSPACED
+from pipeline.text.words import Codes, Vocabulary
 
 FEATURES = 1
 """Version of the definition in this module."""

@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import model_validator
 
-from pipeline.classifier import check_names, check_range
+from pipeline.classifier.columns import Floats, entry, gumbel, numbers, uniform
 from pipeline.classifier.features import buckets_of, keys_of_row, new_vocabulary, ngram_codes
 from pipeline.classifier.model_file import read_model, write_model
-from pipeline.classifier.stored import Floats, entry, gumbel, numbers, uniform
-from pipeline.languages.words import Codes
-from pipeline.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
+from pipeline.classifier.stage import check_names, check_range
+from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
+from pipeline.text.words import Codes
 from schemas.config import Section, decision, location
 
 KIND = "importance weights"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pipeline.classifier.features import buckets_of, ngram_codes
 from pipeline.classifier.model_file import read_model, write_model
 from pipeline.classifier.solver import Minimum, dot, minimise
-from pipeline.languages.words import Codes
+from pipeline.text.words import Codes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

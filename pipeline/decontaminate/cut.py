@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from pipeline.decontaminate.config import DecontaminateConfig
 from pipeline.decontaminate.index import CHARACTERS, WORDS
-from pipeline.decontaminate.lookup import Index
+from pipeline.decontaminate.match import Index
 from pipeline.decontaminate.ngrams import TOKEN, has_unspaced, located_characters, located_words
-from pipeline.languages.words import Ints, normal_words, word_keys
-from pipeline.spans import Span, append_span, between, select
-from pipeline.stage import Row
+from pipeline.engine.stage import Row
+from pipeline.text.spans import Span, append_span, between, select
+from pipeline.text.words import Ints, normal_words, word_keys
 from schemas.errors import ContractError
 
 ROUNDS = 20

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipeline.decontaminate.config import DecontaminateConfig
 from pipeline.decontaminate.items import read_items
 from pipeline.decontaminate.ngrams import character_keys, is_unspaced, ngrams, prefix_sums
-from pipeline.languages.words import Codes, Ints, normal_words, word_keys
+from pipeline.text.words import Codes, Ints, normal_words, word_keys
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
 

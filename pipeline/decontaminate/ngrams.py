@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 
-from pipeline.languages.pieces import UNSPACED
-from pipeline.languages.words import Codes, Ints, normal_words, powers, word_keys
+from pipeline.text.spacy_tokens import UNSPACED
+from pipeline.text.words import Codes, Ints, normal_words, powers, word_keys
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 PIECE = re.compile(r"\S+")

@@ -6,8 +6,8 @@ Items are counted by name, at most as many as the sets have, so the figures do n
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.decontaminate.lookup import MOSTLY, open_index
-from pipeline.stage import Row
+from pipeline.decontaminate.match import MOSTLY, open_index
+from pipeline.engine.stage import Row
 
 SETS, DOCUMENTS, NGRAMS = "evaluation_sets", "contaminated_documents", "contaminated_ngrams"
 ITEMS, WHOLE_ITEMS, CANARIES = "contaminated_items", "contaminated_items_whole", "canaries"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.order import NODE_BYTES, Bytes, binary_array, rows_of_bytes
+from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, rows_of_bytes
 
 KEYS = pa.schema([pa.field("key", pa.int64()), pa.field("order", pa.binary())])
 KEYS_DDL = "key long, order binary"

@@ -23,9 +23,8 @@ from pipeline.dedup.buckets import (
     rows_of_buckets,
 )
 from pipeline.dedup.copies import DedupTask, keys_of, windows
+from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
 from pipeline.dedup.keys import payloads_of
-from pipeline.dedup.order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
-from pipeline.dedup.scratch import Kept, Scratch
 from pipeline.dedup.verify import (
     CARRIED_DDL,
     FAILED,
@@ -38,9 +37,10 @@ from pipeline.dedup.verify import (
     compared,
     comparison,
 )
-from pipeline.lift import by_part, frame_of_tasks
-from pipeline.parts import TEXTS_AT_ONCE, apply_cuts, measured
-from pipeline.signature import shingle_hashes
+from pipeline.engine.materialize import Kept, Scratch
+from pipeline.engine.parts import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.engine.spark import by_part, frame_of_tasks
+from pipeline.minhash.stage import shingle_hashes
 
 FEW = 200_000
 """Documents that are sent to every worker rather than shuffled [rows]."""

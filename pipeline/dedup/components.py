@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from pipeline.dedup.order import Bytes
+from pipeline.dedup.keep_order import Bytes
 from pipeline.dedup.packs import PACKS_DDL, packs, pair_batch, pairs_of, unpacked
-from pipeline.dedup.scratch import Batches, Kept, Scratch
-from pipeline.dedup.stars import (
+from pipeline.dedup.star_contraction import (
     all_links,
     contracted,
     follow,
@@ -28,7 +27,8 @@ from pipeline.dedup.stars import (
     small_star,
     to_both_ends,
 )
-from pipeline.lift import task_context
+from pipeline.engine.materialize import Batches, Kept, Scratch
+from pipeline.engine.spark import task_context
 from schemas.errors import ContractError
 
 MAX_ROUNDS = 64

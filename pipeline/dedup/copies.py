@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keep_order import NODE_BYTES, Bytes, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import all_keys, digests_of, key_columns, scopes_of, signatures_of
-from pipeline.dedup.order import NODE_BYTES, Bytes, order_columns, orders, rows_of_bytes
-from pipeline.parts import Part, measured
-from pipeline.signature import SignatureConfig
-from pipeline.signature.fast import mixed, odd_numbers
+from pipeline.engine.parts import Part, measured
+from pipeline.minhash.fast import mixed, odd_numbers
+from pipeline.minhash.stage import SignatureConfig
 
 WINDOW = 1 << 16
 Indices = npt.NDArray[np.intp]

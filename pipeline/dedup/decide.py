@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.declare import DROPPED_BEFORE, EXACT, NEAR, SAME_URL, DedupConfig
+from pipeline.dedup.config import DROPPED_BEFORE, EXACT, NEAR, SAME_URL, DedupConfig
+from pipeline.dedup.keep_order import PART_BYTES, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import DIGEST_BYTES, DIGESTS, scopes_of
-from pipeline.dedup.order import PART_BYTES, order_columns, orders, rows_of_bytes
-from pipeline.stage import Row
+from pipeline.engine.stage import Row
 from schemas.ids import DOC_ID_BYTES
 from schemas.urls import url_key
 

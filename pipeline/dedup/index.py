@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.dedup.candidates import Earlier
-from pipeline.dedup.declare import DEDUP, DedupConfig
+from pipeline.dedup.config import DEDUP, DedupConfig
+from pipeline.dedup.keep_order import EARLIER, PART_BYTES
 from pipeline.dedup.keys import check_method
-from pipeline.dedup.order import EARLIER, PART_BYTES
-from pipeline.lift import Answer, answers_of_partitions, frame_of_tasks
-from pipeline.signature import SIGNATURE, SignatureConfig
-from pipeline.stage import Split
-from pipeline.writing import HashingSink, unique_name
+from pipeline.engine.parquet import HashingSink, unique_name
+from pipeline.engine.spark import Answer, answers_of_partitions, frame_of_tasks
+from pipeline.engine.stage import Split
+from pipeline.minhash.stage import SIGNATURE, SignatureConfig
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import Table, open_table

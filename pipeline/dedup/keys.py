@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from pipeline.dedup.declare import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
-from pipeline.dedup.order import rows_of_bytes
-from pipeline.signature import SignatureConfig, band_keys, value_type
-from pipeline.signature.fast import mixed
-from pipeline.signature.optimal import optimal_bands
-from pipeline.signature.simhash import table_keys
+from pipeline.dedup.config import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
+from pipeline.dedup.keep_order import rows_of_bytes
+from pipeline.minhash.fast import mixed
+from pipeline.minhash.optimal import optimal_bands
+from pipeline.minhash.simhash import table_keys
+from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
 from schemas.errors import ConfigError
 
 Keys = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dedup.order import Bytes, binary_array, rows_of_bytes
-from pipeline.dedup.stars import Numbers
+from pipeline.dedup.keep_order import Bytes, binary_array, rows_of_bytes
+from pipeline.dedup.star_contraction import Numbers
 from schemas.errors import ContractError
 
 PACK_PAIRS = 1024

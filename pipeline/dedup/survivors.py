@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.build import Answer, Build, Built, gather
+from pipeline.dedup.config import DEDUP, EXACT, NEAR, DedupConfig
 from pipeline.dedup.decide import (
     CLUSTER,
     URL,
@@ -27,14 +27,14 @@ from pipeline.dedup.decide import (
     url_tallies,
     weight_of,
 )
-from pipeline.dedup.declare import DEDUP, EXACT, NEAR, DedupConfig
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
 from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
-from pipeline.fused import Books, set_verdict
-from pipeline.lift import answers_of_parts, by_part, frame_of_tasks, persisted
-from pipeline.parts import Part, measured, parts_of
-from pipeline.stage import Drop, Row
-from pipeline.writing import PartWriter
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.parts import Part, measured, parts_of
+from pipeline.engine.spark import answers_of_parts, by_part, frame_of_tasks, persisted
+from pipeline.engine.stage import Drop, Row
+from pipeline.engine.step import Answer, Build, Built, gather
+from pipeline.engine.worker import Books, set_verdict
 from schemas.manifest import Table, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA

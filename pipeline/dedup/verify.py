@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.dedup.buckets import KEYS, KEYS_DDL, PAIRS
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keep_order import NODE_BYTES, binary_array, rows_of_bytes
 from pipeline.dedup.keys import DIGEST_BYTES
-from pipeline.dedup.order import NODE_BYTES, binary_array, rows_of_bytes
-from pipeline.signature import SignatureConfig, jaccard, similarity, value_type
-from pipeline.signature.simhash import distance
+from pipeline.minhash.simhash import distance
+from pipeline.minhash.stage import SignatureConfig, jaccard, similarity, value_type
 from schemas.errors import ContractError
 
 PAYLOADS = pa.schema([pa.field("node", pa.binary()), pa.field("payload", pa.binary())])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipeline.demo_crawl.capture import Capture, Fault, capture_of, http_response
-from pipeline.demo_crawl.layout import CLEAN
+from pipeline.demo_crawl.html import CLEAN
 from pipeline.demo_crawl.page import Page, prose
 from pipeline.demo_crawl.stock import Stock, title_of
 from pipeline.demo_crawl.urls import Urls

@@ -9,17 +9,17 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline.demo_crawl.bad_pages import LOW_QUALITY, UNTITLED
 from pipeline.demo_crawl.broken import broken_captures, good_page
 from pipeline.demo_crawl.capture import ENCODINGS, capture_of
 from pipeline.demo_crawl.copies import LEVELS, NEAR_COPY_CHARS, exact_copies, near_copy
-from pipeline.demo_crawl.foreign import ENCODINGS as CHARSETS
-from pipeline.demo_crawl.foreign import foreign_page
-from pipeline.demo_crawl.harvest import harvest
-from pipeline.demo_crawl.layout import CLEAN, LAYOUTS
-from pipeline.demo_crawl.lowquality import LOW_QUALITY, UNTITLED
+from pipeline.demo_crawl.hostile_pages import VALUES, personal_page, toxic_page
+from pipeline.demo_crawl.html import CLEAN, LAYOUTS
 from pipeline.demo_crawl.page import Page, prose
+from pipeline.demo_crawl.sentences import ENCODINGS as CHARSETS
+from pipeline.demo_crawl.sentences import foreign_page
 from pipeline.demo_crawl.stock import SENTENCE_END, Stock, title_of
-from pipeline.demo_crawl.unsafe import VALUES, personal_page, toxic_page
+from pipeline.demo_crawl.text import harvest
 from pipeline.demo_crawl.urls import Urls
 from pipeline.demo_crawl.write import Truth, write_crawl
 from schemas.errors import ConfigError

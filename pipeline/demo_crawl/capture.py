@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import brotli
 
-from pipeline.demo_crawl.layout import render
+from pipeline.demo_crawl.html import render
 from pipeline.demo_crawl.page import Expected, Page
 
 Fault = Literal["none", "corrupt", "truncated", "length_too_small", "length_too_large", "no_length", "garbage"]

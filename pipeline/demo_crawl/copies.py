@@ -8,7 +8,7 @@ import random
 import re
 from dataclasses import replace
 
-from pipeline.demo_crawl.layout import CLEAN
+from pipeline.demo_crawl.html import CLEAN
 from pipeline.demo_crawl.page import Blocks, Page, jaccard
 
 LEVELS = (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)

@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Iterator
 
-from pipeline.demo_crawl.harvest import Passage, vocabulary
+from pipeline.demo_crawl.text import Passage, vocabulary
 from schemas.errors import ConfigError
 
 MERGED_CHARS = 240

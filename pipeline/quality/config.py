@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
-from pipeline.quality.dialects import DEFAULT_RULES, RULES, Dialect, Rule, RuleSet
+from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, Rule, RuleSet
 from schemas.config import Section, decision, location, nearest
 from schemas.signals import FAMILIES
 

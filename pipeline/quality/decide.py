@@ -7,16 +7,16 @@ language is named for holds for all.
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.languages.profiles import Profile, load_profiles
-from pipeline.languages.words import Codes
-from pipeline.quality.c4 import LineRules
+from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.quality.c4_fineweb import LineRules
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.dialects import REASONS, Rule
 from pipeline.quality.gopher import STOP_WORDS, stop_codes
-from pipeline.quality.measure import ENGLISH, Measures, measure
 from pipeline.quality.refinedweb import RefinedWebRules
+from pipeline.quality.rules import REASONS, Rule
+from pipeline.quality.stage import ENGLISH, Measures, measure
 from pipeline.quality.vocabularies import Vocabularies
-from pipeline.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.text.profiles import Profile, load_profiles
+from pipeline.text.words import Codes
 from schemas.errors import ConfigError
 from schemas.signals import LINE_SIGNALS, SIGNALS
 

@@ -7,12 +7,12 @@ al. 2024, arXiv 2402.00159, and its code `python/dolma/taggers`.
 
 import numpy as np
 
-from pipeline.languages.words import Codes
-from pipeline.quality.dclm import shares_of_repeated
+from pipeline.quality.dclm_dolma import shares_of_repeated
 from pipeline.quality.ngrams import TOP_SIZES, recurring, spans
 from pipeline.quality.parts import Parts
-from pipeline.quality.readings import LETTER, SYMBOL, num_among, read_pieces
 from pipeline.quality.repetition import split_lines
+from pipeline.quality.text import LETTER, SYMBOL, num_among, read_pieces
+from pipeline.text.words import Codes
 
 DOLMA_BULLETS = ("*", "-")
 ELLIPSIS = "…"

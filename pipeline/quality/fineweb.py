@@ -3,7 +3,7 @@
 Source: Penedo et al. 2024, arXiv 2406.17557, section 3.6, as datatrove reads it.
 """
 
-from pipeline.languages.words import SENTENCE_ENDS
+from pipeline.text.words import SENTENCE_ENDS
 
 SHORT_LINE = 30  # [characters] a line of at most this length is short; part of the signal's definition
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from pipeline.languages.words import ALPHABETIC, WORD, Codes, Words, token_codes
+from pipeline.text.words import ALPHABETIC, WORD, Codes, Words, token_codes
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 BULLETS = ("•", "-")

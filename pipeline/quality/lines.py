@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.languages.words import Ints
 from pipeline.quality.parts import Parts
-from pipeline.quality.readings import JAVASCRIPT, read_normal_pieces
 from pipeline.quality.redpajama import BULLETS, lines_of
+from pipeline.quality.text import JAVASCRIPT, read_normal_pieces
+from pipeline.text.words import Ints
 
 UPPER, DIGIT, CODE, SPACE = 1, 2, 4, 8
 """Classes of a character: upper case; digit; a sign that code has more of than prose; whitespace."""

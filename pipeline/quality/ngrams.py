@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.languages.words import Codes, Ints
+from pipeline.text.words import Codes, Ints
 
 SIZES = range(2, 11)
 TOP_SIZES, REPEATED_SIZES = (2, 3, 4), (5, 6, 7, 8, 9, 10)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.languages.words import Ints, Reader, Vocabulary, Words
+from pipeline.text.words import Ints, Reader, Vocabulary, Words
 
 
 class Parts:

@@ -9,10 +9,9 @@ import re
 
 import numpy as np
 
-from pipeline.languages.words import Codes, Ints
 from pipeline.quality.ngrams import TOP_SIZES, covered, recurring
 from pipeline.quality.parts import Parts
-from pipeline.quality.readings import (
+from pipeline.quality.text import (
     ASCII_LETTER,
     CAPITALS,
     LOREM,
@@ -21,6 +20,7 @@ from pipeline.quality.readings import (
     read_normal_pieces,
     read_raw_words,
 )
+from pipeline.text.words import Codes, Ints
 
 PLACEHOLDER = "lorem ipsum"
 SYMBOLS = ("#", "...", "…")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.quality.dclm import ASCII_SPACE, num_words
+from pipeline.quality.dclm_dolma import ASCII_SPACE, num_words
 from pipeline.quality.lines import Lines
 from pipeline.quality.parts import Parts
-from pipeline.spans import Span, between, trim, union, without
+from pipeline.text.spans import Span, between, trim, union, without
 
 MAX_DIGITS = 0.999999
 PHRASE_WORDS = 10

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pipeline.languages.words import Codes, Ints, Words, powers
+from pipeline.text.words import Codes, Ints, Words, powers
 
 TOP_SIZES = (2, 3, 4)
 REPEATED_SIZES = (5, 6, 7, 8, 9, 10)

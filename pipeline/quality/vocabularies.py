@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from pipeline.languages.pieces import splitter_of
-from pipeline.languages.words import CAPACITY, Vocabulary
+from pipeline.text.spacy_tokens import splitter_of
+from pipeline.text.words import CAPACITY, Vocabulary
 
 
 class Vocabularies:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.decontaminate.report import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
-from pipeline.report.collect import Facts
+from pipeline.report.facts import Facts
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.collect import Facts, of_another_run
 from pipeline.report.curve import CurvePlot, Measured, curve_plot
+from pipeline.report.facts import Facts, of_another_run
 from pipeline.report.numbers import number, percent
 from pipeline.report.plots import ColumnPlot, SizeClass, cluster_plot
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.fused import EVERY_STAGE
-from pipeline.report.collect import BEFORE, FROM_OUTSIDE, Facts, of_another_run
+from pipeline.engine.worker import EVERY_STAGE
+from pipeline.report.facts import BEFORE, FROM_OUTSIDE, Facts, of_another_run
 from schemas.manifest import Counts
 
 Reasons = Mapping[str, Mapping[str, str]]

@@ -7,9 +7,9 @@ already is not drawn, so a run of any size needs two or three tracks.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
+from pipeline.lineage.read import read_lineage
 from pipeline.report.numbers import number, short, size
-from schemas.lineage.graph import Lineage, Node, drawn_links, folded
-from schemas.lineage.read import read_lineage
 from schemas.storage import Store
 
 ROW, LINE, DOT = 66, 17, 15

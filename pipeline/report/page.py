@@ -11,12 +11,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.report import numbers
 from pipeline.report.ablations import SHOWN_FATES, ablations
-from pipeline.report.collect import Facts, collect
 from pipeline.report.contamination import canaries, evaluation_sets
 from pipeline.report.dedup import deduplication
+from pipeline.report.facts import Facts, collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
-from pipeline.report.learnt import by_source, told, waiting
+from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
+from pipeline.report.losses import by_source, told, waiting
 from pipeline.report.plots import training_plots
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
@@ -33,7 +34,6 @@ from pipeline.report.tallies import (
     wordlists,
 )
 from pipeline.report.training import Figure
-from pipeline.report.truth import Score, score
 from pipeline.stages import all_stages
 from schemas.storage import Store
 

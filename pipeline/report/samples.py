@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.pii import Redactor, load_names
-from pipeline.report.collect import BEFORE, Facts
-from pipeline.stage import Row
-from pipeline.streams import TOKENS
+from pipeline.engine.stage import Row
+from pipeline.pii.stage import Redactor, load_names
+from pipeline.report.facts import BEFORE, Facts
+from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.perplexity import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
-from pipeline.report.axis import Side
-from pipeline.report.collect import Facts
+from pipeline.engine.stage import EVERY
+from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
+from pipeline.report.charts import Side
+from pipeline.report.facts import Facts
 from pipeline.report.funnel import RuleDrops
 from pipeline.report.spread import OTHER, Measured, Spread, make_spread
-from pipeline.stage import EVERY
 from schemas.entries import value_type
 from schemas.tables import DOCUMENTS, SCORES
 

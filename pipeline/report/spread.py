@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeline.histogram import COARSE, lower_edge
-from pipeline.report.axis import Axis, Label, Side, Slot, labels, make_axis
+from pipeline.engine.histogram import COARSE, lower_edge
+from pipeline.report.charts import Axis, Label, Side, Slot, labels, make_axis
 from pipeline.report.numbers import number, percent, short
 
 OTHER = "other"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.report.collect import SECOND, Facts
+from pipeline.report.facts import SECOND, Facts
 from schemas.manifest import FileEntry
 from schemas.tokens import HELDOUT, docs_key, shard_key
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import brotli
 from fastwarc.stream_io import ZstdReader
 
+from pipeline.engine.stage import Drop
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.headers import MAX_HEADER_BYTES, parse_fields
-from pipeline.stage import Drop
 
 BLANK_LINE = re.compile(rb"\r{0,2}\n\r{0,2}\n")
 STATUS_LINE = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")

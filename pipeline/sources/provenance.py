@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tldextract import TLDExtract
 
-from pipeline.stage import Drop, Row, Split
+from pipeline.engine.stage import Drop, Row, Split
 from schemas.ids import doc_id
 
 COLUMNS = (

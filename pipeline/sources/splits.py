@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 
 import pyarrow.fs as pafs
 
+from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
-from pipeline.stage import Split
 from schemas.errors import ConfigError
 from schemas.storage import resolve
 

@@ -7,7 +7,7 @@ twice. Readers may jump: bytes are hashed once, in order, up to a high-water mar
 import hashlib
 from typing import Any
 
-from pipeline.stage import Split
+from pipeline.engine.stage import Split
 from schemas.storage import resolve
 
 READ_BYTES = 1 << 20

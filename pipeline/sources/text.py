@@ -1,7 +1,7 @@
 """Text that needs no extraction: conversion records, JSON lines and Parquet rows."""
 
+from pipeline.engine.stage import Drop, Row
 from pipeline.sources.config import SourceConfig
-from pipeline.stage import Drop, Row
 
 
 def encodable(text: str) -> str:

@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import PEEK_BYTES, Frames, Starts
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.frames import PEEK_BYTES, Frames, Starts
 from pipeline.sources.headers import ARC_LINE, RECORD, Header, begins_record, parse_arc_line, parse_warc_header
 from pipeline.sources.http import Page, read_response, split_content_type, take_body
 from pipeline.sources.provenance import Item, account, new_row
 from pipeline.sources.text import set_text
 from pipeline.sources.window import Window
-from pipeline.stage import Drop, Row, Split
 
 TERMINATOR = re.compile(rb"\r?\n\r?\n")
 DIGESTS = frozenset({"md5", "sha1", "sha256", "sha384", "sha512"})

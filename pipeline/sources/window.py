@@ -8,7 +8,7 @@ import re
 from collections import deque
 
 from pipeline.sources.blocks import BLOCK_BYTES, OVERLAP_BYTES
-from pipeline.sources.frames import PEEK_BYTES, Frames, Piece
+from pipeline.sources.compression import PEEK_BYTES, Frames, Piece
 from pipeline.sources.headers import MAX_HEADER_BYTES
 
 NEWLINES = re.compile(rb"[\r\n]*")

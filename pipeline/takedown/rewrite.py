@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.streams import LEFT_OUT, TOKENS
 from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_by_url, cut_docs, cut_tokens, find_places
 from pipeline.takedown.spans import traces_of
 from pipeline.takedown.tables import counts_after, match_of, rewrite_part
+from pipeline.tokens.streams import LEFT_OUT, TOKENS
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import (
     MANIFEST_NAME,

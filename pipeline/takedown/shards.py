@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.shards import IpcWriter
+from pipeline.tokens.shards import IpcWriter
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, Dataset, Shard, docs_key, shard_key, shard_schema

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.writing import HashingSink, unique_name
+from pipeline.engine.parquet import HashingSink, unique_name
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Counts
 from schemas.storage import Store

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.build import Answer
-from pipeline.dedup.audit.declare import AuditConfig
+from pipeline.dedup.audit.config import AuditConfig
 from pipeline.dedup.audit.estimate import simple_share
 from pipeline.dedup.audit.pairs import (
     Pairs,
@@ -31,12 +30,13 @@ from pipeline.dedup.audit.pairs import (
 from pipeline.dedup.audit.sample import ANCHORED, JOINED, UNIFORM, Chosen
 from pipeline.dedup.audit.tally import Tally, bin_edges
 from pipeline.dedup.audit.texts import SAMPLED
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
-from pipeline.signature import SignatureConfig
-from pipeline.signature.fast import mixed
-from pipeline.stage import Row
-from pipeline.writing import PartWriter
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.stage import Row
+from pipeline.engine.step import Answer
+from pipeline.minhash.fast import mixed
+from pipeline.minhash.stage import SignatureConfig
 from schemas.manifest import part_key
 from schemas.storage import Store
 from schemas.tables import AUDIT

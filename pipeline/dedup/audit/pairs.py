@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.signature import SignatureConfig, similarity, value_type
-from pipeline.signature.simhash import distance
+from pipeline.minhash.simhash import distance
+from pipeline.minhash.stage import SignatureConfig, similarity, value_type
 
 FLOOR = 0.2
 BLOCK_CELLS = 1 << 21

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.audit.declare import AuditConfig
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.audit.config import AuditConfig
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keep_order import big_endian, binary_array, rows_of_bytes
 from pipeline.dedup.keys import scopes_of
-from pipeline.dedup.order import big_endian, binary_array, rows_of_bytes
-from pipeline.parts import Part, measured
-from pipeline.signature.fast import mixed
+from pipeline.engine.parts import Part, measured
+from pipeline.minhash.fast import mixed
 from schemas.ids import DOC_ID_BYTES
 
 JOINED, UNIFORM, ANCHORED = "joined", "uniform", "anchored"

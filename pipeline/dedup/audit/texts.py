@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.dedup.declare import DedupConfig
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keep_order import binary_array
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
-from pipeline.dedup.order import binary_array
-from pipeline.languages.words import Codes
-from pipeline.parts import Part, apply_cuts
-from pipeline.signature import SignatureConfig, shingle_hashes
+from pipeline.engine.parts import Part, apply_cuts
+from pipeline.minhash.stage import SignatureConfig, shingle_hashes
+from pipeline.text.words import Codes
 from schemas.errors import ContractError
 from schemas.manifest import part_key
 

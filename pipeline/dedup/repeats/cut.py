@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.spans import Span, append_span, select, union
+from pipeline.text.spans import Span, append_span, select, union
 
 Cut = tuple[int, int, str]
 _SPACE = re.compile(r"\s+")

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dedup.order import NODE_BYTES, Bytes, rows_of_bytes
+from pipeline.dedup.keep_order import NODE_BYTES, Bytes, rows_of_bytes
 from pipeline.dedup.repeats.tally import POSITION_BYTES
-from pipeline.languages.words import Codes, Ints
+from pipeline.text.words import Codes, Ints
 from schemas.ids import DOC_ID_BYTES
 
 ELSEWHERE = -1

@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 import xxhash
 
-from pipeline.languages.pieces import UNSPACED
-from pipeline.languages.words import Codes, Ints, word_keys
-from pipeline.signature.fast import mixed
-from pipeline.spans import Span
+from pipeline.minhash.fast import mixed
+from pipeline.text.spacy_tokens import UNSPACED
+from pipeline.text.spans import Span
+from pipeline.text.words import Codes, Ints, word_keys
 
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A word: a character of a script that does not separate words, or a run of others between whitespace."""

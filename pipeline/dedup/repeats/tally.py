@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.dedup.copies import words
-from pipeline.dedup.order import Bytes, big_endian, binary_array
+from pipeline.dedup.keep_order import Bytes, big_endian, binary_array
 from pipeline.dedup.totals import TALLIES
-from pipeline.languages.words import Codes, Ints
+from pipeline.text.words import Codes, Ints
 
 PLACES_AT_ONCE = 1 << 20
 """Places that are tallied together: what a task holds does not grow with its part."""

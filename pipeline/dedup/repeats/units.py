@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from pipeline.dedup.repeats.declare import RepeatsConfig
+from pipeline.dedup.repeats.config import RepeatsConfig
 from pipeline.dedup.repeats.normal import normal_forms
-from pipeline.languages.words import SENTENCE_ENDS, Codes, Ints, word_keys
-from pipeline.signature.fast import mixed
+from pipeline.minhash.fast import mixed
+from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _UNSPACED_ENDS = "\u3002\uff01\uff1f\uff61"

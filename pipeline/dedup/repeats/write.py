@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.build import Answer, keep_answer, standing_answer
 from pipeline.dedup.keys import scopes_of
+from pipeline.dedup.repeats.config import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.cut import Cut, cuts_of, placed
-from pipeline.dedup.repeats.declare import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
+from pipeline.dedup.repeats.keys import NOWHERE, SUBSTRING, Document, Judge, RepeatsTask
 from pipeline.dedup.repeats.known import Known, known_of
-from pipeline.dedup.repeats.part import NOWHERE, SUBSTRING, Document, Judge, RepeatsTask
 from pipeline.dedup.repeats.substring import Tokens, covered, grams
 from pipeline.dedup.repeats.units import scoped, units_of
-from pipeline.fused import Books, set_verdict
-from pipeline.parts import TEXTS_AT_ONCE, apply_cuts, measured
-from pipeline.spans import Span, between, without
-from pipeline.stage import Drop, Row
-from pipeline.writing import PartWriter
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.parts import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.engine.stage import Drop, Row
+from pipeline.engine.step import Answer, keep_answer, standing_answer
+from pipeline.engine.worker import Books, set_verdict
+from pipeline.text.spans import Span, between, without
 from schemas.ids import canonical_json
 from schemas.manifest import part_key
 from schemas.tables import REPEATS as REPEATS_SCHEMA

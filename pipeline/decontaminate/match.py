@@ -1,0 +1,142 @@
+"""Looking a document up in the index: the n-grams it shares, the words they cover, the items they are from."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.decontaminate.index import CHARACTERS, FILE, FORMAT, WORDS
+from pipeline.decontaminate.ngrams import character_keys, has_unspaced, ngrams, prefix_sums
+from pipeline.text.words import Codes, Ints
+from schemas.errors import ContractError
+
+MOSTLY = 0.7
+"""Share of an item's n-grams from which on it counts as found whole. Source: Chowdhery et al. 2022 (PaLM), arXiv
+2204.02311, section 8; there over the whole corpus, here in one document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of units that are n-grams of the index."""
+
+    starts: Ints
+    """First unit of each."""
+    sizes: Ints
+    """Units of each."""
+    entries: Ints
+    """Number of its n-gram in the index."""
+
+    def covered(self, count: int) -> npt.NDArray[np.bool_]:
+        """Which of `count` units lie in a run."""
+        edges = np.bincount(self.starts, minlength=count + 1) - np.bincount(
+            self.starts + self.sizes, minlength=count + 1
+        )
+        return np.cumsum(edges)[:count] > 0
+
+
+NONE = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a document shares with the evaluation sets."""
+
+    ngrams: dict[str, int]
+    """Distinct n-grams by set; sets without one are left out."""
+    share: float
+    """Words in such n-grams over words, or characters over characters if that is more; 0 to 1."""
+    items: list[tuple[str, bool]]
+    """`set:line` of every item that one of them is from, and whether the document has MOSTLY all of that item's."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The index, mapped into memory."""
+
+    arrays: dict[str, Any]
+    header: dict[str, Any]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [one["name"] for one in self.header["sets"]]
+
+    @cached_property
+    def _set_ends(self) -> Ints:
+        """The number of the item after the last of each set."""
+        return np.cumsum([one["items"] for one in self.header["sets"]])
+
+    @cached_property
+    def _shift(self) -> np.uint64:
+        """What a hash is shifted by to give its bit in the filter."""
+        return np.uint64(65 - (8 * len(self.arrays["filter"])).bit_length())
+
+    def find(self, hashes: Codes) -> tuple[Ints, Ints]:
+        """Positions of the hashes that are in the index, and their numbers there."""
+        slots = (hashes >> self._shift).view(np.int64)
+        bits = self.arrays["filter"][slots >> 3] >> (slots & 7).astype(np.uint8)
+        maybe = np.flatnonzero(bits & 1)
+        if not len(maybe):
+            return maybe, maybe
+        known, wanted = self.arrays["hashes"], hashes[maybe]
+        numbers = np.searchsorted(known, wanted)
+        found = known[np.minimum(numbers, len(known) - 1)] == wanted
+        return maybe[found], numbers[found]
+
+    def runs(self, keys: Codes, kind: str) -> Runs:
+        """Every run of units, given their keys, that is an n-gram of the index; `kind` is WORDS or CHARACTERS."""
+        sizes = [size for size in self.header[kind] if size <= len(keys)]
+        if not sizes:
+            return NONE
+        sums = prefix_sums(keys)
+        places, entries = self.find(np.concatenate([ngrams(sums, size) for size in sizes]))
+        if not len(places):
+            return NONE
+        ends = np.cumsum([len(sums) - size for size in sizes])
+        which = np.searchsorted(ends, places, "right")
+        return Runs(places - np.concatenate(([0], ends))[which], np.array(sizes)[which], entries)
+
+    def overlap(self, text: str, words: Codes) -> Overlap | None:
+        """What a text shares with the sets, given the keys of its words; None if nothing."""
+        found = [(self.runs(words, WORDS), len(words))]
+        if self.header[CHARACTERS] and has_unspaced(text):
+            keys = character_keys(text)
+            found.append((self.runs(keys, CHARACTERS), len(keys)))
+        shares = [np.count_nonzero(runs.covered(count)) / count for runs, count in found if len(runs.starts)]
+        if not shares:
+            return None
+        entries = np.unique(np.concatenate([runs.entries for runs, _ in found]))
+        counts, owners = self._owners(entries)
+        sets = np.searchsorted(self._set_ends, owners, "right")
+        pairs = np.unique(np.stack((sets, np.repeat(entries, counts))), axis=1)[0]
+        ngrams_of = {self._names[number]: int(count) for number, count in zip(*np.unique(pairs, return_counts=True))}
+        return Overlap(ngrams_of, float(np.float32(max(shares))), self._items(owners))
+
+    def _owners(self, entries: Ints) -> tuple[Ints, Ints]:
+        """How many items each n-gram is from, and those items, n-gram after n-gram."""
+        starts, ends = self.arrays["starts"][entries], self.arrays["starts"][entries + 1]
+        owners = np.concatenate([self.arrays["owners"][start:end] for start, end in zip(starts, ends)])
+        return ends - starts, owners.astype(np.int64)
+
+    def _items(self, owners: Ints) -> list[tuple[str, bool]]:
+        items, counts = np.unique(owners, return_counts=True)
+        whole = 100 * counts >= round(100 * MOSTLY) * self.arrays["item_ngrams"][items].astype(np.int64)
+        names = [self._names[number] for number in np.searchsorted(self._set_ends, items, "right")]
+        lines = self.arrays["item_lines"][items].tolist()
+        return [(f"{name}:{line}", mostly) for name, line, mostly in zip(names, lines, whole.tolist())]
+
+
+def open_index(path: str) -> Index:
+    """The index in a file. Raises ContractError if the file is none."""
+    try:
+        batch = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
+        header = json.loads((batch.schema.metadata or {})[FILE.encode()])
+    except (pa.ArrowInvalid, KeyError, ValueError) as error:
+        raise ContractError(f"{path}: promised an index of evaluation sets, found {error}; make it anew") from error
+    if header["format"] != FORMAT:
+        raise ContractError(f"{path}: promised format {FORMAT} of the index, found {header['format']}; make it anew")
+    arrays = {name: batch.column(name).values.to_numpy() for name in batch.schema.names}
+    return Index(arrays, header)

@@ -1,0 +1,183 @@
+"""Graphs whose nodes are byte strings of one width, in numpy: their components, and the two star steps of a round.
+
+Edges are a matrix (edges, 2, width). A forest of stars has one edge (node, centre) for every node that is not the
+smallest of its component; in place of any edges it joins the same nodes with fewer edges. No two nodes are ever taken
+for the same because their hashes are.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.dedup.keep_order import Bytes
+from schemas.errors import ContractError
+
+Numbers = npt.NDArray[np.int64]
+ALL = sys.maxsize
+MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+"""Odd constants of splitmix64 (Steele et al. 2014)."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Edges between numbered nodes; the order of the numbers is that of the nodes' bytes."""
+
+    nodes: Bytes
+    """(nodes, width), ascending."""
+    ends: Numbers
+    """(edges, 2), numbers of nodes."""
+
+
+def graph_of(edges: Bytes) -> Graph:
+    """The graph of edges (edges, 2, width); loops and double edges stay."""
+    count, _, width = edges.shape
+    rows = edges.reshape(2 * count, width)
+    words = _words(rows)
+    order = np.argsort(words[:, 0])
+    ranked = words[order]
+    differs = ranked[1:] != ranked[:-1]
+    # Distinct nodes of equal first words must be told apart by the rest; among digests they hardly occur.
+    if (differs.any(axis=1) & ~differs[:, 0]).any():
+        order = np.lexsort(words.T[::-1])
+        ranked = words[order]
+        differs = ranked[1:] != ranked[:-1]
+    starts = np.concatenate([np.ones(min(1, len(rows)), bool), differs.any(axis=1)])
+    numbers = np.empty(len(rows), np.int64)
+    numbers[order] = np.cumsum(starts) - 1
+    return Graph(rows[order[starts]], numbers.reshape(count, 2))
+
+
+def _words(rows: Bytes) -> npt.NDArray[np.uint64]:
+    count, width = rows.shape
+    padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
+    padded[:, :width] = rows
+    return padded.view(">u8").astype(np.uint64)
+
+
+def owners(nodes: Bytes, partitions: int) -> Numbers:
+    """The partition that owns each node (nodes,), by a hash of all its bytes."""
+    mixed = np.zeros(len(nodes), np.uint64)
+    for word in _words(nodes).T:
+        mixed = (mixed ^ word) * MIX[0]
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * MIX[1]
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * MIX[2]
+        mixed ^= mixed >> np.uint64(31)
+    return (mixed % np.uint64(partitions)).astype(np.int64)
+
+
+def centres(nodes: int, ends: Numbers) -> Numbers:
+    """The smallest node of the component of every node (nodes,)."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_matrix((np.ones(len(ends), np.int8), (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
+    components, labels = connected_components(graph, directed=False)
+    smallest = np.full(components, nodes, np.int64)
+    np.minimum.at(smallest, labels, np.arange(nodes))
+    found: Numbers = smallest[labels]
+    return found
+
+
+def forest(nodes: int, ends: Numbers) -> Numbers:
+    """The stars (node, centre) of the components of numbered edges."""
+    centre = centres(nodes, ends)
+    leaves = np.flatnonzero(centre != np.arange(nodes))
+    return np.stack([leaves, centre[leaves]], axis=1)
+
+
+def contracted(edges: Bytes) -> Bytes:
+    """The forest of stars of any edges, as edges; loops vanish."""
+    graph = graph_of(edges)
+    return graph.nodes[forest(len(graph.nodes), graph.ends)]
+
+
+def to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
+    """The forest of stars of any edges, each edge once for every partition that owns an end, and that partition."""
+    graph = graph_of(edges)
+    stars = forest(len(graph.nodes), graph.ends)
+    owner = owners(graph.nodes, partitions)[stars]
+    apart = owner[:, 0] != owner[:, 1]
+    targets = np.concatenate([owner[:, 0], owner[apart, 1]])
+    return graph.nodes[np.concatenate([stars, stars[apart]])], targets
+
+
+def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
+    """Edges (larger neighbour, smallest neighbour or itself) for the nodes that the partition owns, as stars.
+
+    They go to the owner of the larger end. A loop tells the owner of a node that it is the smaller end of an edge.
+    """
+    graph = graph_of(edges)
+    count = len(graph.nodes)
+    owner = owners(graph.nodes, partitions)
+    low, high = graph.ends.min(axis=1), graph.ends.max(axis=1)
+    smallest = np.arange(count)
+    np.minimum.at(smallest, high, low)
+    linked = (owner[low] == partition) & (low != high)
+    stars = forest(count, np.stack([high[linked], smallest[low[linked]]], axis=1))
+    marks = np.zeros(count, bool)
+    marks[stars[:, 1]] = True
+    loops = np.flatnonzero(marks)
+    found = np.concatenate([stars, np.stack([loops, loops], axis=1)])
+    return graph.nodes[found], owner[found[:, 0]]
+
+
+def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Bytes]:
+    """(edges that are left, leaves): the stars of what the owner of the larger ends received.
+
+    A node that it owns and that no loop came for is the smaller end of no edge: a leaf (node, parent) from now on.
+    """
+    graph = graph_of(edges)
+    count = len(graph.nodes)
+    smaller_end = np.zeros(count, bool)
+    smaller_end[graph.ends[graph.ends[:, 0] == graph.ends[:, 1], 0]] = True
+    stars = forest(count, graph.ends)
+    owned = owners(graph.nodes, partitions) == partition
+    leaf = (owned & ~smaller_end)[stars[:, 0]]
+    return graph.nodes[stars[~leaf]], graph.nodes[stars[leaf]]
+
+
+def all_links(edges: Bytes) -> Bytes:
+    """(node, smallest of its component) for every node."""
+    graph = graph_of(edges)
+    count = len(graph.nodes)
+    return graph.nodes[np.stack([np.arange(count), centres(count, graph.ends)], axis=1)]
+
+
+def follow(known: Bytes, asked: Bytes) -> tuple[Bytes, Bytes]:
+    """(node, cluster) for the leaves (node, parent) that are asked for, and for the parents that were not known.
+
+    `known` holds (node, cluster) of parents; a parent that it does not hold is the centre of its own cluster.
+    """
+    graph = graph_of(np.concatenate([known, asked]))
+    held, leaves = graph.ends[: len(known)], graph.ends[len(known) :]
+    cluster = np.arange(len(graph.nodes))
+    cluster[held[:, 0]] = held[:, 1]
+    new = np.zeros(len(graph.nodes), bool)
+    new[leaves[:, 1]] = True
+    new[held[:, 0]] = False
+    roots = np.flatnonzero(new)
+    found = np.stack([leaves[:, 0], cluster[leaves[:, 1]]], axis=1)
+    return graph.nodes[found], graph.nodes[np.stack([roots, roots], axis=1)]
+
+
+def joined(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
+    """The edges of all matrices, in matrices of at least `limit` edges but for the last; none is empty.
+
+    Raises ContractError if their widths differ.
+    """
+    pending: list[Bytes] = []
+    count = 0
+    for matrix in filter(len, matrices):
+        if pending and matrix.shape[2] != pending[0].shape[2]:
+            widths = f"{pending[0].shape[2]} and {matrix.shape[2]}"
+            raise ContractError(f"dedup: promised nodes of one width, found {widths} bytes; make them equal")
+        pending.append(matrix)
+        count += len(matrix)
+        if count >= limit:
+            yield np.concatenate(pending)
+            pending, count = [], 0
+    if count:
+        yield np.concatenate(pending)

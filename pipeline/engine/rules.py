@@ -1,0 +1,101 @@
+"""Judging: checks compared with stored columns, a batch of documents at a time; the first broken one drops.
+
+Nothing here reads text. The same few lines decide in a run, in a what-if and in the report.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.engine.stage import EVERY, Check, Quantile
+from schemas.errors import ContractError
+
+Floats = npt.NDArray[np.float64]
+KEPT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the checks say of a batch of documents."""
+
+    broken: npt.NDArray[np.bool_]
+    """(checks, documents)"""
+    values: Floats
+    """(checks, documents); NaN where not measured."""
+    limits: Floats
+    """(checks, documents); NaN where the check does not apply."""
+
+    @property
+    def first(self) -> npt.NDArray[np.int64]:
+        """(documents,) the first broken check, KEPT where there is none."""
+        if not len(self.broken):
+            return np.full(self.broken.shape[1], KEPT)
+        return np.where(self.broken.any(axis=0), self.broken.argmax(axis=0), KEPT)
+
+
+def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
+    """The stored columns that checks or quantiles look at, `language` included, each once."""
+    names = [name for check in checks for name in (check.needs if check.value else (check.column,))]
+    return list(dict.fromkeys(["language", *names]))
+
+
+def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
+    """(documents,) what is compared, rounded to float32; NaN where not measured."""
+    if check.value is not None:
+        found = check.value(batch)
+    else:
+        column = pc.fill_null(pc.cast(batch.column(check.column), pa.float64()), np.nan)
+        found = column.to_numpy(zero_copy_only=False)
+    rounded: Floats = found.astype(np.float32).astype(np.float64)
+    return rounded
+
+
+def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """(documents,) the number of each document's language, and their names; a document without one has EVERY's."""
+    encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def judge(checks: Sequence[Check], batch: pa.RecordBatch) -> Judgement:
+    """What the checks say of the documents of a batch that has `columns_of(checks)`."""
+    shape = (len(checks), batch.num_rows)
+    broken, values, limits = np.zeros(shape, bool), np.full(shape, np.nan), np.full(shape, np.nan)
+    numbers, names = languages_of(batch)
+    for row, check in enumerate(checks):
+        by_language = np.array([limit_of(check, name) for name in names], np.float64)
+        limits[row] = by_language.astype(np.float32)[numbers]
+        values[row] = values_of(check, batch)
+        broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
+    return Judgement(broken, values, limits)
+
+
+def limit_of(check: Check, language: str) -> float:
+    """The limit of a check in a language; NaN where it has none."""
+    return check.limits.get(language, check.limits.get(EVERY, np.nan))
+
+
+def is_minimum(check: Check) -> bool:
+    """Whether the check wants at least its limit. Raises ContractError if its setting does not tell."""
+    side = check.setting.rpartition(".")[2][:4]
+    if side not in ("min_", "max_"):
+        raise ContractError(f"check {check.reason}: promised a setting min_… or max_…, found {check.setting!r}")
+    return side == "min_"
+
+
+def judge_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, float, float] | None:
+    """Reason, value and limit of the first check that one document breaks, or None; for tests and for `show`."""
+    names = columns_of(checks)
+    kinds = {"doc_id": pa.binary(16), "language": pa.string()}
+    batch = pa.RecordBatch.from_arrays([pa.array([row.get(n)], kinds.get(n)) for n in names], names)
+    if pa.null() in batch.schema.types:
+        arrays = [c.cast(pa.float64()) if c.type == pa.null() else c for c in batch.columns]
+        batch = pa.RecordBatch.from_arrays(arrays, names)
+    verdict = judge(checks, batch)
+    first = int(verdict.first[0])
+    if first == KEPT:
+        return None
+    return checks[first].reason, float(verdict.values[first, 0]), float(verdict.limits[first, 0])

@@ -1,0 +1,217 @@
+"""Documents with their verdicts, signals and provenance, read through the manifests of a run.
+
+Raw text is never printed: text, where asked for, comes from the clean table, personal data replaced.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.engine.stage import Row
+from pipeline.tokens.buckets import READS, left_out
+from pipeline.tokens.streams import TOKENS, Sorting, mixed
+from schemas.config import nearest
+from schemas.entries import NAME, VALUE
+from schemas.errors import ConfigError
+from schemas.manifest import Table, open_table, read_run
+from schemas.storage import Store
+from schemas.tables import DOCUMENTS, SCORES, TABLES, VERDICTS
+
+CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.*?)\s*$", re.IGNORECASE)
+COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
+COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
+HIDDEN = ("signature",)
+LATER = ("scores", "verdicts", "clusters", "dedup", "repeats", "clean")
+"""Tables with a row for each document that they know."""
+WITHOUT_VERDICT = ("clusters",)
+STEPS = ("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "repeats", "clean")
+"""What is looked at to find out which tables belong together, in the order of the run."""
+VERDICT = ["drop_stage", "drop_rule", "drop_value", "drop_limit"]
+SCORED = [name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")]
+BUCKET = ["perplexity_bucket"]
+COLUMNS = pa.schema([*DOCUMENTS, *(SCORES.field(name) for name in SCORED), VERDICTS.field(BUCKET[0])])
+"""What a condition may name."""
+
+
+def parse_where(text: str) -> pc.Expression:
+    """The filter of a condition such as `language = de and gopher_num_words < 60`.
+
+    Raises ConfigError if a column does not exist, a value does not fit its type, or the form is another.
+    """
+    expression: pc.Expression | None = None
+    for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
+        match = CONDITION.match(part)
+        if match is None:
+            raise ConfigError(f"--where {part!r}: promised `column < value` or `column is null`, joined by `and`")
+        name, operator, value = match.groups()
+        if name not in COLUMNS.names:
+            raise ConfigError(f"--where {part!r}: no column {name!r}{nearest(name, COLUMNS.names)}")
+        term = _term(name, operator.lower(), value)
+        expression = term if expression is None else expression & term
+    if expression is None:
+        raise ConfigError("--where: promised a condition, found none")
+    return expression
+
+
+def _term(name: str, operator: str, value: str) -> pc.Expression:
+    if operator.startswith("is"):
+        return pc.field(name).is_null() if operator == "is null" else ~pc.field(name).is_null()
+    return compare(name, operator, value.strip("'\""))
+
+
+def column_equals(name: str, value: str) -> pc.Expression:
+    """The filter `name = value`, the value taken as it is. Raises ConfigError if it does not fit the column."""
+    return compare(name, "=", value)
+
+
+def compare(name: str, operator: str, value: str) -> pc.Expression:
+    """The filter that compares a column with a value of its type; ids are given in hex. Raises ConfigError."""
+    kind = COLUMNS.field(name).type
+    try:
+        if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
+            scalar = pa.scalar(bytes.fromhex(value), kind)
+        else:
+            scalar = pc.cast(pa.scalar(value), kind)
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise ConfigError(f"--where {name} {operator} {value}: column {name} is {kind}: {error}") from error
+    return COMPARE[operator](pc.field(name), scalar)
+
+
+def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
+    """Up to `limit` documents that meet the condition, which sees the final verdict, with later tables as `dedup.x`."""
+    tables = current_tables(run)
+    sorting = _mix_of(run, tables)
+    _, manifest = open_table(run, "documents")
+    found = 0
+    for number in range(len(manifest.content.files)):
+        part = _judged_part(run, number, tables, sorting)
+        rows = part.filter(condition).slice(0, limit - found).to_pylist()
+        for name in LATER:
+            if rows and name in tables:
+                _join(run, name, number, rows)
+        yield from rows
+        found += len(rows)
+        if found >= limit:
+            return
+
+
+def current_tables(run: Store) -> set[str]:
+    """The tables that were made from those that stand; a later one of other thresholds or models is left out."""
+    standing, found = read_run(run).tables, dict[str, str]()
+    for name in STEPS:
+        if name in standing:
+            manifest = open_table(run, name)[1]
+            inputs = [] if name in ("documents", "text") else manifest.content.inputs
+            reads = {entry.name: entry.sha256 for entry in inputs if "/" not in entry.name}  # else of another run
+            if all(found.get(read) == digest for read, digest in reads.items()):
+                found[name] = manifest.digest
+    return set(found)
+
+
+def _mix_of(run: Store, tables: Collection[str]) -> Sorting | None:
+    """How a mix chose among the clean documents that stand; None = all of them are in the dataset, or there is none."""
+    if "clean" not in tables or TOKENS.name not in read_run(run).tables:
+        return None
+    return mixed(open_table(run, TOKENS.name)[1], open_table(run, "clean")[1].digest)
+
+
+def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sorting | None) -> pa.Table:
+    """One part of `documents`, its verdict replaced by that of the last table that has one, with the scores.
+
+    `sorting` says which documents the mix of the dataset leaves out.
+    """
+    part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN])
+    places = {identifier: place for place, identifier in enumerate(part.column("doc_id").to_pylist())}
+    final = part.select(VERDICT).to_pylist()
+    for name in LATER:
+        if name not in tables or name in WITHOUT_VERDICT:
+            continue
+        if name == "scores":
+            part = _with_columns(part, _read_part(run, name, number, ["doc_id", *SCORED]), SCORED)
+            continue
+        later = _read_part(run, name, number, ["doc_id", *VERDICT, *(BUCKET if name == "verdicts" else [])])
+        if name == "verdicts":
+            part = _with_columns(part, later, BUCKET)
+        for row in later.to_pylist():
+            if row["drop_stage"] is not None and row["drop_rule"] != "dropped_before":
+                final[places[row["doc_id"]]] = row
+    if sorting is not None:
+        read = {name: Table(*open_table(run, name)) for name in READS if name in tables}
+        for identifier, drop in left_out(read, number, sorting):
+            if drop is not None:
+                values = (TOKENS.name, drop.rule, drop.value, drop.limit)
+                final[places[identifier]] = dict(zip(VERDICT, values, strict=True))
+    for column in VERDICT:
+        values = pa.array([row[column] for row in final], DOCUMENTS.field(column).type)
+        part = part.set_column(part.schema.get_field_index(column), column, values)
+    return part
+
+
+def _with_columns(part: pa.Table, other: pa.Table, names: Sequence[str]) -> pa.Table:
+    places = {identifier: place for place, identifier in enumerate(other.column("doc_id").to_pylist())}
+    rows = pa.array([places.get(identifier) for identifier in part.column("doc_id").to_pylist()], pa.int64())
+    for name in names:
+        part = part.append_column(name, other.column(name).combine_chunks().take(rows))
+    return part
+
+
+def _read_part(run: Store, table: str, number: int, columns: list[str] | None = None) -> pa.Table:
+    folder, manifest = open_table(run, table)
+    with folder.open_input(manifest.paths_of()[number]) as stream:
+        return pq.read_table(stream, columns=columns)
+
+
+def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
+    wanted = pa.array([row["doc_id"] for row in rows], pa.binary(16))
+    part = _read_part(run, table, number).filter(pc.is_in(pc.field("doc_id"), value_set=wanted)).to_pylist()
+    known = (set(DOCUMENTS.names) - {"url"}) | {*SCORED, *BUCKET}
+    if table == "repeats":  # what the same signals measure after the cuts
+        known = {"doc_id", *VERDICT}
+    by_id = {row["doc_id"]: row for row in part}
+    for row in rows:
+        for name, value in by_id.get(row["doc_id"], {}).items():
+            if name not in known:
+                row[f"{table}.{name}"] = value
+
+
+def describe(row: Row, with_text: bool) -> str:
+    """A document as text: verdict first, then provenance, then every measured signal with its unit."""
+    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
+    fields = {field.name: field for schema in TABLES.values() for field in schema}
+    for name, value in row.items():
+        if value is None or name == "doc_id" or name.split(".")[-1].startswith("drop_"):
+            continue
+        if name == "clean.text":
+            continue
+        unit = (fields[name.split(".")[-1]].metadata or {}).get(b"unit", b"").decode()
+        lines.append(f"  {name:<26} {_shown(value)}{' ' + unit if unit and unit != 'ratio' else ''}")
+    if with_text and row.get("clean.text"):
+        lines += ["", *(f"  | {line}" for line in row["clean.text"].splitlines())]
+    return "\n".join(lines)
+
+
+def verdict_of(row: Row) -> str:
+    """`kept`, or the stage, rule, value and limit that dropped the document."""
+    if row.get("drop_stage") is None:
+        return "kept"
+    value, limit = row.get("drop_value"), row.get("drop_limit")
+    measured = f" ({value:g}, limit {limit:g})" if value is not None and limit is not None else ""
+    return f"dropped by {row['drop_stage']}/{row['drop_rule']}{measured}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, dict) and NAME in value:
+        return f"{value[NAME]} {_shown(value[VALUE])}"
+    if isinstance(value, dict):  # a span, some with what asked for it
+        return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
+    return str(value)

@@ -1,0 +1,100 @@
+"""Sensitivity: how many documents the verdicts would keep if one limit alone were another."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.engine.histogram import count_bins, lower_edge
+from pipeline.engine.parts import measured
+from pipeline.engine.rules import columns_of, is_minimum, judge
+from pipeline.engine.stage import Check
+from pipeline.engine.step import Answer, add_figures
+from pipeline.steps.verdicts import VerdictsTask, checks_of, local_models, split_columns
+from schemas.tables import DOCUMENTS, SCORES
+
+CUT = 16
+"""Bits cut: bins 0.8 % wide, so that a part's histogram stays small."""
+SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Documents kept as a function of one limit, all others as they are; before copies are left out."""
+
+    setting: str
+    reason: str
+    limits: Mapping[str, float]
+    """The limit now, by language."""
+    points: tuple[tuple[float, int], ...]
+    """(limit, documents kept), ascending."""
+
+
+def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[Curve]:
+    """The curve of every check, from the answers of all parts."""
+    first = tasks[0]
+    named = checks_of(first.recipe, first.models, first.cutoffs)
+    total: Any = {}
+    for answer in answers:
+        total = add_figures(total, answer["alone"])
+    return [
+        Curve(
+            f"{stage}.{check.setting} {check.label}".strip(),
+            check.reason,
+            dict(check.limits),
+            points(total[str(row)]["bins"], total[str(row)]["free"], is_minimum(check), is_whole(check)),
+        )
+        for row, (stage, check) in enumerate(named)
+    ]
+
+
+def is_whole(check: Check) -> bool:
+    """Whether the check compares whole numbers."""
+    schema = DOCUMENTS if check.column in DOCUMENTS.names else SCORES
+    return check.value is None and pa.types.is_integer(schema.field(check.column).type)
+
+
+def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tuple[tuple[float, int], ...]:
+    """(limit, kept) where shares of the values lie beyond it; `free` documents are not compared and always stay.
+
+    At these limits the numbers are exact: each lies at the end of a bin, or at the last whole number before it.
+    """
+    keys = sorted(map(int, bins))
+    if not keys:
+        return ()
+    reached = np.cumsum([bins[str(key)] for key in keys])
+    total = int(reached[-1])
+    chosen = sorted({int(np.searchsorted(reached, max(1, round(share * total)))) for share in SHARES})
+    if minimum:
+        starts = [math.ceil(edge) if whole else edge for edge in (lower_edge(keys[at], CUT) for at in chosen)]
+        return tuple((start, free + total - (int(reached[at - 1]) if at else 0)) for start, at in zip(starts, chosen))
+    ends = [math.floor(edge) if whole else edge for edge in (_last_value(keys[at]) for at in chosen)]
+    return tuple((end, free + int(reached[at])) for end, at in zip(ends, chosen))
+
+
+def _last_value(key: int) -> float:
+    """The largest float32 of a bin; 0 of the bin that begins with it, whose other values no measure takes."""
+    if lower_edge(key, CUT) == 0:
+        return 0.0
+    return float(np.nextafter(np.float32(lower_edge(key + 1, CUT)), np.float32(-np.inf)))
+
+
+def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
+    """For each check, what the documents of a part measure that break no other check."""
+    checks: list[Check] = [check for _, check in checks_of(task.recipe, local_models(task.models), task.cutoffs)]
+    alone: Any = {str(row): {"bins": {}, "free": 0} for row in range(len(checks))}
+    rows = 0
+    for batch in measured(task.part, split_columns(columns_of(checks), task.part.paths)):
+        rows += batch.num_rows
+        judgement = judge(checks, batch)
+        others = judgement.broken.sum(axis=0)
+        for row in range(len(checks)):
+            passes = others == judgement.broken[row]
+            compared = ~np.isnan(judgement.values[row]) & ~np.isnan(judgement.limits[row])
+            bins = count_bins(judgement.values[row][passes & compared], CUT)
+            found = {"bins": {str(key): count for key, count in bins.items()}, "free": int((passes & ~compared).sum())}
+            alone[str(row)] = add_figures(alone[str(row)], found)
+    return {"alone": alone, "rows": rows}

@@ -1,0 +1,206 @@
+"""Rules left out: what of a recipe's settings has to change so that a rule of it drops nothing any more.
+
+A rule is named as the books name it, `section.reason`, or for the quality stage by its rule set; a section alone stands
+for all of its rules. Only rules that the recipe has are known: leaving out another would change nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.classifier.importance import ImportanceConfig
+from pipeline.classifier.stage import ClassifierConfig
+from pipeline.decontaminate.config import DecontaminateConfig
+from pipeline.dedup.config import EXACT, NEAR, NEAR_ONLY, SAME_URL, DedupConfig
+from pipeline.dedup.repeats.config import RepeatsConfig
+from pipeline.language import LanguageConfig
+from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
+from pipeline.quality.config import QualityConfig
+from pipeline.quality.rules import DEFAULT_RULES, RULES, Rule
+from pipeline.toxicity import ToxicityConfig
+from schemas.config import Recipe, Section, nearest
+from schemas.errors import ConfigError
+
+GONE = object()
+"""In an edit: the setting is left to its default."""
+BEYOND = 10**9
+"""A limit that nothing measured reaches: shares, ratios, and counts within one document."""
+OF_UNIT: dict[str, set[str]] = {
+    "sentences": {"sentences"},
+    "substring": {"substring_unit", "substring_length", "on_substring", "max_repeated_share"},
+}
+"""Settings of `[repeats]` that one unit alone looks at."""
+Values = dict[str, dict[str, Any]]
+Edit = Mapping[str, Any]
+"""New values of the settings of one section."""
+
+
+def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
+    """The values of a recipe with the named rules switched off; `load` checks values and gives the recipe.
+
+    Raises ConfigError that names the rules there are, if one is not among them or is named twice.
+    """
+    left: Values = {name: dict(section) for name, section in values.items()}
+    known = rules_of(load(left))
+    for word in words:
+        if words.count(word) > 1:
+            raise ConfigError(f"--without {word}: promised every rule once, found it {words.count(word)} times")
+        if word not in _words(known):
+            close = nearest(word, _words(known)) if known else ""
+            raise ConfigError(f"--without {word}: no rule of the recipe{close}; {_told(known)}")
+    for word in words:
+        section = word.partition(".")[0]
+        while edit := _chosen(rules_of(load(left)), word):
+            edited = {**left.get(section, {}), **edit}
+            left[section] = {key: value for key, value in edited.items() if value is not GONE}
+            if word != section:
+                break
+    return left
+
+
+def rules_of(recipe: Recipe) -> dict[str, Edit]:
+    """Every rule of a recipe that can be left out, `section.rule`, with the settings that switch it off."""
+    return {
+        f"{section}.{rule}": edit
+        for section, (kind, edits) in _SECTIONS.items()
+        if section in recipe
+        for rule, edit in edits(recipe.section(section, kind))
+    }
+
+
+def _words(known: Mapping[str, Edit]) -> set[str]:
+    return {*known, *(word.partition(".")[0] for word in known)}
+
+
+def _chosen(known: Mapping[str, Edit], word: str) -> Edit:
+    """The edit of a rule, or of the first rule of a section; empty if there is none."""
+    return next((edit for name, edit in known.items() if word in (name, name.partition(".")[0])), {})
+
+
+def _told(known: Mapping[str, Edit]) -> str:
+    if not known:
+        return "it has none that can be left out"
+    sections: dict[str, list[str]] = {}
+    for name in known:
+        section, _, rule = name.partition(".")
+        sections.setdefault(section, []).append(rule)
+    lines = [f"\n  {section}: {', '.join(rules)}" for section, rules in sections.items()]
+    return "the rules that it has, or all of a section:" + "".join(lines)
+
+
+Edits = Iterator[tuple[str, Edit]]
+
+
+def _of_language(config: LanguageConfig) -> Edits:
+    if config.languages:
+        yield "language_not_wanted", {"languages": []}
+    if config.min_score > 0:
+        yield "language_uncertain", {"min_score": 0.0}
+    if config.min_language_share is not None:
+        yield "language_mixed", {"min_language_share": GONE}
+
+
+def _of_quality(config: QualityConfig) -> Edits:
+    """The rule sets first, then single rules, whose limit becomes one that nothing breaks."""
+    names = DEFAULT_RULES[config.dialect] if config.rules is None else config.rules
+    for name in names:
+        left = [other for other in names if other != name]
+        rules = [rule for other in left for rule in RULES[config.dialect].get(other, ())]
+        yield name, {"rules": left, **_idle(config, {rule.setting for rule in rules})}
+    others = {rule.setting for rule in config.chosen_rules()}
+    for rule in config.chosen_rules():
+        if not _is_off(config, rule):
+            limit = 0 if rule.setting.startswith("min_") else BEYOND
+            yield rule.reason, {**_idle(config, others - {rule.setting}), rule.setting: limit}
+
+
+def _is_off(config: QualityConfig, rule: Rule) -> bool:
+    return bool(getattr(config, rule.setting) == (0 if rule.setting.startswith("min_") else BEYOND))
+
+
+def _idle(config: QualityConfig, looked_at: set[str]) -> dict[str, Any]:
+    """What takes away the thresholds that no rule looks at any more: a section that has some is refused."""
+    given = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
+    found: dict[str, Any] = {
+        name: GONE for name in given if getattr(config, name) is not None and name not in looked_at
+    }
+    languages = {
+        language: left
+        for language, limits in config.by_language.items()
+        if (left := {name: limit for name, limit in limits.items() if name in looked_at})
+    }
+    return found | ({"by_language": languages} if config.by_language else {})
+
+
+def _of_decontaminate(config: DecontaminateConfig) -> Edits:
+    if config.evaluation_sets and config.action != "measure":
+        others = ("max_ngrams", "max_contaminated_share", "cut_margin", "min_piece_chars", "min_pieces", "max_pieces")
+        yield "contaminated", {**dict.fromkeys(others, GONE), "action": "measure"}
+    if config.canaries and config.max_canaries is not None:
+        yield "canary", {"max_canaries": None}
+
+
+def _of_toxicity(config: ToxicityConfig) -> Edits:
+    if config.wordlists and config.max_word_share is not None:
+        yield "toxic_word_share", {"max_word_share": None}
+    if config.wordlists and config.max_words is not None:
+        yield "toxic_words", {"max_words": None}
+    if config.max_score is not None:
+        yield "toxic_score", {"max_score": None}
+
+
+def _of_perplexity(config: PerplexityConfig) -> Edits:
+    if config.min_perplexity is not None:
+        yield "perplexity_low", {"min_perplexity": GONE}
+    if config.max_perplexity is not None:
+        yield "perplexity_high", {"max_perplexity": GONE}
+    if set(config.keep_buckets) != set(BUCKETS):
+        yield "keep_buckets", {"keep_buckets": GONE}
+
+
+def _of_classifier(config: ClassifierConfig) -> Edits:
+    if config.min_score:
+        yield "classifier_score", {"min_score": GONE}
+    if config.min_quantile:
+        yield "classifier_quantile", {"min_quantile": GONE}
+    if config.min_alpha:
+        yield "classifier_sampled", {"min_alpha": GONE, "seed": GONE}
+
+
+def _of_importance(config: ImportanceConfig) -> Edits:
+    if config.min_importance:
+        yield "importance_low", {"min_importance": GONE}
+    if config.min_quantile:
+        yield "importance_quantile", {"min_quantile": GONE}
+    if config.min_gumbel_quantile:
+        yield "importance_resampled", {"min_gumbel_quantile": GONE, "seed": GONE}
+
+
+def _of_dedup(config: DedupConfig) -> Edits:
+    if config.by_url != "off":
+        yield SAME_URL, {"by_url": GONE}
+    if config.exact != "off":
+        yield EXACT, {"exact": "off"}
+    if config.near:
+        yield NEAR, {**dict.fromkeys(NEAR_ONLY, GONE), "near": False}
+
+
+def _of_repeats(config: RepeatsConfig) -> Edits:
+    for unit in config.units:
+        left = [other for other in config.units if other != unit]
+        idle = OF_UNIT.get(unit, set()) if left else set(RepeatsConfig.model_fields)
+        idle = idle | ({"min_unit_chars"} if left == ["substring"] else set())
+        yield unit, {**dict.fromkeys(idle, GONE), "units": left}
+
+
+_SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {
+    "language": (LanguageConfig, _of_language),
+    "quality": (QualityConfig, _of_quality),
+    "decontaminate": (DecontaminateConfig, _of_decontaminate),
+    "toxicity": (ToxicityConfig, _of_toxicity),
+    "perplexity": (PerplexityConfig, _of_perplexity),
+    "classifier": (ClassifierConfig, _of_classifier),
+    "importance": (ImportanceConfig, _of_importance),
+    "dedup": (DedupConfig, _of_dedup),
+    "repeats": (RepeatsConfig, _of_repeats),
+}
+"""Sections whose rules drop documents, in the order in which they look at them."""

@@ -1,0 +1,29 @@
+"""The lineage of a run folder, from the files of a crawl to the end of training, read from manifests alone."""
+
+from pipeline.lineage.data import Walk
+from pipeline.lineage.graph import Growing, Lineage
+from pipeline.lineage.training import add_training
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import RUN_NAME
+from schemas.storage import Store
+
+
+def read_lineage(run: Store, verify: bool = False) -> Lineage:
+    """Everything that the run's tables, plan and checkpoints were made from; `verify` reads every file again.
+
+    What does not hold is a break of the lineage, not an error. Raises ConfigError if the folder is no run.
+    """
+    if not run.exists(RUN_NAME):
+        raise ConfigError(f"{run.uri}: promised a run folder, found no {RUN_NAME}; run `penstock run RECIPE --out …`")
+    walk = Walk(run, Growing(), verify)
+    for name, version in walk.standing.items():
+        walk.visit(name, version)
+    add_training(walk, verify)
+    return walk.growing.done()
+
+
+def check_lineage(lineage: Lineage, where: str) -> None:
+    """Raises ContractError that names every link that does not hold."""
+    if lineage.breaks:
+        says = list(dict.fromkeys(found.says for found in lineage.breaks))
+        raise ContractError(f"{where}: promised an unbroken lineage, found\n  " + "\n  ".join(says))

@@ -1,0 +1,64 @@
+"""The family `simhash`: 64 bits of which near copies differ in few, and the tables that find those.
+
+Every occurrence of a shingle votes with the bits of its hash, so its weight is how often it stands in the text. Source:
+Charikar 2002, "Similarity estimation techniques from rounding algorithms"; tables: Manku, Jain and Das Sarma 2007,
+"Detecting near-duplicates for web crawling", section 3.
+"""
+
+from functools import lru_cache
+from itertools import combinations, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.minhash.config import SignatureConfig
+from pipeline.minhash.fast import hashes, mixed, odd_numbers
+from pipeline.text.words import Codes
+from schemas.errors import ConfigError
+
+__all__ = ["BITS", "VALUE", "distance", "hashes", "sketch", "table_keys"]
+
+VALUE = "<u8"
+"""How the signature is stored: as one value."""
+BITS = 64
+
+_BLOCK = 255  # shingles counted at a time: no count of bits exceeds a byte
+
+
+def sketch(codes: Codes, config: SignatureConfig) -> Codes:
+    """The signature of at least one shingle hash (1,): the bits that more than half of them have."""
+    votes = np.zeros(BITS, np.int64)
+    for start in range(0, len(codes), _BLOCK):
+        octets = codes[start : start + _BLOCK].astype("<u8").view(np.uint8).reshape(-1, 8)
+        votes += np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.uint8)
+    return np.packbits(2 * votes > len(codes), bitorder="little").view("<u8").astype(np.uint64)
+
+
+def distance(left: Codes, right: Codes) -> npt.NDArray[np.int64]:
+    """In how many bits the signatures differ, element by element: 0 to 64."""
+    bits: npt.NDArray[np.int64] = np.bitwise_count(left ^ right).astype(np.int64)
+    return bits
+
+
+def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
+    """The keys of signatures (n,) in every table, (n, number of ways to choose `max_distance` of the blocks).
+
+    There is a table for every choice of blocks - max_distance blocks, and two signatures share its key when those are
+    equal, up to 2^-64. Signatures that differ in at most `max_distance` bits have as many equal blocks, so they share
+    at least one key. Raises ConfigError if no block would be left to be equal.
+    """
+    masks, salts = _tables(blocks, max_distance)
+    return mixed((signatures[:, None] & masks) + salts)
+
+
+@lru_cache(maxsize=16)
+def _tables(blocks: int, max_distance: int) -> tuple[Codes, Codes]:
+    """The bits of each table, and what sets its keys apart from those of the others."""
+    if not 0 <= max_distance < blocks <= BITS:
+        raise ConfigError(
+            f"simhash: promised more blocks than max_distance and at most {BITS}, found {blocks} and {max_distance}"
+        )
+    edges = [BITS * block // blocks for block in range(blocks + 1)]
+    parts = [(1 << end) - (1 << start) for start, end in pairwise(edges)]
+    masks = np.array([sum(chosen) for chosen in combinations(parts, blocks - max_distance)], np.uint64)
+    return masks, odd_numbers(0, "table", len(masks))

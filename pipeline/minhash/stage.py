@@ -1,0 +1,145 @@
+"""Signatures: digests that exact copies share, and numbers whose agreement estimates how alike two texts are.
+
+A text is a set of shingles, runs of words or characters. The share of equal values in two MinHash signatures estimates
+the Jaccard similarity of their sets; SimHash signatures of near copies differ in few bits. A family says how shingles
+are hashed and what is kept of the hashes; each has a module here and a line in FAMILIES.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.engine.stage import PerDocument, Row, RowFunction
+from pipeline.minhash import datasketch_family as datasketch
+from pipeline.minhash import datatrove_family as datatrove
+from pipeline.minhash import fast, simhash
+from pipeline.minhash.bands import Signatures, as_matrix, band_keys, similarity
+from pipeline.minhash.config import SignatureConfig
+from pipeline.text.words import Codes
+
+__all__ = [
+    "FAMILIES",
+    "SIGNATURE",
+    "Family",
+    "SignatureConfig",
+    "Signatures",
+    "anchor",
+    "as_matrix",
+    "band_keys",
+    "jaccard",
+    "make",
+    "raw_digest",
+    "shingle_hashes",
+    "signature",
+    "similarity",
+    "text_digest",
+    "value_type",
+]
+
+DIGEST_BYTES = 16
+_SPACES = bytes(32 if chr(byte).isspace() else byte for byte in range(128)) + bytes(range(128, 256))
+
+
+@dataclass(frozen=True)
+class Family:
+    """A way to sign texts."""
+
+    hashes: Callable[[str, str, Codes | None, SignatureConfig], Codes]
+    """(text, language, keys of its normal words if known, config) → the hash of every shingle, at least one."""
+    sketch: Callable[[Codes, SignatureConfig], npt.NDArray[Any]]
+    """(hashes of shingles, config) → the numbers of the signature."""
+    value: str
+    """NumPy's name of the kind of number that a signature holds."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "fast": Family(fast.hashes, fast.sketch, fast.VALUE),
+    "datasketch": Family(datasketch.hashes, datasketch.sketch, datasketch.VALUE),
+    "datatrove": Family(datatrove.hashes, datatrove.sketch, datatrove.VALUE),
+    "simhash": Family(simhash.hashes, simhash.sketch, simhash.VALUE),
+}
+
+
+def value_type(config: SignatureConfig) -> str:
+    """The kind of number that stored signatures hold, such as `<u4`."""
+    return FAMILIES[config.family].value
+
+
+def signature(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> bytes:
+    """The signature of a text as little-endian numbers; `words` are the keys of its normal words if they are known."""
+    family = FAMILIES[config.family]
+    return (
+        family.sketch(family.hashes(text, language, words, config), config).astype(family.value, copy=False).tobytes()
+    )
+
+
+def shingle_hashes(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> Codes:
+    """The hashes of the text's set of shingles, sorted, each once; two texts' shingles are equal when these are, up to
+    2^-64 (2^-32 where the family hashes to 32 bits)."""
+    return np.unique(FAMILIES[config.family].hashes(text, language, words, config))
+
+
+def jaccard(left: Codes, right: Codes) -> float:
+    """The Jaccard similarity of two sets of shingle hashes, each sorted and without repeats; 1 if both are empty."""
+    union = np.concatenate([left, right])
+    union.sort()
+    shared = int(np.count_nonzero(union[1:] == union[:-1]))
+    return shared / (len(union) - shared) if len(union) else 1.0
+
+
+def anchor(hashes: Codes, seed: int) -> int:
+    """The smallest of the hashes under a permutation of their own (0 to 2^63 - 1).
+
+    Two documents of Jaccard similarity s share it with probability s, whatever their signatures say.
+    """
+    values = (hashes ^ (hashes >> np.uint64(32))) * fast.odd_numbers(seed, "anchor", 1)
+    return int(values.min()) >> 1
+
+
+def raw_digest(text: str) -> bytes:
+    """The first 16 bytes of the SHA-256 of the text as it is."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:DIGEST_BYTES]
+
+
+def text_digest(text: str) -> bytes:
+    """The first 16 bytes of the SHA-256 of the text in NFKC, lower case, every run of whitespace one space."""
+    if text.isascii():
+        normal = text.lower().encode().translate(_SPACES)
+        while b"  " in normal:  # a third of the cost of cutting it into words and joining them
+            normal = normal.replace(b"  ", b" ")
+        normal = normal.strip(b" ")
+    else:
+        words = unicodedata.normalize("NFKC", text).lower().split()
+        normal = " ".join(words).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(normal).digest()[:DIGEST_BYTES]
+
+
+def make(config: SignatureConfig, models: Mapping[str, str]) -> RowFunction:
+    """The function that adds a document's digests, signature and anchor; it drops nothing."""
+    family = FAMILIES[config.family]
+
+    def sign(row: Row) -> None:
+        text = row["_body"]
+        hashes = family.hashes(text, row["language"], row["_words"], config)
+        row["raw_digest"], row["text_digest"] = raw_digest(text), text_digest(text)
+        row["signature"] = family.sketch(hashes, config).astype(family.value, copy=False).tobytes()
+        row["anchor"] = anchor(hashes, config.seed)
+
+    return sign
+
+
+SIGNATURE = PerDocument(
+    name="signature",
+    version=2,
+    config=SignatureConfig,
+    reads=("_body", "_words", "language"),
+    adds=("raw_digest", "text_digest", "signature", "anchor"),
+    reasons={},
+    make=make,
+    ends=False,
+)

@@ -1,0 +1,187 @@
+"""ARPA file → model file: one file that holds words, n-grams and pieces, mapped by all workers and loaded by none.
+
+The file is a line that names it, arrays at multiples of 64 bytes, then what they are as JSON. Memory while compiling is
+bounded by the vocabulary and one stretch of an order's keys: n-grams go to disk by key first.
+"""
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.perplexity.arpa import Arpa, Entries
+from pipeline.perplexity.model import ALIGNMENT, BEGIN, END, MAGIC, UNKNOWN, Header
+from pipeline.perplexity.table import ENTRY, HOMES_PER_ENTRY, Keys, Table, keys_of, lay_out, share_out, word_codes
+from pipeline.perplexity.text import load_pieces
+from schemas.errors import ConfigError, ContractError
+
+STRETCH = 1 << 22
+"""Entries that are sorted at once: 490 MB at the peak, measured with 6 million n-grams of order 5."""
+MISSING_UNKNOWN = -100.0
+"""log10 probability of an unknown word where the ARPA file has none: KenLM's."""
+
+
+def compile_lm(
+    arpa: str,
+    out: str,
+    spm: str | None,
+    language: str,
+    normalisation: Literal["ccnet", "none"] = "ccnet",
+    percentiles: Mapping[str, float] | None = None,
+) -> Header:
+    """Write the model file `out` and return what it says of itself; equal n-grams give equal bytes.
+
+    `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None: its words stand between
+    spaces), `percentiles` are perplexities of a sample by name, for the reader. Raises ContractError if the ARPA file
+    does not hold together, ConfigError if there is none.
+    """
+    pieces = b"" if spm is None else _read_pieces(spm)
+    source = Arpa(arpa)
+    target = Path(out)
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with partial.open("w+b") as sink, tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            writer = _Writer(sink)
+            words = _write_words(source, writer, arpa)
+            tables: list[Table] = []
+            closed = []
+            for order in range(2, len(source.counts) + 1):
+                table, is_closed = _write_order(source, writer, order, (words, tables, Path(folder), arpa))
+                tables.append(table)
+                closed.append(is_closed)
+            writer.add("pieces", [np.frombuffer(pieces, np.uint8)])
+            header = Header(
+                language=language,
+                normalisation=normalisation,
+                counts=tuple(source.counts),
+                homes=tuple(table.homes for table in tables),
+                closed=tuple(closed),
+                percentiles=dict(percentiles or {}),
+                arrays=writer.arrays,
+            )
+            writer.finish(header)
+        partial.replace(target)
+    finally:
+        source.close()
+        partial.unlink(missing_ok=True)
+    return header
+
+
+def _read_pieces(path: str) -> bytes:
+    try:
+        model = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: promised a SentencePiece model, found {error}; give its path") from error
+    load_pieces(model, path)
+    return model
+
+
+class _Writer:
+    """A model file that grows by one array after the other."""
+
+    def __init__(self, sink: IO[bytes]):
+        self._sink = sink
+        self.arrays: dict[str, tuple[str, int, int]] = {}
+        sink.write(MAGIC)
+
+    def add(self, name: str, stretches: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Append an array that comes in stretches; returns it, mapped."""
+        start = self._sink.tell() + -self._sink.tell() % ALIGNMENT
+        self._sink.write(bytes(start - self._sink.tell()))
+        kind = np.dtype(np.uint8)
+        for stretch in stretches:
+            kind = stretch.dtype
+            self._sink.write(stretch.data)
+        self._sink.flush()
+        size = (self._sink.tell() - start) // kind.itemsize
+        self.arrays[name] = (kind.str, size, start)
+        return np.memmap(self._sink, kind, "r", start, (size,)) if size else np.zeros(0, kind)
+
+    def finish(self, header: Header) -> None:
+        """Append what the arrays are, and make all of it durable."""
+        self._sink.write(header.to_bytes())
+        self._sink.flush()
+        os.fsync(self._sink.fileno())
+
+
+def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
+    """Write the words, sorted by code, with their values; returns the codes."""
+    blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
+    codes = np.concatenate([codes for codes, _ in blocks])
+    entries = np.zeros(len(codes), ENTRY)
+    entries["key"] = codes
+    entries["probability"] = np.concatenate([block.probabilities for _, block in blocks])
+    entries["backoff"] = np.concatenate([block.backoffs for _, block in blocks])
+    begin, end, unknown = word_codes((BEGIN, END, UNKNOWN)).tolist()
+    if absent := [name for name, code in ((BEGIN, begin), (END, end)) if code not in entries["key"]]:
+        raise ContractError(f"{where}: promised {BEGIN} and {END}, found no {' and no '.join(absent)}; train it again")
+    if unknown not in entries["key"]:
+        added = np.array([(unknown, MISSING_UNKNOWN, 0.0)], ENTRY)
+        entries = np.concatenate([entries, added])
+    entries = _sorted(entries, where, 1)
+    writer.add("words", [entries["key"].copy()])
+    writer.add("unigrams", [np.stack([entries["probability"], entries["backoff"]], axis=1).view(np.uint64).ravel()])
+    return entries["key"].copy()
+
+
+def _write_order(
+    source: Arpa, writer: _Writer, order: int, known: tuple[Keys, list[Table], Path, str]
+) -> tuple[Table, bool]:
+    """Write the table of one order; returns it, and whether what its n-grams begin and end with is in the model."""
+    words, tables, folder, where = known
+    count = source.counts[order - 1]
+    parts = -(-count // STRETCH) or 1
+    paths = [folder / f"{order}-{part}" for part in range(parts)]
+    closed = True
+    for block in source.entries(order):
+        codes = block.codes()
+        _check_words(codes, words, block, where)
+        if order > 2 and closed:
+            shorter = keys_of(codes[:, :-1]), keys_of(codes[:, 1:])
+            closed = all(len(tables[-1].find(keys)[0]) == len(keys) for keys in shorter)
+        _spill(keys_of(codes), block, paths)
+    homes = max(1, int(HOMES_PER_ENTRY * count))
+    slots = writer.add(f"order {order}", lay_out(_sorted_parts(paths, where, order), homes))
+    return Table(homes, slots), closed
+
+
+def _check_words(codes: Keys, words: Keys, block: Entries, where: str) -> None:
+    known = words[np.minimum(np.searchsorted(words, codes), len(words) - 1)] == codes
+    if not known.all():
+        word = block.words[int(known.ravel().argmin())].as_py()
+        raise ContractError(f"{where}: promised a 1-gram for every word, found none for {word!r}; train it again")
+
+
+def _spill(keys: Keys, block: Entries, paths: list[Path]) -> None:
+    """Append the n-grams of a block to the files of the stretches they belong to."""
+    entries = np.zeros(len(keys), ENTRY)
+    entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
+    numbers = share_out(keys, len(paths))
+    entries, numbers = entries[order := np.argsort(numbers, kind="stable")], numbers[order]
+    bounds = np.searchsorted(numbers, np.arange(len(paths) + 1))
+    for path, start, end in zip(paths, bounds, bounds[1:]):
+        with path.open("ab") as stream:
+            stream.write(entries[start:end].tobytes())
+
+
+def _sorted_parts(paths: list[Path], where: str, order: int) -> Iterator[npt.NDArray[np.void]]:
+    for path in paths:
+        if path.exists():
+            yield _sorted(np.fromfile(path, ENTRY), where, order)
+            path.unlink()
+
+
+def _sorted(entries: npt.NDArray[np.void], where: str, order: int) -> npt.NDArray[np.void]:
+    entries = entries[np.argsort(entries["key"])]
+    twice = int((entries["key"][1:] == entries["key"][:-1]).sum())
+    if twice:
+        raise ContractError(
+            f"{where}: promised each {order}-gram once, found {twice} more than once (or, by a chance of less than "
+            "one in 1,000 up to 100 million n-grams, with equal 64-bit keys); train it again"
+        )
+    return entries

@@ -1,0 +1,170 @@
+"""The n-gram trainer on Spark: counts, adjusted counts, discounts, interpolation and back-off, distributed; ARPA out.
+
+text -> chunks -> vocabulary -> ids -> [shuffle by suffix] counts -> discounts -> [shuffle by context] sums of contexts
+-> [shuffle back] probabilities -> sections -> one file. Between the shuffles everything lies in scratch files, whose
+names and sizes alone reach the driver. Words and contexts are JVM rows and arrays of ids: a shuffle carries arrays,
+which numpy sorts, so no n-gram is ever a row of its own.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline.engine.parquet import unique_name
+from pipeline.engine.spark import Answer, answers_of_partitions, run_tasks
+from pipeline.perplexity.kneser_ney import worker as parts
+from pipeline.perplexity.kneser_ney.arpa import write_arpa
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.perplexity.kneser_ney.plan import plan_of, smoothing_of
+from pipeline.perplexity.kneser_ney.read_text import Range, find_ranges, lines_of, sha256_of
+from pipeline.perplexity.kneser_ney.steps import counted, encoded, finished, vocabulary_files, word_frame
+from schemas.errors import ConfigError, ContractError
+from schemas.storage import Store
+
+TOKENS_PER_PART = 2_000_000
+
+
+@dataclass(frozen=True)
+class LmReport:
+    """What was trained."""
+
+    arpa: str
+    """Path of the model; its settings and digests lie beside it, with `.json` behind the name."""
+    sha256: str
+    tokens: int
+    """Words without sentence ends."""
+    sentences: int
+    counts: list[int]
+    """Lines of the model for each order."""
+    pruned: list[int]
+    """N-grams left out, for each order."""
+    discounts: list[list[float]]
+    """Of adjusted counts 1, 2 and 3+, for each order."""
+    fallbacks: dict[int, str]
+    """Orders whose discounts are those of the settings, with the reason."""
+    seconds: dict[str, float]
+    """Wall time of each step [s]."""
+
+
+def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
+    """Train on the files of the settings and write the ARPA file `out` and `out`.json.
+
+    Raises ConfigError if a path is wrong, ContractError if the text allows no model.
+    """
+    training = _Training(spark, config, out)
+    ranges = find_ranges(config.input)
+
+    def write(folder: Store) -> list[Answer]:
+        return run_tasks(spark, partial(_chunk_range, folder, config), ranges, "text", None)
+
+    files = [part for part in ranges if part.start == 0]
+    digests = run_tasks(spark, _digest, files, "digests", None)
+    return training.run(write, {part.name: answer["sha256"] for part, answer in zip(files, digests)})
+
+
+def train_lm_on(
+    spark: SparkSession, lines: DataFrame, inputs: Mapping[str, str], config: TrainLmConfig, out: str
+) -> LmReport:
+    """Train on the column `sentences` (string or binary, nulls left out) of a DataFrame, otherwise as `train_lm`.
+
+    `inputs` says what the lines are, name -> digest, and goes into the file beside the model.
+    """
+    if config.input:
+        raise ConfigError(f"train_lm.input: promised to be read, found {config.input} and a DataFrame; leave one out")
+    text = lines.select(F.col("sentences").cast("binary").alias("sentences"))
+
+    def write(folder: Store) -> list[Answer]:
+        def chunk(_: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+            return parts.write_chunks((batch.column(0) for batch in batches), folder, config)
+
+        return answers_of_partitions(text, chunk)
+
+    return _Training(spark, config, out).run(write, inputs)
+
+
+def _chunk_range(folder: Store, config: TrainLmConfig, part: Range, retried: bool) -> Answer:
+    return parts.write_chunks(lines_of(part), folder, config)
+
+
+def _digest(part: Range, retried: bool) -> Answer:
+    return {"sha256": sha256_of(part.uri)}
+
+
+class _Training:
+    """One training: its settings, where it writes, and how long its steps take."""
+
+    def __init__(self, spark: SparkSession, config: TrainLmConfig, out: str):
+        head, slash, self.name = out.rpartition("/")
+        if not self.name:
+            raise ConfigError(f"train_lm: promised the path of a file, found {out!r}; name the file")
+        self.limits = [] if config.limit_vocab is None else find_ranges([config.limit_vocab], "limit_vocab")
+        self.folder = Store((head or "/") if slash else ".")
+        self.scratch = self.folder.child(unique_name(f"{self.name}.scratch", "d"))
+        self.spark, self.config, self.out = spark, config, out
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def done(self, step: str) -> None:
+        """Note the time since the last step ended."""
+        now = time.perf_counter()
+        self.seconds[step] = round(now - self._since, 2)
+        self._since = now
+
+    def run(self, write: Callable[[Store], list[Answer]], inputs: Mapping[str, str]) -> LmReport:
+        """Train on the chunks that `write` makes of the text."""
+        try:
+            report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
+        finally:
+            if self.scratch.exists(""):
+                self.scratch.fs.delete_dir(self.scratch.root)
+        self._write_manifest(report, inputs)
+        return report
+
+    def _model(self, chunks: list[Answer], inputs: Mapping[str, str]) -> LmReport:
+        spark, config = self.spark, self.config
+        tokens, sentences = (sum(chunk[key] for chunk in chunks) for key in ("tokens", "sentences"))
+        if not sentences:
+            raise ContractError(f"train_lm: promised sentences, found none in {', '.join(inputs)}; give other text")
+        self.done("text")
+        cores = spark.sparkContext.defaultParallelism
+        number = config.partitions or max(cores, -(-tokens // TOKENS_PER_PART))
+        words = word_frame(spark, self.scratch, chunks)
+        vocabulary = vocabulary_files(self.scratch, words, self.limits, number)
+        plan = plan_of(config, self.scratch, vocabulary, number)
+        self.done("vocabulary")
+        lines, plan = encoded(plan, words, chunks)
+        self.done("ids")
+        counts = counted(spark, plan, lines)
+        smoothing = smoothing_of(config, plan, counts)
+        self.done("counts")
+        sections = [answer["sections"] for answer in finished(spark, plan, smoothing, counts)]
+        self.done("probabilities")
+        found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
+        if found != smoothing.lines():
+            raise ContractError(f"train_lm: promised {smoothing.lines()} lines by order, found {found}; run it again")
+        paths = [[section[order]["path"] for section in sections] for order in range(config.order)]
+        digest = write_arpa(self.scratch, paths, found, self.folder, self.name)
+        self.done("file")
+        pruned = [tally.number - tally.kept for tally in smoothing.tallies]
+        discounts = [[item.one, item.two, item.more] for item in smoothing.discounts]
+        return LmReport(
+            self.out, digest, tokens, sentences, found, pruned, discounts, smoothing.fallbacks, self.seconds
+        )
+
+    def _write_manifest(self, report: LmReport, inputs: Mapping[str, str]) -> None:
+        """The file beside the model; it says nothing of this run, so equal models have equal ones."""
+        known = asdict(report)
+        content = {
+            "settings": self.config.content(),
+            "inputs": dict(sorted(inputs.items())),
+            "limit_vocab": {part.name: sha256_of(part.uri) for part in self.limits if part.start == 0},
+            **{key: known[key] for key in ("tokens", "sentences", "counts", "pruned", "discounts", "fallbacks")},
+            "sha256": report.sha256,
+        }
+        self.folder.write_atomic(f"{self.name}.json", json.dumps(content, indent=1).encode() + b"\n")

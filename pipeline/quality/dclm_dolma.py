@@ -1,0 +1,86 @@
+"""DCLM's reading of Gopher's quality and repetition rules.
+
+Words are pieces between whitespace; for n-grams Unicode's words. Every occurrence of what occurs more than once is a
+repetition, the first included; empty lines and paragraphs do not count. Source: Li et al. 2024, arXiv 2406.11794, and
+its code `baselines/mappers`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.quality.ngrams import TOP_SIZES, covered, recurring, spans
+from pipeline.quality.parts import Parts
+from pipeline.quality.text import ALNUM_FIRST, LETTER, num_among, read_pieces, read_unicode_words
+from pipeline.text.uax29 import NARROW_SPACE, pieces_of
+from pipeline.text.words import Codes
+
+SYMBOLS = ("#", "...", ". . .", "…")
+DCLM_BULLETS = ("●", "•", "*", "-")
+ELLIPSES = ("...", ". . .", "…")
+OTHER_SPACE = (
+    "\x1c\x1d\x1e\x1f\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+)
+_AFTER_OTHER = re.compile(rf"[{OTHER_SPACE}][^\W_]")
+ASCII_SPACE = " \n\r\t\v\f"
+_FASTTEXT_SPACE = re.compile(rf"[{ASCII_SPACE}\0]+")
+
+
+def dclm_lines(text: str) -> dict[str, float]:
+    """The signals of DCLM that look at lines and paragraphs of a text."""
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
+    size = max(len(lines), 1)
+    signals = {
+        "dclm_bullet_lines": sum(line.startswith(DCLM_BULLETS) for line in lines) / size,
+        "dclm_ellipsis_lines": sum(line.endswith(ELLIPSES) for line in lines) / size,
+    }
+    for name, parts in (("line", lines), ("para", [part for part in map(str.strip, text.split("\n\n")) if part])):
+        signals[f"dclm_dup_{name}_frac"], signals[f"dclm_dup_{name}_char_frac"] = shares_of_repeated(parts)
+    return signals
+
+
+def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
+    """Shares of parts, and of their characters, whose text occurs more than once."""
+    if len(set(parts)) == len(parts):
+        return 0.0, 0.0
+    repeated = [(part, count) for part, count in Counter(parts).items() if count > 1]
+    number, characters = sum(count for _, count in repeated), sum(len(part) * count for part, count in repeated)
+    return number / len(parts), characters / max(sum(map(len, parts)), 1)
+
+
+def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
+    """The signals of DCLM that look at words, given the codes of the language's stop words."""
+    lengths, flags, _, lower_codes = whole.read(read_pieces)
+    num_pieces = max(len(lengths), 1)
+    signals = {
+        "dclm_num_words": num_words(whole),
+        "dclm_mean_word_length": int(lengths.sum()) / num_pieces,
+        "dclm_symbol_ratio": sum(map(whole.text.count, SYMBOLS)) / num_pieces,
+        "dclm_alpha_words": int(np.count_nonzero(flags & LETTER)) / num_pieces,
+        "dclm_stop_words": num_among(lower_codes, stop_words),
+    }
+    numbers = whole.numbers
+    if NARROW_SPACE in whole.text:
+        numbers = whole.vocabulary.numbers(pieces_of(whole.text))
+    words = whole.vocabulary.words(numbers, read_unicode_words)
+    offsets = np.concatenate(([0], np.cumsum(words.lengths)))
+    size = max(int(offsets[-1]), 1)
+    for found in recurring(words.codes):
+        if found.n in TOP_SIZES:
+            longest = int(spans(found.firsts, found.n, offsets).max()) if len(found.firsts) else 0
+            signals[f"dclm_top_{found.n}gram"] = longest * found.most / size
+        else:
+            signals[f"dclm_dup_{found.n}gram"] = covered(found, offsets) / size
+    return signals
+
+
+def num_words(parts: Parts) -> int:
+    """fastText's words that begin with a letter or digit: they part at ASCII whitespace and zero bytes alone."""
+    text = parts.text
+    if "\0" in text:
+        return sum(word[0].isalnum() for word in _FASTTEXT_SPACE.split(text) if word)
+    # what follows other whitespace is a piece, but for fastText the rest of a word that does not begin with a letter
+    inside = sum(1 for _ in _AFTER_OTHER.finditer(text))
+    return int(np.count_nonzero(parts.read(read_pieces)[1] & ALNUM_FIRST)) - inside

@@ -1,0 +1,106 @@
+"""What the dialects take for a word: readers that a vocabulary asks once of every piece it meets.
+
+The datatrove dialect has the words of the language's splitter. DCLM and dolma take the pieces between whitespace, DCLM
+for n-grams Unicode's words; RedPajama-V2 takes runs of word characters and of others, and for most of its signals the
+pieces in lower case without ASCII punctuation.
+"""
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.text.uax29 import unicode_words
+from pipeline.text.words import Codes, Ints, token_codes, words_of
+
+Arrays = tuple[npt.NDArray[Any], ...]
+
+LETTER, SYMBOL, ALNUM_FIRST = 1, 2, 4
+"""Flags of a piece: has a letter; has one of dolma's symbols; begins with a letter or digit."""
+ASCII_LETTER, CAPITALS = 1, 2
+"""Flags of a raw word of RedPajama-V2: has an ASCII letter; is in upper case."""
+JAVASCRIPT, LOREM = 1, 2
+"""Flags of a normal word of RedPajama-V2: is `javascript`; ends like the first word of the placeholder text."""
+DOLMA_SYMBOLS = ("#", "…")
+
+_RAW_WORD = re.compile(r"\w+|\W+")
+_NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
+
+
+def lengths_of(words: Sequence[str]) -> Ints:
+    """Length of each word [code points]."""
+    return np.fromiter(map(len, words), np.int64, len(words))
+
+
+def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
+    return np.fromiter(values, np.uint8, size)
+
+
+def read_pieces(pieces: Sequence[str]) -> Arrays:
+    """The pieces themselves: lengths, flags, codes, and the codes of their lower case."""
+    lengths, lowered = lengths_of(pieces), [piece.lower() for piece in pieces]
+    flags = _flags(map(_piece_flags, pieces), len(pieces))
+    lower_codes = token_codes(lowered, lengths_of(lowered))
+    return np.ones(len(pieces), np.int64), lengths, flags, token_codes(pieces, lengths), lower_codes
+
+
+def _piece_flags(piece: str) -> int:
+    if piece.isalpha():
+        return LETTER | ALNUM_FIRST
+    symbols = SYMBOL if any(symbol in piece for symbol in DOLMA_SYMBOLS) else 0
+    return symbols | (LETTER if any(map(str.isalpha, piece)) else 0) | (ALNUM_FIRST if piece[0].isalnum() else 0)
+
+
+def normal_piece(piece: str) -> str:
+    """A piece as RedPajama-V2 normalises it: no ASCII punctuation, lower case, NFD."""
+    if piece.isascii() and piece.isalpha():
+        return piece.lower()
+    return unicodedata.normalize("NFD", piece.translate(_NO_PUNCTUATION).lower())
+
+
+def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
+    """What normalisation leaves of each piece, one word or none: lengths, flags, codes, numeric characters."""
+    normal = [normal_piece(piece) for piece in pieces]
+    words = [word for word in normal if word]
+    lengths = lengths_of(words)
+    flags = _flags((JAVASCRIPT * (word == "javascript") | LOREM * word.endswith("lorem") for word in words), len(words))
+    numeric = np.fromiter(
+        (0 if word.isascii() and word.isalpha() else sum(map(str.isnumeric, word)) for word in words), np.int64
+    )
+    counts = np.fromiter(map(bool, normal), np.int64, len(normal))
+    return counts, lengths, flags, token_codes(words, lengths), numeric
+
+
+def _raw_words(piece: str) -> Sequence[str]:
+    return (piece,) if piece.isalnum() else _RAW_WORD.findall(piece)
+
+
+def _raw_flags(word: str) -> int:
+    if word.isascii():
+        letter = word.isalpha() or any(map(str.isalpha, word))
+    else:
+        letter = any("a" <= char <= "z" or "A" <= char <= "Z" for char in word)
+    return ASCII_LETTER * letter | CAPITALS * word.isupper()
+
+
+def _no_flags(word: str) -> int:
+    return 0
+
+
+read_raw_words = words_of(_raw_words, _raw_flags)
+"""The words of RedPajama-V2's raw text: runs of word characters, and runs of others, of a piece."""
+read_unicode_words = words_of(unicode_words, _no_flags)
+"""The words of DCLM's n-grams."""
+
+
+def num_among(codes: Codes, known: Codes) -> int:
+    """How many of the words are among the known ones, repetitions counted; both by their codes, `known` sorted."""
+    if not len(known):
+        return 0
+    places = np.searchsorted(known, codes)
+    places[places == len(known)] = 0
+    return int(np.count_nonzero(known[places] == codes))

@@ -1,0 +1,218 @@
+"""An axis for values of any size: one slot for each coarse bin, so octaves are equally wide, and one apart for zero.
+
+Columns of whole numbers have slots only where a whole number lies, so 0, 1, 2, 3 stand side by side. Across, places
+are in thousandths of the width.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from pipeline.engine.histogram import COARSE, bins_of, lower_edge
+from pipeline.report.plots import axis_label
+
+Side = Literal["min", "max"]
+Anchor = Literal["start", "middle", "end"]
+WIDTH = 1000.0
+ZERO_WIDTH, GAP = 44.0, 16.0
+MIN_SLOTS, MAX_SLOTS, MAX_OF_TWO = 8, 72, 24
+"""Slots above or below zero: few of them do not grow into blocks, and 18 octaves are enough for any measure; 6 on each
+side for one that goes both ways."""
+AT_LIMIT = 0.2
+"""Share of a bin's width for the values at its very beginning, where that is the limit."""
+CHARACTER, SPACE = 29.0, 40.0
+"""Width of a character of a label, and the least space between two labels, where a plot is narrow."""
+EXTRA = (5, 2, 3, 7)
+"""Multiples of the powers of ten that are labelled too, each where all of them have room."""
+LARGEST = 1e38
+"""Values from here on stand for infinity."""
+
+
+def key_of(value: float) -> int:
+    """The coarse bin of a value."""
+    return int(bins_of(np.array([value], np.float64), COARSE)[0])
+
+
+ZERO, ONE = key_of(0.0), key_of(1.0)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one bin: values `low` to `high` (not included; both 0 for zero itself) from `left` to `right`."""
+
+    key: int
+    low: float
+    high: float
+    left: float
+    right: float
+
+
+@dataclass(frozen=True)
+class Label:
+    """A round number: where it stands [% of the width] and with which end, and from where to where it reaches."""
+
+    at: float
+    text: str
+    anchor: Anchor
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Slots in ascending order."""
+
+    slots: tuple[Slot, ...]
+    whole: bool
+
+    def slot(self, key: int) -> Slot:
+        """The slot of a bin, or the nearest one where the axis ends before it."""
+        return next((slot for slot in self.slots if slot.key >= key), self.slots[-1])
+
+    def place(self, value: float) -> float:
+        """Where values from this one on begin."""
+        for slot in self.slots:
+            if value < slot.low:
+                return slot.left
+            if value < slot.high:
+                return slot.left + (value - slot.low) / (slot.high - slot.low) * (slot.right - slot.left)
+        return self.slots[-1].right
+
+    def cut(self, limit: float, side: Side) -> float:
+        """Where a limit, itself kept, parts what is kept from what is not."""
+        if self.whole:
+            return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
+        if limit == 0 and side == "min":
+            return self.slot(ZERO).left
+        place = self.place(limit)
+        slot = self.slot(key_of(limit))
+        if limit == slot.low and limit and side == "max":  # what measures the limit itself is kept and lies in this bin
+            return place + AT_LIMIT * (slot.right - slot.left)
+        return place
+
+    def middle(self, value: float) -> float:
+        """Where the label of a value stands."""
+        if value == 0 or not self.whole:
+            slot = self.slot(key_of(value))
+            return (slot.left + slot.right) / 2 if value == 0 else self.place(value)
+        return (self.place(value) + self.place(value + 1)) / 2
+
+
+def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -> Axis:
+    """The axis for documents by bin that shows these limits too."""
+    shown = {key_of(limit) for limit in limits if math.isfinite(limit)}
+    present = {*counts, *shown}
+    under, over = ({key for key in present if (key < ZERO) is less and key != ZERO} for less in (True, False))
+    room = MAX_OF_TWO if under and over else MAX_SLOTS
+    above = _padded(_span(counts, shown, over or ({ONE} if whole else set()), room), whole)
+    mirrored = _span(
+        {-key: counts.get(key, 0) for key in under}, {-key for key in shown}, {-key for key in under}, room
+    )
+    below = range(-max(mirrored), 1 - min(mirrored)) if mirrored else range(0)
+    below = range(below.start, max(below.stop, min(below.start + MIN_SLOTS, ZERO))) if below else below
+    groups = [_holding(below, whole), [ZERO] if ZERO in present else [], _holding(above, whole)]
+    return Axis(tuple(_slots([group for group in groups if group], whole)), whole)
+
+
+def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int) -> range:
+    """From the first to the last key; where that is too long, the ends that hold less are left out, limits never.
+
+    Keys rise with their distance from zero: of two ends that hold the same, the smaller values go.
+    """
+    if not keys:
+        return range(0)
+    first, last = min(keys), max(keys)
+    low, high = min(shown & keys, default=last), max(shown & keys, default=first)
+    left, right = counts.get(first, 0), counts.get(last, 0)
+    while last - first >= room and (first < low or last > high):
+        if first < low and (left <= right or last <= high):
+            first += 1
+            left += counts.get(first, 0)
+        else:
+            last -= 1
+            right += counts.get(last, 0)
+    return range(first, last + 1)
+
+
+def _padded(keys: range, whole: bool) -> range:
+    """At least MIN_SLOTS bins that hold something: whole numbers go on upwards, others downwards."""
+    if not keys:
+        return keys
+    first, last = keys[0], keys[-1]
+    while len(_holding(range(first, last + 1), whole)) < MIN_SLOTS:
+        first, last = (first, last + 1) if whole else (first - 1, last)
+    return range(first, last + 1)
+
+
+def _holding(keys: range, whole: bool) -> list[int]:
+    """The bins that hold a number."""
+    return [key for key in keys if not whole or _edges(key, whole)[0] < _edges(key, whole)[1]]
+
+
+def _edges(key: int, whole: bool) -> tuple[float, float]:
+    if key == ZERO:
+        return 0.0, float(whole)
+    low, high = lower_edge(key, COARSE), lower_edge(key + 1, COARSE)
+    if not whole or not math.isfinite(high):
+        return low, high
+    return math.ceil(low), math.ceil(high)
+
+
+def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
+    """The slots of the bins below zero, of zero, and above it, with a gap between these groups."""
+    others = sum(len(group) for group in groups if group != [ZERO])
+    room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([ZERO] in groups)
+    left = 0.0
+    for group in groups:
+        for key in group:
+            right = left + (ZERO_WIDTH if group == [ZERO] else room / others)
+            yield Slot(key, *_edges(key, whole), left, right)
+            left = right
+        left += GAP
+
+
+def labels(axis: Axis) -> list[Label]:
+    """Labels for round numbers, as many as there is room for; zero always has one."""
+    slots = [slot for slot in axis.slots if slot.key != ZERO]
+    zero = [0.0] if len(slots) < len(axis.slots) else []
+    sizes = [abs(end) for slot in slots for end in (slot.low, slot.high) if 0 < abs(end) < LARGEST]
+    decades = range(math.floor(math.log10(min(sizes))), math.floor(math.log10(max(sizes))) + 1) if sizes else range(0)
+    tries = [(1, decades[(len(decades) - 1) % step :: step]) for step in range(1, len(decades) + 1)]
+    chosen = [_label(axis, value) for value in zero]
+    for sign in (1, -1):
+        chosen = next(filter(_fit, (_with(axis, chosen, sign * m, some) for m, some in tries)), chosen)
+        for multiple in EXTRA:
+            more = _with(axis, chosen, sign * multiple, decades)
+            chosen = more if _fit(more) else chosen
+    return chosen
+
+
+def _with(axis: Axis, chosen: Sequence[Label], multiple: int, decades: range) -> list[Label]:
+    """The labels and those of the multiple in every decade for which the axis has a place and zero leaves room."""
+    values = [float(f"{multiple}e{decade}") for decade in decades]
+    held = [value for value in values if any(slot.low <= value < slot.high for slot in axis.slots)]
+    held += [value for value in values if value == axis.slots[-1].high]
+    added = [_label(axis, value) for value in held if value.is_integer() or not axis.whole]
+    zero = [label for label in chosen if label.text == "0"]
+    added = [label for label in added if _fit(sorted([*zero, label], key=_start))]
+    return sorted([*chosen, *added], key=_start)
+
+
+def _start(label: Label) -> float:
+    return label.start
+
+
+def _label(axis: Axis, value: float) -> Label:
+    place, text = axis.middle(value), axis_label(value)
+    width = CHARACTER * len(text)
+    anchor: Anchor = "start" if place < width / 2 else "end" if place > WIDTH - width / 2 else "middle"
+    start = place - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return Label(round(place / 10, 2), text, anchor, start, start + width)
+
+
+def _fit(found: Sequence[Label]) -> bool:
+    return all(left.end + SPACE <= right.start for left, right in pairwise(found))

@@ -1,0 +1,149 @@
+"""JSON lines (plain, gzip, zstd or bzip2) and Parquet files of texts: one row for every line or record, and gaps.
+
+Of JSON lines, offsets and lengths are bytes of the decompressed stream, where `zcat FILE | tail -c +OFFSET+1` finds the
+line again; they add up to its size, which is the file's own when it is not compressed. Compressed bytes that cannot
+be decoded are a gap of no length whose verdict holds their number. Of Parquet files the unit is the row: offset is
+the row number, length 1, and they add up to the number of rows.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import Frames
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.provenance import Item, account, new_row
+from pipeline.sources.text import encodable, set_text
+
+BATCH_ROWS = 16
+BUFFER_BYTES = 1 << 20
+UNREADABLE = (pa.ArrowException, OSError, ValueError)
+BOM = b"\xef\xbb\xbf"
+
+
+class _Lines:
+    """The lines of a file with where they start in its decompressed stream; `position` ends up at its size."""
+
+    def __init__(self, frames: Frames, max_bytes: int):
+        self._frames = frames
+        self._max_bytes = max_bytes
+        self.position = 0
+
+    def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
+        """(start, line without its line feed); a Drop in its place for a line too long, or for undecodable bytes."""
+        held: list[bytes] = []
+        start = size = 0
+        while (piece := self._frames.next()) is not None:
+            if piece.fault is not None:
+                if size:
+                    yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size)
+                yield self.position, Drop(piece.fault, float(piece.resumed - piece.start))
+                held, start, size = [], self.position, 0
+                continue
+            *whole, rest = piece.data.split(b"\n")
+            for part in whole:
+                size += len(part)
+                line = b"".join([*held, part]) if held else part
+                yield start, line if size <= self._max_bytes else self._too_long(size)
+                start += size + 1
+                held, size = [], 0
+            size += len(rest)
+            if rest and size <= self._max_bytes:
+                held.append(rest)
+            elif rest:
+                held = []
+            self.position += len(piece.data)
+        if size:
+            yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size)
+
+    def _too_long(self, size: int) -> Drop:
+        return Drop("record_too_large", float(size), float(self._max_bytes))
+
+
+def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+    """The rows of a file of JSON objects, one a line. Empty lines are no rows; their bytes go with the line before."""
+    lines = _Lines(Frames(stream, None), config.max_record_bytes)
+
+    def items() -> Iterator[Item]:
+        for start, line in lines:
+            if isinstance(line, Drop):
+                kind = "row" if line.rule == "record_too_large" else "gap"
+                yield Item(start, new_row(kind), line)
+            elif line := line.removeprefix(BOM).strip():
+                yield Item(start, *_parse(line, config))
+
+    return account(items(), split, lambda: lines.position)
+
+
+def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return new_row("row"), Drop("bad_line")
+    if not isinstance(value, dict):
+        return new_row("row"), Drop("bad_line")
+    return _row(value, config)
+
+
+def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+    """The rows of a Parquet file, batch by batch. A row group that cannot be read is a gap of its rows, a file that
+    cannot be opened a gap of no length whose verdict holds its size [bytes]."""
+    num_rows = 0
+
+    def items() -> Iterator[Item]:
+        nonlocal num_rows
+        size = stream.seek(0, 2)
+        if not size:
+            return
+        try:
+            file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
+            wanted = (config.text_field, config.url_field, config.id_field)
+            columns = [name for name in dict.fromkeys(wanted) if name in file.schema_arrow.names]
+        except UNREADABLE:
+            yield Item(0, new_row("gap"), Drop("unreadable_gap", float(size)))
+            return
+        for group in range(file.num_row_groups):
+            end = num_rows + file.metadata.row_group(group).num_rows
+            for value in _group(file, group, columns):
+                yield Item(num_rows, *_row(value, config))
+                num_rows += 1
+            if num_rows < end:
+                yield Item(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))
+                num_rows = end
+
+    return account(items(), split, lambda: num_rows)
+
+
+def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a row group up to where it cannot be read."""
+    try:
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
+            values = [_values(batch.column(name)) for name in columns]
+            for row in range(batch.num_rows):
+                yield {name: column[row] for name, column in zip(columns, values, strict=True)}
+    except UNREADABLE:
+        return
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        stored = column.cast(pa.large_binary()).to_pylist()
+        return [None if value is None else value.decode("utf-8", "replace") for value in stored]
+
+
+def _row(value: dict[str, Any], config: SourceConfig) -> tuple[Row, Drop | None]:
+    url = value.get(config.url_field)
+    if url is None or url == "":
+        url = value.get(config.id_field)
+    row = new_row("row", encodable(str(url)) if isinstance(url, str | int) else None)
+    text = value.get(config.text_field)
+    if not isinstance(text, str):
+        return row, Drop("no_text_field")
+    return row, set_text(row, text, config)

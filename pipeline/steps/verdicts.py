@@ -1,0 +1,280 @@
+"""The table `verdicts`: limits of the recipe compared with what was measured; no text is read.
+
+Cut-offs that the data decide (percentiles of a language) come first, from exact histograms; then every document is
+judged, and what the report draws is counted on the way.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.engine.histogram import COARSE, FINE, count_bins, quantile
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.parts import Part, measured, parts_of
+from pipeline.engine.rules import KEPT, Judgement, columns_of, is_minimum, judge, languages_of, values_of
+from pipeline.engine.spark import run_tasks, worker_path
+from pipeline.engine.stage import Check, Cutoffs, PerDocument, Quantile, Row
+from pipeline.engine.step import Answer, Build, Built, add_figures, gather, keep_answer, standing_answer
+from pipeline.engine.worker import Books
+from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, bucket
+from pipeline.steps import scores
+from pipeline.steps.documents import MEASURED
+from schemas.config import Recipe
+from schemas.ids import canonical_json
+from schemas.manifest import part_key
+from schemas.storage import Store
+from schemas.tables import DOCUMENTS, SCORES, VERDICTS
+
+SHOWN_LANGUAGES = 12
+FACTS = ["source", "body_chars", "perplexity"]
+JUDGED: tuple[PerDocument, ...] = (*MEASURED, *scores.STAGES)
+Paths = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class VerdictsTask:
+    """One part to judge, and where its verdicts go."""
+
+    part: Part
+    recipe: Recipe
+    models: Paths
+    cutoffs: Cutoffs
+    folder: Store
+
+
+def build_verdicts(build: Build) -> dict[str, Built]:
+    """The table `verdicts`, one part for each part of `documents`."""
+    tasks = [
+        VerdictsTask(part, build.recipe, build.model_paths(), {}, build.folders["verdicts"])
+        for part in parts_of(build.inputs)
+    ]
+    cutoffs: dict[str, dict[str, float]] = {}
+    measures: dict[str, Any] = {}
+    wanted = quantiles_of(build.recipe)
+    if wanted:
+        answers = run_tasks(build.spark, histograms_of_part, tasks, "cut-offs", build.partitions)
+        histograms = [answer["histograms"] for answer in answers]
+        cutoffs, measures = cutoffs_of(wanted, histograms), measures_of(wanted, histograms)
+    tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
+    built = gather(run_tasks(build.spark, verdicts_part, tasks, "verdicts", build.partitions), ("verdicts",))
+    figures = built["verdicts"].figures
+    figures["cutoffs"] = cutoffs
+    figures["limits"] = limits_of(checks_of(build.recipe, build.model_paths(), cutoffs))
+    figures["measures"] = {column: fold(found) for column, found in measures.items()}
+    figures["distributions"] = {name: fold(found) for name, found in figures.get("distributions", {}).items()}
+    return built
+
+
+def quantiles_of(recipe: Recipe) -> list[Quantile]:
+    """Every cut-off that the stages ask of the data."""
+    return [quantile for stage in JUDGED for quantile in stage.quantiles(recipe[stage.name])]
+
+
+def checks_of(recipe: Recipe, models: Paths, cutoffs: Cutoffs) -> list[tuple[str, Check]]:
+    """Every check with the name of its stage, in the order in which they decide."""
+    return [
+        (stage.name, check)
+        for stage in JUDGED
+        for check in stage.checks(recipe[stage.name], models.get(stage.name, {}), cutoffs)
+    ]
+
+
+def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
+    """`stage/reason` of each check, with its label where it has one."""
+    return [f"{stage}/{check.reason} {check.label}".strip() for stage, check in named]
+
+
+def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
+    """What each check compared with what, by `stage/reason`."""
+    return {
+        name: {
+            "setting": f"{stage}.{check.setting}",
+            "column": check.column,
+            "side": "min" if is_minimum(check) else "max",
+            "limits": dict(sorted(check.limits.items())),
+        }
+        for name, (stage, check) in zip(names_of(named), named)
+    }
+
+
+def local_models(models: Paths) -> dict[str, dict[str, str]]:
+    """The model paths as they are on this worker."""
+    return {stage: {name: worker_path(path) for name, path in paths.items()} for stage, paths in models.items()}
+
+
+def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The columns by the table that holds them: `documents` first, then `scores` where the run has it."""
+    columns = {"documents": [name for name in names if name in DOCUMENTS.names]}
+    if "scores" in tables:
+        columns["scores"] = [name for name in names if name in SCORES.names and name != "doc_id"]
+    return columns
+
+
+def histograms_of_part(task: VerdictsTask, retried: bool) -> Answer:
+    """Exact histograms of the quantiles' columns in one part, by quantile and language."""
+    wanted = quantiles_of(task.recipe)
+    columns = split_columns(columns_of(wanted), task.part.paths)
+    found: dict[str, Any] = {}
+    rows = 0
+    for batch in measured(task.part, columns):
+        rows += batch.num_rows
+        numbers, languages = languages_of(batch)
+        for item in wanted:
+            values = values_of(item, batch)
+            by_language = {
+                name: {str(key): count for key, count in count_bins(values[numbers == number], FINE).items()}
+                for number, name in enumerate(languages)
+            }
+            found[item.name] = add_figures(found.get(item.name, {}), by_language)
+    return {"histograms": found, "rows": rows}
+
+
+def cutoffs_of(wanted: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The value of every quantile by language, from the histograms of all parts; languages without values have none."""
+    total: Any = {}
+    for histogram in histograms:
+        total = add_figures(total, histogram)
+    return {
+        item.name: {
+            language: quantile({int(key): count for key, count in counts.items()}, item.share, FINE)
+            for language, counts in sorted(total.get(item.name, {}).items())
+            if counts
+        }
+        for item in wanted
+    }
+
+
+def measures_of(wanted: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """For each stored column with a quantile, by language, how many documents measured how much, in coarse bins."""
+    found: dict[str, Any] = {}
+    for item in {item.column: item for item in wanted if item.value is None}.values():
+        for histogram in histograms:
+            for language, counts in histogram.get(item.name, {}).items():
+                coarse: Counter[str] = Counter()
+                for key, count in counts.items():
+                    coarse[str(int(key) >> COARSE - FINE)] += count
+                found[item.column] = add_figures(found.get(item.column, {}), {language: coarse} if coarse else {})
+    return found
+
+
+def verdicts_part(task: VerdictsTask, retried: bool) -> Answer:
+    """Judge one part and write its verdicts; returns files, books and figures."""
+    standing = standing_answer(task.folder, task.part.ordinal)
+    if standing is not None:
+        return standing
+    started = time.process_time()
+    named = checks_of(task.recipe, local_models(task.models), task.cutoffs)
+    checks = [check for _, check in named]
+    books = Books([(stage.name, stage.verdicts) for stage in JUDGED], raises=False)
+    distributions: Any = {}
+    beyond: Any = {}
+    buckets: dict[str, Counter[str]] = {}
+    columns = split_columns(list(dict.fromkeys([*columns_of(checks), *FACTS])), task.part.paths)
+    writer = PartWriter(task.folder, part_key(task.part.ordinal), VERDICTS)
+    try:
+        for batch in measured(task.part, columns):
+            judgement = judge(checks, batch)
+            distributions = add_figures(distributions, distributions_of(named, judgement, batch))
+            beyond = add_figures(beyond, beyond_of(named, judgement, batch))
+            for name, (row, chars) in zip(buckets_of(batch, task.cutoffs), rows_of(named, judgement, batch)):
+                row["perplexity_bucket"] = name
+                buckets.setdefault(row["language"] or "?", Counter())[name] += 1
+                enter(row, chars, books)
+                writer.add(row)
+    except BaseException:
+        writer.abandon()
+        raise
+    answer = {
+        "files": {"verdicts": writer.close()},
+        "rows": books.rows_in,
+        "errors": {},
+        "cpu_seconds": time.process_time() - started,
+        **books.to_json(),
+    }
+    answer["figures"] |= {"distributions": distributions, "beyond": beyond}
+    answer["figures"]["buckets"] = {language: dict(counter) for language, counter in buckets.items()}
+    return keep_answer(task.folder, task.part.ordinal, answer, canonical_json)
+
+
+def distributions_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
+    """For each check, by language, how many documents measured how much, in coarse bins."""
+    numbers, languages = languages_of(batch)
+    found: dict[str, Any] = {}
+    for check, values, limits in zip(names_of(named), judgement.values, judgement.limits):
+        applies = ~np.isnan(values) & ~np.isnan(limits)
+        by_language = {
+            name: {str(key): count for key, count in count_bins(values[applies & (numbers == number)], COARSE).items()}
+            for number, name in enumerate(languages)
+        }
+        found[check] = {name: counts for name, counts in by_language.items() if counts}
+    return found
+
+
+def beyond_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
+    """For each check, by language, how many documents break it, whatever the checks before it say."""
+    numbers, languages = languages_of(batch)
+    counts = [np.bincount(numbers[broken], minlength=len(languages)).tolist() for broken in judgement.broken]
+    return {
+        name: {language: count for language, count in zip(languages, row) if count}
+        for name, row in zip(names_of(named), counts)
+    }
+
+
+def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """The distributions of the languages with the most documents; the others' together as `other`."""
+    ranked = sorted(by_language, key=lambda name: (-sum(by_language[name].values()), name))
+    folded: dict[str, Any] = {name: dict(by_language[name]) for name in sorted(ranked[:SHOWN_LANGUAGES])}
+    for name in ranked[SHOWN_LANGUAGES:]:
+        folded["other"] = add_figures(folded.get("other", {}), by_language[name])
+    return folded
+
+
+def rows_of(
+    named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch
+) -> Iterator[tuple[Row, int]]:
+    """The verdict of every document of a batch, with its length after cuts [code points]."""
+    first = judgement.first
+    places = np.arange(len(first))
+    # a row of NaN at the end stands for KEPT, which is -1, and is all there is where nothing is checked
+    nothing = np.full((1, len(first)), np.nan)
+    values, limits = (
+        np.concatenate((measured_of_all, nothing))[first, places].tolist()
+        for measured_of_all in (judgement.values, judgement.limits)
+    )
+    facts = batch.select(["doc_id", "source", "language", "body_chars"]).to_pylist()
+    for row, check, value, limit in zip(facts, first.tolist(), values, limits):
+        chars = row.pop("body_chars")
+        if check != KEPT:
+            stage, broken = named[check]
+            row.update(drop_stage=stage, drop_rule=broken.reason, drop_value=value, drop_limit=limit)
+        yield row, chars
+
+
+def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
+    """Head, middle or tail of its language for each document; `all` where no model measured it."""
+    if "perplexity" not in batch.schema.names:
+        return [ALL] * batch.num_rows
+    numbers, languages = languages_of(batch)
+    cuts = [
+        np.array([cutoffs.get(name, {}).get(language, np.nan) for language in languages])[numbers]
+        for name in (HEAD_CUT, MIDDLE_CUT)
+    ]
+    measured_values = batch.column("perplexity").to_numpy(zero_copy_only=False)
+    found: list[str] = bucket(measured_values, *cuts).tolist()
+    return found
+
+
+def enter(row: Row, chars: int, books: Books) -> None:
+    """Count one verdict, by source and language too."""
+    books.enter(row, chars)
+    language, source = row.pop("language") or "?", row.pop("source")
+    if row.get("drop_stage") is None:
+        books.tally("kept_languages", language)
+        books.tally("kept_language_chars", language, chars)
+        books.tally("kept_sources", source)
+        books.tally("kept_source_chars", source, chars)

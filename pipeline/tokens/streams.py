@@ -1,0 +1,217 @@
+"""The streams of a dataset: which of them a document goes to, and whether the mix leaves it out.
+
+What writes a dataset, compares two of them, or predicts one asks here: all of it follows from the document alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from pipeline.engine.stage import Drop, Relation
+from schemas.config import Section, location, nearest
+from schemas.errors import ConfigError
+from schemas.ids import below_share, shuffle_key
+from schemas.manifest import Manifest
+from schemas.mix import Mix, read_mix
+from schemas.signals import FAMILIES
+from schemas.tokens import HELDOUT, TRAIN
+
+MARK = "+"
+"""Stands between a source and a bucket of it; no source's own name has one."""
+LEFT_OUT = "mix"
+"""The reason of a document that the mix leaves out, and where the figures say what it asked for."""
+BY_PERPLEXITY = "perplexity"
+"""Cuts a source by the thirds of perplexity that the verdicts name, not by a signal."""
+OF_PERPLEXITY = ("head", "middle", "tail", "all")
+"""What the verdicts name them; the last: where no model measured it."""
+FAMILY_OF: Mapping[str, str] = {signal.name: family for family, signals in FAMILIES.items() for signal in signals}
+"""The signals that may cut a source, and the family that each is measured with."""
+CLASSIFIER, IMPORTANCE = "classifier", "importance"
+SCORED: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
+"""The column of `scores` whose entries may cut a source, by the section that names their models."""
+CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORED))
+"""What may cut a source, in words."""
+UNMEASURED = "none"
+"""The bucket of a document that has no value."""
+FEW: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
+"""Names of so many buckets, by the value and not by what is good; of more they are b0, b1, ..."""
+KEYS = 1 << 63
+"""Keys of the shuffle lie below."""
+FEWEST_TIMES = 1.1
+"""Least factor that a shortfall is told with."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A stored value of each document that cuts sources: a column of a table, or the entry of one name in it."""
+
+    table: str
+    column: str
+    name: str = ""
+    """Empty: the column itself."""
+
+
+class TokensConfig(Section):
+    """How the dataset is cut."""
+
+    shard_tokens: int = Field(100_000_000, ge=1024)
+    """Tokens in a shard, about; the number of shards is the tokens of a stream over this, rounded up."""
+    chunk_tokens: int = Field(8192, ge=64)
+    """Tokens in a chunk, the unit the trainer shuffles; sequence lengths divide it."""
+    heldout_share: float = Field(0.01, ge=0, lt=1)
+    """Share of duplicate clusters that is held out, chosen by hash, so that no cluster spans both splits."""
+    seed: int = Field(0, ge=0)
+    """Seed of the global shuffle."""
+    buckets_by: str = ""
+    """What cuts every source into buckets of quality, streams of their own such as `web+head`, so that training tells
+    the loss of each: "perplexity" (head, middle and tail of the language, as the verdicts say; `all` where no model
+    measured it), a signal that `[quality]` measures, such as "fineweb_terminal_lines", or what a model says:
+    "classifier.NAME" (probability of the good class) or "importance.NAME" (nats per word) of a NAME in the `models` of
+    that section; empty: sources stay whole."""
+    bucket_cuts: tuple[float, ...] = ()
+    """Values of that signal or score, ascending, at which a bucket ends and the next begins: one makes `low` and
+    `high`, two `low`, `middle` and `high`, more `b0`, `b1`, ...; the value itself belongs to the upper bucket, and a
+    document that has none to `none`."""
+    mix: str = location("")
+    """File of `penstock mix suggest`: which share of each source's training documents is kept, and how many tokens it
+    asks for; empty: all are kept."""
+
+    @model_validator(mode="after")
+    def _means_something(self) -> "TokensConfig":
+        by, cuts = self.buckets_by, self.bucket_cuts
+        if by not in ("", BY_PERPLEXITY) and self.measure is None:
+            raise ValueError(f"buckets_by: no such signal {by!r}{nearest(by, CHOICES)}")
+        if cuts and self.measure is None:
+            why = "the shares of [perplexity] cut" if by else "buckets_by names no signal"
+            raise ValueError(f"bucket_cuts would be ignored: {why}")
+        if self.measure is not None and not cuts:
+            raise ValueError(
+                f"buckets_by = {by!r} needs bucket_cuts, the values where a bucket ends and the next begins"
+            )
+        if not (np.diff(np.asarray(cuts, np.float32)) > 0).all():
+            raise ValueError(f"bucket_cuts: promised ascending values, apart in single precision, found {list(cuts)}")
+        if by.startswith(f"{CLASSIFIER}.") and not all(0 < cut <= 1 for cut in cuts):
+            raise ValueError(f"bucket_cuts: promised probabilities above 0 and up to 1, found {list(cuts)}")
+        return self
+
+    @property
+    def measure(self) -> Measure | None:
+        """What is compared with `bucket_cuts`; None: nothing is."""
+        section, _, name = self.buckets_by.partition(".")
+        if name and section in SCORED:
+            return Measure("scores", SCORED[section], name)
+        return Measure("documents", self.buckets_by) if self.buckets_by in FAMILY_OF else None
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """Every bucket a document may fall into, from the lowest values on; empty: sources stay whole."""
+        if self.measure is None:
+            return OF_PERPLEXITY if self.buckets_by else ()
+        number = len(self.bucket_cuts) + 1
+        return (*(FEW.get(number) or (f"b{place}" for place in range(number))), UNMEASURED)
+
+
+def mix_file(config: TokensConfig) -> dict[str, str]:
+    """The file of the mix, which enters the fingerprint by its digest."""
+    return {LEFT_OUT: config.mix} if config.mix else {}
+
+
+TOKENS = Relation(
+    name="tokens",
+    version=1,
+    config=TokensConfig,
+    reasons={LEFT_OUT: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
+    models=mix_file,
+)
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """How documents are sorted into streams."""
+
+    config: TokensConfig
+    keep: Mapping[str, float] = field(default_factory=dict)
+    """Share of the training documents that stays, by source (`web+head` where sources are cut); others stay whole."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether any document may be left out."""
+        return min(self.keep.values(), default=1.0) < 1
+
+    def stream(self, source: str, bucket: str | None, cluster: bytes) -> str:
+        """`<source>/train` or `<source>/heldout` of a document; `bucket` is None where sources stay whole."""
+        held = below_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
+        name = source if bucket is None else f"{source}{MARK}{bucket}"
+        return f"{name}/{HELDOUT if held else TRAIN}"
+
+    def drop(self, stream: str, doc_id: bytes) -> Drop | None:
+        """Why a document of a stream is left out; None = it stays. What a smaller share keeps, a larger one keeps."""
+        source, _, split = stream.rpartition("/")
+        share = self.keep.get(source, 1.0)
+        key = shuffle_key(self.config.seed + 2, doc_id)
+        return Drop(LEFT_OUT, key / KEYS, share) if split == TRAIN and not below_share(key, share) else None
+
+
+def sorting_of(manifest: Manifest) -> Sorting:
+    """How the documents of a committed dataset were sorted."""
+    content = manifest.content
+    config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
+    return Sorting(config, {name: asked["keep"] for name, asked in content.figures.get(LEFT_OUT, {}).items()})
+
+
+def mixed(dataset: Manifest, clean: str) -> Sorting | None:
+    """How a dataset of these clean documents (by digest) was sorted, if a mix left some of them out."""
+    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs}
+    sorting = sorting_of(dataset) if reads.get("clean") == clean else None
+    return sorting if sorting and sorting.chooses else None
+
+
+def check_names(config: TokensConfig, sources: Sequence[str]) -> None:
+    """Raise ConfigError if the mix names what cannot be a source of the dataset, given those of the recipe."""
+    possible = [f"{source}{MARK}{name}" for source in sources for name in config.bucket_names] or [*sources]
+    if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
+        hints = ", ".join(f"{name!r}{nearest(name, possible)}" for name in unknown)
+        raise ConfigError(
+            f"tokens.mix {config.mix}: promised sources that this recipe makes, found {hints}; correct the names, or "
+            "set tokens.buckets_by as it was for the dataset of the mix"
+        )
+
+
+def check_mix(mix: Mix, where: str, found: Mapping[str, tuple[int, int]]) -> None:
+    """Raise ConfigError if a mix does not fit the sources of a dataset.
+
+    `found`: by source of training documents, how many stay and how many the mix leaves out.
+    """
+    asked = mix.of({*found}, f"tokens.mix {where}")
+    for name, (stays, goes) in found.items():
+        if not stays:
+            raise ConfigError(
+                f"tokens.mix {where}: promised a share of {name} that keeps some of it, found that keep = "
+                f"{asked[name].keep:g} leaves none of its {goes} training documents; raise it"
+            )
+
+
+def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
+    """What a mix asked for and what was found, by source, for the manifest; `tokens` are those of training."""
+    asked = ("keep", "repeat", "wanted_tokens")
+    return {
+        name: {key: getattr(part, key) for key in asked} | {"found_tokens": tokens[name]}
+        for name, part in mix.sources.items()
+    }
+
+
+def shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
+    """A line for each source of which less was found than the mix asks for."""
+    for name, part in figure.items():
+        found, wanted = part["found_tokens"], part["wanted_tokens"]
+        if wanted is not None and found < wanted:
+            share, times = min(found / wanted, 0.99), max(wanted / found, FEWEST_TIMES)
+            amount = f"{wanted:.1e}".replace("e+", "e").replace("e0", "e")
+            yield (
+                f"{name}: {share:.2g} of the {amount} tokens that {PurePath(where).name} asks for; "
+                f"{times:.1f} x as much crawl"
+            )
