@@ -7,23 +7,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jobs.ablate import ablate_command, add_ablate_arguments
-from jobs.diff import diff_command
-from jobs.evaluating import add_evaluate_arguments, evaluate_command
-from jobs.ladder import add_ladder_arguments, ladder_command
-from jobs.learning import (
-    derive_profiles_command,
-    train_classifier_command,
-    train_importance_command,
-    train_lm_command,
-)
-from jobs.lineage import lineage_command
-from jobs.mix import add_mix_arguments, mix_command
 from jobs.run_all import explained, run_recipe
-from jobs.scaling import add_fit_arguments, fit_scaling_command
-from jobs.takedown import add_takedown, takedown_command
-from jobs.tracing import add_trace_arguments, trace_command
-from jobs.training import (
+from jobs.verbs.ablate import ablate_command, add_ablate_arguments
+from jobs.verbs.diff import diff_command
+from jobs.verbs.dvc import add_dvc_arguments, dvc_command
+from jobs.verbs.evaluating import add_evaluate_arguments, evaluate_command
+from jobs.verbs.ladder import add_ladder_arguments, ladder_command
+from jobs.verbs.lineage import lineage_command
+from jobs.verbs.mix import add_mix_arguments, mix_command
+from jobs.verbs.scaling import add_fit_arguments, fit_scaling_command
+from jobs.verbs.takedown import add_takedown, takedown_command
+from jobs.verbs.trace import add_trace_arguments, trace_command
+from jobs.verbs.train import (
     BUDGETS,
     FORMATS,
     calibrate_command,
@@ -32,9 +27,14 @@ from jobs.training import (
     plan_command,
     train_command,
 )
-from jobs.verifying import add_verify_arguments, verify_command
-from jobs.versions import add_dvc_arguments, dvc_command
-from jobs.whatif import whatif_command
+from jobs.verbs.train_models import (
+    derive_profiles_command,
+    train_classifier_command,
+    train_importance_command,
+    train_lm_command,
+)
+from jobs.verbs.verify import add_verify_arguments, verify_command
+from jobs.verbs.whatif import whatif_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.session import SparkConfig
+from jobs.spark_session import SparkConfig
 from pipeline.models import ModelsConfig
 from pipeline.stages import sections
 from schemas.config import Recipe, Section, load_recipe, parse_recipe

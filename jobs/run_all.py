@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jobs.recipe import read_recipe
-from jobs.session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, open_session
 from pipeline.run import prepare, run_steps
 from schemas.errors import PenstockError, storage_problem
 from schemas.storage import Store, remote_problem

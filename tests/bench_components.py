@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import pipeline.dedup.components as module
-from jobs.session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, binary_array

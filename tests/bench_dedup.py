@@ -27,7 +27,7 @@ from dedup_corpus import Law, Stock, default_stock, documents_of, url_of
 from dedup_oracle import expected_recall
 from dedup_tables import Text, columns_of, recipe_of, table_of, write_documents
 
-from jobs.session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.minhash.stage import SignatureConfig

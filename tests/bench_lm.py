@@ -88,7 +88,7 @@ def distance(one: Path, other: Path) -> dict[str, object]:
 def train(text: Path, out: Path, order: int, heap: str) -> None:
     """What the measured process does: one training with a fresh session."""
     sys.path.insert(0, str(ROOT))
-    from jobs.session import SparkConfig, open_session
+    from jobs.spark_session import SparkConfig, open_session
     from pipeline.perplexity.kneser_ney.train import TrainLmConfig, train_lm
 
     spark = open_session(SparkConfig(driver_memory=heap), "bench_lm")

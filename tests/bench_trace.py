@@ -24,10 +24,10 @@ from schemas.storage import Store
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, RESERVED, SHARD_DOCS, docs_key, open_dataset, shard_key
 from train.config.settings import load_settings
 from train.data.verify import file_digest
-from train.plan.planned import write_plan
-from train.plan.sizing import make_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
 from train.trace.answer import Answers, Place, Wanted
-from train.trace.present import present_documents, present_step
+from train.trace.answer_text import present_documents, present_step
 
 DOCUMENTS = 10_000_000
 SHARD_DOCUMENTS = 100_000

@@ -26,7 +26,7 @@ from bench_train_runs import Broken, loader, restart, saves
 from train_contenders import CASES, CONTENDERS, Case, make_rows, taking_part
 
 from train.model.shape import num_parameters
-from train.ranks import Ranks, open_ranks
+from train.parallel.ranks import Ranks, open_ranks
 
 FIRST_STEPS = 3
 EQUAL = 1e-5

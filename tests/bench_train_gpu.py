@@ -27,16 +27,16 @@ from train.config.settings import Settings
 from train.config.train import TrainConfig
 from train.data.batches import Batches
 from train.data.prefetch import Prefetch
+from train.data.rows import Rows
 from train.model.shape import flops_per_token, num_parameters
-from train.optim.members import local
 from train.optim.optimizer import state_tensors
-from train.plan.memory import memory_of_rank
-from train.plan.search import predict
+from train.optim.parameter import local
+from train.parallel.peak_memory import memory_of_rank
+from train.parallel.ranks import Ranks
 from train.plan.search.device import Device
 from train.plan.search.devices import Cluster, device_named, device_of
-from train.pretrain.learner import Learner
-from train.ranks import Ranks
-from train.rows import Rows
+from train.plan.search.search import predict
+from train.pretrain.step import Learner
 
 Keep = Callable[[dict[str, Any]], None]
 WARM_STEPS, STEPS = 2, 6

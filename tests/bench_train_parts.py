@@ -15,15 +15,15 @@ from bench_train_gpu import GpuCase, Variant, make_learner, now, one_step, table
 from torch import Tensor
 
 from train.data.batches import Batches
+from train.data.rows import Rows
 from train.model.attention import attend
 from train.model.documents import Documents
 from train.model.shape import matrix_params_of_layer, num_parameters
-from train.optim.members import local
 from train.optim.optimizer import update
+from train.optim.parameter import local
+from train.parallel.ranks import Ranks
 from train.plan.search.compute import UPDATE_BYTES
-from train.pretrain.learner import Learner
-from train.ranks import Ranks
-from train.rows import Rows
+from train.pretrain.step import Learner
 
 REPETITIONS = 5
 PROFILED_STEPS = 2

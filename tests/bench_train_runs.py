@@ -21,10 +21,10 @@ from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from train.config.train import TrainConfig
 from train.data.packing import write_packing
-from train.pretrain.learner import Learner
-from train.pretrain.prepare import prepare
-from train.ranks import open_ranks
-from train.watch.metrics import METRICS_NAME, StepMetrics, read_metrics
+from train.monitor.metrics import METRICS_NAME, StepMetrics, read_metrics
+from train.parallel.ranks import open_ranks
+from train.pretrain.setup import prepare
+from train.pretrain.step import Learner
 
 SAVED = {
     "plan": {"num_layers": 10, "d_model": 256, "num_heads": 8, "num_kv_heads": 2, "d_ffw": 704, "max_epochs": 1000.0},

@@ -44,7 +44,7 @@ def spark():
 
     Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's.
     """
-    from jobs.session import SparkConfig, open_session
+    from jobs.spark_session import SparkConfig, open_session
 
     quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
     config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4, settings=quick)

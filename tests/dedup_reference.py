@@ -31,7 +31,7 @@ from datasketch import MinHash, MinHashLSH
 from dedup_oracle import Ints, Pairs, all_pairs, expected_recall, runs_of, shingles_of
 from dedup_tables import Text, columns_of, recipe_of, write_documents
 
-from jobs.session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.engine.worker import Fused

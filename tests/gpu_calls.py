@@ -42,8 +42,8 @@ from tiny_runs import computed, metrics, notes, state_at
 
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
+from train.parallel.ranks import Ranks, open_ranks
 from train.pretrain.loop import train
-from train.ranks import Ranks, open_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = ("-m", "pytest", "-m", "gpu", "-x", "-q", "-rs", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from train.model.shape import ModelShape
-from train.plan.axes import SPLIT_BACKWARD
+from train.parallel.layout import SPLIT_BACKWARD
 
 SEED = 5
 SHAPE = ModelShape(

@@ -11,9 +11,9 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
-from train.plan.planned import write_plan
-from train.plan.sizing import make_plan
-from train.watch.metrics import METRICS_NAME, Heldout, StepMetrics
+from train.monitor.metrics import METRICS_NAME, Heldout, StepMetrics
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
 
 Curve = Callable[[int], float]
 """Loss of a source behind a step, 1 = first."""

@@ -32,7 +32,7 @@ class RankPool:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["train.parallel.split", "torch.distributed.checkpoint"])
+        context.set_forkserver_preload(["train.parallel.parallelize", "torch.distributed.checkpoint"])
         self._context = context
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
@@ -119,7 +119,7 @@ def _serve(pipe: Connection, folder: str, path: list[str]) -> None:
 
 @contextlib.contextmanager
 def _as_rank(rank: int, world_size: int, port: int) -> Iterator[Any]:
-    from train.ranks import open_ranks
+    from train.parallel.ranks import open_ranks
 
     names = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     values = ("test", rank, world_size, rank, "127.0.0.1", port)

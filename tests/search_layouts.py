@@ -8,11 +8,11 @@ from typing import Any
 from train_contenders import RATE, Case, llama, make_rows, plan_of
 
 from train.config.settings import Settings
-from train.plan.search import Candidate, predict
+from train.parallel.ranks import Ranks
 from train.plan.search.device import Device
 from train.plan.search.devices import Cluster
-from train.pretrain.learner import Learner
-from train.ranks import Ranks
+from train.plan.search.search import Candidate, predict
+from train.pretrain.step import Learner
 
 CASE = Case("5M", llama(4096, 6, 192, (4, 4), 512), 8, 256)
 """Large enough that products count, small enough that what is sent and started does too."""

@@ -15,11 +15,11 @@ import tiny_dataset
 from tiny_dataset import make_tiny_dataset
 from tiny_runs import trained
 
-from jobs import ablate, branch
-from jobs.branch import branch_recipe, change_of, make_branch, same_dataset, steps_of
-from jobs.conclusion import _left_out
-from jobs.pairs import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
+from jobs.verbs import ablate, branch
+from jobs.verbs.branch import branch_recipe, change_of, make_branch, same_dataset, steps_of
+from jobs.verbs.conclusion import _left_out
+from jobs.verbs.pairs import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.diff import KEPT, compare, open_side
 from pipeline.inspect.without_rules import BEYOND, leave_out, rules_of
@@ -39,11 +39,11 @@ from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import attach
-from train.data.unseen import copies_trained_on
-from train.evaluate import evaluate
-from train.evaluate import main as evaluate_main
-from train.paired import answer_of, compare_sides, interval_of, seeds_for_half, verdict, width_factor
-from train.watch.metrics import read_train_manifest
+from train.data.heldout import copies_trained_on
+from train.eval.evaluate import evaluate
+from train.eval.evaluate import main as evaluate_main
+from train.eval.paired import answer_of, compare_sides, interval_of, seeds_for_half, verdict, width_factor
+from train.monitor.metrics import read_train_manifest
 
 RECIPE = Path(__file__).parents[1] / "jobs" / "recipes" / "demo.toml"
 SOURCE = {"source": {"paths": ["x.warc.gz"]}}
@@ -662,8 +662,8 @@ def test_from_a_rule_to_the_answer_in_the_report(
     run: Store, same_session: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What jobs start in processes of their own runs here, on the ranks of the pool: torch loads for seconds.
-    monkeypatch.setattr("jobs.pairs.train_proxy", trained_here)
-    monkeypatch.setattr("jobs.pairs.subprocess.run", evaluated_here)
+    monkeypatch.setattr("jobs.verbs.pairs.train_proxy", trained_here)
+    monkeypatch.setattr("jobs.verbs.pairs.subprocess.run", evaluated_here)
     asked = (*ASKED, "train.steps=4")
     given = {"without": [WORD], "overrides": list(asked), "seeds": 2, "sequences": 50}
     assert ablate.ablate_command(arguments(run, **given)) == 0

@@ -12,7 +12,7 @@ from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import attach
-from train.plan.planned import read_plan
+from train.plan.plan import read_plan
 
 
 def test_an_attached_run_reads_the_other_ones_dataset_wherever_both_are_moved(tmp_path: Path) -> None:

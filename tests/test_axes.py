@@ -7,7 +7,7 @@ from schemas.errors import ConfigError
 from train.config.layout import AXES, LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape
-from train.plan.axes import (
+from train.parallel.layout import (
     axes_of,
     check_layout,
     chunks_in_flight,

@@ -25,13 +25,13 @@ from train.checkpoint.folder import (
     steps_kept,
 )
 from train.checkpoint.layout import layout_of
-from train.checkpoint.note import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity
+from train.checkpoint.metadata import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity
 from train.checkpoint.state import read_state, stored_shapes
 from train.checkpoint.write import write_checkpoint
 from train.config.checkpoint import CheckpointConfig
 from train.config.layout import AXES, LayoutConfig
-from train.ranks import Ranks
-from train.watch.guard import GuardState
+from train.monitor.guard import GuardState
+from train.parallel.ranks import Ranks
 
 IDENTITY = Identity(
     dataset="d1",

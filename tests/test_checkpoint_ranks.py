@@ -24,14 +24,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from schemas.errors import ContractError, PenstockError
 from schemas.storage import Store
-from train.checkpoint import saver as saving
+from train.checkpoint import save as saving
 from train.checkpoint.folder import standing_notes
-from train.checkpoint.saver import Outcome, SaveFailed, Saver
+from train.checkpoint.save import Outcome, SaveFailed, Saver
 from train.checkpoint.staging import HostCopies
 from train.checkpoint.state import State, read_state
 from train.checkpoint.write import write_checkpoint
 from train.config.checkpoint import CheckpointConfig
-from train.ranks import FirstRankFailed, Ranks
+from train.parallel.ranks import FirstRankFailed, Ranks
 
 pytestmark = pytest.mark.dist
 

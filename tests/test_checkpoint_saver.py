@@ -18,14 +18,14 @@ from test_checkpoint import note, path_of, ranks_of_world, same_bits, tensors
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.checkpoint import saver as saving
+from train.checkpoint import save as saving
 from train.checkpoint import write as writing
 from train.checkpoint.folder import keep_newest, remove_halves, standing_notes
-from train.checkpoint.saver import Outcome, Saved, SaveFailed, Saver
+from train.checkpoint.save import Outcome, Saved, SaveFailed, Saver
 from train.checkpoint.staging import HostCopies
 from train.checkpoint.state import State, read_state, verify_files
 from train.config.checkpoint import CheckpointConfig
-from train.ranks import Ranks
+from train.parallel.ranks import Ranks
 
 MODES = ("sync", "async")
 

@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from train.data.rows import IGNORED
 from train.model.chunk_loss import FusedChunkLoss, PlainChunkLoss, VocabularyPart
 from train.model.loss import HeadLoss, Tally
+from train.parallel.ranks import Ranks
 from train.plan.search.compute import loss_bytes_per_logit
-from train.ranks import Ranks
-from train.rows import IGNORED
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 11, 8, 29
 CELLS = 32, 2048

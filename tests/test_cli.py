@@ -10,14 +10,17 @@ import pytest
 import tiny_runs
 from tiny_dataset import make_tiny_dataset
 
-from jobs import learning, run_all, training, whatif
+from jobs import run_all
 from jobs.cli import build_parser, main
 from jobs.recipe import read_recipe, recipe_sections
+from jobs.verbs import train as training
+from jobs.verbs import train_models as learning
+from jobs.verbs import whatif
 from schemas.manifest import read_run, write_run
 from schemas.tokens import open_dataset
 from train.config.settings import load_settings, settings_of
-from train.plan.planned import write_plan
-from train.plan.sizing import make_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
 
 ROOT = Path(__file__).parents[1]
 

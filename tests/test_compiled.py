@@ -12,10 +12,10 @@ from test_layouts import batch_of, plan_of
 from torch._dynamo.utils import counters
 
 from train.config.settings import Settings
-from train.parallel.split import SplitModel, use_matrix_units
-from train.pretrain.learner import Learner
-from train.ranks import Ranks, open_ranks
-from train.rows import IGNORED, Rows
+from train.data.rows import IGNORED, Rows
+from train.parallel.parallelize import SplitModel, use_matrix_units
+from train.parallel.ranks import Ranks, open_ranks
+from train.pretrain.step import Learner
 
 LENGTH = 16
 WIDE = SHAPE.model_copy(update={"d_model": 64, "head_dim": 16})

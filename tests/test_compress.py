@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
-from train.parallel.compress.hooks import Compressor, compress_ddp, compress_fsdp, method_of
-from train.parallel.compress.methods import Piece, at_random, counter_key, largest, num_kept
-from train.ranks import Ranks
+from train.parallel.compression import Piece, at_random, counter_key, largest, num_kept
+from train.parallel.hooks import Compressor, compress_ddp, compress_fsdp, method_of
+from train.parallel.ranks import Ranks
 
 SEED, STEPS, SHARE, RANK = 7, 5, 0.07, 2
 METHODS = ("none", "fp16", "bf16", "powersgd", "topk", "randomk")

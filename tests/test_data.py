@@ -19,11 +19,11 @@ from tiny_stages import batches_of, staged
 from schemas.errors import ConfigError, ContractError
 from schemas.tokens import Dataset, Shard, open_dataset, shard_schema
 from train.config.train import TrainConfig
-from train.data import reader
+from train.data import shards as reader
 from train.data.batches import Batches
-from train.data.reader import StreamReader
+from train.data.rows import IGNORED, Rows, joined
+from train.data.shards import StreamReader
 from train.data.skips import SkipList
-from train.rows import IGNORED, Rows, joined
 
 CONFIG = TrainConfig(seq_len=64)
 STAGES = staged(

@@ -14,10 +14,10 @@ from rank_pool import shared_pool
 from tiny_runs import make_run
 
 from schemas.errors import ConfigError
-from train.calibrate import calibrate
-from train.device import ALLOCATOR_SETTINGS, backend_of, device_of, use_expandable_segments
+from train.calibrate.machine import calibrate
+from train.parallel.device import ALLOCATOR_SETTINGS, backend_of, device_of, use_expandable_segments
+from train.parallel.ranks import FirstRankFailed, open_ranks, place_on_machine
 from train.pretrain.__main__ import main
-from train.ranks import FirstRankFailed, open_ranks, place_on_machine
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def refused_on(ranks: Any) -> tuple[str, str]:
         patch.setattr(dist, "is_nccl_available", lambda: True)
         patch.setattr(dist, "is_torchelastic_launched", lambda: True)
         patch.setattr(dist, "rendezvous", lambda url: iter([(dist.HashStore(), ranks.rank, 2)]))
-        patch.setattr("train.ranks.agreed_start", lambda *unused: "start")
+        patch.setattr("train.parallel.ranks.agreed_start", lambda *unused: "start")
         try:
             with open_ranks():
                 return "none", ""

@@ -13,7 +13,7 @@ import pytest
 from lineage_run import edit, join_dataset, next_version
 from report_run import LIMITS, Record, crawl, identifier, make_run
 
-from jobs.diff import diff_command
+from jobs.verbs.diff import diff_command
 from pipeline.inspect.diff import NOT_READ, compare, live_tokens, open_side
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json

@@ -5,8 +5,8 @@ import pytest
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
-from train.plan.dryrun import describe_run, groups_along
-from train.plan.planned import Plan
+from train.plan.dry_run import describe_run, groups_along
+from train.plan.plan import Plan
 
 SHAPE = ModelShape(
     vocab_size=1000,

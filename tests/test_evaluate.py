@@ -12,10 +12,10 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train import evaluate
-from train.data.unseen import heldout_documents, row_starts, trained_on
-from train.rows import IGNORED
-from train.stored import read_model
+from train.checkpoint.load import read_model
+from train.data.heldout import heldout_documents, row_starts, trained_on
+from train.data.rows import IGNORED
+from train.eval import evaluate
 
 pytestmark = pytest.mark.dist
 

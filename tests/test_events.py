@@ -11,8 +11,7 @@ import pytest
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.trace import Appearance
-from train.watch.events import (
+from train.monitor.events import (
     EVENTS_NAME,
     Begun,
     EarlyStop,
@@ -30,7 +29,8 @@ from train.watch.events import (
     count_rewinds,
     read_events,
 )
-from train.watch.metrics import StepMetrics
+from train.monitor.metrics import StepMetrics
+from train.trace import Appearance
 
 METRICS = StepMetrics(
     step=41,
@@ -118,7 +118,7 @@ def test_half_a_line_is_passed_over_wherever_it_was_cut(tmp_path: Path) -> None:
 
 def test_a_killed_process_has_written_its_events(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom schemas.storage import Store\nfrom train.watch.events import *\n"
+        "import os, sys\nfrom schemas.storage import Store\nfrom train.monitor.events import *\n"
         f"EventLog(Store({str(tmp_path)!r})).append(FailedSave(step=3, error='full'))\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], check=False)

@@ -13,14 +13,14 @@ from schemas.errors import ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.checkpoint.note import Note
+from train.checkpoint.load import check_objective, find_note, length_of, read_model, read_tokenizer, shape_of
+from train.checkpoint.metadata import Note
 from train.pretrain.__main__ import main as pretrain
-from train.stored import check_objective, find_note, length_of, read_model, read_tokenizer, shape_of
 
 pytest.importorskip("safetensors")
 
-from train.hf.export import export_checkpoint, main
-from train.hf.llama import import_llama
+from train.export.export import export_checkpoint, main
+from train.export.llama import import_llama
 
 STAGES = [{"tokens": 16 * 8 * 10}, {"seq_len": 32}]
 

@@ -8,8 +8,8 @@ import torch
 from rank_pool import shared_pool
 
 from train.data.prefetch import Prefetch
+from train.data.rows import IGNORED, Rows
 from train.pretrain.feed import Feed
-from train.rows import IGNORED, Rows
 
 STOP = 10
 

@@ -17,8 +17,8 @@ from schemas.errors import ConfigError
 from train.data.batches import Heldout
 from train.model.fp8 import has_torchao, with_fp8
 from train.model.shape import matrix_params_of_layer
-from train.pretrain.learner import Learner
-from train.ranks import Ranks
+from train.parallel.ranks import Ranks
+from train.pretrain.step import Learner
 
 SHAPE = TINY.model_copy(update={"head_dim": 16})
 needs_torchao = pytest.mark.skipif(not has_torchao(), reason="torchao is not installed")

@@ -9,12 +9,12 @@ from train.config.plan import PlanConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, choose_shape, flops_per_token
+from train.parallel.peak_memory import memory_of_rank
 from train.plan.freed import costs_of_fixed, without
-from train.plan.memory import memory_of_rank
-from train.plan.search import predict, search
 from train.plan.search.compute import Compute, loss_bytes_per_logit
 from train.plan.search.device import Device
 from train.plan.search.devices import Cluster, device_of
+from train.plan.search.search import predict, search
 from train.plan.search.split import Split
 
 ROWS, LENGTH = 512, 1024

@@ -12,8 +12,8 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import TokenizerContract, open_dataset
-from train import generate as module
-from train.generate import Codec, Sampler, encode_prompt, generate, open_codec
+from train.eval import generate as module
+from train.eval.generate import Codec, Sampler, encode_prompt, generate, open_codec
 from train.pretrain.__main__ import main
 
 RECIPE = {

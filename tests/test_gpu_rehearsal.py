@@ -26,8 +26,8 @@ from bench_train_parts import largest_gaps, measure_parts, seen_pairs
 from gpu_calls import best_variant
 from gpu_table import number, rendered
 
-from train.ranks import open_ranks
-from train.rows import Rows
+from train.data.rows import Rows
+from train.parallel.ranks import open_ranks
 
 ROOT = Path(__file__).parents[1]
 CASE = TINY_CASES[0]

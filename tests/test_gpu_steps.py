@@ -15,8 +15,8 @@ from gpu_calls import make_run
 from tiny_runs import cut_back, deviations, metrics, notes
 
 from schemas.storage import Store
+from train.parallel.ranks import open_ranks
 from train.pretrain.loop import train
-from train.ranks import open_ranks
 
 CUDA = torch.cuda.is_available()
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device")]

@@ -16,7 +16,7 @@ from train.model.transformer import build_model
 pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file
 
-from train.hf.llama import export_llama, import_llama
+from train.export.llama import export_llama, import_llama
 
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 4.0, "rope_original": 32, "rope_theta": 500.0}
 SHAPES = {
@@ -149,7 +149,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("train.hf.llama.save_file", full)
+    monkeypatch.setattr("train.export.llama.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         exported(tmp_path / "llama", TINY)
     assert not list(tmp_path.iterdir())

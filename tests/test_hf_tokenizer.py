@@ -12,8 +12,8 @@ from schemas.errors import ConfigError
 from schemas.tokens import RESERVED, TokenizerContract, open_dataset
 
 pytest.importorskip("safetensors")
-from train.hf.llama import export_llama
-from train.hf.tokenizer import TokenizerFile
+from train.export.llama import export_llama
+from train.export.tokenizer import TokenizerFile
 
 
 def exported(folder: Path, tokenizer: TokenizerFile) -> Path:

@@ -16,27 +16,27 @@ import pytest
 import tiny_runs
 from tiny_dataset import make_tiny_dataset
 
-from jobs import ladder as job
-from jobs import proxies
 from jobs.cli import main
-from jobs.ladder import LAW_NAME, add_ladder_arguments, ladder_command
-from jobs.proxies import Proxy
 from jobs.run_all import explained
+from jobs.verbs import ladder as job
+from jobs.verbs import proxies
+from jobs.verbs.ladder import LAW_NAME, add_ladder_arguments, ladder_command
+from jobs.verbs.proxies import Proxy
 from schemas.errors import ConfigError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.plan import PlanConfig
 from train.model.shape import choose_shape, num_parameters
+from train.monitor.metrics import read_train_manifest
 from train.plan.ladder import BODY_SHARE, RANGE, Rung, rungs_of, short, sizes_of, smallest_size
-from train.plan.planned import read_plan, read_settings
-from train.plan.sizing import make_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import read_plan, read_settings
 from train.scaling import fit
 from train.scaling.fit import PUBLISHED, Measured, fit_law, fit_or_hold, open_exponents
 from train.scaling.laws import LossLaw
-from train.scaling.own import LawFile, law_file, law_in, read_law, write_law
+from train.scaling.own_law import LawFile, law_file, law_in, read_law, write_law
 from train.scaling.repeats import worth_of_tokens
-from train.watch.metrics import read_train_manifest
 
 LAW = LossLaw("truth", "", floor=1.9, a=300.0, b=900.0, alpha=0.30, beta=0.28)
 """A law whose exponents are not the published ones."""
@@ -201,10 +201,10 @@ def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path,
 SMALL = ("--sizes", "3", "--tokens-per-size", "2", "--smallest", "3e4", "--largest", "6.2e4", "--draws", "20")
 LOWERED = {
     "train.plan.ladder.RANGE": 4.0,
-    "jobs.ladder.RANGE": 4.0,
+    "jobs.verbs.ladder.RANGE": 4.0,
     "train.plan.ladder.LEAST_RATIO": 1.0,
-    "train.scaling.own.LEAST_SHARE": -1.0,
-    "train.scaling.own.LEAST_FALL": -1.0,
+    "train.scaling.own_law.LEAST_SHARE": -1.0,
+    "train.scaling.own_law.LEAST_FALL": -1.0,
 }
 RECIPE: dict[str, Any] = {
     "source": {"paths": ["x"]},

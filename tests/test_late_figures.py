@@ -15,8 +15,8 @@ from test_survive import poisoned
 from tiny_runs import assert_same_bits, copied, cut_back, events, make_run, metrics, notes, signalled, trained
 
 from train.config.settings import Settings
-from train.pretrain.learner import Learner, Measured
-from train.pretrain.running import Run
+from train.pretrain.run import Run
+from train.pretrain.step import Learner, Measured
 
 pytestmark = pytest.mark.dist
 
@@ -185,7 +185,7 @@ def test_a_step_on_a_gpu_never_waits_for_it() -> None:
     from layout_cases import CASES
     from test_layouts import BATCH, RATES, SOURCES, batch_of, plan_of
 
-    from train.ranks import open_ranks
+    from train.parallel.ranks import open_ranks
 
     case = CASES["one rank"]
     with open_ranks() as ranks:

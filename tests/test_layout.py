@@ -36,35 +36,35 @@ SPARK_MODULES = (
     "pipeline.tokens.train_tokenizer",
     "pipeline.inspect.whatif",
     "pipeline.perplexity.kneser_ney",
-    "jobs.session",
+    "jobs.spark_session",
 )
 WHO_MAY_IMPORT = {"pyspark": SPARK_MODULES, "torch": ("train",)}
 """A name stands for the module or, once it has grown into a folder, for everything below it."""
 WITHOUT_TORCH = (
-    *("train.config", "train.config.settings", "train.watch.guard"),
+    *("train.config", "train.config.settings", "train.monitor.guard"),
     *("train.config.checkpoint", "train.config.optim", "train.config.layout"),
     *(
-        "train.plan.sizing",
-        "train.plan.planned",
+        "train.plan.make_plan",
+        "train.plan.plan",
         "train.plan.figures",
         "train.plan.rules",
         "train.model.shape",
-        "train.plan.memory",
-        "train.plan.dryrun",
-        "train.plan.search",
+        "train.parallel.peak_memory",
+        "train.plan.dry_run",
+        "train.plan.search.search",
         "train.plan.chosen",
-        "train.replay",
-        "train.descent",
+        "train.takedown_replay",
+        "train.dataset_history",
         "train.mix.measured",
         "train.mix.suggest",
         "train.config.mixed",
-        "train.paired",
-        "train.data.unseen",
+        "train.eval.paired",
+        "train.data.heldout",
     ),
-    *("train.plan.axes", "train.optim.schedule", "train.optim.scaler"),
+    *("train.parallel.layout", "train.optim.schedule", "train.optim.scaler"),
     *(
         "train.data.order",
-        "train.data.streams",
+        "train.data.permutation",
         "train.data.stages",
         "train.data.mixture",
         "train.data.skips",
@@ -72,20 +72,20 @@ WITHOUT_TORCH = (
         "train.data.packing",
     ),
     *(
-        "train.data.documents",
-        "train.data.reader",
+        "train.data.document_index",
+        "train.data.shards",
         "train.plan.standing",
         "train.trace",
         "train.data.verify",
-        "train.data.megatron",
+        "train.export.megatron",
     ),
     *(
-        "train.watch.metrics",
-        "train.watch.metrics_log",
-        "train.watch.events",
-        "train.watch.journal",
-        "train.watch.progress",
-        "train.hf.tokenizer",
+        "train.monitor.metrics",
+        "train.monitor.log_files",
+        "train.monitor.events",
+        "train.monitor.journal",
+        "train.monitor.progress",
+        "train.export.tokenizer",
     ),
 )
 """What a plan, a dry run, a trace and an export of data take: sizes, declarations, orders, journals."""
@@ -367,9 +367,11 @@ def environment(modules: Modules) -> list[str]:
         uses = [(node.lineno, name_of(node)) for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
         uses += [(line, target) for line, target, _ in module.imports]
         hits = [
-            f"{module.path}:{line}: {name} outside jobs/session.py" for line, name in uses if variables.fullmatch(name)
+            f"{module.path}:{line}: {name} outside jobs/spark_session.py"
+            for line, name in uses
+            if variables.fullmatch(name)
         ]
-        found += hits if module.name not in ("jobs.session", "train.device") else []
+        found += hits if module.name not in ("jobs.spark_session", "train.parallel.device") else []
     return found
 
 
@@ -546,9 +548,12 @@ RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
     (asserts, {"train/a.py": "x = 'assert'"}, {"train/a.py": "\nassert x"}, ["train/a.py:2: assert"]),
     (
         environment,
-        {"jobs/session.py": "import os\nos.environ['A'] = '1'", "jobs/a.py": "import os\nos.path"},
+        {"jobs/spark_session.py": "import os\nos.environ['A'] = '1'", "jobs/a.py": "import os\nos.path"},
         {"train/a.py": "import os\nos.environ.get('A')", "train/b.py": "from os import getenv"},
-        ["train/a.py:2: os.environ outside jobs/session.py", "train/b.py:1: os.getenv outside jobs/session.py"],
+        [
+            "train/a.py:2: os.environ outside jobs/spark_session.py",
+            "train/b.py:1: os.getenv outside jobs/spark_session.py",
+        ],
     ),
     (
         swallowed,

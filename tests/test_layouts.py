@@ -19,20 +19,20 @@ from torch import Tensor
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from train.checkpoint.layout import layout_of
-from train.checkpoint.note import Identity, Note
+from train.checkpoint.metadata import Identity, Note
 from train.checkpoint.state import read_state
 from train.checkpoint.write import write_checkpoint
 from train.config.settings import load_settings
 from train.data.batches import Heldout
+from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import Transformer, build_model, initial_weight
+from train.parallel.layout import axes_of, check_layout
 from train.parallel.pipeline import check_schedule
-from train.plan.axes import axes_of, check_layout
-from train.plan.planned import Plan
-from train.pretrain.learner import Learner
-from train.ranks import open_ranks
-from train.rows import IGNORED, Rows
+from train.parallel.ranks import open_ranks
+from train.plan.plan import Plan
+from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
 

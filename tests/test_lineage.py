@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
 
-from jobs.lineage import lineage_command, tell
+from jobs.verbs.lineage import lineage_command, tell
 from pipeline.lineage.graph import Growing, Lineage, Node, drawn_links, folded
 from pipeline.lineage.openlineage import events
 from pipeline.lineage.read import check_lineage, read_lineage

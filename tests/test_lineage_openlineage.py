@@ -16,7 +16,7 @@ import pytest
 from lineage_run import REWIND, SKIPPED, lineage_run
 from test_lineage import arguments, takedown
 
-from jobs.lineage import encoded, lineage_command
+from jobs.verbs.lineage import encoded, lineage_command
 from pipeline.lineage.openlineage import events
 from pipeline.lineage.read import read_lineage
 from schemas.ids import digest_of

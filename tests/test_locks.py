@@ -20,7 +20,7 @@ from schemas.locks import TABLES_LOCK, TRAIN_LOCK, training, writing_tables
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
 from schemas.versions import attach
-from train.replay import begin_replay
+from train.takedown_replay import begin_replay
 
 HOLDER = """
 import sys, time

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from train.data.rows import IGNORED
 from train.model.chunk_loss import VocabularyPart
 from train.model.loss import HeadLoss, Tally
-from train.rows import IGNORED
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 11, 8, 29
 NUMBER = ROWS * LENGTH

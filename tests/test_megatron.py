@@ -11,8 +11,8 @@ from tiny_dataset import make_tiny_dataset
 
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.data import megatron
-from train.data.megatron import export_megatron
+from train.export import megatron
+from train.export.megatron import export_megatron
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 

@@ -7,8 +7,8 @@ from layout_cases import CASES, Case
 from rank_pool import shared_pool
 from test_layouts import BATCH, RATES, SOURCES, batch_of, plan_of
 
-from train.optim.members import local
-from train.pretrain.learner import Learner
+from train.optim.parameter import local
+from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
 

@@ -13,7 +13,7 @@ from rank_pool import shared_pool
 from schemas.errors import ConfigError
 from train.config.settings import Settings, load_settings
 from train.model.shape import ModelShape, num_parameters, params_of_layer
-from train.plan.memory import Widths, checkpoint_bytes, layers_to_recompute, memory_of_rank, zero_bytes
+from train.parallel.peak_memory import Widths, checkpoint_bytes, layers_to_recompute, memory_of_rank, zero_bytes
 
 
 def shape(**changes: Any) -> ModelShape:
@@ -216,7 +216,7 @@ def fake_ranks(world_size: int) -> Iterator[Any]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from train.ranks import Ranks
+    from train.parallel.ranks import Ranks
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
@@ -230,9 +230,9 @@ def peak_of_two_steps(ranks: Any, model: ModelShape, raw: dict[str, Any], global
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
 
+    from train.data.rows import Rows
     from train.optim.optimizer import make_optimizer, update
-    from train.parallel.split import SplitModel
-    from train.rows import Rows
+    from train.parallel.parallelize import SplitModel
 
     settings = settings_of(raw)
     split = SplitModel(model, settings, ranks, 2, (WIDTH, global_batch))

@@ -14,9 +14,11 @@ from pydantic import ValidationError
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.watch import metrics_log, progress
-from train.watch.journal import Journal
-from train.watch.metrics import (
+from train.monitor import log_files as metrics_log
+from train.monitor import progress
+from train.monitor.journal import Journal
+from train.monitor.log_files import TABLE_NAME, TENSORBOARD_NAME, MetricsLog, Scalars, metrics_schema
+from train.monitor.metrics import (
     METRICS_NAME,
     Heldout,
     StepMetrics,
@@ -26,8 +28,7 @@ from train.watch.metrics import (
     last_metrics,
     read_metrics,
 )
-from train.watch.metrics_log import TABLE_NAME, TENSORBOARD_NAME, MetricsLog, Scalars, metrics_schema
-from train.watch.progress import Progress, clock
+from train.monitor.progress import Progress, clock
 
 SOURCES = ("web", "code.py")
 NAN, INF = math.nan, math.inf

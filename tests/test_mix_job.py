@@ -15,7 +15,7 @@ from measured_runs import STEPS, run_of
 from report_run import whole_run
 from tiny_runs import trained
 
-from jobs.mix import add_mix_arguments, mix_command
+from jobs.verbs.mix import add_mix_arguments, mix_command
 from pipeline.report.page import write_report
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
@@ -26,8 +26,8 @@ from schemas.tokens import RESERVED, open_dataset
 from train.config.mixed import check_kept, keep_mix, kept_name, mix_overrides
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
-from train.plan.planned import Plan, read_settings, write_plan
-from train.plan.sizing import make_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import Plan, read_settings, write_plan
 
 RECIPE: dict[str, dict[str, Any]] = {
     "plan": {"num_layers": 2, "d_model": 48, "num_heads": 4, "num_kv_heads": 2, "d_ffw": 74},

@@ -10,10 +10,10 @@ import torch
 from model_oracle import TINY, oracle_logits, small_model, some_ids
 from torch import Tensor
 
+from train.data.rows import IGNORED
 from train.model.loss import Tally
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import Span, Transformer, build_model, initial_weight
-from train.rows import IGNORED
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {},

@@ -30,7 +30,7 @@ from schemas.storage import Store, remote_problem
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import open_dataset
 from schemas.versions import run_at
-from train.plan.planned import PLAN_NAME
+from train.plan.plan import PLAN_NAME
 
 moto_server = pytest.importorskip("moto.server", reason="moto[server], a server of S3 for tests, is not installed")
 

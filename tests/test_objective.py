@@ -18,8 +18,8 @@ from train.config.train import TrainConfig
 from train.data.counter import key_of, keys_of
 from train.data.objective import BLOCK, Masking, Objective, cut_spans, segments
 from train.data.packing import write_packing
+from train.data.rows import IGNORED, Rows
 from train.data.stages import num_spans, row_length
-from train.rows import IGNORED, Rows
 
 CONTRACT = TokenizerContract(
     kind="huggingface",

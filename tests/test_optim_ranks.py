@@ -23,11 +23,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from schemas.errors import ContractError
 from train.config.optim import OptimConfig
-from train.optim import adafactor, lamb
+from train.optim import adafactor
+from train.optim import adam as lamb
 from train.optim.gradients import Gradients, gradient_norm
-from train.optim.members import local, region_at, region_of
 from train.optim.optimizer import Optimizer, make_optimizer, state_tensors, update
-from train.ranks import Ranks
+from train.optim.parameter import local, region_at, region_of
+from train.parallel.ranks import Ranks
 
 STEPS = 5
 OPTIMIZERS = ("adamw", "adafactor", "lamb", "muon")

@@ -11,9 +11,9 @@ from test_layouts import BATCH, RATES, SOURCES, WIDTH, batch_of, losses_of, plan
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from train.data.rows import IGNORED, Rows
 from train.model.transformer import build_model, initial_weight
-from train.pretrain.learner import Learner
-from train.rows import IGNORED, Rows
+from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
 

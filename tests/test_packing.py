@@ -19,9 +19,9 @@ from train.config.train import TrainConfig
 from train.data import packing
 from train.data.order import open_streams
 from train.data.packing import best_fit, open_packings, packed_files, packing_folder, write_packing
-from train.data.streams import ChunkOrder, PackedIndex, PackedRows
+from train.data.permutation import ChunkOrder, PackedIndex, PackedRows
+from train.data.rows import IGNORED
 from train.data.verify import verify_dataset
-from train.rows import IGNORED
 
 PACKED = TrainConfig(seq_len=64, packing="best_fit")
 

@@ -1,4 +1,4 @@
-"""Tests of train/plan/placed.py: what a device makes of settings that nobody fixed, in a plan and where it starts."""
+"""Tests of train/plan/placement.py: what a device makes of settings that are not fixed, in a plan and at start."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from schemas.tokens import open_dataset
 from train.config.settings import Settings, load_settings
 from train.model import documents
 from train.model.shape import ModelShape
+from train.parallel.peak_memory import memory_of_rank
+from train.parallel.ranks import open_ranks
 from train.plan.checks import MIN_BLOCKS_HEAD, check_blocks
-from train.plan.memory import memory_of_rank
-from train.plan.placed import Here, peak_here, place
-from train.plan.planned import Plan
-from train.plan.sizing import make_plan
-from train.pretrain.prepare import here_of
-from train.ranks import open_ranks
+from train.plan.make_plan import make_plan
+from train.plan.placement import Here, peak_here, place
+from train.plan.plan import Plan
+from train.pretrain.setup import here_of
 
 H100 = Here("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
 A100 = Here("cuda", (8, 0), "NVIDIA A100-SXM4-80GB")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from train.data.prefetch import Prefetch
-from train.rows import Rows
+from train.data.rows import Rows
 
 
 def rows_of(step: int) -> Rows:

@@ -39,14 +39,14 @@ from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.data.batches import Batches
+from train.data.rows import IGNORED, Rows, joined
 from train.model.transformer import build_model, initial_weight
 from train.optim.schedule import learning_rate
-from train.parallel.split import SplitModel
-from train.plan.axes import rows_of
-from train.plan.planned import read_plan
+from train.parallel.layout import rows_of
+from train.parallel.parallelize import SplitModel
+from train.plan.plan import read_plan
 from train.pretrain.__main__ import main
-from train.pretrain.learner import Learner
-from train.rows import IGNORED, Rows, joined
+from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
 

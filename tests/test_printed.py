@@ -1,4 +1,4 @@
-"""Tests of train/plan/printed.py: nothing of a plan is lost in print, and no line is too long for a terminal."""
+"""Tests of train/plan/text.py: nothing of a plan is lost in print, and no line is too long for a terminal."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,10 @@ from jobs.cli import main
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import load_settings
-from train.plan.planned import PLAN_NAME, Plan
-from train.plan.printed import WIDTH, print_plan, shown
+from train.plan.make_plan import make_plan
+from train.plan.plan import PLAN_NAME, Plan
 from train.plan.rules import Figure
-from train.plan.sizing import make_plan
+from train.plan.text import WIDTH, print_plan, shown
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.watch.profiling import NUM_OPERATORS, PROFILE_FOLDER, Profile, Window, parse_window
+from train.monitor.profiler import NUM_OPERATORS, PROFILE_FOLDER, Profile, Window, parse_window
 
 
 @pytest.mark.parametrize(

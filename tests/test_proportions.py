@@ -7,9 +7,9 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import load_settings
 from train.model.shape import num_parameters
-from train.plan.planned import Plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import Plan
 from train.plan.proportions import odd_proportions
-from train.plan.sizing import make_plan
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.watch.quarantine import QUARANTINE_NAME, Quarantined, quarantine, read_quarantine
+from train.monitor.quarantine import QUARANTINE_NAME, Quarantined, quarantine, read_quarantine
 
 LINES = [
     Quarantined(

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from train.ranks import Interruption, agreed_start
+from train.parallel.ranks import Interruption, agreed_start
 
 
 def start(store: dist.Store, delays: tuple[float, ...]) -> list[str]:

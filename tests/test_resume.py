@@ -33,9 +33,9 @@ from tiny_runs import (
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.pretrain.prepare import Setup
-from train.pretrain.running import Run
-from train.ranks import Ranks
+from train.parallel.ranks import Ranks
+from train.pretrain.run import Run
+from train.pretrain.setup import Setup
 
 pytestmark = pytest.mark.dist
 

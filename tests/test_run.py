@@ -15,7 +15,7 @@ from test_mix_pipeline import mix, written
 from tiny_takedown import certificates, documents_of, take_down
 
 from jobs.recipe import read_recipe, stored_recipe
-from jobs.whatif import deciding_models
+from jobs.verbs.whatif import deciding_models
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.engine.step import Built
 from pipeline.inspect.diff import compare, open_side
@@ -35,8 +35,8 @@ from schemas.tables import TABLES
 from schemas.tokens import open_dataset
 from schemas.versions import run_at as run_at_address
 from train.config.settings import load_settings
-from train.plan.planned import write_plan
-from train.plan.sizing import make_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
 from train.trace import documents_of_step, steps_of_url
 
 pytestmark = pytest.mark.spark

@@ -14,7 +14,7 @@ from tiny_dataset import make_tiny_dataset
 from tiny_takedown import documents_of
 
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
-from jobs.whatif import deciding_models
+from jobs.verbs.whatif import deciding_models
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model

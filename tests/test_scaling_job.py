@@ -12,7 +12,7 @@ from jobs.cli import main
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from train.scaling.laws import BESIROGLU
-from train.scaling.own import read_law
+from train.scaling.own_law import read_law
 
 
 def table_of(path: Path, number: int = 30) -> Path:

@@ -16,10 +16,9 @@ from pipeline.tokens.tokenizer import PROBES, Tokenizer
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train import score as module
-from train.generate import open_codec
-from train.pretrain.__main__ import main
-from train.score import (
+from train.eval import score as module
+from train.eval.generate import open_codec
+from train.eval.score import (
     SCORED,
     CheckpointScorer,
     batch_length,
@@ -29,6 +28,7 @@ from train.score import (
     score_files,
     window_bounds,
 )
+from train.pretrain.__main__ import main
 
 __all__ = ["sentencepiece_run"]
 

@@ -13,14 +13,14 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token
-from train.plan.axes import problems_of
-from train.plan.memory import memory_of_rank
-from train.plan.search import predict, search
+from train.parallel.layout import problems_of
+from train.parallel.peak_memory import memory_of_rank
 from train.plan.search.compute import Compute
 from train.plan.search.cost import PARTS, bubble_share
 from train.plan.search.device import Device, Link
 from train.plan.search.devices import Cluster
 from train.plan.search.links import Links
+from train.plan.search.search import predict, search
 from train.plan.search.split import Split
 
 PLAIN = Device(

@@ -25,14 +25,14 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.guard import GuardConfig
+from train.data.rows import IGNORED
 from train.data.skips import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
-from train.pretrain.learner import Learner
-from train.pretrain.record import Record
+from train.monitor.events import EVENTS_NAME, SpikeDocument
+from train.monitor.quarantine import QUARANTINE_NAME, quarantine, read_quarantine
+from train.pretrain.log import Record
 from train.pretrain.spikes import leave_out, without
-from train.rows import IGNORED
+from train.pretrain.step import Learner
 from train.trace import Trace, open_trace
-from train.watch.events import EVENTS_NAME, SpikeDocument
-from train.watch.quarantine import QUARANTINE_NAME, quarantine, read_quarantine
 
 dist = pytest.mark.dist
 OBJECTIVES = CASES | {

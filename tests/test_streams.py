@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.data.streams import ChunkOrder, Pieces, StreamRows, join_pieces, permute, ranges
+from train.data.permutation import ChunkOrder, Pieces, StreamRows, join_pieces, permute, ranges
 
 
 def keyed(size: int, key: int, backwards: bool = False, index: np.ndarray | None = None) -> list[int]:

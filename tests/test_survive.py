@@ -37,13 +37,13 @@ from tiny_runs import (
 )
 
 from schemas.storage import Store
+from train.data.rows import Rows
 from train.data.skips import append_to_skip_list
 from train.model.loss import Tally
-from train.parallel.split import SplitModel
-from train.plan.planned import read_plan
+from train.parallel.parallelize import SplitModel
+from train.plan.plan import read_plan
 from train.pretrain.__main__ import main
-from train.pretrain.learner import Learner, Measured
-from train.rows import Rows
+from train.pretrain.step import Learner, Measured
 from train.trace import documents_of_step
 
 pytestmark = pytest.mark.dist

@@ -21,7 +21,7 @@ from schemas.ids import doc_id
 from schemas.manifest import Counts, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, descent_of, refuse_rebuild, standing_version
-from train.data.documents import Documents
+from train.data.document_index import Documents
 
 LONG = "The harbour master wrote down every ship that came in before the storm of 1887, and this is page {}. "
 

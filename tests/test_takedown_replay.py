@@ -22,12 +22,12 @@ from schemas.versions import attach
 from train.config.settings import load_settings
 from train.data.batches import Batches
 from train.data.order import make_order
-from train.descent import read_replays
-from train.plan.planned import read_plan, write_plan
-from train.plan.sizing import make_plan
+from train.dataset_history import read_replays
+from train.plan.make_plan import make_plan
+from train.plan.plan import read_plan, write_plan
 from train.plan.standing import standing_order
-from train.replay import affected, begin_replay, describe_replay, seeing_steps
-from train.replay_proof import differences
+from train.replay_check import differences
+from train.takedown_replay import affected, begin_replay, describe_replay, seeing_steps
 
 Removed = list[dict[str, object]]
 STEPS = 20
@@ -190,7 +190,10 @@ def test_training_from_the_last_clean_checkpoint_is_training_without_them(
 
 def test_a_replay_that_was_broken_off_goes_on(new: Path) -> None:
     run = Store(str(new))
-    with mock.patch("train.replay.write_plan", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        mock.patch("train.takedown_replay.write_plan", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         begin_replay(run, "clean")
     assert begin_replay(run, "clean").from_step == 10
     trained(new, 1)
@@ -207,7 +210,7 @@ def test_a_kill_between_the_checkpoints_set_aside_is_refused_until_ended(new: Pa
         rename(source, goal)
         raise KeyboardInterrupt
 
-    with mock.patch("train.replay.os.rename", once), pytest.raises(KeyboardInterrupt):
+    with mock.patch("train.takedown_replay.os.rename", once), pytest.raises(KeyboardInterrupt):
         begin_replay(run, "clean")
     told = train(new, 1)[0]
     assert "ContractError" in told.error

@@ -13,13 +13,13 @@ from rank_pool import shared_pool
 from torch import Tensor
 
 from train.config.settings import load_settings
+from train.data.rows import Rows
 from train.model.attention import Look, attend
+from train.model.cpu_attention import MOST, attend_in_tiles, tiles_of
 from train.model.documents import seen_in_document
-from train.model.tiles import MOST, attend_in_tiles, tiles_of
 from train.model.transformer import Recompute
-from train.parallel.split import SplitModel
-from train.ranks import Ranks
-from train.rows import Rows
+from train.parallel.parallelize import SplitModel
+from train.parallel.ranks import Ranks
 
 
 @pytest.fixture(autouse=True)

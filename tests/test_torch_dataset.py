@@ -11,10 +11,10 @@ from tiny_stages import batches_of, staged
 from torch.utils.data import DataLoader
 
 from schemas.tokens import open_dataset
-from train import torch_dataset
 from train.config.settings import Settings
 from train.data.batches import Batches
-from train.torch_dataset import SampleDataset
+from train.export import torch_dataset
+from train.export.torch_dataset import SampleDataset
 
 STAGES = staged([{"tokens": 64 * 8 * 4}, {"seq_len": 32, "global_batch": 4}], steps=10)
 

@@ -16,17 +16,17 @@ import tiny_dataset
 from tiny_dataset import make_tiny_dataset
 
 from jobs.run_all import explained
-from jobs.tracing import add_trace_arguments, trace_command
+from jobs.verbs.trace import add_trace_arguments, trace_command
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tables import CLEAN, DOCUMENTS
 from schemas.tokens import open_dataset
 from schemas.versions import attach
-from train.checkpoint.note import NOTE_NAME, Identity, Layout, Note
+from train.checkpoint.metadata import NOTE_NAME, Identity, Layout, Note
 from train.config.settings import load_settings
-from train.plan.planned import write_plan
-from train.plan.sizing import make_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
 from train.trace.answer import Answers, Wanted, plain
 
 RECIPE: dict[str, Any] = {
@@ -322,7 +322,7 @@ def archive(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     path = tmp_path / "web.warc.gz"
     path.write_bytes(b"\n" * row["offset"] + record.ljust(row["length"], b"\n"))
     recorded = {"offset": row["offset"], "length": row["length"], "url": row["url"], "record_type": "response"}
-    monkeypatch.setattr("train.trace.details.Details.record", lambda *arguments: recorded)
+    monkeypatch.setattr("train.trace.documents.Details.record", lambda *arguments: recorded)
     return path, row
 
 

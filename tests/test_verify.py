@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 from tiny_dataset import flip_byte, make_tiny_dataset
 
-from jobs.verifying import add_verify_arguments, verify_command
+from jobs.verbs.verify import add_verify_arguments, verify_command
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train import long_work
-from train.checkpoint.note import Layout, Note, check_identity
+from train.checkpoint.identity import identify
+from train.checkpoint.metadata import Layout, Note, check_identity
 from train.config.settings import load_settings
 from train.data import verify
 from train.data.skips import NO_SKIPS
 from train.data.verify import VERIFIED_NAME, file_digest, verify_dataset
-from train.identity import identify
-from train.long_work import LongWork, work_line
-from train.plan.planned import read_plan, write_plan
-from train.plan.sizing import make_plan
+from train.monitor import long_work
+from train.monitor.long_work import LongWork, work_line
+from train.plan.make_plan import make_plan
+from train.plan.plan import read_plan, write_plan
 
 TABLE = "tokens/v-tiny"
 

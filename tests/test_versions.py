@@ -13,17 +13,9 @@ from lineage_run import edit, join_dataset, next_version
 from report_run import make_run
 from test_diff import write_manifest_lineage
 
-from jobs import versions
 from jobs.recipe import read_recipe
-from jobs.versions import (
-    FIRST_LINE,
-    damaged_files,
-    deciding_settings,
-    dvc_command,
-    dvc_stages,
-    fixed_part,
-    run_whole,
-)
+from jobs.verbs import dvc as versions
+from jobs.verbs.dvc import FIRST_LINE, damaged_files, deciding_settings, dvc_command, dvc_stages, fixed_part, run_whole
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import Table, open_table, read_run
 from schemas.storage import Store

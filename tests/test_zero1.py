@@ -20,10 +20,10 @@ from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
 from train.config.optim import OptimConfig
 from train.optim.optimizer import make_optimizer, update
-from train.parallel import zero1
-from train.parallel.compress.hooks import Compressor, compress_ddp, method_of
-from train.parallel.zero1 import ShardedStates
-from train.ranks import Ranks
+from train.parallel import data_parallel as zero1
+from train.parallel.data_parallel import ShardedStates
+from train.parallel.hooks import Compressor, compress_ddp, method_of
+from train.parallel.ranks import Ranks
 
 STEPS = 10
 OPTIMIZERS = get_args(OptimConfig.model_fields["optimizer"].annotation)

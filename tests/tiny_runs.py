@@ -27,15 +27,15 @@ from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.checkpoint.folder import standing_notes
-from train.checkpoint.note import Note
+from train.checkpoint.metadata import Note
 from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
-from train.plan.planned import read_plan
+from train.monitor.events import Event, read_events
+from train.monitor.metrics import StepMetrics, read_metrics
+from train.plan.plan import read_plan
 from train.plan.standing import standing_order
 from train.pretrain import loop as pretrain
-from train.pretrain.learner import Learner
-from train.watch.events import Event, read_events
-from train.watch.metrics import StepMetrics, read_metrics
+from train.pretrain.step import Learner
 
 # A batch of 5 and a feed-forward width of 74 divide by hardly anything, so splits are uneven. The warm-up is half the
 # run because Adam's first updates have full size wherever the gradient is beyond rounding. Seen: one element in 83,280
@@ -94,7 +94,7 @@ def train_on(ranks: Any, folder: str, overrides: Sequence[str], disturbances: Se
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        stack.enter_context(mock.patch("train.pretrain.prepare.default_threads", return_value=1))
+        stack.enter_context(mock.patch("train.pretrain.setup.default_threads", return_value=1))
         for disturb, arguments in disturbances:
             stack.enter_context(disturb(*arguments))
         code, error = None, ""

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.takedown import takedown_command
+from jobs.verbs.takedown import takedown_command
 from schemas.manifest import MANIFEST_NAME, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import Certificate, read_certificate

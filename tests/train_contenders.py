@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config.settings import Settings
+from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.model.transformer import build_model, initial_weight
-from train.plan.planned import Plan
-from train.pretrain.learner import Learner
-from train.ranks import Ranks
-from train.rows import IGNORED, Rows
+from train.parallel.ranks import Ranks
+from train.plan.plan import Plan
+from train.pretrain.step import Learner
 
 RATE, CLIP, DECAY, BETAS, EPS = 1e-3, 1.0, 0.1, (0.9, 0.95), 1e-8
 
@@ -243,7 +243,7 @@ def transformers(case: Case, ranks: Ranks) -> Loop:
     """The same loop around LlamaForCausalLM, from the weights that our export writes."""
     from transformers import LlamaForCausalLM
 
-    from train.hf.llama import export_llama
+    from train.export.llama import export_llama
 
     with tempfile.TemporaryDirectory() as folder:
         export_llama(initial_weights(case.shape), case.shape, case.seq_len, None, Path(folder) / "model")

@@ -1,7 +1,7 @@
 """Profiles: what clean text of a language looks like, as stop words and limits of quality thresholds.
 
-A limit has the name of a setting of `[quality]`. The built-in file was derived by `pipeline/text/derive_profiles.py` and
-holds function words and numbers alone. English is not in it: the published rules were made for English.
+A limit has the name of a setting of `[quality]`. The built-in file was derived by `pipeline/text/derive_profiles.py`
+and holds function words and numbers alone. English is not in it: the published rules were made for English.
 """
 
 import json

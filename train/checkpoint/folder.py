@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.checkpoint.note import CHECKPOINTS, NOTE_NAME, Note, folder_name, parse_note
+from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, folder_name, parse_note
 from train.config.checkpoint import CheckpointConfig
 
 

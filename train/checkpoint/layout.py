@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from schemas.config import Section
-from train.checkpoint.note import Layout
+from train.checkpoint.metadata import Layout
 
 
 def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: str) -> Layout:

@@ -21,8 +21,8 @@ from schemas.errors import ContractError
 from schemas.ids import file_sha256
 from schemas.storage import Store
 from train.checkpoint.folder import local_path
-from train.checkpoint.note import Note, StateFile
-from train.ranks import Ranks
+from train.checkpoint.metadata import Note, StateFile
+from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
 """Tensors by name: `model.<parameter>`, and `<moment>.<parameter>` for the states of an optimiser."""

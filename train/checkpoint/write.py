@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from schemas.errors import ContractError
 from schemas.storage import Store
 from train.checkpoint.folder import local_path, remove_checkpoint
-from train.checkpoint.note import CHECKPOINTS, NOTE_NAME, Note, StateFile
+from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, StateFile
 from train.checkpoint.staging import CopiesPlanner, HostCopies
 from train.checkpoint.state import State
-from train.ranks import Ranks
+from train.parallel.ranks import Ranks
 
 
 def write_checkpoint(run: Store, note: Note, state: State, ranks: Ranks, copies: HostCopies | None = None) -> Note:

@@ -11,9 +11,9 @@ import numpy as np
 from schemas.tokens import TokenizerContract
 from train.config.train import TrainConfig
 from train.data.counter import GOLDEN, Bits, Ints, key_of, keys_of, mix, random_bits
-from train.data.reader import Tokens
+from train.data.rows import IGNORED
+from train.data.shards import Tokens
 from train.data.stages import num_spans
-from train.rows import IGNORED
 
 BLOCK = 1 << 15
 """Tokens of the rows worked on at once. Their numbers fill 128 KiB: fresh memory of more costs as much as hashing."""

@@ -18,9 +18,9 @@ from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
 from train.data.counter import Ints
 from train.data.mixture import Mixture, block_counts
+from train.data.permutation import ChunkOrder, PackedIndex, PackedRows, Pieces, SourceOrder, StreamRows, join_pieces
 from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList
 from train.data.stages import StagePlan, stage_lengths, stage_name, stage_weights
-from train.data.streams import ChunkOrder, PackedIndex, PackedRows, Pieces, SourceOrder, StreamRows, join_pieces
 
 ORDER_VERSION = 2
 PROBED = 512

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
-from train.rows import Rows
+from train.data.rows import Rows
 
 
 class Prefetch:

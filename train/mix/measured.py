@@ -13,8 +13,8 @@ from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
 from train.data.order import heldout_streams, open_streams, tokens_drawn
 from train.data.packing import open_packings
 from train.mix.curves import FEWEST_OF_LINE, LAST, Level, level_at_end
-from train.plan.planned import PLAN_NAME, Plan, read_plan
-from train.watch.metrics import METRICS_NAME, StepMetrics, read_metrics
+from train.monitor.metrics import METRICS_NAME, StepMetrics, read_metrics
+from train.plan.plan import PLAN_NAME, Plan, read_plan
 
 LAST_SHARE = 0.1
 """Share of the steps, at the end, that a training loss is read from: one step has few tokens of each source."""

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from train.model.cpu_attention import MOST, attend_in_tiles
 from train.model.documents import attend_from_starts
 from train.model.shape import ModelShape
-from train.model.tiles import MOST, attend_in_tiles
 
 MAX_KERNELS = 64
 """Shapes of rows, with a gradient and without, that FlexAttention is compiled for.

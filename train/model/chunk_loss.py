@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from train.rows import IGNORED
+from train.data.rows import IGNORED
 
 Sums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 Slopes = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from train.data.rows import IGNORED
 from train.model.attention import number_format
 from train.model.chunk_loss import FusedChunkLoss, PlainChunkLoss, VocabularyPart
-from train.rows import IGNORED
 
 GROUPS_AT_ONCE = 64
 """Rows of a one-hot matrix of groups and positions."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from train.optim.inputs import UpdateInputs
-from train.optim.members import Member, chunks, local, total_over_shards
 from train.optim.norm import squared_norms
+from train.optim.parameter import Member, chunks, local, total_over_shards
 
 EPS = 1e-30
 """Added to squared gradients (ε₁). Source: Shazeer and Stern 2018, section 9."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from train.optim.inputs import UpdateInputs
-from train.optim.members import Member
+from train.optim.parameter import Member
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from train.optim.members import Coordinate, Member, Region, region_at, shard_axes, sharing
+from train.optim.parameter import Coordinate, Member, Region, region_at, shard_axes, sharing
 
 Piece = tuple[int, int]
 """A matrix, by its place in the list, and the rank that holds this piece of it, by its place among those that share."""

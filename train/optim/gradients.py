@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from train.optim.members import check_placements, local, shard_axes
 from train.optim.norm import squared_norms
+from train.optim.parameter import check_placements, local, shard_axes
 
 
 class Gradients:

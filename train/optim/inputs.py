@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from train.optim.members import Member
+from train.optim.parameter import Member
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from train.optim.exchange import Exchange
 from train.optim.inputs import UpdateInputs
-from train.optim.members import Member, chunks, shard_axes, sharing
+from train.optim.parameter import Member, chunks, shard_axes, sharing
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic x -> ax + bx³ + cx⁵ that pushes singular values to about 1. Source: Jordan 2024."""

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from train.config.layout import LayoutConfig
-from train.plan.axes import axes_of
+from train.parallel.layout import axes_of
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from torch.distributed.pipelining.schedules import (
 
 from schemas.errors import ConfigError
 from train.config.layout import SPLIT_BACKWARD, LayoutConfig
+from train.data.rows import Rows
 from train.model.transformer import Transformer
+from train.parallel.layout import stages_of
 from train.parallel.mesh import Mesh
-from train.plan.axes import stages_of
-from train.rows import Rows
 
 ALONE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 SEVERAL = {

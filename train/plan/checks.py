@@ -6,8 +6,8 @@ from train.config.settings import AUTO, Settings
 from train.data.order import heldout_streams
 from train.data.stages import row_length
 from train.model.shape import ModelShape
-from train.plan.axes import axes_of, check_layout, data_ranks
-from train.plan.planned import Plan
+from train.parallel.layout import axes_of, check_layout, data_ranks
+from train.plan.plan import Plan
 
 MIN_BLOCKS_HEAD = 16
 """Least width of a head that a CUDA device's kernel takes with documents as blocks."""

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 from schemas.errors import ConfigError
 from train.config.settings import Settings, load_settings
+from train.plan.advice import NEAR
 from train.plan.checks import check_blocks
 from train.plan.figures import MEMORY, rows_of_memory
 from train.plan.freed import costs_of_fixed
-from train.plan.planned import LayoutOffer, Plan
+from train.plan.plan import LayoutOffer, Plan
 from train.plan.rules import Figure, Row, figures_of
-from train.plan.search import search
 from train.plan.search.compute import computed_in
 from train.plan.search.devices import Cluster, device_of
-from train.plan.search.found import Found
-from train.plan.sizes import NEAR
+from train.plan.search.result import Found
+from train.plan.search.search import search
 from train.plan.target import hours_of
 
 SEARCHED = "cost model, predicted"

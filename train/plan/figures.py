@@ -9,12 +9,12 @@ from train.data.order import tokens_drawn
 from train.data.packing import PackedSource
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token, num_parameters
+from train.parallel.layout import axes_of, data_ranks, problems_of
+from train.parallel.peak_memory import SOURCES, Memory, memory_of_rank
 from train.plan import rules
-from train.plan.axes import axes_of, data_ranks, problems_of
-from train.plan.memory import SOURCES, Memory, memory_of_rank
-from train.plan.planned import Plan
+from train.plan.advice import flops_rows, size_figures
+from train.plan.plan import Plan
 from train.plan.rules import Figure, Row, figures_of
-from train.plan.sizes import flops_rows, size_figures
 from train.plan.target import Target, how_long, law_of
 from train.scaling import repeats
 

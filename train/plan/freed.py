@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape
-from train.plan.search import search
 from train.plan.search.devices import Cluster
+from train.plan.search.search import search
 
 SEARCHED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train", ("precision",)),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from train.model.shape import num_parameters
-from train.plan.planned import Plan
+from train.plan.plan import Plan
 
 LEAST_RATIO, GPT_3 = 1.7, "GPT-3 175B: 300 G tokens; Brown et al. 2020, arXiv 2005.14165, table 2.1"
 MOST_RATIO, QWEN_3 = 60_000.0, "Qwen 3 0.6B: 36 T tokens; Yang et al. 2025, arXiv 2505.09388, sections 2 and 3"

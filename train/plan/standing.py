@@ -6,7 +6,7 @@ from train.config.settings import Settings
 from train.data.order import Order, make_order
 from train.data.packing import open_packings
 from train.data.skips import NO_SKIPS, SkipList, read_skip_list
-from train.plan.planned import Plan
+from train.plan.plan import Plan
 
 SKIPS_OF_REWINDS = "skips.txt"
 """The skip list of a run that rewinds and names no other."""

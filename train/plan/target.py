@@ -15,7 +15,7 @@ from train.scaling import laws
 from train.scaling.inference import SOURCE as INFERENCE
 from train.scaling.inference import for_lifetime
 from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw
-from train.scaling.own import law_in, read_law
+from train.scaling.own_law import law_in, read_law
 
 NAMED: dict[str, Law] = {
     "approach_1": laws.APPROACH_1,

@@ -13,8 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from schemas.errors import PenstockError
 from schemas.locks import training
 from schemas.storage import Store
+from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks
 from train.pretrain.loop import train
-from train.ranks import FirstRankFailed, Ranks, open_ranks
 
 LOST = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
 """What a collective says when a rank of it has died."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from train.data.prefetch import Prefetch
-from train.ranks import Ranks, Total
-from train.rows import Rows
+from train.data.rows import Rows
+from train.parallel.ranks import Ranks, Total
 
 Asked = Callable[[], tuple[bool, bool]]
 """Whether this process was asked to stop by SIGTERM, and by SIGINT."""

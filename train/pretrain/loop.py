@@ -13,15 +13,15 @@ import torch
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.checkpoint.note import Note
+from train.checkpoint.metadata import Note
+from train.monitor.events import Interrupted
+from train.monitor.guard import Verdict
+from train.monitor.metrics import TrainManifest, last_metrics, write_train_manifest
+from train.monitor.profiler import Profile
 from train.optim.schedule import learning_rate
-from train.pretrain.prepare import Setup, describe, prepare
-from train.pretrain.running import Made, Run
-from train.ranks import Interruption, Ranks
-from train.watch.events import Interrupted
-from train.watch.guard import Verdict
-from train.watch.metrics import TrainManifest, last_metrics, write_train_manifest
-from train.watch.profiling import Profile
+from train.parallel.ranks import Interruption, Ranks
+from train.pretrain.run import Made, Run
+from train.pretrain.setup import Setup, describe, prepare
 
 
 def pretrain(setup: Setup, ranks: Ranks) -> int:

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from schemas.errors import ContractError
 from train.data.order import Order
+from train.data.rows import Rows
 from train.data.skips import STAGE_BITS, append_to_skip_list
+from train.monitor.culprits import Blame, SourceLevels, blame, excess_of, of_documents
+from train.monitor.events import SpikeDocument
+from train.monitor.metrics import read_metrics
+from train.monitor.quarantine import Quarantined, quarantine, read_quarantine
+from train.parallel.ranks import Ranks
 from train.plan.standing import skip_name, standing_order
-from train.pretrain.learner import Learner
-from train.pretrain.prepare import Setup
-from train.ranks import Ranks
-from train.rows import Rows
+from train.pretrain.setup import Setup
+from train.pretrain.step import Learner
 from train.trace import Trace
-from train.watch.culprits import Blame, SourceLevels, blame, excess_of, of_documents
-from train.watch.events import SpikeDocument
-from train.watch.metrics import read_metrics
-from train.watch.quarantine import Quarantined, quarantine, read_quarantine
 
 ORIGIN = {"doc_id", "url", "source", "split", "offset", "length"}
 

@@ -10,15 +10,15 @@ from typing import Any
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.long_work import LongWork
-from train.plan.planned import Plan, read_plan
+from train.monitor.long_work import LongWork
+from train.plan.plan import Plan, read_plan
 from train.trace.appearance import Appearance, FoundDocument
-from train.trace.details import Detail, Details
-from train.trace.rank import layout_of_step
+from train.trace.documents import Detail, Details
+from train.trace.layout import layout_of_step
 from train.trace.scan import documents_containing
 from train.trace.seen import Seen, seen_by, standing_steps
-from train.trace.step import Trace, open_trace
 from train.trace.text import Texts
+from train.trace.trace import Trace, open_trace
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from train.data.documents import Row
+from train.data.document_index import Row
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from schemas.manifest import Manifest
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset
-from train.long_work import LongWork
-from train.trace.details import table_behind
+from train.monitor.long_work import LongWork
+from train.trace.documents import table_behind
 from train.trace.text import Texts
 
 ROWS_AT_ONCE = 2048

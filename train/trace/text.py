@@ -7,7 +7,7 @@ import numpy as np
 
 from schemas.errors import ContractError
 from schemas.tokens import Dataset, unescape
-from train.data.reader import StreamReader
+from train.data.shards import StreamReader
 
 Decode = Callable[[list[int]], str]
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import AUTO, Settings
 from train.model.shape import ModelShape
-from train.plan.axes import problems_of
+from train.parallel.layout import problems_of
 from train.plan.search.devices import Cluster
 from train.plan.search.split import Split, overrides, shown
 
@@ -170,7 +170,7 @@ class Ways:
             return None
         groups = split.replicate * split.shard
         for batch in self.batches:
-            number = -(-batch.rows // groups // size)  # as train.plan.axes.num_micro_batches counts
+            number = -(-batch.rows // groups // size)  # as train.parallel.layout.num_micro_batches counts
             if found := self.number_problem(split.data, split.pipeline, split.schedule, split.stages, number, mode):
                 return found
         return None

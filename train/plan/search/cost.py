@@ -7,7 +7,7 @@ of the tensor and the context axis do not. Waiting for data, checkpoints and eva
 from functools import cache
 
 from train.config.layout import LayoutConfig
-from train.plan.axes import layers_of, stages_of
+from train.parallel.layout import layers_of, stages_of
 from train.plan.search.compute import BACKWARD, Compute, Pass, Turn
 from train.plan.search.links import Links, Ring
 from train.plan.search.split import Split

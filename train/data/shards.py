@@ -1,0 +1,111 @@
+"""The tokens of one stream by position, and where its documents begin, from memory-mapped shards.
+
+A stream is its shards laid end to end; a piece may straddle documents, record batches and shards.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from schemas.errors import ContractError
+from schemas.storage import Store
+from schemas.tokens import Shard
+from train.data.counter import Ints
+from train.data.permutation import ranges
+
+Tokens = NDArray[np.unsignedinteger]
+OPEN_SHARDS = 64
+"""Shards of a stream kept open; an open local shard costs a file map, and 8 bytes for each of its documents."""
+
+
+class OpenShard:
+    """One shard: the flat token buffers of its record batches, not copied, and the first token of its documents."""
+
+    def __init__(self, folder: Store, shard: Shard, dtype: str):
+        where = f"{folder.uri}/{shard.path}"
+        try:
+            reader = pa.ipc.open_file(folder.open_input(shard.path))
+            columns = [reader.get_batch(i).column("tokens") for i in range(reader.num_record_batches)]
+            self.views: list[Tokens] = [column.flatten().to_numpy(zero_copy_only=True) for column in columns]
+            offsets = [column.offsets.to_numpy() for column in columns]
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise ContractError(f"{where}: promised a token shard, found {error}; restore it") from error
+        ends = np.cumsum([0, *map(len, self.views)])
+        found = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
+        if found != (shard.num_tokens, {dtype}):
+            raise ContractError(
+                f"{where}: promised {shard.num_tokens} tokens of {dtype}, "
+                f"found {found[0]} of {', '.join(found[1])}; restore the shard"
+            )
+        self._begins = ends[:-1]
+        first = [begin + own[:-1].astype(np.int64) - own[0] for begin, own in zip(ends, offsets)]
+        # An empty document begins where the next one does.
+        self.documents: Ints = np.unique(np.concatenate(first)) if first else np.empty(0, np.int64)
+
+    def copy(self, out: Tokens, at: Ints, offset: Ints, length: Ints) -> None:
+        """For each piece, out[at : at + length] = the shard's tokens from `offset` on."""
+        batch = np.searchsorted(self._begins, offset, side="right") - 1
+        inside = offset - self._begins[batch]
+        pieces = zip(batch.tolist(), at.tolist(), inside.tolist(), (inside + length).tolist(), strict=True)
+        for number, place, begin, end in pieces:
+            part = self.views[number][begin:end]
+            filled = place + len(part)
+            out[place:filled] = part
+            while filled < place + end - begin:
+                number += 1
+                part = self.views[number][: place + end - begin - filled]
+                out[filled : filled + len(part)] = part
+                filled += len(part)
+
+
+class StreamReader:
+    """The tokens of one stream; shards are opened when first touched. One thread at a time may read."""
+
+    def __init__(self, folder: Store, shards: list[Shard], dtype: str):
+        self._folder, self._shards, self._dtype = folder, shards, dtype
+        self._begins: Ints = np.cumsum([0, *(shard.num_tokens for shard in shards)])
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+
+    def read(self, out: Tokens, at: Ints, start: Ints, length: Ints) -> None:
+        """For each piece, out[at : at + length] = the stream's tokens from `start` on.
+
+        Raises ContractError if a shard is unreadable, or holds other than the promised number or type of tokens.
+        """
+        for shard, which, offset, shift, taken in self._spans(start, length):
+            shard.copy(out, at[which] + shift, offset, taken)
+
+    def documents(self, start: Ints, length: Ints) -> tuple[Ints, Ints]:
+        """Every document that begins inside a piece: the piece, and the place in it."""
+        found = []
+        for shard, which, offset, shift, taken in self._spans(start, length):
+            low, high = np.searchsorted(shard.documents, [offset, offset + taken])
+            number, span = ranges(low, high - low)
+            found.append((which[span], shard.documents[number] - (offset - shift)[span]))
+        none = np.empty(0, np.int64)
+        pieces, places = zip(*found) if found else ((none,), (none,))
+        return np.concatenate(pieces), np.concatenate(places)
+
+    def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
+        """Pieces cut at the edges of shards: shard, piece, first token in the shard, place in the piece, tokens."""
+        which, shift = np.flatnonzero(length > 0), np.zeros(len(start), np.int64)
+        while which.size:
+            begin = start[which] + shift[which]
+            shard = np.searchsorted(self._begins, begin, side="right") - 1
+            taken = np.minimum(length[which] - shift[which], self._begins[shard + 1] - begin)
+            for number in np.unique(shard).tolist():
+                own = shard == number
+                some = which[own]
+                yield self._shard(number), some, begin[own] - self._begins[number], shift[some], taken[own]
+            shift[which] += taken
+            which = which[shift[which] < length[which]]
+
+    def _shard(self, number: int) -> OpenShard:
+        if number not in self._open:
+            if len(self._open) >= OPEN_SHARDS:
+                self._open.popitem(last=False)
+            self._open[number] = OpenShard(self._folder, self._shards[number], self._dtype)
+        self._open.move_to_end(number)
+        return self._open[number]

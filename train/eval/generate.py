@@ -1,0 +1,145 @@
+"""Text sampled from a checkpoint, one token after the other, in a single process.
+
+Every token costs a forward pass over the last seq_len tokens: enough to look at a model, too slow to serve one.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from schemas.errors import ConfigError, PenstockError
+from schemas.storage import Store
+from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset
+from train.checkpoint.load import (
+    check_objective,
+    check_tokenizer,
+    default_device,
+    find_note,
+    length_of,
+    read_model,
+    read_tokenizer,
+)
+from train.model.transformer import Transformer
+from train.trace.text import open_decoder
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A tokenizer as text to ids and back; control tokens are neither read from text nor written to it."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+
+
+def generate(
+    run: Store, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0, step: int | None = None
+) -> str:
+    """The prompt and up to `num_tokens` tokens that follow it, by the checkpoint of `step` (None: the last one).
+
+    Ends before the token that ends documents. Temperature 0 takes the most probable token every time. Raises
+    ConfigError for a wrong argument, ContractError if there is no such checkpoint, or it was not trained on the next
+    token, or belongs to another tokenizer.
+    """
+    if num_tokens < 0 or temperature < 0:
+        raise ConfigError(f"generate: promised num_tokens and temperature >= 0, found {num_tokens} and {temperature}")
+    dataset, note = open_dataset(run), find_note(run, step)
+    contract = dataset.tokenizer
+    check_tokenizer(note, dataset)
+    check_objective(note, "causal")
+    codec = open_codec(dataset)
+    ids = encode_prompt(prompt, contract, codec)
+    model = read_model(run, note, default_device())
+    ids = continue_ids(model, ids, num_tokens, length_of(note), Sampler(contract, temperature, seed))
+    return codec.decode(ids[len(contract.before) :])
+
+
+def open_codec(dataset: Dataset) -> Codec:
+    """The tokenizer of a dataset. Raises ContractError if the model file is not the one of the contract."""
+    contract, data = dataset.tokenizer, read_tokenizer(dataset)
+    if contract.kind == "sentencepiece":
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_proto=data)
+        return Codec(
+            encode=lambda text: processor.encode(escape(text)),
+            decode=open_decoder(dataset),
+        )
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(data)
+    tokenizer.encode_special_tokens = True  # "</s>" in a text is text
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return Codec(
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        decode=open_decoder(dataset),
+    )
+
+
+def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> list[int]:
+    """Ids of a document that begins with the prompt. Raises ConfigError if the text has control tokens, or no ids."""
+    ids, names = codec.encode(prompt), {number: name for name, number in contract.reserved.items()}
+    if control := sorted({names[number] for number in ids if number in names}):
+        raise ConfigError(f"generate: promised a prompt of plain text, found {', '.join(control)} in it; leave it out")
+    ids = [*(contract.reserved[name] for name in contract.before), *ids]
+    if not ids:
+        raise ConfigError("generate: promised a prompt, as no token of its own begins a document, found none; give one")
+    return ids
+
+
+class Sampler:
+    """Draws one id from logits, the same for the same seed; of the reserved ids only those that end a document."""
+
+    def __init__(self, contract: TokenizerContract, temperature: float, seed: int):
+        self.ends = {contract.reserved[name] for name in contract.after}
+        self._barred = sorted(set(contract.reserved.values()) - self.ends)
+        self._temperature = temperature
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self, logits_V: Tensor) -> int:
+        """One id."""
+        logits_V = logits_V.detach().double().cpu()
+        logits_V[self._barred] = -torch.inf
+        if self._temperature == 0:
+            return int(logits_V.argmax())
+        weights_V = torch.softmax(logits_V / self._temperature, dim=-1)
+        return int(torch.multinomial(weights_V, 1, generator=self._generator))
+
+
+@torch.no_grad()
+def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: int, sampler: Sampler) -> list[int]:
+    """The ids with up to `num_tokens` more, up to and without one that ends a document."""
+    device, ids = next(model.parameters()).device, list(ids)
+    for _ in range(num_tokens):
+        window_BT = torch.tensor([ids[-seq_len:]], device=device)
+        drawn = sampler.draw(model(window_BT)[0, -1])
+        if drawn in sampler.ends:
+            break
+        ids.append(drawn)
+    return ids
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments and print the text; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="train.generate", description="Sample text from a checkpoint.")
+    parser.add_argument("run", help="run folder with a checkpoint")
+    parser.add_argument("--prompt", default="", help="how the text begins; nothing: a new document")
+    parser.add_argument("--tokens", type=int, default=100, help="most tokens to add")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the most probable token every time")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, another text")
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    a = parser.parse_args(argv)
+    try:
+        print(generate(Store(a.run), a.prompt, a.tokens, a.temperature, a.seed, a.step))
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""Perplexities by a checkpoint of our own: files of texts in, the perplexity columns of the scores table out.
+
+A document is read as in training: the tokens that begin documents (without any: those that end them), its text, the
+tokens that end it. Every token behind the beginning counts, the end included; where nothing begins documents, the first
+token has no context and does not count. A document longer than seq_len is read in windows of seq_len tokens that start
+half a window apart; a token counts in the first window that has it, so from the second window on it sees at least half
+a window before it. A line's tokens are those that begin in it or are its line end; the end tokens belong to no line.
+"""
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.nn.functional as F
+
+from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.storage import Store
+from schemas.tables import DOC_ID, SCORES
+from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape, open_dataset
+from train.checkpoint.load import (
+    check_objective,
+    check_tokenizer,
+    default_device,
+    find_note,
+    length_of,
+    read_model,
+    read_tokenizer,
+)
+from train.checkpoint.metadata import CHECKPOINTS
+from train.data.rows import IGNORED
+from train.model.transformer import Transformer
+
+COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexity")
+SCORED = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
+"""What is written: a row for every row read, in the same order."""
+ROWS_AT_ONCE = 256
+BATCH_TOKENS = 4096
+"""Positions that go through the model at once. Not a setting: other shapes of a batch can change the last bits."""
+MIN_WINDOW = 16
+MAX_NATS = 88.0
+"""exp() of more is no float32."""
+
+Marked = Callable[[str], tuple[list[int], list[int]]]
+"""Text → its ids, and where each begins [code points]."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document that goes through the model, and which of its tokens count here."""
+
+    document: int
+    start: int
+    """First token that is read."""
+    first: int
+    """First token that counts; it is predicted from those before it."""
+    end: int
+    """Behind the last token that counts."""
+
+    @property
+    def length(self) -> int:
+        """Positions that are read."""
+        return self.end - 1 - self.start
+
+
+class CheckpointScorer:
+    """A checkpoint on a device, with its tokenizer."""
+
+    def __init__(self, model: Transformer, marked: Marked, contract: TokenizerContract, seq_len: int):
+        self._model, self._marked, self._seq_len = model, marked, seq_len
+        self._after = [contract.reserved[name] for name in contract.after]
+        self._before = [contract.reserved[name] for name in contract.before] or self._after
+
+    def score(self, texts: Sequence[str | None]) -> list[dict[str, Any]]:
+        """The four columns of each text: null for None; a text without a token has no perplexity and no paragraph.
+
+        What a text gets does not depend on the others: batches have fixed shapes, filled up where texts lack.
+        """
+        read = [self._marked(text) if text else ([], []) for text in texts]
+        ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in read]
+        first = max(1, len(self._before))
+        windows = [
+            Window(number, *bounds)
+            for number, document in enumerate(ids)
+            for bounds in window_bounds(len(document), first, self._seq_len)
+        ]
+        nats = [np.zeros(len(document)) for document in ids]
+        for batch in batches_of(windows, self._seq_len):
+            losses = self._losses([ids[window.document] for window in batch], batch)
+            for window, found in zip(batch, losses):
+                nats[window.document][window.first : window.end] = found
+        return [
+            dict.fromkeys(COLUMNS) if text is None else columns_of(text, starts, found, (len(self._before), first))
+            for text, (_, starts), found in zip(texts, read, nats)
+        ]
+
+    @torch.no_grad()
+    def _losses(self, ids: Sequence[Any], windows: Sequence[Window]) -> Iterator[Any]:
+        """The nats of the tokens that count in each window."""
+        length = batch_length(windows[0].length, self._seq_len)
+        rows = max(1, BATCH_TOKENS // length)
+        ids_BT = torch.zeros((rows, length), dtype=torch.int64)
+        targets_BT = torch.full((rows, length), IGNORED)
+        for row, (document, window) in enumerate(zip(ids, windows)):
+            ids_BT[row, : window.length] = torch.from_numpy(document[window.start : window.end - 1])
+            counted = slice(window.first - 1 - window.start, window.length)
+            targets_BT[row, counted] = torch.from_numpy(document[window.first : window.end])
+        device = next(self._model.parameters()).device
+        logits_NV, targets_N = self._model(ids_BT.to(device)).flatten(0, 1), targets_BT.to(device).flatten()
+        losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+        losses_BT = losses_N.view(rows, length).cpu()
+        for row, window in enumerate(windows):
+            yield losses_BT[row, window.first - 1 - window.start : window.length].double().numpy()
+
+
+def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
+    """(start, first, end) of the windows in which the tokens from `first` on count once each."""
+    start = 0
+    while first < num_tokens:
+        end = min(num_tokens, start + seq_len + 1)
+        if first < end:  # else the tokens that begin the document fill the window
+            yield start, first, end
+            first = end
+        start += (seq_len + 1) // 2
+
+
+def batch_length(length: int, seq_len: int) -> int:
+    """Positions of the batch that a window goes into: a power of two from MIN_WINDOW on, at most seq_len."""
+    return min(seq_len, max(MIN_WINDOW, 1 << (length - 1).bit_length()))
+
+
+def batches_of(windows: Sequence[Window], seq_len: int) -> Iterator[list[Window]]:
+    """The windows in batches of one shape each."""
+    by_length: dict[int, list[Window]] = {}
+    for window in windows:
+        by_length.setdefault(batch_length(window.length, seq_len), []).append(window)
+    for length, alike in sorted(by_length.items()):
+        rows = max(1, BATCH_TOKENS // length)
+        for start in range(0, len(alike), rows):
+            yield alike[start : start + rows]
+
+
+def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
+    """The four columns, from the nats of a document's tokens; `offsets`: where its text begins, and what counts."""
+    before, first = offsets
+    counted = nats[first:]
+    if not len(counted):
+        return {"perplexity": None, "perplexity_tokens": 0, "paragraphs": [], "paragraph_perplexity": []}
+    lines = text.split("\n")
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    ends = np.cumsum(lengths + 1) - 1
+    line_of = np.searchsorted(ends, starts)[first - before :]
+    own = nats[first : before + len(starts)]
+    totals = np.bincount(line_of, own, len(lines))
+    tokens = np.bincount(line_of, minlength=len(lines))
+    scored = [number for number, line in enumerate(lines) if tokens[number] and line.strip()]
+    return {
+        "perplexity": perplexity_of(math.fsum(counted.tolist()), len(counted)),
+        "perplexity_tokens": len(counted),
+        "paragraphs": [{"start": int(ends[number] - lengths[number]), "end": int(ends[number])} for number in scored],
+        "paragraph_perplexity": [perplexity_of(float(totals[number]), int(tokens[number])) for number in scored],
+    }
+
+
+def perplexity_of(nats: float, tokens: int) -> float:
+    """e^(nats / tokens) as a float32 holds it."""
+    return float(np.float32(math.exp(min(nats / tokens, MAX_NATS))))
+
+
+def open_marked(dataset: Dataset) -> Marked:
+    """The dataset's tokenizer, with the place where each token begins. Raises ContractError if it is another one."""
+    data = read_tokenizer(dataset)
+    if dataset.tokenizer.kind == "sentencepiece":
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_proto=data)
+
+        def mark(text: str) -> tuple[list[int], list[int]]:
+            encoding = processor.encode(escape(text), out_type="offset_mapping")
+            starts = [start for start, _ in encoding["offsets"]]
+            if SPACE in text or ESCAPE in text:  # the places are those of the escaped text
+                origin = [number for number, char in enumerate(text) for _ in escape(char)]
+                starts = [origin[start] for start in starts]
+            return encoding["ids"], starts
+
+        return mark
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(data)
+    tokenizer.encode_special_tokens = True  # "</s>" in a text is text
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+
+    def encode(text: str) -> tuple[list[int], list[int]]:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, [start for start, _ in encoding.offsets]
+
+    return encode
+
+
+def open_scorer(path: str) -> CheckpointScorer:
+    """The checkpoint in a folder, or the last one of a run folder. Raises ContractError if it is broken."""
+    where = path.rstrip("/")
+    named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
+    run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)
+    dataset, note = open_dataset(run), find_note(run, step)
+    check_tokenizer(note, dataset)
+    check_objective(note, "causal")
+    model = read_model(run, note, default_device())
+    return CheckpointScorer(model, open_marked(dataset), dataset.tokenizer, length_of(note))
+
+
+def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
+    """The columns doc_id and text of a Parquet or Arrow IPC file, some rows at a time. Raises ContractError."""
+    folder, _, name = uri.rpartition("/")
+    try:
+        stream = Store(folder or ".").open_input(name)
+    except OSError as error:
+        raise ConfigError(f"{uri}: promised a file of texts, found {error}; give its path") from error
+    with stream:
+        arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
+        file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)
+        names = (file.schema if arrow else file.schema_arrow).names
+        if missing := [name for name in ("doc_id", "text") if name not in names]:
+            raise ContractError(f"{uri}: promised doc_id and text, found no {' and no '.join(missing)}; write it again")
+        if arrow:
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number).select(["doc_id", "text"])
+                yield from (batch.slice(start, ROWS_AT_ONCE) for start in range(0, batch.num_rows, ROWS_AT_ONCE))
+        else:
+            yield from file.iter_batches(ROWS_AT_ONCE, columns=["doc_id", "text"])
+
+
+def score_files(scorer: CheckpointScorer, inputs: Sequence[str], output: str) -> int:
+    """Write the scores of all rows of the inputs, in their order, as one Parquet file; returns their number."""
+    folder, _, name = output.rpartition("/")
+    rows = 0
+    with Store(folder or ".").open_output(name) as sink, pq.ParquetWriter(sink, SCORED) as writer:
+        for uri in inputs:
+            for batch in read_texts(uri):
+                found = scorer.score(batch.column("text").to_pylist())
+                identified = zip(batch.column("doc_id").to_pylist(), found)
+                writer.write_batch(pa.RecordBatch.from_pylist([{"doc_id": i} | row for i, row in identified], SCORED))
+                rows += batch.num_rows
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments and score the files; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="train.score", description="Perplexity of texts by a checkpoint.")
+    parser.add_argument("--checkpoint", required=True, help="folder of a checkpoint; a run folder: its last one")
+    parser.add_argument("--in", dest="inputs", nargs="+", required=True, help="Parquet or Arrow files: doc_id, text")
+    parser.add_argument("--out", nargs="+", required=True, help="Parquet file for all, or one for each")
+    a = parser.parse_args(argv)
+    try:
+        if len(a.out) not in (1, len(a.inputs)):
+            raise ConfigError(f"--out: promised 1 or {len(a.inputs)} files, found {len(a.out)}; give one for each")
+        groups = [a.inputs] if len(a.out) == 1 else [[uri] for uri in a.inputs]
+        scorer = open_scorer(a.checkpoint)
+        for group, output in zip(groups, a.out):
+            print(f"{output}: {score_files(scorer, group, output)} documents")
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

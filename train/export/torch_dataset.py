@@ -1,0 +1,54 @@
+"""The training samples of a run as a plain torch Dataset, for loops of one's own.
+
+    loader = DataLoader(SampleDataset("RUN"), batch_size=8, num_workers=2)
+    for batch in loader:
+        loss = my_loss(my_model(batch["inputs"]), batch["targets"])
+
+Leave `shuffle` off: the samples come in the order of the run's plan, which has mixed them.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from train.data.batches import Batches
+from train.plan.plan import read_plan
+from train.plan.standing import standing_order
+
+
+class SampleDataset(Dataset[dict[str, Tensor]]):
+    """The samples of one stage of a run's plan; every worker opens the shards for itself."""
+
+    def __init__(self, run: str, stage: int = 0):
+        self._run, self._stage = run, stage
+
+    @cached_property
+    def _batches(self) -> Batches:
+        run = Store(self._run)
+        dataset = open_dataset(run)
+        plan = read_plan(run, dataset)
+        return Batches(dataset, plan.settings.train, standing_order(run, dataset, plan))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_run": self._run, "_stage": self._stage}
+
+    def __len__(self) -> int:
+        return self._batches.order.stages[self._stage].num_samples
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Several samples, read at once: a DataLoader asks for a whole batch in this way."""
+        if outside := [number for number in numbers if not 0 <= number < len(self)]:
+            raise IndexError(f"sample {outside[0]} of {len(self)}")
+        rows = self._batches.read(self._batches.order.at(self._stage, np.array(numbers, np.int64)))
+        named = {"inputs": rows.inputs_BT, "targets": rows.targets_BT, "documents": rows.documents_BT}
+        present = {name: value for name, value in (named | {"source": rows.sources_B}).items() if value is not None}
+        return [{name: value[i] for name, value in present.items()} for i in range(len(rows))]

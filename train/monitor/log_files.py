@@ -1,0 +1,199 @@
+"""The files that a run's metrics are written to: metrics.jsonl at every step, TensorBoard's events, metrics.parquet.
+
+The first is the journal that the others follow: a resume and a rewind cut it behind their checkpoint, so each step
+stands in it once. The table is written whole, and atomically, from columns that are kept in memory.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from schemas.errors import UNWRITABLE, ContractError
+from schemas.storage import Store
+from train.monitor.journal import Journal
+from train.monitor.metrics import METRICS_NAME, SCALARS, Heldout, StepMetrics, read_metrics
+
+TENSORBOARD_NAME = "train/tensorboard"
+TABLE_NAME = "train/metrics.parquet"
+NO_SCALARS = "no more scalars until the run is started again"
+ARROW = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
+
+def metrics_schema(sources: Sequence[str]) -> pa.Schema:
+    """Columns of metrics.parquet: the fields of a step that are one value, then those of each source.
+
+    `loss.web`, `tokens.web` and `heldout.web.loss`, `.perplexity`, `.bits_per_byte` for a source `web`, sources in the
+    order given; null is what a step did not measure. Every column has its `description`, unit included, as metadata.
+    """
+    fields = [_column(StepMetrics, name, name) for name in SCALARS]
+    fields += [_field(f"loss.{name}", float, _text(StepMetrics, "losses")) for name in sources]
+    fields += [_field(f"tokens.{name}", int, _text(StepMetrics, "source_tokens")) for name in sources]
+    fields += [_column(Heldout, key, f"heldout.{name}.{key}") for name in sources for key in Heldout.model_fields]
+    return pa.schema(fields)
+
+
+def _column(model: type[StepMetrics] | type[Heldout], key: str, name: str) -> pa.Field:
+    annotation = model.model_fields[key].annotation
+    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in ARROW]
+    return _field(name, kinds[0], _text(model, key))
+
+
+def _text(model: type[StepMetrics] | type[Heldout], key: str) -> str:
+    return " ".join((model.model_fields[key].description or "").split())
+
+
+def _field(name: str, kind: Any, text: str) -> pa.Field:
+    return pa.field(name, ARROW[kind], metadata={"description": text})
+
+
+class StepTable:
+    """The steps of a run as columns, converted once each."""
+
+    def __init__(self, sources: Sequence[str]):
+        self._schema = metrics_schema(sources)
+        self._names = set(self._schema.names)
+        self._closed: pa.Table = self._schema.empty_table()
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, record: StepMetrics) -> None:
+        """Append a step. Raises ContractError if it has a source that the table has no columns for."""
+        row = record.flat(".")
+        if unknown := row.keys() - self._names:
+            raise ContractError(f"step {record.step}: promised metrics of the run's sources, found {sorted(unknown)}")
+        self._rows.append(row)
+
+    def cut(self, step: int) -> None:
+        """Drop the steps after this one."""
+        table = self.table()
+        self._closed = table.slice(0, pc.sum(pc.less_equal(table["step"], step)).as_py() or 0)
+
+    def table(self) -> pa.Table:
+        """Every step so far."""
+        if self._rows:
+            rows = pa.Table.from_pylist(self._rows, self._schema)
+            self._closed = pa.concat_tables([self._closed, rows]).combine_chunks()
+            self._rows = []
+        return self._closed
+
+
+class Scalars:
+    """An open file of TensorBoard's events; values of an earlier file from its first step on count as undone."""
+
+    def __init__(self, run: Store, first_step: int):
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(run.path(TENSORBOARD_NAME))
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._writer.add_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
+
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Append the values of a step that are not None."""
+        # One event for all: 70 µs for 20 scalars, where an event each takes 580 µs.
+        numbers = [self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items() if x is not None]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
+
+    def flush(self) -> None:
+        """Hand everything so far to the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class MetricsLog:
+    """The open files of a run's metrics; `close` after use."""
+
+    def __init__(self, run: Store, sources: Sequence[str], after_step: int):
+        """Keep the steps up to `after_step` of what stands, and go on behind it."""
+        self._run, self._table, self._problems = run, StepTable(sources), set[str]()
+        kept = [record for record in read_metrics(run) if record.step <= after_step]
+        for record in kept:
+            self._table.add(record)
+        self._open(after_step, len(kept))
+
+    def _open(self, after_step: int, lines: int) -> None:
+        if self._run.exists(METRICS_NAME):
+            # Cut in place, not rewritten: this works on a full disk too, and takes no second copy of a long run.
+            text = self._run.read_bytes(METRICS_NAME)
+            os.truncate(self._run.path(METRICS_NAME), sum(map(len, text.splitlines(keepends=True)[:lines])))
+        self._journal = Journal(self._run, METRICS_NAME)
+        self._scalars: Scalars | None = None
+        try:
+            self._scalars = Scalars(self._run, after_step + 1)
+        except OSError as error:
+            self._say(TENSORBOARD_NAME, error, NO_SCALARS)
+
+    def write(self, record: StepMetrics) -> None:
+        """Append one step; a full disk is said and does not end the run."""
+        self._table.add(record)
+        self._journal.append(record.line())
+        values = record.flat("/") | {"data/wait_share": record.wait_share}
+        self._on_scalars(lambda scalars: scalars.write(record.step, {k: v for k, v in values.items() if k != "step"}))
+
+    def sync(self) -> None:
+        """Make every step so far durable, for a checkpoint must not be ahead of its metrics, and write the table.
+
+        Raises OSError if the disk refuses the steps; the table may be older than they are, which is said.
+        """
+        self._journal.sync()
+        self._on_scalars(Scalars.flush)
+        self._write_table()
+
+    def after(self, step: int) -> list[StepMetrics]:
+        """The steps behind this one, which a rewind to it will drop."""
+        return [record for record in read_metrics(self._run) if record.step > step]
+
+    def rewind(self, to_step: int) -> None:
+        """Drop the steps behind `to_step` from every file."""
+        self._journal.close()
+        self._on_scalars(Scalars.close)
+        self._table.cut(to_step)
+        self._open(to_step, self._table.table().num_rows)
+
+    def close(self) -> None:
+        """Write the table and close every file."""
+        self._write_table()
+        self._journal.close()
+        self._on_scalars(Scalars.close)
+
+    def _on_scalars(self, act: Callable[[Scalars], None]) -> None:
+        try:
+            if self._scalars is not None:
+                act(self._scalars)
+        except OSError as error:
+            # The thread that writes has died of it; closing the file would raise the same error again.
+            self._scalars = None
+            self._say(TENSORBOARD_NAME, error, NO_SCALARS)
+
+    def _write_table(self) -> None:
+        try:
+            write_table(self._run, self._table.table())
+        except OSError as error:
+            self._say(TABLE_NAME, error, "written again at the next checkpoint")
+
+    def _say(self, name: str, error: OSError, fate: str) -> None:
+        if error.errno not in UNWRITABLE:
+            raise error
+        if name not in self._problems:
+            print(f"penstock: {self._run.path(name)}: {UNWRITABLE[error.errno]}; {fate}", file=sys.stderr, flush=True)
+        self._problems.add(name)
+
+
+def write_table(run: Store, table: pa.Table) -> None:
+    """Replace metrics.parquet; a reader sees the old or the new one.
+
+    Whole each time: 32 columns take 0.1 s at 100,000 steps, so with a checkpoint every 200 steps 25 s of such a run.
+    """
+    sink = pa.BufferOutputStream()
+    # Measurements hardly repeat: dictionaries would take four times as long, for a larger file.
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    run.write_atomic(TABLE_NAME, sink.getvalue().to_pybytes())

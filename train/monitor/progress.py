@@ -1,0 +1,93 @@
+"""The progress line of a training run: loss, speed, waiting for data, time left.
+
+Speed is that of the steps since the last line, evaluation and checkpoints left out; the time left is by the clock over
+the last hundred steps, with them. A terminal also sees a line that is written over, about once a second.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from typing import TextIO
+
+from train.monitor.long_work import CLEAR, clock
+from train.monitor.metrics import StepMetrics
+
+RECENT = 100
+"""Steps whose duration the time left is reckoned by."""
+REDRAW_SECONDS = 1.0
+"""Time between two lines that a terminal sees but does not keep."""
+
+
+class Progress:
+    """Prints the lines of a run; `close` after use."""
+
+    def __init__(self, steps: int, log_every: int, stream: TextIO | None = None):
+        """`stream`: None = standard output."""
+        self._steps, self._log_every = steps, log_every
+        self._stream = stream or sys.stdout
+        self._columns = _columns(self._stream)
+        self._since: list[StepMetrics] = []
+        self._ends: deque[float] = deque(maxlen=RECENT + 1)
+        self._started = self._drawn = time.monotonic()
+        self._standing = False
+
+    def show(self, record: StepMetrics, mark: str = "") -> None:
+        """Print the line of this step if it is due; call once for every step.
+
+        One is due every `log_every` steps, at the last, with a held-out loss, a skipped step or a `mark` ("spike").
+        """
+        now = time.monotonic()
+        self._since.append(record)
+        self._ends.append(now)
+        mark = ", ".join(filter(None, ("skipped" if record.skipped else "", mark)))
+        due = record.step == self._steps or record.step % self._log_every == 0
+        if due or mark or record.heldout_loss is not None:
+            self.say(self._line(record, mark))
+            self._since = []
+        elif self._columns and now - self._drawn >= REDRAW_SECONDS:
+            print(f"{CLEAR}{self._line(record, mark)[: self._columns - 1]}", end="", file=self._stream, flush=True)
+            self._standing, self._drawn = True, now
+
+    def say(self, text: str) -> None:
+        """Print a line of text that stays; anything else that is said during a run goes through here."""
+        print(f"{CLEAR if self._standing else ''}{text}", file=self._stream, flush=True)
+        self._standing, self._drawn = False, time.monotonic()
+
+    def close(self) -> None:
+        """Remove the line that is not kept."""
+        if self._standing:
+            print(CLEAR, end="", file=self._stream, flush=True)
+        self._standing = False
+
+    def _line(self, record: StepMetrics, mark: str) -> str:
+        seconds = max(sum(step.step_seconds for step in self._since), 1e-9)
+        tokens = sum(step.tokens for step in self._since)
+        waited = sum(step.data_seconds for step in self._since)
+        loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+        parts = [f"step {record.step:,}/{self._steps:,}", f"loss {loss}"]
+        if record.heldout_loss is not None:
+            parts.append(f"held-out {record.heldout_loss:.4f}")
+        parts.append(f"{tokens / seconds:,.0f} tokens/s")
+        if record.mfu is not None:
+            mfu = sum((step.mfu or 0.0) * step.step_seconds for step in self._since) / seconds
+            parts.append(f"MFU {100 * mfu:.1f} %")
+        parts.append(f"data {100 * waited / seconds:.1f} %")
+        parts.append(f"{clock(self._seconds_of_step() * (self._steps - record.step))} left")
+        return "  ".join(parts) + (f"  <- {mark}" if mark else "")
+
+    def _seconds_of_step(self) -> float:
+        """By the clock; the first step, in which everything is set up, counts only while it is the only one."""
+        if len(self._ends) == 1:
+            return self._ends[0] - self._started
+        return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+
+def _columns(stream: TextIO) -> int:
+    """Width of the terminal behind a stream; 0 if it is none."""
+    if not stream.isatty():
+        return 0
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80

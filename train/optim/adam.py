@@ -1,0 +1,70 @@
+"""LAMB: Adam whose update of each matrix is as long, relative to the matrix, as the learning rate says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train.optim.inputs import UpdateInputs
+from train.optim.norm import squared_norms
+from train.optim.parameter import Member, chunks, total_over_shards
+
+
+@dataclass(frozen=True)
+class Lamb:
+    """The rule, for the parameters it updates.
+
+    Source: You et al. 2020, arXiv 1904.00962, algorithm 2, with φ(z) = z. Vectors are updated at the learning rate as
+    it stands: a bias that begins at zero would be held there by a rate in proportion to its length.
+    """
+
+    members: Sequence[Member]
+    beta1: float
+    beta2: float
+    eps: float
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            for key in ("exp_avg", "exp_avg_sq"):
+                member.state[key] = torch.zeros_like(member.parameter)
+
+    def update(self, inputs: UpdateInputs) -> None:
+        """Make an update."""
+        for members in chunks(self.members):
+            values, directions = [m.values for m in members], self._directions(members, inputs)
+            torch._foreach_mul_(directions, trust_ratios(members, values, directions))
+            inputs.store(values, torch._foreach_add(values, directions, alpha=-inputs.rate))
+
+    def _directions(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
+        """Adam's directions with the decay in them, in the memory of the gradients."""
+        gradients = inputs.scaled(members)
+        held_first, held_second = [m.held("exp_avg") for m in members], [m.held("exp_avg_sq") for m in members]
+        first = torch._foreach_lerp(held_first, gradients, 1 - self.beta1)
+        second = torch._foreach_mul(held_second, self.beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
+        inputs.store(held_first, first)
+        inputs.store(held_second, second)
+        # m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε) with both corrections in one factor: every pass over memory counts.
+        count = inputs.count.double()
+        root = (1 - self.beta2**count).sqrt()
+        torch._foreach_copy_(gradients, second)
+        torch._foreach_sqrt_(gradients)
+        torch._foreach_add_(gradients, (self.eps * root).float())
+        torch._foreach_reciprocal_(gradients)
+        torch._foreach_mul_(gradients, first)
+        torch._foreach_mul_(gradients, (root / (1 - self.beta1**count)).float())
+        for member, direction in zip(members, gradients, strict=True):
+            if member.weight_decay:
+                direction.add_(member.values, alpha=member.weight_decay)
+        return gradients
+
+
+def trust_ratios(members: Sequence[Member], values: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
+    """Length of each whole matrix divided by that of its direction, 0-d; 1 for vectors and where a length is zero."""
+    squares = torch.stack([squared_norms(values), squared_norms(directions)], dim=1)
+    totals = torch.stack(total_over_shards(members, list(squares)))
+    ratios = (totals[:, 0] / totals[:, 1]).sqrt()
+    ratios = torch.where((totals > 0).all(dim=1), ratios, 1.0).float()
+    one = torch.ones((), device=ratios.device)
+    return [ratio if m.is_matrix else one for m, ratio in zip(members, ratios, strict=True)]

@@ -1,0 +1,289 @@
+"""The model over the ranks: the parts of it that this rank holds, and what a step does with them.
+
+Rows may be split over ranks and micro-batches in any way, uneven ones included: each loss is divided by the number of
+targets in the global batch, and gradients are summed over ranks, never averaged: the split is not in the mathematics.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from train.config.settings import Settings
+from train.data.rows import Rows, joined
+from train.model.documents import activate_flash_3
+from train.model.fp8 import compute_scales, with_fp8
+from train.model.loss import HeadLoss, Tally
+from train.model.shape import COLUMNS, ModelShape
+from train.model.transformer import Recompute, Span, Transformer, build_model, initial_weight
+from train.parallel.data_parallel import ShardedStates
+from train.parallel.hooks import Compressor, compress_ddp, compress_fsdp, method_of
+from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
+from train.parallel.mesh import build_mesh
+from train.parallel.peak_memory import layers_to_recompute
+from train.parallel.pipeline import Pipeline
+from train.parallel.ranks import Ranks
+from train.parallel.sharding import NUMBERS, shard, sharded_modules
+from train.parallel.tensor import share_matrices
+from train.parallel.tensor_context import part_of_rows, share_sequences
+
+
+class SplitModel:
+    """A model in the layout of the settings; its weights are undefined until they are set or read."""
+
+    def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
+        """`largest`: positions of a row and rows of a step where there are most, for the budget of activations."""
+        # A plan that trains has nothing automatic left; who builds a model alone may leave it to the device.
+        device = ranks.device
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        settings = settings.for_device(device.type, capability)
+        self.shape, self.settings, self.ranks = shape, settings, ranks
+        layout = settings.layout
+        use_matrix_units(ranks.device)
+        self.mesh = build_mesh(layout, ranks.world_size, ranks.device.type)
+        self.num_stages = self.mesh.axes["pipeline"] * layout.stages
+        self.stages = stages_of(layout, self.mesh.place("pipeline")) if self.num_stages > 1 else [0]
+        here = [layers_of(shape.num_layers, self.num_stages, stage) for stage in self.stages]
+        modes = self._recompute([layer for layers in here for layer in layers], largest)
+        self.parts = [self._part(layers, modes) for layers in here]
+        self._num_sources = num_sources
+        self._rows_at_once = min(layout.rows_at_once, -(-largest[1] // data_ranks(self.mesh.axes)))
+        self._pipeline = Pipeline(self.parts, self.stages, self.mesh, layout) if self.num_stages > 1 else None
+        self.parameters = self._named_parameters()
+        """The parameters here by their name in the whole model; a copy of a tied embedding has the embedding's."""
+        self._tie = self._group_of_tied()
+        self.compressor: Compressor | None = None
+        """What sums gradients between replicas, where torch does not."""
+        self._whole: DistributedDataParallel | None = None
+        self._shares: ShardedStates | None = None
+        self._join_replicas()
+
+    def _join_replicas(self) -> None:
+        """Wrap a model that every rank holds whole, and set up who sums gradients between replicas, and how."""
+        layout, ranks, named = self.settings.layout, self.ranks, self.parameters
+        method = method_of(layout, self.settings.train.seed)
+        if layout.data in ("ddp", "zero1") and ranks.world_size > 1:
+            self._whole = DistributedDataParallel(self.parts[0], init_sync=False, gradient_as_bucket_view=True)
+            self.compressor = Compressor(method, self.mesh.group("replicate"), ranks.device)
+            compress_ddp(self._whole, named.items(), self.compressor)  # without compression too: DDP would average
+            if layout.data == "zero1":
+                self._shares = ShardedStates(named.items(), self.mesh.along("replicate"))
+        elif layout.compress != "none":
+            self.compressor = Compressor(method, self.mesh.group("replicate"), ranks.device)
+            compress_fsdp(self.parts, named.items(), self.compressor)
+
+    def _recompute(self, layers: list[int], largest: tuple[int, int]) -> dict[int, Recompute]:
+        """What each layer of this rank computes again in the backward pass."""
+        mode = self.settings.layout.activation_checkpointing
+        if mode != "budget":
+            return dict.fromkeys(layers, mode)
+        world_size, device = self.ranks.world_size, self.ranks.device.type
+        number = layers_to_recompute(self.shape, self.settings, world_size, *largest, device)
+        return {layer: "full" if place < number else "none" for place, layer in enumerate(layers)}
+
+    def _part(self, layers: range, modes: Mapping[int, Recompute]) -> Transformer:
+        layout, train = self.settings.layout, self.settings.train
+        span = Span(layers.start, layers.stop, self.shape.num_layers)
+        model = build_model(self.shape, span, train.objective != "mlm", modes.__getitem__)
+        kind = self.ranks.device.type
+        model.loss = HeadLoss(
+            self.settings.optim.z_loss,
+            layout.chunk_on(kind),
+            fused=bool(layout.compile),
+            multiple=COLUMNS if kind == "cuda" else 1,
+        )
+        if layout.context > 1:
+            share_sequences(model, self.mesh.group("context"), layout.context_by)
+        if layout.tensor > 1:
+            share_matrices(model, self.mesh.along("tensor"))
+        if train.precision == "fp8":
+            with_fp8(model, train.fp8_scaling, emulated=kind == "cpu")
+        if layout.compile:
+            model.compile_layers()
+        if self._sharded:
+            shard(model, self.mesh, layout, train.precision)
+        return model.to_empty(device="cpu" if layout.offload else self.ranks.device)
+
+    @property
+    def _sharded(self) -> bool:
+        """Whether FSDP2 holds the weights: also on a single rank, where it sets the number format of the products."""
+        layout = self.settings.layout
+        alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32" and not layout.offload
+        return layout.data in ("zero2", "zero3") and not alone
+
+    # --------------------------------------------------------------------------------------------------- parameters
+
+    def _named_parameters(self) -> dict[str, nn.Parameter]:
+        # Taken once, while they lie in shards: within a step FSDP2 shows gathered ones under the same names.
+        tied = self.shape.tie_embeddings
+        return {
+            "embedding.weight" if tied and name == "head.weight" else name: parameter
+            for part in self.parts
+            for name, parameter in part.named_parameters()
+        }
+
+    def to_update(self) -> Mapping[str, nn.Parameter]:
+        """What an optimiser works on: the parameters, or this rank's rows of them where states alone are shared."""
+        return self.parameters if self._shares is None else self._shares.shards
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Within it the optimiser makes its update."""
+        if self._shares is not None:
+            self._shares.link_gradients()
+        yield
+        if self._shares is not None:
+            self._shares.gather()
+        if self.settings.train.fp8_scaling == "gather":
+            for part in self.parts:
+                compute_scales(part)
+
+    @property
+    def copies(self) -> dict[str, int]:
+        """Stages that hold a parameter, where there are several."""
+        return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
+
+    def set_initial_weights(self, seed: int) -> None:
+        """Set every parameter to its initial value; each rank keeps its shard of the same full tensor."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                value = initial_weight(name, parameter.shape, self.shape, seed).to(parameter.device)
+                if isinstance(parameter, DTensor):
+                    value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                parameter.copy_(value)
+
+    # --------------------------------------------------------------------------------------------------------- rows
+
+    def rows_here(self, num_rows: int) -> range:
+        """The contiguous rows of a global batch that this rank reads; counts differ by at most one."""
+        return rows_of(num_rows, data_ranks(self.mesh.axes), self.mesh.data_rank)
+
+    def micro_batches(self, rows: Rows, num_rows: int) -> list[Rows]:
+        """This rank's rows of a batch of `num_rows`, some at a time, on its device; as many on every rank.
+
+        Each is a collective, so a rank that runs out of rows gets some in which nothing is predicted. Compiled layers
+        always get the same number of rows, in training and evaluation: another would be compiled anew.
+        """
+        number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
+        most = -(-num_rows // data_ranks(self.mesh.axes))
+        compiled = bool(self.settings.layout.compile)
+        size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
+        if self.mesh.axes["context"] > 1:
+            rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
+        # A pipeline needs micro-batches of one size; elsewhere the last may be smaller.
+        equal = compiled or self._pipeline is not None
+        rows = rows.padded(size * number if equal else size * (number - 1) + 1)
+        return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
+
+    def part_of(self, rows: Rows) -> list[Rows]:
+        """This rank's micro-batches of rows that every rank has; where rows are too few, of one that counts nowhere."""
+        here = self.rows_here(len(rows))
+        mine = rows.part(here.start, here.stop) if here else rows.part(0, 1).uncounted()
+        return self.micro_batches(mine, len(rows))
+
+    # --------------------------------------------------------------------------------------------------------- step
+
+    def backward(self, rows: list[Rows], scale: float) -> Tally:
+        """Make the gradient of (sum of losses · scale) over all ranks; returns the losses, the same on every rank."""
+        tally = Tally.empty(self._num_sources, self.ranks.device)
+        self._begin(scale, tally)
+        if self._pipeline is not None:
+            self._pipeline.run(joined(rows), len(rows), self._stream)
+            self._add_tied_gradients()
+        else:
+            self._backward_in_turn(rows)
+        return self._over_all_ranks(tally)
+
+    def _backward_in_turn(self, rows: list[Rows]) -> None:
+        for number, part in enumerate(rows, start=1):
+            self.parts[0].loss.num_targets = part.counted
+            with self._in_turn(last=number == len(rows)), self._number_format():
+                total = (self._whole or self.parts[0])(
+                    part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N
+                )
+            with self._in_turn(last=number == len(rows)):
+                total.backward()
+
+    @torch.no_grad()
+    def measure(self, rows: list[Rows], num_sources: int) -> Tally:
+        """The losses of rows over all ranks, without a gradient; the same on every rank."""
+        tally = Tally.empty(num_sources, self.ranks.device)
+        self._begin(1.0, tally)
+        if self._pipeline is not None:
+            self._pipeline.measure(rows, self._stream)
+        else:
+            for part in rows:
+                self.parts[0].loss.num_targets = part.counted
+                with self._number_format():
+                    self.parts[0](part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N)
+        # What is kept behind the forward pass stays gathered without a backward one, and hides its shards from a save.
+        for part_of_model in self.parts:
+            for module in sharded_modules(part_of_model):
+                module.reshard()
+        return self._over_all_ranks(tally)
+
+    def _over_all_ranks(self, tally: Tally) -> Tally:
+        sums = torch.stack((tally.losses_S, tally.counts_S))
+        if self.mesh.axes["tensor"] > 1 and self.mesh.place("tensor"):
+            sums.zero_()  # every rank of the tensor axis has counted the same rows
+        dist.all_reduce(sums)
+        return Tally(sums[0], sums[1])
+
+    def _begin(self, scale: float, tally: Tally) -> None:
+        for part in self.parts:
+            part.loss.scale, part.loss.tally = scale, tally
+
+    def _in_turn(self, last: bool) -> AbstractContextManager[object]:
+        """Whole gradients travel with the last micro-batch of a step alone; shards of them are never kept whole."""
+        if self._whole is not None and not last:
+            return self._whole.no_sync()
+        for module in sharded_modules(self.parts[0]):
+            # What is compressed is the gradient of a step: it has to be whole before it is sent to the replicas.
+            module.set_requires_gradient_sync(last or self.compressor is None)
+            module.set_requires_all_reduce(last)
+        return nullcontext()
+
+    def _number_format(self) -> AbstractContextManager[object]:
+        """Autocast where weights stay in fp32 and FSDP2 is not there to gather them in another format."""
+        number = NUMBERS[self.settings.train.precision]
+        if number is None or self._sharded:
+            return nullcontext()
+        return torch.autocast(self.ranks.device.type, number)
+
+    @property
+    def _stream(self) -> torch.dtype:
+        return NUMBERS[self.settings.train.precision] or torch.float32
+
+    # --------------------------------------------------------------------------------------------- tied embeddings
+
+    def _group_of_tied(self) -> dist.ProcessGroup | None:
+        """The first and the last rank of this rank's pipeline, if they hold copies of one matrix."""
+        if not self.copies:
+            return None
+        line = self.mesh.along("pipeline").mesh.tolist()
+        lines: list[list[int]] = [[] for _ in range(self.ranks.world_size)]
+        dist.all_gather_object(lines, line, group=self.ranks.control)
+        pairs = sorted({(found[0], found[-1]) for found in lines})
+        groups = {pair: dist.new_group(list(pair)) for pair in pairs}  # every rank makes every group
+        return groups[line[0], line[-1]] if self.ranks.rank in (line[0], line[-1]) else None
+
+    def _add_tied_gradients(self) -> None:
+        if self._tie is not None:
+            gradient = self.parameters["embedding.weight"].grad
+            if gradient is not None:
+                dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._tie)
+
+
+def use_matrix_units(device: torch.device) -> None:
+    """Let products in float32 be computed in TF32 on a CUDA device, and attention by FlashAttention 3 if it is there.
+
+    TF32 rounds factors to 10 bits of mantissa and sums in float32: what stays in float32 beside products in 16 bits
+    does not need more, and takes a tenth of the time by the data sheets of A100 and H100.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        activate_flash_3(device)

@@ -1,0 +1,142 @@
+"""The plan: what a dataset's token counts say about the model and the run, every number with its formula and source.
+
+N is the number of all parameters, a tied embedding counted once: the 20 tokens per parameter were measured on such
+counts (Hoffmann et al. 2022, Table A9 includes the embedding), and Pearce and Song 2024, arXiv 2406.12907, trace the
+disagreement of Kaplan et al. to leaving it out. Rules that were fitted without embeddings get N without them.
+"""
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+from schemas.errors import ConfigError
+from schemas.storage import Store
+from schemas.tokens import Dataset
+from train.config.settings import Settings
+from train.data.order import Order, open_streams, stage_counts, tokens_drawn
+from train.data.packing import Packing, open_packings, write_packing
+from train.data.permutation import SourceOrder
+from train.data.skips import NO_SKIPS
+from train.data.stages import StagePlan, resolve_stages, row_length, stage_lengths
+from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
+from train.plan import rules
+from train.plan.advice import advice
+from train.plan.chosen import peak_of
+from train.plan.figures import MAX_WARMUP, Offer, figures_of_plan, memory_needed
+from train.plan.plan import Plan
+from train.plan.proportions import odd_proportions
+from train.plan.target import check_reached, read_own_law, target_of, tokens_for
+
+
+def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
+    """The plan for a dataset; writes the index of packed rows if the settings ask for it and none stands.
+
+    Raises ConfigError if settings contradict each other or what the dataset offers.
+    """
+    if not dataset.manifest.content.counts.rows_kept:
+        raise ConfigError(
+            f"{dataset.folder.uri}: promised documents to train on, found that none is left in the dataset"
+        )
+    settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
+    sizing, train, optim = settings.plan, settings.train, settings.optim
+    for seq_len in stage_lengths(train):
+        row_length(train, seq_len)  # refused at once where a row has more spans than sentinels
+    packing = write_packing(run, dataset, train)
+    streams = open_streams(dataset, train, open_packings(run, dataset, train))
+    counts = stage_counts(streams, train)
+    offer = _offered(streams, counts[0], settings, packing, dataset.tokenizer.vocab_size)
+    target = offer.target
+    shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
+    check_reached(target, sizing, shape)
+    num_params = num_parameters(shape)
+    tokens = tokens_for(target, sizing, shape, offer.most_samples * train.seq_len)
+    body_flops = flops_per_token(shape, train.seq_len, logits=False)
+    sequences = rules.deepseek_batch(body_flops * tokens) / train.seq_len
+    batch = train.global_batch or _power_of_two(sequences, offer.most_samples)
+    # Whole steps, and none more than the data allows.
+    steps = max(1, min(round(tokens / (batch * train.seq_len)), offer.most_samples // batch))
+    stages = resolve_stages(train, counts, batch, steps * batch * train.seq_len)
+    _check_epochs(streams, stages, sizing.max_epochs)
+    _check_memory(shape, settings, stages)
+    total = sum(stage.num_tokens for stage in stages)
+    first = stages[0].global_batch * stages[0].seq_len
+    by_size = min(MAX_WARMUP, math.ceil(num_params / first), stages[-1].end // 10)
+    rate = optim.learning_rate or float(f"{rules.deepseek_learning_rate(body_flops * total):.3g}")
+    sized = Plan(
+        dataset=dataset.digest,
+        tokenizer=dataset.tokenizer.sha256,
+        order=Order(streams, stages, NO_SKIPS, train.seed).digest,
+        shape=shape,
+        num_params=num_params,
+        stages=stages,
+        warmup_steps=by_size if optim.warmup_steps is None else optim.warmup_steps,
+        learning_rate=rate,
+        flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
+        settings=settings,
+        figures=[],
+    )
+    figures = figures_of_plan(dataset, sized, offer, body_flops * total)
+    said = (*advice(sized, offer.target, offer.unique), *odd_proportions(sized))
+    return sized.model_copy(update={"figures": figures, "advice": said})
+
+
+def _offered(
+    streams: Mapping[str, SourceOrder],
+    counts: Mapping[str, int],
+    settings: Settings,
+    packing: Packing | None,
+    vocab_size: int,
+) -> Offer:
+    train, sizing = settings.train, settings.plan
+    samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
+    block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
+    most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
+    unique = sum(samples.values()) * train.seq_len
+    length = row_length(train, train.seq_len)
+    target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
+    return Offer(samples, most, target, train.seq_len, packing.sources if packing else ())
+
+
+def _power_of_two(sequences: float, most: int) -> int:
+    """The power of two nearest to a number of sequences by ratio, so that ranks can share a batch; at most `most`."""
+    return max(1, min(1 << max(0, round(math.log2(sequences))), most))
+
+
+def _check_epochs(streams: Mapping[str, SourceOrder], stages: tuple[StagePlan, ...], max_epochs: float) -> None:
+    drawn = tokens_drawn(stages)
+    lengths = {
+        source: stream.num_units * stages[0].seq_len // stream.width(stages[0].seq_len)
+        for source, stream in streams.items()
+    }
+    over = [
+        f"{source} {drawn[source] / lengths[source]:.4g} times"
+        for source in drawn
+        if drawn[source] > Fraction(str(max_epochs)) * lengths[source]
+    ]
+    if over:
+        raise ConfigError(
+            f"train.steps, train.stages, train.weights: promised at most plan.max_epochs = {max_epochs:g} passes over "
+            f"a source, found {', '.join(over)}; ask for fewer steps or tokens, other weights, or raise plan.max_epochs"
+        )
+
+
+def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan, ...]) -> None:
+    """The largest number of ranks that layout and batch are for must do; fewer may not."""
+    limit = settings.plan.device_memory
+    if limit is None or settings.cluster.device:  # the search for a layout keeps to it
+        return
+    sizes = sorted(settings.plan.world_sizes, reverse=True)
+    needs = ((size, memory_needed(shape, settings, stages, size)) for size in sizes)
+    ranks, need = next(((size, need) for size, need in needs if need is not None), (0, None))
+    if need is None:
+        raise ConfigError(
+            f"plan.device_memory: promised a number of ranks in plan.world_sizes = {sizes[::-1]} that the layout "
+            "and the batch are for, found none; name the one that is to train"
+        )
+    if need.peak > limit:
+        parts = ", ".join(f"{name} {size:,}" for name, size in need.at_peak.items() if size)
+        raise ConfigError(
+            f"layout: promised to fit into plan.device_memory = {limit:,} bytes, found {need.peak:,} on each of "
+            f"{ranks} ranks ({parts}); lower layout.micro_batch, recompute activations "
+            '(layout.activation_checkpointing = "full"), or split the model (layout.tensor, layout.pipeline)'
+        )

@@ -1,0 +1,177 @@
+"""A plan as text for people: its figures by subject, other laws and other numbers of ranks as tables, sources below.
+
+No line is longer than a terminal is wide by custom; the whole stands in plan.json, formula and source by every number.
+"""
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from train.config.settings import AUTO
+from train.plan.plan import Plan
+from train.plan.rules import Figure
+
+WIDTH = 118
+"""Characters of a line."""
+SUBJECTS = {
+    "data": "tokens padding documents_cut unique_tokens epochs worth_in_unique_tokens",
+    "sizes by other laws": "compute_6nd size own_law expected_loss",
+    "model": "wanted_params num_layers d_model num_heads num_kv_heads d_ffw tie_embeddings params "
+    "params_without_embeddings tokens_per_parameter",
+    "run": "compute global_batch batch_tokens steps warmup_steps learning_rate",
+    "cost": "flops_per_token flops seconds_at_peak",
+    "memory of a rank": "memory",
+    "layout": "devices step_seconds tokens_per_second mfu hours gpu_hours usd",
+}
+"""The first parts of the names of the figures of each subject; others stand under `more`."""
+LAWS, MEMORY = "size", "memory"
+
+
+def print_plan(plan: Plan) -> str:
+    """The plan as text, lines up to WIDTH characters."""
+    notes = _Notes()
+    lines = [
+        f"plan for dataset {plan.dataset[:12]}, tokenizer {plan.tokenizer[:12]}: {plan.num_params:,} parameters, "
+        f"{plan.steps:,} steps, {plan.num_tokens:,} tokens"
+    ]
+    lines += ["", "DEVICE", *_on_devices(plan)]
+    for subject, figures in _by_subject(plan.figures):
+        plain = [figure for figure in figures if _head(figure) not in (LAWS, MEMORY)]
+        lines += ["", subject.upper(), *_listed(plain, notes)]
+        lines += _table(_laws([figure for figure in figures if _head(figure) == LAWS], notes))
+        lines += _table(_memory([figure for figure in figures if _head(figure) == MEMORY], notes))
+    lines += ["", "SOURCES", *(line for number, name in notes for line in _wrapped(f"  [{number}] ", name))]
+    return "\n".join([*lines, *(["", "ADVICE"] if plan.advice else []), *(_advice(plan.advice))])
+
+
+AUTOMATIC = {
+    "train.precision": "auto: bf16 on a GPU (fp16 at compute capability 7.0 to 7.5, fp32 below), fp32 on a CPU",
+    "layout.compile": "auto: true on a GPU, false on a CPU",
+    "layout.micro_batch": "auto: searched for when the run starts on a GPU of the table, else 8 rows",
+    "optim.muon_precision": "auto: bf16 on a GPU, fp32 on a CPU",
+}
+"""What settings are on devices, as long as none is named."""
+
+
+def _on_devices(plan: Plan) -> Iterator[str]:
+    """The settings that go by the device: what they are, or what they will be."""
+    width = max(map(len, AUTOMATIC))
+    for name, automatic in AUTOMATIC.items():
+        section, _, key = name.partition(".")
+        value = getattr(getattr(plan.settings, section), key)
+        if key == "muon_precision" and plan.settings.optim.optimizer != "muon":
+            continue
+        text = automatic if value in (None, AUTO) else value if isinstance(value, str) else json.dumps(value)
+        yield from _wrapped(f"  {name:{width}}  ", text)
+
+
+class _Notes:
+    """Sources in the order in which they are first named; what was counted or given has none."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def of(self, figure: Figure) -> str:
+        """The formula of a figure and the number of its source."""
+        if figure.source in ("count", "dataset", "recipe", "estimate"):
+            return figure.formula
+        return f"{figure.formula} [{self.number(figure.source)}]"
+
+    def number(self, source: str) -> int:
+        """The number of a source."""
+        return self._numbers.setdefault(source, len(self._numbers) + 1)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return ((number, source) for source, number in self._numbers.items())
+
+
+def _head(figure: Figure) -> str:
+    return figure.name.partition(".")[0]
+
+
+def _by_subject(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
+    known = {head: subject for subject, heads in SUBJECTS.items() for head in heads.split()}
+    for subject in (*SUBJECTS, "more"):
+        if found := [figure for figure in figures if known.get(_head(figure), "more") == subject]:
+            yield subject, found
+
+
+def _listed(figures: Sequence[Figure], notes: _Notes) -> Iterator[str]:
+    names = max((len(figure.name) for figure in figures), default=0)
+    values = max((len(shown(figure)) for figure in figures), default=0)
+    units = max((len(figure.unit) for figure in figures), default=0)
+    for figure in figures:
+        cells = f"  {figure.name:{names}}  {shown(figure):>{values}} {figure.unit:{units}}  "
+        yield from _wrapped(cells, notes.of(figure))
+
+
+def _laws(figures: Sequence[Figure], notes: _Notes) -> list[tuple[str, ...]]:
+    """A row for each law: what it is called, N, D, the loss it foretells, and its formula."""
+    rows: dict[str, dict[str, Figure]] = {}
+    for figure in figures:
+        # A law may have a dot in its name: 0.5 tokens per parameter.
+        law, _, kind = figure.name.removeprefix(f"{LAWS}.").rpartition(".")
+        rows.setdefault(law, {})[kind] = figure
+    found = [
+        (law, shown(row["params"]), shown(row["tokens"]), shown(row["loss"]) if "loss" in row else "", notes.of(one))
+        for law, row in rows.items()
+        for one in [row["params"]]
+    ]
+    return [("law", "parameters", "tokens", "loss", "N with, N' without embeddings"), *found] if found else []
+
+
+def _memory(figures: Sequence[Figure], notes: _Notes) -> list[tuple[str, ...]]:
+    """A row for each part, a column for each number of ranks."""
+    if not figures:
+        return []
+    cells: dict[tuple[str, str], Figure] = {}
+    for figure in figures:
+        rank, _, part = figure.name.removeprefix(f"{MEMORY}.").partition(".")
+        cells[rank, part] = figure
+    ranks = list(dict.fromkeys(rank for rank, _ in cells))
+    found = []
+    for part in sorted(dict.fromkeys(part for _, part in cells), key=lambda part: not part):
+        row = [cells.get((rank, part)) for rank in ranks]
+        first = next(figure for figure in row if figure is not None)
+        sizes = [_size(figure.value) if figure else "" for figure in row]
+        found.append((part or "all", *sizes, notes.of(first)))
+    return [("part", *(f"{rank} ranks" if rank != "1" else "1 rank" for rank in ranks), ""), *found]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Rows as lines: the first column to the left, the last one wrapped, the others to the right."""
+    if not rows:
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for name, *cells, told in rows:
+        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        yield from _wrapped(f"  {name:{widths[0]}}  {numbers}  ", told)
+
+
+def _wrapped(begin: str, text: str) -> Iterator[str]:
+    """Text behind the beginning of a line, further lines below it."""
+    room = max(WIDTH - len(begin), 20)
+    first, *more = textwrap.wrap(text, room, break_long_words=False) or [""]
+    yield (begin + first).rstrip()
+    yield from (" " * len(begin) + line for line in more)
+
+
+def _advice(sentences: Sequence[str]) -> Iterator[str]:
+    for sentence in sentences:
+        yield from textwrap.wrap(sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+
+
+def shown(figure: Figure) -> str:
+    """A number as people read it: whole ones with commas, FLOPs by powers of ten, small ones with three digits."""
+    value = figure.value
+    if figure.unit == "FLOPs":
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.0f} TiB"

@@ -1,0 +1,197 @@
+"""The state that learns: a model in its layout, the optimiser, the loss scale; and one step of it."""
+
+import math
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from schemas.storage import Store
+from train.checkpoint.metadata import Note, Progress
+from train.checkpoint.state import State, read_state, stored_shapes
+from train.data.batches import Heldout
+from train.data.rows import Rows
+from train.data.stages import row_length
+from train.model.loss import Tally
+from train.monitor.guard import GuardState
+from train.optim.gradients import Gradients
+from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
+from train.optim.parameter import as_stored
+from train.optim.scaler import LossScale, first_loss_scale
+from train.parallel.parallelize import SplitModel
+from train.parallel.ranks import Ranks
+from train.plan.plan import Plan
+
+REMEMBERED = "compress."
+"""What the names of the tensors begin with that compression remembers."""
+
+
+class Measured:
+    """What a step has found out before its update, the same on every rank; the first figure asked for waits for it.
+
+    Until then it is on its way from the device, beside the work that was launched afterwards.
+    """
+
+    def __init__(self, tally: Tally, norm: Tensor, scale: float):
+        """`norm`: of the gradient of the loss times `scale`."""
+        found = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
+        self._number, self._scale = len(tally.losses_S), scale
+        self.norm = norm
+        """Euclidean norm of the gradient with the loss scale, 0-d, on the device."""
+        self.found_inf = (~torch.isfinite(found).all()).to(norm.device, torch.float32)
+        """1 where loss or gradient is not finite, so that no update is made; else 0; 0-d float32, on the device."""
+        self._event: torch.cuda.Event | None = None
+        self._host = found
+        if found.is_cuda:
+            self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._host.copy_(found, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    @cached_property
+    def _figures(self) -> list[float]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.tolist()
+
+    @property
+    def losses(self) -> list[float]:
+        """Sum of the losses of each source [nats]."""
+        return self._figures[: self._number]
+
+    @property
+    def counts(self) -> list[float]:
+        """Number of targets of each source."""
+        return self._figures[self._number : -1]
+
+    @property
+    def grad_norm(self) -> float:
+        """Euclidean norm of the gradient, without the loss scale."""
+        return self._figures[-1] / self._scale
+
+    @property
+    def loss(self) -> float:
+        """Mean cross-entropy [nats/token]."""
+        return sum(self.losses) / max(sum(self.counts), 1)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the update is made."""
+        return all(map(math.isfinite, self._figures))
+
+
+class Learner:
+    """A model that is being trained."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, num_sources: int):
+        self.plan, self.settings, self._ranks = plan, plan.settings, ranks
+        longest = max(plan.stages, key=lambda stage: stage.seq_len)
+        largest = row_length(plan.settings.train, longest.seq_len), longest.global_batch
+        self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, largest)
+        updated = self.model.to_update()
+        self.optimizer = make_optimizer(updated, plan.settings.optim)
+        self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
+        self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
+        self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
+        self._first = {name: value.clone() for name, value in self._remembered().items() if value.any()}
+
+    def begin(self) -> None:
+        """Take the state that a run begins with."""
+        self.model.set_initial_weights(self.settings.train.seed)
+        for value in state_tensors(self.optimizer).values():
+            value.zero_()
+        self._forget()
+        set_step(self.optimizer, 0)
+        if self.loss_scale is not None:
+            self.loss_scale = first_loss_scale(self.settings.optim)
+
+    def go_on(self, run: Store, note: Note, same_layout: bool) -> list[str]:
+        """Take the state of a checkpoint; returns the names of what was left behind.
+
+        That is what compression remembers of each rank, which another layout has no use for.
+        """
+        state, left = self.state(), list[str]()
+        if not same_layout:
+            self._forget()
+            state = {name: value for name, value in state.items() if not name.startswith(REMEMBERED)}
+        read_state(run, note, state, self._ranks)  # compares digests before anything is unpickled
+        if not same_layout:
+            left = sorted(name for name in stored_shapes(run, note) if name.startswith(REMEMBERED))
+        set_step(self.optimizer, note.step - note.progress.guard.skipped)
+        if self.loss_scale is not None and note.progress.loss_scale is not None:
+            growth = self.settings.optim.loss_scale_steps
+            self.loss_scale = LossScale(note.progress.loss_scale, note.progress.finite_steps, growth)
+        return left
+
+    def state(self) -> State:
+        """The tensors of a checkpoint by name, the very ones in use."""
+        weights = {f"model.{name}": as_stored(parameter.data) for name, parameter in self.model.parameters.items()}
+        return weights | self._states()
+
+    def _states(self) -> dict[str, Tensor]:
+        return state_tensors(self.optimizer) | self._remembered()
+
+    def _remembered(self) -> dict[str, Tensor]:
+        return self.model.compressor.state_tensors() if self.model.compressor else {}
+
+    def _forget(self) -> None:
+        """Compression remembers what it did before the first step: PowerSGD begins with a random factor."""
+        for name, value in self._remembered().items():
+            value.copy_(self._first.get(name, torch.zeros(())))
+
+    def progress(self, guard: GuardState, heldout: tuple[tuple[int, float], ...]) -> Progress:
+        """What a checkpoint's note says beside the tensors."""
+        if self.loss_scale is None:
+            return Progress(heldout=heldout, guard=guard)
+        scale = self.loss_scale
+        return Progress(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
+
+    def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> Measured:
+        """Make the gradient of step `step` (1 = first) from this rank's rows of a batch of `num_rows`."""
+        if self.model.compressor is not None:
+            self.model.compressor.start(step)
+        scale = self.loss_scale.scale if self.loss_scale else 1.0
+        tally = self.model.backward(self.model.micro_batches(rows, num_rows), scale / max(num_targets, 1))
+        self._gradients.take()
+        return Measured(tally, self._gradients.norm(), scale)
+
+    def update(self, rate: float, measured: Measured) -> None:
+        """Clip the gradient and make the update at learning rate `rate`; none where a figure is not finite.
+
+        The host waits for the figures only if it has to know of it: for a loss scale, or for compressed gradients.
+        """
+        scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
+        divisor = None if scale == 1.0 else torch.full((), scale, device=measured.norm.device)
+        if clip is not None:
+            # With a norm beyond float32 what is clipped is clipped further; it must not become a division by infinity.
+            most = torch.finfo(torch.float32).max
+            divisor = ((measured.norm / (scale * clip)).clamp(min=1.0) * scale).clamp(max=most).float()
+        with self.model.updating():
+            gradients = self._gradients.taken if self._updated is self._gradients else self._updated.take()
+            update(self.optimizer, rate, gradients, divisor, measured.found_inf)
+        self._clear()
+        if self.settings.layout.compress != "none" and self.model.compressor is not None and measured.finite:
+            self.model.compressor.keep()
+        if self.loss_scale is None:
+            return
+        before, self.loss_scale = self.loss_scale, self.loss_scale.after(measured.finite)
+        if self.model.compressor is not None and self.loss_scale.scale != before.scale:
+            self.model.compressor.rescale(self.loss_scale.scale / before.scale)
+
+    def drop(self) -> None:
+        """Drop the gradient, of which no update is to be made."""
+        clear_gradients(self.optimizer)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._gradients.taken, self._updated.taken = {}, {}
+        for parameter in self.model.parameters.values():
+            parameter.grad = None
+
+    def measure(self, heldout: Heldout) -> Tally:
+        """The losses of held-out rows, by their sources."""
+        return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
+
+    def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> Tally:
+        """The losses of this rank's rows of a batch of `num_rows`, by group of each position; gradients stay."""
+        return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)

@@ -1,0 +1,54 @@
+"""The proof that a batch behind a takedown is the old one less the documents: every position is looked at.
+
+What a position must hold is worked out from the order alone: which token of which stream it is, and whether that
+token, or the one it predicts, belonged to a removed document.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.tokens import TRAIN
+from train.data.batches import Batches
+from train.data.order import Samples
+from train.data.rows import IGNORED
+
+Mask = NDArray[np.bool_]
+Span = tuple[str, int, int]
+
+
+def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
+    """Every way in which a step's batch (from 0) is not the old one less the documents. For objective = causal."""
+    samples, again = before.samples(step), after.samples(step)
+    if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):
+        yield f"step {step + 1}: promised the same samples, found {again.index.tolist()} for {samples.index.tolist()}"
+        return
+    old, new = before.batch(step), after.batch(step)
+    gone, asked = (removed(samples, before.order.sources, documents, ahead) for ahead in (0, 1))
+    inputs = np.where(gone, tombstone, old.inputs_BT.numpy())
+    targets = np.where(asked, IGNORED, old.targets_BT.numpy())
+    pairs = {"input": (inputs, new.inputs_BT.numpy()), "target": (targets, new.targets_BT.numpy())}
+    if old.documents_BT is not None and new.documents_BT is not None:
+        pairs["document"] = old.documents_BT.numpy(), new.documents_BT.numpy()
+    for name, (promised, found) in pairs.items():
+        for row, column in np.argwhere(promised != found).tolist():
+            yield (
+                f"step {step + 1}, row {row}, position {column}: promised {name} {promised[row, column]}, "
+                f"found {found[row, column]}"
+            )
+
+
+def removed(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
+    """Which positions (B, T) hold a token of the documents; `ahead` = 1: whose next token, the target, is one."""
+    pieces = samples.pieces
+    mask = np.zeros((len(samples.index), samples.seq_len), np.bool_)
+    columns = (pieces.row, pieces.column, pieces.start, pieces.length)
+    for row, column, start, length in zip(*(one.tolist() for one in columns), strict=True):
+        stream = f"{sources[int(samples.source[row])]}/{TRAIN}"
+        for name, first, number in documents:
+            begin, end = max(first, start + ahead), min(first + number, start + ahead + length)
+            if name == stream and begin < end:
+                at = column - start - ahead
+                mask[row, begin + at : end + at] = True
+    return mask

@@ -1,0 +1,203 @@
+"""Training again behind a takedown: which steps and checkpoints saw the documents, and how a run goes on without them.
+
+The plan is bound to the new dataset, whose positions are those of the old one, and checkpoints behind the chosen one
+are set aside; then training resumes as always.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from schemas.effects import Effects, Model
+from schemas.errors import ConfigError, ContractError
+from schemas.ids import canonical_json
+from schemas.locks import training
+from schemas.storage import Store
+from schemas.takedown import Certificate, ancestry
+from schemas.tokens import TRAIN, Dataset, open_dataset
+from train.checkpoint.folder import local_path, standing_notes
+from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, parse_note
+from train.data.order import Order
+from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, since_dataset
+from train.plan.plan import PLAN_NAME, Plan, write_plan
+from train.plan.standing import standing_order
+
+REPLACED = "train/replaced"
+"""Where checkpoints go that a replay leaves behind: they have seen what was removed."""
+Span = tuple[str, int, int]
+"""Stream, first token in it and number of tokens of a document."""
+
+
+# --------------------------------------------------------------------------------------------- what training had seen
+
+
+def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
+    """Steps of the plan whose batches hold a part of the documents, and the checkpoints that stand."""
+    plan = _stored_plan(run)
+    same = _same_positions(run, dataset)
+    # A plan of a version before takedowns is still the one that the checkpoints were made by.
+    known = plan is not None and plan.dataset in same
+    steps: list[int] = []
+    if plan is not None and known:
+        train = plan.settings.train
+        # Packed rows are made of whole pieces of documents: no other row has a first token as its last target.
+        behind = int(train.objective == "causal" and train.packing == "stream")
+        bound = plan.model_copy(update={"dataset": dataset.digest})
+        steps = seeing_steps(standing_order(run, dataset, bound), documents, behind)
+    first = steps[0] if steps else math.inf
+
+    def model(name: str, note: Note) -> Model:
+        saw = note.step >= (first if known and note.identity.dataset in same else 1)
+        return Model(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
+
+    standing = [model(note.name, note) for note in (standing_notes(run) if run.is_local else [])]
+    clean = [one.step for one in standing if not one.saw]
+    aside = [model(name, note) for name, note in _notes_aside(run)]
+    return Effects(steps=steps, models=[*standing, *aside], last_clean=max(clean, default=None))
+
+
+def _same_positions(run: Store, dataset: Dataset) -> set[str]:
+    """Digests of a dataset and of those before it whose tokens lie at the same positions."""
+    found = {dataset.digest}
+    for certificate in ancestry(run, dataset.manifest):
+        if certificate.mode == "compact":
+            break
+        found.add(certificate.tables["tokens"].before)
+    return found
+
+
+def _notes_aside(run: Store) -> Iterator[tuple[str, Note]]:
+    """Folder and note of every checkpoint that a replay has left behind."""
+    for path in sorted(run.child(REPLACED).walk()):
+        folder, _, file = f"{REPLACED}/{path}".rpartition("/")
+        if file == NOTE_NAME:
+            step = folder.rpartition("/")[2].partition(".")[0]
+            said = f"{folder}, once {CHECKPOINTS}/{step}/{NOTE_NAME}"
+            yield folder, parse_note(run.read_bytes(f"{folder}/{file}"), said)
+
+
+def seeing_steps(order: Order, documents: Iterable[Span], behind: int = 1) -> list[int]:
+    """The steps, from 1, that hold a token of documents; `behind` = 1: the token behind a piece is a target too."""
+    found: set[int] = set()
+    for stream, start, num_tokens in documents:
+        source, _, split = stream.rpartition("/")
+        if split != TRAIN or source not in order.sources or not num_tokens:
+            continue
+        for stage, numbers in order.find(source, max(0, start - behind), start + num_tokens):
+            plan = order.stages[stage]
+            found.update((plan.first_step + numbers // plan.global_batch + 1).tolist())
+    return sorted(found)
+
+
+# ------------------------------------------------------------------------------------------------------ going on
+
+
+def begin_replay(run: Store, choice: str) -> Replay:
+    """Bind the plan of a run to the dataset without the documents, and leave behind the checkpoints after a step.
+
+    `choice`: `clean`, or the step of a checkpoint that stands. The same call again ends what was broken off. Raises
+    ConfigError or ContractError before anything is written.
+    """
+    local_path(run, "train")
+    with training(run, "penstock train --replay-from"):
+        return _begin(run, choice)
+
+
+def _begin(run: Store, choice: str) -> Replay:
+    dataset, plan = open_dataset(run), _stored_plan(run)
+    if plan is None:
+        raise ConfigError(f"train --replay-from: promised a run with a plan, found no {PLAN_NAME}; train it first")
+    standing = [one for one in read_replays(run) if one.after == dataset.digest]
+    before = standing[-1].before if standing and plan.dataset == dataset.digest else plan.dataset
+    since = since_dataset(run, dataset, before)
+    if not since:
+        raise ConfigError(
+            f"train --replay-from: promised a dataset that takedowns have made of {before}, for which the plan was "
+            f"made, found {dataset.digest}; without --replay-from training goes on with its own dataset"
+        )
+    if not dataset.manifest.content.counts.rows_kept:
+        raise ConfigError(
+            f"train --replay-from: promised documents to train on, found that all were taken down of {dataset.digest}; "
+            "run the recipe on other inputs, in a folder of its own"
+        )
+    if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
+        raise ConfigError(
+            f"train --replay-from: promised a dataset in which every position was kept, found that takedown "
+            f"{moved[-1]} has moved them (--compact); remove {CHECKPOINTS} and plan again"
+        )
+    bound = plan.model_copy(update={"dataset": dataset.digest})
+    order = standing_order(run, dataset, bound).digest
+    if order != plan.order:
+        raise ContractError(f"{PLAN_NAME}: promised samples in order {plan.order}, found {order}; plan again")
+    notes = standing_notes(run)
+    step, clean = _chosen(choice, notes, since, standing)
+    later = [note.name for note in notes if note.step > step]
+    replay = Replay(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        from_step=step,
+        clean=clean,
+        before=before,
+        after=dataset.digest,
+        takedowns=[certificate.id for certificate in since],
+        order=order,
+        set_aside=later,
+    )
+    if not standing or standing[-1].from_step != step or later:
+        stored = [one.model_dump(mode="json") for one in [*read_replays(run), replay]]
+        run.write_atomic(REPLAYS_NAME, canonical_json(stored))
+    _set_aside(run, later, before)
+    write_plan(run, bound)
+    return replay
+
+
+def _chosen(choice: str, notes: list[Note], since: list[Certificate], standing: list[Replay]) -> tuple[int, bool]:
+    """The step to go on from, and whether it has seen none of the documents."""
+    seen = [one.effects.steps[0] for one in since if one.effects.steps]
+    # Checkpoints written behind an earlier replay on this dataset have seen nothing, whatever their step.
+    after = {one.after for one in standing}
+    clean = [note.step for note in notes if note.identity.dataset in after or not seen or note.step < min(seen)]
+    if choice == CLEAN:
+        return max(clean, default=0), True
+    steps = [note.step for note in notes]
+    if not choice.isdigit() or int(choice) not in {0, *steps}:
+        raise ConfigError(
+            f"train --replay-from: promised {CLEAN}, 0 or the step of a checkpoint that stands "
+            f"({', '.join(map(str, steps)) or 'none does'}), found {choice!r}"
+        )
+    return int(choice), int(choice) == 0 or int(choice) in clean
+
+
+def _set_aside(run: Store, later: list[str], before: str) -> None:
+    """Move checkpoints out of the way of a resume, the newest first, so that a kill leaves no gap among them."""
+    for name in sorted(later, reverse=True):
+        place = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
+        number = 0
+        while run.exists(goal := f"{place}{f'.{number}' if number else ''}"):
+            number += 1
+        run.make_parent(goal)
+        os.rename(run.path(name), run.path(goal))
+        run.sync(CHECKPOINTS)
+
+
+def describe_replay(replay: Replay) -> str:
+    """A replay in words."""
+    where = f"checkpoint of step {replay.from_step}" if replay.from_step else "the beginning"
+    seen = "which saw none of the removed documents" if replay.clean else "which HAS SEEN removed documents"
+    aside = f"; {len(replay.set_aside)} later checkpoint(s) set aside in {REPLACED}" if replay.set_aside else ""
+    return (
+        f"training again from {where}, {seen}, on dataset {replay.after[:12]} in place of {replay.before[:12]} "
+        f"(takedown {', '.join(replay.takedowns)}){aside}"
+    )
+
+
+def _stored_plan(run: Store) -> Plan | None:
+    """The plan of a run, whatever dataset it is for."""
+    if not run.exists(PLAN_NAME):
+        return None
+    try:
+        return Plan.model_validate(run.read_json(PLAN_NAME))
+    except ValidationError as error:
+        raise ContractError(f"{run.uri}/{PLAN_NAME}: does not hold together: {error}; plan again") from error

@@ -1,0 +1,162 @@
+"""The trace of a run: its order joined with the documents of its dataset, in both directions.
+
+Steps count from 1, as the trainer's do: step k is made of batch k - 1 of the order. Nothing is iterated from the start
+of the run: a step's rows are computed, and a document's steps are those whose rows hold its place in the stream.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+
+from schemas.errors import ConfigError, ContractError
+from schemas.storage import Store
+from schemas.tokens import TRAIN, Dataset, open_dataset
+from train.data.document_index import Documents, Placed, Row
+from train.data.order import Order, Samples
+from train.data.skips import SkipList
+from train.plan.plan import Plan, read_plan
+from train.plan.standing import standing_order
+from train.trace.appearance import Appearance, FoundDocument, Piece, hex_of
+
+
+class Trace:
+    """The order of a run joined with the documents of its dataset."""
+
+    def __init__(self, dataset: Dataset, order: Order, predicts_next: bool = True):
+        """`predicts_next`: whether the token behind a piece is a target, as for objective = causal."""
+        self._order, self._behind = order, int(predicts_next)
+        self.documents = Documents(dataset)
+        self.num_steps = order.stages[-1].end
+
+    def check_step(self, step: int) -> None:
+        """Raises ConfigError if the plan has no such step."""
+        if not 1 <= step <= self.num_steps:
+            raise ConfigError(
+                f"--step: promised 1 to {self.num_steps}, the steps of the plan, found {step}; choose one of them"
+            )
+
+    def documents_of_step(self, step: int, rows: range | None = None) -> list[Appearance]:
+        """Every part of a document in some rows of a step's global batch (None = all), by row and place in the row.
+
+        Raises ConfigError if the plan has no such step.
+        """
+        self.check_step(step)
+        samples = self._order.samples(step - 1, rows)
+        first = rows.start if rows else 0
+        pieces = list(self._pieces(samples, [(step, first + row) for row in range(len(samples.index))]))
+        covering = {source: self._covering(source, pieces) for source in {piece.source for piece in pieces}}
+        found = []
+        for piece in pieces:
+            documents, begins, ends = covering[piece.source]
+            for number in range(bisect_right(ends, piece.start), bisect_left(begins, piece.stop)):
+                found.append(piece.appearance(documents[number][0], begins[number]))
+        return found
+
+    def samples_with(self, doc_ids: Iterable[bytes], after: int) -> list[int]:
+        """The global indices of the samples behind step `after` that see a token of documents, in ascending order."""
+        placed = [found for doc_id in doc_ids if (found := self.documents.of_id(doc_id)) is not None]
+        return sorted({part.sample for one in placed for part in self._appearances(one) if part.step > after})
+
+    def num_samples(self, after: int) -> int:
+        """Samples of the steps behind `after`."""
+        return sum(max(0, plan.end - max(after, plan.first_step)) * plan.global_batch for plan in self._order.stages)
+
+    def skipping(self, samples: Sequence[int]) -> "Trace":
+        """The same trace with more samples skipped, by global index."""
+        order = self._order
+        streams, skip = dict(zip(order.sources, order.streams, strict=True)), SkipList((*order.skip.indices, *samples))
+        found = copy(self)
+        found._order = Order(streams, order.stages, skip, order.seed)
+        return found
+
+    def found(self, placed: Placed) -> FoundDocument:
+        """A document of the index with each of its appearances in the steps, in order."""
+        stream, document, _ = placed
+        key = lambda part: (part.step, part.row, part.piece)  # noqa: E731
+        named = {name: document[name] for name in ("url", "split", "offset", "length", "num_tokens")}
+        return FoundDocument(
+            stream=stream,
+            doc_id=document["doc_id"].hex(),
+            appearances=sorted(self._appearances(placed), key=key),
+            cluster=hex_of(document.get("cluster")),
+            **named,
+        )
+
+    def steps_of_url(self, url: str) -> list[FoundDocument]:
+        """Every document of a URL, as it is stored (redacted), with each of its appearances in the steps, in order.
+
+        If none is stored so, those of the same page; empty if the dataset has none of these either.
+        """
+        return [self.found(placed) for placed in self.documents.of_url(url)]
+
+    def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
+        """The document of an id with each of its appearances in the steps; empty if the dataset has none."""
+        placed = self.documents.of_id(doc_id)
+        return [] if placed is None else [self.found(placed)]
+
+    def steps_of_domain(self, host: str) -> Iterator[FoundDocument]:
+        """Every document of a registrable domain, or of a host and those below it, by SURT."""
+        return (self.found(placed) for placed in self.documents.of_host(host))
+
+    def _covering(self, source: str, pieces: Sequence[Piece]) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
+        """The documents that pieces of a source touch, and where each begins and ends in the stream."""
+        ranges = [(piece.start, piece.stop) for piece in pieces if piece.source == source]
+        documents = self.documents.covering(f"{source}/{TRAIN}", ranges)
+        begins = [begin for _, begin in documents]
+        return documents, begins, [begin + row["num_tokens"] for row, begin in documents]
+
+    def _appearances(self, placed: Placed) -> Iterator[Appearance]:
+        """Each time the steps see a document that begins at a token of its stream."""
+        stream, document, begin = placed
+        (source, _, split), end = stream.rpartition("/"), begin + document["num_tokens"]
+        if split != TRAIN or source not in self._order.sources:
+            return
+        # The document's first token may be the target behind a piece that ends just before it.
+        for stage, numbers in self._order.find(source, max(0, begin - self._behind), end):
+            plan, samples = self._order.stages[stage], self._order.at(stage, numbers)
+            places = [divmod(number, plan.global_batch) for number in numbers.tolist()]
+            for piece in self._pieces(samples, [(plan.first_step + step + 1, row) for step, row in places]):
+                if piece.start < end and piece.stop > begin:
+                    yield piece.appearance(document, begin)
+
+    def _pieces(self, samples: Samples, places: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+        """The pieces of samples, which are used at these (step, row)."""
+        pieces, last, number = samples.pieces, -1, 0
+        columns = (pieces.row, pieces.column, pieces.epoch, pieces.start, pieces.length, pieces.closed)
+        for row, column, epoch, start, length, closed in zip(*(one.tolist() for one in columns), strict=True):
+            number = number + 1 if row == last else 0
+            last, stop = row, start + length + (0 if closed else self._behind)
+            source = self._order.sources[int(samples.source[row])]
+            step, place = places[row]
+            yield Piece(step, place, number, int(samples.index[row]), source, epoch, column, start, stop)
+
+
+def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
+    """The trace of a run's plan; None = the run's own. Raises ContractError if plan and dataset do not belong
+    together, or if there is no plan."""
+    dataset = dataset or open_dataset(run)
+    plan = plan or read_plan(run, dataset)
+    config = plan.settings.train
+    order = standing_order(run, dataset, plan)
+    if order.digest != plan.order:
+        raise ContractError(
+            f"{run.uri}: promised a plan with order {plan.order[:12]}, this version orders the samples as "
+            f"{order.digest[:12]}; trace with the version that trained"
+        )
+    return Trace(dataset, order, config.objective == "causal")
+
+
+def documents_of_step(run: Store, step: int) -> list[Appearance]:
+    """Every part of a document in the global batch of a step, by row and place in the row.
+
+    Raises ConfigError if the plan has no such step, ContractError if plan and dataset do not belong together.
+    """
+    return open_trace(run).documents_of_step(step)
+
+
+def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
+    """Every document of a URL, as it is stored (redacted), with each of its appearances in the plan's steps, in order.
+
+    Empty if the dataset has no such URL. Raises ContractError if plan and dataset do not belong together.
+    """
+    return open_trace(run).steps_of_url(url)
