@@ -24,8 +24,7 @@ from pipeline.quality.config import QualityConfig
 from pipeline.steps import clean, documents, scores
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import build_documents
-from pipeline.steps.rejudge import Rejudge
-from pipeline.steps.verdicts import JUDGED, build_verdicts
+from pipeline.steps.verdicts import JUDGED, Rejudge, build_verdicts
 from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import BY_PERPLEXITY, CLASSIFIER, FAMILY_OF, IMPORTANCE, TOKENS, TokensConfig, check_names
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer

@@ -13,8 +13,7 @@ from pathlib import Path
 from pipeline.engine.stage import Row
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
-from pipeline.sources.splits import find_splits
-from pipeline.sources.stream import open_stream
+from pipeline.sources.splits import find_splits, open_stream
 
 TEXT_RUN = re.compile(rb">([^<>]{40,})<")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.perplexity.scorer import KenlmModel, open_model
+from pipeline.perplexity.model import KenlmModel, open_model
 from pipeline.perplexity.stage import PerplexityConfig, make_perplexity, measure
 
 ROUNDS = 3

@@ -23,16 +23,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.classifier.features import new_vocabulary, word_keys_of
 from pipeline.classifier.importance import IMPORTANCE, ImportanceConfig
-from pipeline.classifier.linear import Examples, LinearModel, fit_weights
+from pipeline.classifier.linear import Examples, LinearModel, fit_weights, new_vocabulary, word_keys_of
 from pipeline.classifier.metrics import auc, confusion, kappa, ratio
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 from pipeline.engine.rules import columns_of, judge
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import QUALITY
+from pipeline.quality.stage import QUALITY
 from schemas.ids import shuffle_key
 from schemas.tables import DOCUMENTS
 

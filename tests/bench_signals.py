@@ -19,9 +19,7 @@ import pyarrow as pa
 
 from pipeline.engine.rules import KEPT, judge
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import checks
-from pipeline.quality.stage import Measures, measure
-from pipeline.quality.vocabularies import Vocabularies
+from pipeline.quality.stage import Measures, Vocabularies, checks, measure
 from schemas.signals import FAMILIES
 from schemas.tables import DOCUMENTS
 

@@ -40,8 +40,7 @@ from pipeline.minhash.stage import SignatureConfig, as_matrix, band_keys, signat
 from pipeline.run import prepare, run_steps
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
-from pipeline.sources.splits import find_splits
-from pipeline.sources.stream import open_stream
+from pipeline.sources.splits import find_splits, open_stream
 from pipeline.text.words import normal_words
 from schemas.storage import Store
 from schemas.urls import canonical_url

@@ -29,7 +29,7 @@ from pipeline.engine.rules import judge_row
 from pipeline.language import LABEL_PREFIX, load_model
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import QUALITY
+from pipeline.quality.stage import QUALITY
 from pipeline.text.profiles import load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 

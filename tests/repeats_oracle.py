@@ -7,11 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.dedup.repeats.keys import NOWHERE, SEED, SUBSTRING
-from pipeline.dedup.repeats.known import Known, known_of
-from pipeline.dedup.repeats.substring import Tokens, grams, seeds, window_seeds
-from pipeline.dedup.repeats.tally import Places, tallies
-from pipeline.dedup.repeats.units import scoped
+from pipeline.dedup.repeats.keys import NOWHERE, SEED, SUBSTRING, Known, Places, known_of, tallies
+from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, window_seeds
 
 KNOWN = pa.schema([("key", pa.binary()), ("part", pa.int32()), ("first", pa.binary())])
 NO_SCOPE = np.uint64(0)

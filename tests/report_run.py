@@ -18,8 +18,8 @@ from report_audit import FIGURES, NOTES
 from tiny_dataset import make_tiny_dataset
 
 from pipeline.dedup.audit.config import AUDIT
-from pipeline.engine.histogram import COARSE, count_bins
 from pipeline.engine.parquet import PartWriter
+from pipeline.engine.rules import COARSE, count_bins
 from pipeline.engine.stage import Drop, PerDocument, Relation
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import Books, set_verdict

@@ -24,10 +24,10 @@ from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.diff import KEPT, compare, open_side
 from pipeline.inspect.without_rules import BEYOND, leave_out, rules_of
 from pipeline.lineage.read import read_lineage
-from pipeline.quality.decide import checks
 from pipeline.quality.rules import RULES
-from pipeline.report.ablations import ablations
+from pipeline.quality.stage import checks
 from pipeline.report.facts import collect
+from pipeline.report.losses import ablations
 from pipeline.report.page import write_report
 from pipeline.run import homes_of, places_in, prepare, run_steps, way_to
 from pipeline.stages import STEPS

@@ -13,12 +13,21 @@ from pydantic import ValidationError
 
 from pipeline.dedup.audit import examine as examining
 from pipeline.dedup.audit.config import AuditConfig
-from pipeline.dedup.audit.estimate import effective_groups, grouped_share, simple_share, theory, wilson
+from pipeline.dedup.audit.estimate import bin_edges, effective_groups, grouped_share, simple_share, theory, wilson
 from pipeline.dedup.audit.examine import ExamineTask, examine
 from pipeline.dedup.audit.pairs import all_pairs, estimates, jaccard_of, jaccards, read_sample, share_a_key
-from pipeline.dedup.audit.sample import ANCHORED, JOINED, PROPOSALS, UNIFORM, Chosen, choose, cut, document_keys, hashes
-from pipeline.dedup.audit.tally import bin_edges
-from pipeline.dedup.audit.texts import SAMPLED
+from pipeline.dedup.audit.sample import (
+    ANCHORED,
+    JOINED,
+    PROPOSALS,
+    SAMPLED,
+    UNIFORM,
+    Chosen,
+    choose,
+    cut,
+    document_keys,
+    hashes,
+)
 from pipeline.dedup.config import DedupConfig
 from pipeline.minhash.fast import mixed, sketch
 from pipeline.minhash.stage import SignatureConfig, band_keys

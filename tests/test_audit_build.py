@@ -13,12 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.dedup.audit.config import AUDIT, AuditConfig, wanted
-from pipeline.dedup.audit.sample import ANCHORED, JOINED, UNIFORM, ProposeTask, document_keys, propose
+from pipeline.dedup.audit.sample import (
+    ANCHORED,
+    JOINED,
+    UNIFORM,
+    ProposeTask,
+    TextsTask,
+    document_keys,
+    propose,
+    rows_of,
+    sampled,
+)
 from pipeline.dedup.audit.step import build_audit
-from pipeline.dedup.audit.texts import TextsTask, rows_of, sampled
 from pipeline.dedup.config import DedupConfig
-from pipeline.engine.parquet import PartWriter
-from pipeline.engine.parts import Part, parts_of
+from pipeline.engine.parquet import Part, PartWriter, parts_of
 from pipeline.engine.step import Build
 from pipeline.minhash.stage import SignatureConfig, anchor, shingle_hashes, signature, text_digest
 from schemas.config import Recipe
@@ -248,7 +256,7 @@ def test_a_document_without_text_or_with_too_much_is_known_but_not_compared(
     withheld = [Page(page.number, None if page.number == 1 else page.text, page.cluster) for page in pages]
     tables["text"] = make_tables(tmp_path / "withheld", withheld, 1)["text"]
     part = parts_of(tables)[0]
-    monkeypatch.setattr("pipeline.dedup.audit.texts.MAX_SHINGLES", 145)
+    monkeypatch.setattr("pipeline.dedup.audit.sample.MAX_SHINGLES", 145)
     found = rows(sampled(TextsTask(part, [page.doc for page in pages], DedupConfig(), SIGNATURE)))
     assert [(row["num_shingles"], row["shingles"]) for row in found] == [(146, None), (None, None), (146, None)]
 

@@ -11,20 +11,28 @@ from report_repeats import add_repeats
 from report_run import make_run
 
 from jobs.recipe import read_recipe, recipe_sections
-from pipeline.engine.parts import Part
+from pipeline.engine.parquet import Part
 from pipeline.engine.stage import Split
 from pipeline.inspect.whatif import mix_of, open_tables
 from pipeline.perplexity import stage as perplexity
 from pipeline.stages import STEPS, checked_streams
-from pipeline.tokens.buckets import bucket_numbers, bucket_of, buckets_of_part
-from pipeline.tokens.streams import FAMILY_OF, OF_PERPLEXITY, SCORED, Measure, Sorting, TokensConfig
+from pipeline.tokens.streams import (
+    FAMILY_OF,
+    OF_PERPLEXITY,
+    SCORED,
+    Measure,
+    Sorting,
+    TokensConfig,
+    bucket_numbers,
+    bucket_of,
+    buckets_of_part,
+)
 from schemas.config import load_recipe
-from schemas.entries import to_entries
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, Table, make_manifest, open_table, read_run, write_manifest, write_run
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, SCORES
+from schemas.tables import DOCUMENTS, SCORES, to_entries
 
 RECIPE = Path(__file__).parents[1] / "jobs" / "recipes" / "demo.toml"
 SIGNAL = "fineweb_terminal_lines"

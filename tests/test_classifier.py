@@ -10,15 +10,13 @@ import pyarrow as pa
 import pytest
 
 from pipeline.classifier.columns import entry, gumbel, log_odds, pareto_shape, uniform
-from pipeline.classifier.features import buckets_of, new_vocabulary, ngram_codes, word_keys_of
-from pipeline.classifier.linear import LinearModel, save_linear
+from pipeline.classifier.linear import LinearModel, buckets_of, new_vocabulary, ngram_codes, save_linear, word_keys_of
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 from pipeline.engine.rules import judge
 from schemas.config import build_recipe
-from schemas.entries import to_entries, to_mapping
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
-from schemas.tables import SCORES
+from schemas.tables import SCORES, to_entries, to_mapping
 
 KIND = SCORES.field("classifier_scores").type
 

@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 import xxhash
 
-from pipeline.classifier.features import (
-    buckets_of,
-    keys_of_row,
-    new_vocabulary,
-    ngram_codes,
-    word_keys_of,
-)
 from pipeline.classifier.linear import (
     Examples,
     LinearModel,
+    buckets_of,
     fit_line,
     fit_weights,
+    is_arrow,
+    keys_of_row,
     load_linear,
     logistic,
+    minimise,
+    new_vocabulary,
+    ngram_codes,
+    read_model,
     save_linear,
     vector_of,
+    word_keys_of,
+    write_model,
 )
 from pipeline.classifier.metrics import auc, calibration, confusion, heldout_figures, kappa, precision_recall
-from pipeline.classifier.model_file import is_arrow, read_model, write_model
-from pipeline.classifier.solver import minimise
 from schemas.errors import ConfigError, ContractError
 
 MASK = (1 << 64) - 1

@@ -21,8 +21,7 @@ from pipeline.decontaminate.stage import (
 )
 from pipeline.engine.rules import columns_of, judge
 from pipeline.text.words import normal_words, word_keys
-from schemas.entries import to_entries
-from schemas.tables import DOCUMENTS
+from schemas.tables import DOCUMENTS, to_entries
 
 ITEM = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]  # 26 words, letters alone
 BEFORE, AFTER = "Something else stands before it", "and something else stands behind it as well"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decontaminate.cut import pieces_left
 from pipeline.decontaminate.index import compile_index
+from pipeline.decontaminate.match import pieces_left
 from pipeline.decontaminate.stage import DecontaminateConfig, make
 from pipeline.text.spans import between
 from pipeline.text.words import normal_words, word_keys

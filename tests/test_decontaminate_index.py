@@ -8,10 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.decontaminate.index import build_index, compile_index
-from pipeline.decontaminate.items import read_items
+from pipeline.decontaminate.index import (
+    build_index,
+    character_keys,
+    compile_index,
+    located_characters,
+    located_words,
+    ngrams,
+    prefix_sums,
+    read_items,
+)
 from pipeline.decontaminate.match import open_index
-from pipeline.decontaminate.ngrams import character_keys, located_characters, located_words, ngrams, prefix_sums
 from pipeline.decontaminate.stage import DecontaminateConfig
 from pipeline.text.words import BASE, normal_words, word_keys
 from schemas.errors import ConfigError, ContractError

@@ -4,11 +4,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.dedup.buckets import KEYS, LED, PAIRED, WANTED, pairs_of_buckets, rows_of_buckets
 from pipeline.dedup.config import DEDUP, DedupConfig
-from pipeline.dedup.copies import equal_documents, in_windows, words
 from pipeline.dedup.decide import Facts, cluster_tallies, decide, losers, url_tallies, weight_of
-from pipeline.dedup.keys import check_method, layout, num_keys
+from pipeline.dedup.keys import (
+    KEYS,
+    LED,
+    PAIRED,
+    WANTED,
+    check_method,
+    equal_documents,
+    in_windows,
+    layout,
+    num_keys,
+    pairs_of_buckets,
+    rows_of_buckets,
+    words,
+)
 from pipeline.dedup.survivors import write_verdict
 from pipeline.dedup.verify import BEST, FAILED, JOINED, MET, OUTCOMES, attach, compared, comparison
 from pipeline.engine.worker import Books
@@ -146,7 +157,7 @@ def test_true_jaccard_decides_where_it_is_asked_for():
 
 
 def test_windows_have_the_same_rows_however_the_batches_are_cut(monkeypatch):
-    monkeypatch.setattr("pipeline.dedup.copies.WINDOW", 4)
+    monkeypatch.setattr("pipeline.dedup.keys.WINDOW", 4)
     schema = pa.schema([("x", pa.int64())])
     for size in (1, 3, 4, 9, 11):
         rows = [{"x": value} for value in range(11)]

@@ -17,23 +17,21 @@ from typing import Any
 
 import pytest
 
-from pipeline.demo_crawl import capture, speech
 from pipeline.demo_crawl import hostile_pages as unsafe
+from pipeline.demo_crawl import speech
 from pipeline.demo_crawl import text as harvest
+from pipeline.demo_crawl import write as capture
 from pipeline.demo_crawl.bad_pages import LOW_QUALITY
-from pipeline.demo_crawl.broken import FAULTS
-from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.demo_crawl.copies import LEVELS
-from pipeline.demo_crawl.hostile_pages import DEMO_TOXIC_WORDS, VALUES
-from pipeline.demo_crawl.page import jaccard
+from pipeline.demo_crawl.build import LEVELS, build_demo_crawl
+from pipeline.demo_crawl.hostile_pages import DEMO_TOXIC_WORDS, FAULTS, VALUES
+from pipeline.demo_crawl.html import jaccard
 from pipeline.demo_crawl.sentences import ENCODINGS, NOT_WANTED
-from pipeline.demo_crawl.stock import Stock
-from pipeline.demo_crawl.text import Passage
+from pipeline.demo_crawl.text import Passage, Stock
 from pipeline.demo_crawl.write import Truth
 from pipeline.engine.rules import judge_row
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.extract.extract import EXTRACT
-from pipeline.quality.decide import QUALITY
+from pipeline.quality.stage import QUALITY
 from pipeline.sources.source import SOURCE
 from schemas.errors import ConfigError
 

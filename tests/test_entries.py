@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.engine.parquet import PartWriter
-from schemas.entries import entries_of, flattened, lookup, to_entries, to_mapping, value_type
 from schemas.storage import Store
-from schemas.tables import TABLES
+from schemas.tables import TABLES, entries_of, flattened, lookup, to_entries, to_mapping, value_type
 
 KIND = entries_of(pa.float32())
 ROWS: list[dict[str, float | None] | None] = [{"b": 0.5, "a": 0.25}, None, {}, {"a": None}, {"b": 2.0}, {"é": 1.0}]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.histogram import COARSE, FINE, bins_of, count_bins, lower_edge, quantile
+from pipeline.engine.rules import COARSE, FINE, bins_of, count_bins, lower_edge, quantile
 
 VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

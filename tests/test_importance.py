@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from pipeline.classifier.columns import gumbel, uniform
-from pipeline.classifier.features import buckets_of, new_vocabulary, ngram_codes, word_keys_of
 from pipeline.classifier.importance import (
     IMPORTANCE,
     Bag,
@@ -21,14 +20,13 @@ from pipeline.classifier.importance import (
     poisson_log_ratio,
     save_importance,
 )
-from pipeline.engine.histogram import FINE, count_bins, quantile
-from pipeline.engine.rules import judge
+from pipeline.classifier.linear import buckets_of, new_vocabulary, ngram_codes, word_keys_of
+from pipeline.engine.rules import FINE, count_bins, judge, quantile
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
-from schemas.entries import to_entries
 from schemas.errors import ConfigError, ContractError
-from schemas.tables import SCORES
+from schemas.tables import SCORES, to_entries
 
 KIND = SCORES.field("importance").type
 BUCKETS = 1 << 16

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pipeline.engine.isolate import Crashed, Isolated
+from pipeline.engine.worker import Crashed, Isolated
 
 
 def work(row):

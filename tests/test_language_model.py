@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 from tiny_arpa import TINY, log10_of, random_ngrams, write_arpa
 
-from pipeline.perplexity import arpa, compile
+from pipeline.perplexity import compile
+from pipeline.perplexity import compile as arpa
 from pipeline.perplexity.compile import compile_lm
-from pipeline.perplexity.model import MAGIC, LanguageModel
-from pipeline.perplexity.scorer import KenlmModel, open_model
-from pipeline.perplexity.table import EMPTY, ENTRY, EVEN, Table, keys_of, lay_out, word_codes
+from pipeline.perplexity.model import (
+    EMPTY,
+    ENTRY,
+    EVEN,
+    MAGIC,
+    KenlmModel,
+    LanguageModel,
+    Table,
+    keys_of,
+    lay_out,
+    open_model,
+    word_codes,
+)
 from schemas.errors import ConfigError, ContractError
 
 

@@ -5,7 +5,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from pipeline.perplexity.text import line_spans, load_pieces, normalise, sentences, words
+from pipeline.perplexity.model import line_spans, load_pieces, normalise, sentences, words
 from schemas.errors import ConfigError
 
 

@@ -15,9 +15,7 @@ import pytest
 from pipeline.classifier.fasttext import one_line
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 from pipeline.fit.classifier import TrainClassifierConfig, part_of, pieces_of, summary, train_classifier
-from pipeline.fit.corpus import BAD, GOOD, Corpus, Sample, digest_of_text, gather
-from pipeline.fit.run_sample import sample_run
-from pipeline.fit.text_files import Reading
+from pipeline.fit.corpus import BAD, GOOD, Corpus, Reading, Sample, digest_of_text, gather, sample_run
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError

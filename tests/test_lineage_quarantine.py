@@ -9,8 +9,8 @@ import pytest
 from lineage_run import REWIND, SKIPPED, lineage_run
 
 from pipeline.lineage.openlineage import events
-from pipeline.lineage.quarantine import QUARANTINE_NAME, growths
 from pipeline.lineage.read import read_lineage
+from pipeline.lineage.training import QUARANTINE_NAME, growths
 from schemas.ids import digest_of
 from schemas.storage import Store
 

@@ -8,13 +8,24 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from pipeline.perplexity.kneser_ney.arpa import gram_arrays, letter, received
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.contexts import sent, summed
-from pipeline.perplexity.kneser_ney.discounts import Discounts, Tally, estimated
-from pipeline.perplexity.kneser_ney.estimate import BOS, EOS, buckets, combined, levels, owners, suffix_order, windows
-from pipeline.perplexity.kneser_ney.read_text import Range, find_ranges, lines_of, sha256_of
-from pipeline.perplexity.kneser_ney.scratch import gram_arrays, letter, received
-from pipeline.perplexity.kneser_ney.sentences import chunks, split_words
+from pipeline.perplexity.kneser_ney.estimate import (
+    BOS,
+    EOS,
+    Discounts,
+    Tally,
+    buckets,
+    combined,
+    estimated,
+    levels,
+    owners,
+    sent,
+    suffix_order,
+    summed,
+    windows,
+)
+from pipeline.perplexity.kneser_ney.read_text import Range, chunks, find_ranges, lines_of, sha256_of, split_words
 from schemas.errors import ConfigError, ContractError
 
 A, B, C = 3, 4, 5
@@ -140,7 +151,7 @@ def test_owners_keep_suffixes_together() -> None:
 
 
 def test_letters_arrive_whole_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.perplexity.kneser_ney.scratch.PIECE_BYTES", 7)
+    monkeypatch.setattr("pipeline.perplexity.kneser_ney.arpa.PIECE_BYTES", 7)
     grams, counts = np.arange(15, dtype=np.uint32).reshape(3, 5), np.arange(5) - 2
     pieces = [*letter(4, 1, 3, grams, counts), *letter(4, 0, 3, grams[:, :2], counts[:2]), *letter(4, 2, 3)]
     found = received(reversed(pieces))

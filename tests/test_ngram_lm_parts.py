@@ -15,9 +15,7 @@ import pytest
 from pipeline.perplexity.kneser_ney import worker as parts
 from pipeline.perplexity.kneser_ney.arpa import write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.estimate import EOS
-from pipeline.perplexity.kneser_ney.plan import plan_of, smoothing_of
-from pipeline.perplexity.kneser_ney.probabilities import check
+from pipeline.perplexity.kneser_ney.estimate import EOS, check, plan_of, smoothing_of
 from schemas.errors import ContractError
 from schemas.storage import Store
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.parts import Part, apply_cuts, measured
+from pipeline.engine.parquet import Part, apply_cuts, measured
 from schemas.errors import ContractError
 from schemas.storage import Store
 

@@ -9,8 +9,8 @@ import pytest
 
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.engine.isolate import Isolated
 from pipeline.engine.stage import Drop
+from pipeline.engine.worker import Isolated
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
@@ -92,6 +92,6 @@ def test_an_input_that_grows_while_it_is_read_is_refused(crawl, tmp_path, monkey
 
 
 def _open(path: Path):
-    from pipeline.sources.stream import HashedStream
+    from pipeline.sources.splits import HashedStream
 
     return HashedStream(path.open("rb"))

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.engine.histogram import COARSE, FINE, bins_of, lower_edge
-from pipeline.engine.parts import Part
+from pipeline.engine.parquet import Part
+from pipeline.engine.rules import COARSE, FINE, bins_of, lower_edge
 from pipeline.engine.stage import Quantile
 from pipeline.steps.verdicts import (
     JUDGED,

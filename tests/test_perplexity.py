@@ -228,14 +228,14 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert PERPLEXITY.models(PerplexityConfig()) == {}
     config = ngram(models={"en": "en.lm", "de": "de.arpa.bin", "fr": "fr.bin"}, pieces={"de": "sp", "fr": "words"})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr("pipeline.perplexity.scorer.find_spec", lambda name: object())
+    monkeypatch.setattr("pipeline.perplexity.model.find_spec", lambda name: object())
     assert PERPLEXITY.models(config) == {
         "lm_en": "en.lm",
         "lm_de": "de.arpa.bin",
         "lm_fr": "fr.bin",
         "pieces_de": "sp",
     }
-    monkeypatch.setattr("pipeline.perplexity.scorer.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.perplexity.model.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"de\.arpa\.bin: .*found a KenLM binary and no package to read it"):
         PERPLEXITY.models(config)
     assert PERPLEXITY.models(ngram()) == {"lm_en": "en.lm"}

@@ -21,9 +21,8 @@ from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, fold,
 from pipeline.pii.phones import REGIONS, find_phones
 from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, model_files, without_overlaps
 from pipeline.pii.types import TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
-from schemas.entries import to_entries
 from schemas.errors import ConfigError
-from schemas.tables import CLEAN
+from schemas.tables import CLEAN, to_entries
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,27 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipeline.engine.histogram import FINE, count_bins
-from pipeline.engine.parts import Part
+from pipeline.engine.parquet import Part
+from pipeline.engine.rules import FINE, count_bins
 from pipeline.engine.stage import EVERY, Check
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import QUALITY
+from pipeline.quality.stage import QUALITY
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.text.counting import CountTask, frequent_words, signal_histograms, word_counts, word_ranks, words_of
-from pipeline.text.derive_profiles import DeriveConfig, derive_profiles, limits_of, stop_words_of
+from pipeline.text.derive_profiles import (
+    CountTask,
+    DeriveConfig,
+    derive_profiles,
+    frequent_words,
+    limits_of,
+    script_of,
+    signal_histograms,
+    stop_words_of,
+    word_counts,
+    word_ranks,
+    words_of,
+)
 from pipeline.text.profiles import load_profiles
-from pipeline.text.scripts import script_of
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT

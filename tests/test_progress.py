@@ -2,7 +2,7 @@
 
 import io
 
-from pipeline.engine.progress import Progress, progress_line
+from pipeline.engine.spark import Progress, progress_line
 
 
 def test_line_with_time_left():

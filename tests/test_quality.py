@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from pipeline.engine.rules import judge_row
 from pipeline.engine.stage import EVERY, Drop
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import QUALITY, checks, make
 from pipeline.quality.rules import DEFAULT_RULES, REASONS, RULES, Rule
+from pipeline.quality.stage import QUALITY, checks, make
 from schemas.errors import ConfigError
 from schemas.signals import FAMILIES, SIGNALS
 from schemas.tables import DOCUMENTS

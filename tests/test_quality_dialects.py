@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.engine.rules import KEPT, judge
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import checks, make
+from pipeline.quality.stage import checks, make
 from schemas.signals import FAMILIES, REDPAJAMA_COLUMNS
 from schemas.tables import TABLES
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.quality.lines import COUNTER
+from pipeline.quality.redpajama import COUNTER
 from pipeline.quality.refinedweb import RefinedWebRules
 from pipeline.quality.stage import Measures, measure
 from pipeline.text.spacy_tokens import split_english

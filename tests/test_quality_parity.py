@@ -17,9 +17,8 @@ import pytest
 from pipeline.engine.rules import KEPT, judge
 from pipeline.quality.c4_fineweb import LineRules
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.decide import checks
 from pipeline.quality.rules import RuleSet
-from pipeline.quality.stage import Measures, measure
+from pipeline.quality.stage import Measures, checks, measure
 from pipeline.text.spacy_tokens import split_english
 from pipeline.text.words import Vocabulary
 from schemas.signals import SIGNALS

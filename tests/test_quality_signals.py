@@ -10,12 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.quality.c4_fineweb import POLICIES, SCRIPT, LineRules
-from pipeline.quality.fineweb import fineweb
-from pipeline.quality.gopher import STOP_WORDS, gopher, stop_codes
-from pipeline.quality.repetition import repeats, repetition, split_lines, split_paragraphs
-from pipeline.quality.stage import Measures, measure
-from pipeline.quality.vocabularies import Vocabularies
+from pipeline.quality.c4_fineweb import POLICIES, SCRIPT, LineRules, fineweb
+from pipeline.quality.gopher import STOP_WORDS, gopher, repeats, repetition, split_lines, split_paragraphs, stop_codes
+from pipeline.quality.stage import Measures, Vocabularies, measure
 from pipeline.text.spacy_tokens import split_english
 from pipeline.text.words import Vocabulary
 

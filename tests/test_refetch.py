@@ -14,7 +14,7 @@ from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.refetch import refetch
 from pipeline.sources.source import open_split
-from pipeline.sources.stream import HashedStream
+from pipeline.sources.splits import HashedStream
 from schemas.errors import ContractError
 
 CONFIG = SourceConfig(paths=("unused",))

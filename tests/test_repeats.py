@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.cut import cuts_of, placed, regions
-from pipeline.dedup.repeats.normal import _table, normal_forms
-from pipeline.dedup.repeats.units import line_spans, paragraph_spans, scoped, sentence_spans, units_of
+from pipeline.dedup.repeats.units import (
+    _table,
+    line_spans,
+    normal_forms,
+    paragraph_spans,
+    scoped,
+    sentence_spans,
+    units_of,
+)
 from pipeline.text.spans import between, without
 from schemas.config import load_recipe
 from schemas.errors import ConfigError

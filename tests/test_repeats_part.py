@@ -13,11 +13,11 @@ from pipeline.dedup.repeats import keys as parts
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.step import build_repeats, wanted
 from pipeline.dedup.repeats.write import write_part
-from pipeline.engine.parts import Part
+from pipeline.engine.parquet import Part
 from pipeline.engine.step import Build
 from pipeline.perplexity.compile import compile_lm
 from pipeline.steps.clean import CleanTask, survivors
-from pipeline.steps.rejudge import Rejudge
+from pipeline.steps.verdicts import Rejudge
 from schemas.config import load_recipe
 from schemas.manifest import part_key
 from schemas.storage import Store

@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.dedup.repeats.keys import SEED, SUBSTRING, Document
-from pipeline.dedup.repeats.known import Known, known_of
-from pipeline.dedup.repeats.substring import Tokens, covered, grams, seeds, window_seeds, windowed
-from pipeline.dedup.repeats.tally import Places, key_bytes, tallies
-from pipeline.dedup.repeats.units import scoped
+from pipeline.dedup.repeats.keys import SEED, SUBSTRING, Document, Known, Places, key_bytes, known_of, tallies
+from pipeline.dedup.repeats.units import Tokens, covered, grams, scoped, seeds, window_seeds, windowed
 from pipeline.dedup.repeats.write import repeated_runs
 from tests.repeats_oracle import found_by_steps, total_rows
 

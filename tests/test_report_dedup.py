@@ -10,8 +10,7 @@ from report_repeats import add_repeats
 from report_run import REASONS, SCRIPT, make_run, words_of
 
 from pipeline.dedup.repeats.config import REPEATS
-from pipeline.report.curve import Measured, across, curve_plot, likely
-from pipeline.report.dedup import audit, clusters, deduplication, repeats, search
+from pipeline.report.dedup import Measured, across, audit, clusters, curve_plot, deduplication, likely, repeats, search
 from pipeline.report.facts import collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.page import write_report

@@ -3,8 +3,8 @@
 import pytest
 from report_run import events, metrics_line
 
+from pipeline.report.facts import Step
 from pipeline.report.losses import SourceLosses, Waiting, by_source, told, waiting
-from pipeline.report.training import Step
 
 
 def step(number: int, **measured: object) -> Step:

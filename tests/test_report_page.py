@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from report_run import ADDRESS, SCRIPT, bins, crawl, judged, make_run, whole_run, words_of
 
-from pipeline.decontaminate.report import DOCUMENTS
+from pipeline.decontaminate.stage import DOCUMENTS
 from pipeline.report.facts import collect
 from pipeline.report.page import write_report
 from schemas.errors import ConfigError, ContractError

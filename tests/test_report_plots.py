@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.numbers import brief, estimate, number, percent, seconds, short, size
+from pipeline.report.charts import SizeClass, averaged, cluster_plot, line_plot, nice_ticks, training_plots
+from pipeline.report.facts import Figure, Step, brief, estimate, number, percent, seconds, short, size
 from pipeline.report.page import figure_text
-from pipeline.report.plots import SizeClass, averaged, cluster_plot, line_plot, nice_ticks, training_plots
-from pipeline.report.training import Figure, Step
 
 
 @pytest.mark.parametrize(

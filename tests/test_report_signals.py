@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_run import REASONS, bins, judged, limit, make_run, words_of
 
-from pipeline.decontaminate.report import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
-from pipeline.engine.histogram import COARSE, lower_edge
+from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
+from pipeline.engine.rules import COARSE, lower_edge
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
 from pipeline.report.charts import ZERO, Axis, key_of, labels, make_axis
-from pipeline.report.contamination import evaluation_sets
 from pipeline.report.facts import Facts, collect
 from pipeline.report.funnel import drops_by_rule
 from pipeline.report.page import write_report
-from pipeline.report.signals import Chart, bucket_chart, buckets, charts
-from pipeline.report.spread import LEAST, MAX_ROWS, Measured, make_spread, note
+from pipeline.report.signals import LEAST, MAX_ROWS, Chart, Measured, bucket_chart, buckets, charts, make_spread, note
+from pipeline.report.tallies import evaluation_sets
 
 
 def counts(*values: float) -> dict[int, int]:

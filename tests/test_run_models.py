@@ -26,12 +26,11 @@ from pipeline.report.facts import collect
 from pipeline.report.tallies import buckets_told
 from pipeline.run import prepare, run_steps
 from schemas.config import load_recipe
-from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
-from schemas.tables import SCORES
+from schemas.tables import SCORES, to_mapping
 from schemas.tokens import open_dataset
 from schemas.versions import run_at as run_at_address
 from train.pretrain.__main__ import main

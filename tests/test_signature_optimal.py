@@ -3,7 +3,7 @@
 import pytest
 from datasketch.lsh import _optimal_param
 
-from pipeline.minhash.optimal import optimal_bands
+from pipeline.minhash.bands import optimal_bands
 
 THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.72, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99]
 

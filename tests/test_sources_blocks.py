@@ -6,7 +6,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources.blocks import BLOCK_BYTES, OVERLAP_BYTES, Blocks
+from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, Blocks
 
 
 class ShortReads(io.BytesIO):

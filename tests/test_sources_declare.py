@@ -11,8 +11,7 @@ import pytest
 from pipeline.engine.stage import Source, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import REASONS, SOURCE, open_split
-from pipeline.sources.splits import find_splits
-from pipeline.sources.stream import open_stream
+from pipeline.sources.splits import find_splits, open_stream
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page</p>"
 

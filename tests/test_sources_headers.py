@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources.headers import (
-    RECORD,
-    begins_record,
-    parse_arc_line,
-    parse_date,
-    parse_fields,
-    parse_warc_header,
-)
+from pipeline.sources.http import RECORD, begins_record, parse_arc_line, parse_date, parse_fields, parse_warc_header
 
 
 @pytest.mark.parametrize(

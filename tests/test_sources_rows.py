@@ -16,7 +16,7 @@ from pipeline.engine.stage import Drop, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.provenance import COLUMNS
-from pipeline.sources.stream import HashedStream
+from pipeline.sources.splits import HashedStream
 
 CONFIG = SourceConfig(paths=("x",), max_page_bytes=40, max_record_bytes=1 << 10)
 GOOD = b'{"text": "words", "url": "http://www.a.co.uk/1"}'

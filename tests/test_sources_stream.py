@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine.stage import Split
-from pipeline.sources.stream import HashedStream, open_stream
+from pipeline.sources.splits import HashedStream, open_stream
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -8,8 +8,9 @@ import pytest
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from pipeline.dedup.packs import PACK_PAIRS, PACKS, packs, pair_batch, pairs_of, unpacked
 from pipeline.dedup.star_contraction import (
+    PACK_PAIRS,
+    PACKS,
     all_links,
     contracted,
     follow,
@@ -17,8 +18,12 @@ from pipeline.dedup.star_contraction import (
     joined,
     large_star,
     owners,
+    packs,
+    pair_batch,
+    pairs_of,
     small_star,
     to_both_ends,
+    unpacked,
 )
 from schemas.errors import ContractError
 

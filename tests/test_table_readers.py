@@ -13,10 +13,9 @@ from table_readers import READERS, Files, by_every_reader, check_reader, files_o
 from test_diff import write_manifest_lineage
 
 from pipeline.engine.parquet import PartWriter
-from schemas.entries import value_type
 from schemas.manifest import open_table
 from schemas.storage import Store
-from schemas.tables import TABLES
+from schemas.tables import TABLES, value_type
 from schemas.tokens import open_dataset
 
 

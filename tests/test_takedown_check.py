@@ -13,10 +13,18 @@ from test_takedown import LONG
 from tiny_dataset import make_tiny_dataset
 from tiny_takedown import certificates, documents_of, forge, opened, take_down
 
-from pipeline.takedown.certificate import check_certificate
-from pipeline.takedown.findings import Checked, describe_check
-from pipeline.takedown.spans import WINDOWS, Finder, digest, marks, traces_of
-from pipeline.takedown.tables import GroupWriter, match_of, named_in, rewrite_part
+from pipeline.takedown.certificate import Checked, check_certificate, describe_check
+from pipeline.takedown.tables import (
+    WINDOWS,
+    Finder,
+    GroupWriter,
+    digest,
+    marks,
+    match_of,
+    named_in,
+    rewrite_part,
+    traces_of,
+)
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.engine.histogram import count_bins
-from pipeline.inspect.changes import changed_settings
+from pipeline.engine.rules import count_bins
 from pipeline.inspect.whatif import Cell, Prediction
-from pipeline.inspect.whatif_limits import CUT, Curve, points
+from pipeline.inspect.whatif_limits import CUT, Curve, changed_settings, points
 from pipeline.inspect.whatif_text import kept_tokens, tell, token_rates
 from schemas.config import load_recipe
 from schemas.errors import ConfigError

@@ -7,7 +7,7 @@ from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.source import REASONS
-from pipeline.sources.stream import HashedStream
+from pipeline.sources.splits import HashedStream
 from pipeline.sources.warc import open_warc
 
 CONFIG = SourceConfig(paths=("x",))

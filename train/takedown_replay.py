@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from schemas.effects import Effects, Model
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.locks import training
 from schemas.storage import Store
-from schemas.takedown import Certificate, ancestry
+from schemas.takedown import Certificate, Effects, Model, ancestry
 from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.checkpoint.folder import local_path, standing_notes
 from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, parse_note

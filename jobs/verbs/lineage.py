@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
 from pipeline.lineage.openlineage import events
 from pipeline.lineage.read import check_lineage, read_lineage
-from pipeline.report.numbers import number, short, size
+from pipeline.report.facts import number, short, size
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store

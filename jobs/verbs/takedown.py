@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-from pipeline.takedown.certificate import check_certificate
+from pipeline.takedown.certificate import check_certificate, describe_check
 from pipeline.takedown.commit import begin, drop_old, finish, read_pending
-from pipeline.takedown.findings import describe_check
 from pipeline.takedown.select import Request, Selection, select, taken_down_before
 from pipeline.takedown.shards import find_places
-from schemas.effects import Effects, OtherRun
 from schemas.errors import ConfigError
 from schemas.locks import writing_tables
 from schemas.manifest import read_run
 from schemas.storage import Store
-from schemas.takedown import REMOVED_ID, Certificate, certificate_name, parse_certificate
+from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certificate_name, parse_certificate
 from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, refuse_attached
 from train.takedown_replay import Span, affected

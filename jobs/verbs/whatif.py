@@ -7,8 +7,8 @@ from jobs.recipe import stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import no_checks
-from pipeline.inspect.changes import changed_settings
 from pipeline.inspect.whatif import Prediction, open_tables, predict
+from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.inspect.whatif_text import tell, to_json
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.steps.verdicts import JUDGED

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.entries import lookup
 from schemas.ids import shuffle_key
+from schemas.tables import lookup
 
 Floats = npt.NDArray[np.float64]
 

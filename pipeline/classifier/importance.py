@@ -16,8 +16,7 @@ import pyarrow as pa
 from pydantic import model_validator
 
 from pipeline.classifier.columns import Floats, entry, gumbel, numbers, uniform
-from pipeline.classifier.features import buckets_of, keys_of_row, new_vocabulary, ngram_codes
-from pipeline.classifier.model_file import read_model, write_model
+from pipeline.classifier.linear import buckets_of, keys_of_row, new_vocabulary, ngram_codes, read_model, write_model
 from pipeline.classifier.stage import check_names, check_range
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
 from pipeline.text.words import Codes

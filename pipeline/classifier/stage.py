@@ -12,9 +12,7 @@ from pydantic import Field, model_validator
 
 from pipeline.classifier.columns import MAX_SHAPE, Floats, entry, log_odds, pareto_shape, uniform
 from pipeline.classifier.fasttext import GOOD_LABEL, load_fasttext
-from pipeline.classifier.features import keys_of_row, new_vocabulary
-from pipeline.classifier.linear import load_linear
-from pipeline.classifier.model_file import is_arrow
+from pipeline.classifier.linear import is_arrow, keys_of_row, load_linear, new_vocabulary
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
 from pipeline.text.words import Vocabulary
 from schemas.config import Section, decision, location, nearest

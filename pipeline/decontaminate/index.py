@@ -4,9 +4,12 @@ It grows with the sets and not with the corpus, so it is made once and every wor
 filter of 32 to 64 bits an n-gram sorts out all but one in 32 of the others before the binary search.
 """
 
+import io
+import json
 import os
+import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,138 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.decontaminate.config import DecontaminateConfig
-from pipeline.decontaminate.items import read_items
-from pipeline.decontaminate.ngrams import character_keys, is_unspaced, ngrams, prefix_sums
-from pipeline.text.words import Codes, Ints, normal_words, word_keys
+from pipeline.decontaminate.config import DEFAULT_FIELDS, DecontaminateConfig
+from pipeline.text.spacy_tokens import UNSPACED
+from pipeline.text.words import Codes, Ints, normal_words, powers, word_keys
+from schemas.config import nearest
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
+
+# Items of an evaluation set: the texts of one JSON object a line, by the fields that hold them.
+
+
+def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
+    """Line number, from 1, and texts of every item of a file; blank lines are none.
+
+    Raises ConfigError, with file and line, for a line that is no JSON object or has none of the fields.
+    """
+    wanted = fields or DEFAULT_FIELDS
+    for number, line in _lines(path, where):
+        place = f"{where}: {path}:{number}"
+        try:
+            item = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{place}: promised a JSON object, found {error}; correct the line") from error
+        if not isinstance(item, dict):
+            raise ConfigError(f"{place}: promised a JSON object, found {type(item).__name__}; correct the line")
+        found = [(name, list(_values(item, name.split(".")))) for name in wanted]
+        if not any(values for _, values in found):
+            raise ConfigError(
+                f"{place}: promised a field {' or '.join(wanted)}, found {', '.join(map(repr, sorted(item))) or 'none'}"
+                f"{nearest(wanted[0], item) if len(wanted) == 1 and item else ''}; name the fields to look at"
+            )
+        yield number, [text for _, values in found for value in values for text in _strings(value)]
+
+
+def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
+    try:
+        with pa.input_stream(path, compression="detect") as stream:
+            for number, line in enumerate(io.BufferedReader(stream), 1):
+                if line := line.strip():
+                    yield number, line
+    except OSError as error:
+        raise ConfigError(f"{where}: promised a readable file, found {path}: {error}; restore it") from error
+
+
+def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
+    """What lies at a path of field names; a list on the way stands for each of its members."""
+    if not path:
+        yield value
+    elif isinstance(value, list):
+        for member in value:
+            yield from _values(member, path)
+    elif isinstance(value, dict) and path[0] in value:
+        yield from _values(value[path[0]], path[1:])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for member in value:
+            yield from _strings(member)
+
+
+# N-grams of a text as 64-bit numbers: of its words, or of its characters where writing does not separate words.
+#
+# The number of an n-gram is the polynomial of its units' keys, taken for all runs at once from prefix sums. Keys are
+# xxh64, so an n-gram that is in no set of N n-grams is taken for one of them with probability N / 2^64 (up to the
+# factor of 8 that exchanged words may cost): for 10^7 n-grams and a corpus of 10^12 words, 0.5 expected false hits in
+# all of it.
+
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+PIECE = re.compile(r"\S+")
+TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+"""A character of a script that does not separate words, or a run of others: the least that is cut from a text."""
+
+
+def prefix_sums(keys: Codes) -> Codes:
+    """The polynomials of the first 0, 1, … keys modulo 2^64 (len(keys) + 1,)."""
+    sums = np.zeros(len(keys) + 1, np.uint64)
+    np.cumsum(keys * powers(len(keys))[0][: len(keys)], out=sums[1:])
+    return sums
+
+
+def ngrams(sums: Codes, size: int) -> Codes:
+    """The number of every run of `size` units, given the prefix sums of their keys; empty if there are fewer."""
+    count = max(0, len(sums) - size)
+    return (sums[size:] - sums[:count]) * powers(len(sums))[1][:count]
+
+
+def has_unspaced(text: str) -> bool:
+    """Whether the text has a character of a script that does not separate words."""
+    return not text.isascii() and _UNSPACED.search(text) is not None
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether most characters of the text's words belong to such scripts."""
+    letters = "".join(normal_words(text))
+    return has_unspaced(letters) and 2 * len(_UNSPACED.findall(letters)) > len(letters)
+
+
+def character_keys(text: str) -> Codes:
+    """The key of each character of the text's words, spaces and punctuation left out: that of a word of one letter."""
+    letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
+    points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
+    return word_keys(map(chr, points.tolist()))[places]
+
+
+def located_words(text: str) -> tuple[Codes, Ints]:
+    """The key of each word, and start and end of the piece of text that it stands in (2, words) [code points]."""
+    words: list[str] = []
+    spans: list[tuple[int, int]] = []
+    for piece in PIECE.finditer(text):
+        found = normal_words(piece.group())
+        words += found
+        spans += [piece.span()] * len(found)
+    return word_keys(words), np.array(spans, np.int64).reshape(-1, 2).T
+
+
+def located_characters(text: str) -> tuple[Codes, Ints]:
+    """The key of each character of the text's words, and start and end of its token (2, characters) [code points].
+
+    Where a token's characters depend on its neighbours, as in a number, its span is that of the whole piece.
+    """
+    spans: list[tuple[int, int]] = []
+    for piece in PIECE.finditer(text):
+        whole = "".join(normal_words(piece.group()))
+        tokens = [(token.span(), "".join(normal_words(token.group()))) for token in TOKEN.finditer(text, *piece.span())]
+        if "".join(letters for _, letters in tokens) != whole:
+            tokens = [(piece.span(), whole)]
+        for span, letters in tokens:
+            spans += [span] * len(letters)
+    return character_keys(text), np.array(spans, np.int64).reshape(-1, 2).T
+
 
 FORMAT = 1
 FILE, SET, IGNORED = "index", "set_", "ignored"

@@ -12,19 +12,21 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.buckets import (
+from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
+from pipeline.dedup.keys import (
     KEYS_DDL,
     KINDS,
     LED,
     PAIRED,
     PAIRS_DDL,
+    DedupTask,
     key_rows,
+    keys_of,
     pairs_of_buckets,
+    payloads_of,
     rows_of_buckets,
+    windows,
 )
-from pipeline.dedup.copies import DedupTask, keys_of, windows
-from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
-from pipeline.dedup.keys import payloads_of
 from pipeline.dedup.verify import (
     CARRIED_DDL,
     FAILED,
@@ -38,7 +40,7 @@ from pipeline.dedup.verify import (
     comparison,
 )
 from pipeline.engine.materialize import Kept, Scratch
-from pipeline.engine.parts import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, measured
 from pipeline.engine.spark import by_part, frame_of_tasks
 from pipeline.minhash.stage import shingle_hashes
 

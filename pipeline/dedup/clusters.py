@@ -15,14 +15,12 @@ from pyspark.sql import functions as F
 from pipeline.dedup.candidates import Found, Search, find_copies, part_of
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
-from pipeline.dedup.copies import DedupTask, Window, windows
 from pipeline.dedup.index import BANDS, LEADERS, MERGED, Indexes, snapshots_of, write_file, write_files
 from pipeline.dedup.keep_order import EARLIER, Bytes, binary_array
-from pipeline.dedup.keys import layout, num_keys, payloads_of
+from pipeline.dedup.keys import DedupTask, Window, layout, num_keys, payloads_of, windows
 from pipeline.dedup.verify import BEST, FAILED, JOINED
 from pipeline.engine.materialize import Scratch, shuffled_bytes
-from pipeline.engine.parquet import PartWriter
-from pipeline.engine.parts import parts_of
+from pipeline.engine.parquet import PartWriter, parts_of
 from pipeline.engine.spark import answers_of_parts, frame_of_tasks
 from pipeline.engine.stage import Row
 from pipeline.engine.step import Answer, Build, Built, gather

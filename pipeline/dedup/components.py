@@ -16,16 +16,20 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from pipeline.dedup.keep_order import Bytes
-from pipeline.dedup.packs import PACKS_DDL, packs, pair_batch, pairs_of, unpacked
 from pipeline.dedup.star_contraction import (
+    PACKS_DDL,
     all_links,
     contracted,
     follow,
     joined,
     large_star,
     owners,
+    packs,
+    pair_batch,
+    pairs_of,
     small_star,
     to_both_ends,
+    unpacked,
 )
 from pipeline.engine.materialize import Batches, Kept, Scratch
 from pipeline.engine.spark import task_context

@@ -5,6 +5,8 @@ documents of two scopes never meet.
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +15,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipeline.dedup.config import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
-from pipeline.dedup.keep_order import rows_of_bytes
-from pipeline.minhash.fast import mixed
-from pipeline.minhash.optimal import optimal_bands
+from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, order_columns, orders, rows_of_bytes
+from pipeline.engine.parquet import Part, measured
+from pipeline.minhash.bands import optimal_bands
+from pipeline.minhash.fast import mixed, odd_numbers
 from pipeline.minhash.simhash import table_keys
 from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
 from schemas.errors import ConfigError
@@ -128,3 +131,190 @@ def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uin
         signatures = b"".join(batch.column("signature").to_pylist())
         parts.append(np.frombuffer(signatures, np.uint8).reshape(batch.num_rows, -1))
     return np.concatenate(parts, axis=1)
+
+
+# Copies inside one part: documents whose signatures and digests are equal, found before anything is shuffled.
+#
+# Only the first of them in keep order goes on to look for others, so a page that stands a million times costs one row a
+# window. Windows follow the part's own order, which no partitioning changes.
+
+WINDOW = 1 << 16
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class DedupTask:
+    """One part of the documents, and how its copies are found."""
+
+    part: Part
+    dedup: DedupConfig
+    signature: SignatureConfig
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive measured documents of a part, and which of them are equal."""
+
+    batch: pa.RecordBatch
+    orders: Bytes
+    """(documents, order_bytes)"""
+    leads: Indices
+    """(documents,) the first in keep order of the documents equal to each."""
+    smallest: Indices
+    """(documents,) the one with the smallest doc_id among them."""
+
+    @property
+    def nodes(self) -> Bytes:
+        """(documents, NODE_BYTES)"""
+        return self.orders[:, -NODE_BYTES:]
+
+    @property
+    def first(self) -> npt.NDArray[np.bool_]:
+        """(documents,) whether the document leads."""
+        first: npt.NDArray[np.bool_] = self.leads == np.arange(len(self.leads))
+        return first
+
+
+def windows(task: DedupTask) -> Iterator[Window]:
+    """The measured documents of a part, a window at a time."""
+    columns = order_columns(task.dedup)
+    digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
+    columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
+    for batch in in_windows(measured(task.part, columns)):
+        order = orders(batch, task.part.ordinal, task.dedup)
+        leads, smallest = equal_documents(identities(batch, task.dedup, task.signature), order)
+        yield Window(batch, order, leads, smallest)
+
+
+def in_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of WINDOW; the last may be shorter."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        while rows + batch.num_rows >= WINDOW:
+            head = batch.slice(0, WINDOW - rows)
+            yield _joined([*held, head])
+            batch, held, rows = batch.slice(WINDOW - rows), [], 0
+        if batch.num_rows:
+            held.append(batch)
+            rows += batch.num_rows
+    if rows:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> npt.NDArray[np.uint64]:
+    """Two numbers of each document that are equal where its signature, digest and scope are, up to 2^-128."""
+    parts = [scopes_of(batch, dedup)[:, None]]
+    if dedup.exact != "off":
+        parts.append(digests_of(batch, dedup).copy().view("<u8"))
+    if dedup.verify == "jaccard":  # equal signatures do not prove equal shingles
+        parts.append(rows_of_bytes(batch.column("raw_digest"), 16).copy().view("<u8"))
+    elif dedup.near:
+        parts.append(signatures_of(batch, signature).astype(np.uint64))
+    values = np.concatenate(parts, axis=1)
+    sums = [(mixed(values) * odd_numbers(seed, "identity", values.shape[1])).sum(axis=1) for seed in (0, 1)]
+    return mixed(np.stack(sums, axis=1))
+
+
+def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
+    """For each document the first in keep order, and that of the smallest doc_id, among those of its identity."""
+    by_order = _first_of_each(identity, np.lexsort((*words(order), identity[:, 1], identity[:, 0])))
+    node = order[:, -NODE_BYTES:]
+    return by_order, _first_of_each(identity, np.lexsort((*words(node), identity[:, 1], identity[:, 0])))
+
+
+def words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
+    """The rows as numbers that sort as their bytes do, the least significant first, as `np.lexsort` wants them."""
+    count, width = rows.shape
+    padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
+    padded[:, :width] = rows
+    return [column.astype(np.uint64) for column in padded.view(">u8").T[::-1]]
+
+
+def _first_of_each(identity: npt.NDArray[np.uint64], ranking: Indices) -> Indices:
+    ranked = identity[ranking]
+    starts = np.ones(len(ranked), bool)
+    starts[1:] = (ranked[1:] != ranked[:-1]).any(axis=1)
+    found = np.empty(len(ranked), np.intp)
+    found[ranking] = ranking[starts][np.cumsum(starts) - 1]
+    return found
+
+
+def keys_of(window: Window, task: DedupTask) -> npt.NDArray[np.int64]:
+    """The keys of the documents that lead (leading documents, keys)."""
+    return all_keys(window.batch.filter(pa.array(window.first)), task.dedup, task.signature)
+
+
+# Buckets: documents that share a key, streamed in keep order and never held; the others are paired with the first.
+#
+# A bucket of a million documents gives a million pairs. Pairs that verification does not join come back with their
+# keys, and the first of them leads the next round.
+
+KEYS = pa.schema([pa.field("key", pa.int64()), pa.field("order", pa.binary())])
+KEYS_DDL = "key long, order binary"
+PAIRS = pa.schema(
+    [
+        pa.field("node", pa.binary()),
+        pa.field("leader", pa.binary()),
+        pa.field("key", pa.int64()),
+        pa.field("order", pa.binary()),
+    ]
+)
+PAIRS_DDL = "node binary, leader binary, key long, order binary"
+WANTED = b"\0"
+"""In place of a leader: the node itself leads, and what it is compared by is wanted. Sorts before any leader."""
+PAIRED, LED = "pairs", "leads"
+"""Kinds of rows of buckets: PAIRS, and KEYS of those that lead."""
+KINDS = {PAIRED: PAIRS_DDL, LED: KEYS_DDL}
+
+
+def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
+    """The pairs (PAIRS) of every bucket of rows sorted by (key, order), each order `width` bytes long, and a WANTED row
+    for each leader of a pair."""
+    return (batch for kind, batch in rows_of_buckets(0, batches, width) if kind == PAIRED)
+
+
+def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The same pairs, and what leads each bucket, by their kinds (see KINDS); `number` is that of the partition."""
+    last_key: int | None = None
+    leader = np.zeros((1, width), np.uint8)
+    asked = False
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        keys = batch.column(0).to_numpy()
+        rows = rows_of_bytes(batch.column(1), width)
+        starts = np.ones(len(keys), bool)
+        starts[1:] = keys[1:] != keys[:-1]
+        starts[0] = last_key is None or keys[0] != last_key
+        bucket = np.cumsum(starts)  # 0: the bucket that the batch before has opened
+        firsts = np.concatenate([leader, rows[starts]])
+        members = np.flatnonzero(~starts)
+        if len(members):
+            yield PAIRED, _pairs(rows[members], firsts[bucket[members]][:, -NODE_BYTES:], keys[members])
+            wanted = np.unique(bucket[members])
+            if asked and wanted[0] == 0:
+                wanted = wanted[1:]
+            if len(wanted):
+                marks = np.full((len(wanted), 1), WANTED[0], np.uint8)
+                yield PAIRED, _pairs(firsts[wanted], marks, np.zeros(len(wanted), np.int64))
+        yield LED, pa.RecordBatch.from_arrays([pa.array(keys[starts]), binary_array(rows[starts])], schema=KEYS)
+        has_members = len(members) > 0 and bucket[members[-1]] == bucket[-1]
+        asked = has_members or (asked and bucket[-1] == 0)
+        last_key, leader = int(keys[-1]), firsts[-1:].copy()
+
+
+def _pairs(orders: Bytes, leaders: Bytes, keys: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    columns = [binary_array(orders[:, -NODE_BYTES:]), binary_array(leaders), pa.array(keys), binary_array(orders)]
+    return pa.RecordBatch.from_arrays(columns, schema=PAIRS)
+
+
+def key_rows(keys: npt.NDArray[np.int64], orders: Bytes) -> Iterator[pa.RecordBatch]:
+    """One row (KEYS) for each key of each document; `keys` is (documents, keys)."""
+    order = binary_array(orders)
+    for column in keys.T:
+        yield pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(column)), order], schema=KEYS)

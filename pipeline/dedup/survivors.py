@@ -29,8 +29,7 @@ from pipeline.dedup.decide import (
 )
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
 from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
-from pipeline.engine.parquet import PartWriter
-from pipeline.engine.parts import Part, measured, parts_of
+from pipeline.engine.parquet import Part, PartWriter, measured, parts_of
 from pipeline.engine.spark import answers_of_parts, by_part, frame_of_tasks, persisted
 from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import Answer, Build, Built, gather

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.buckets import KEYS, KEYS_DDL, PAIRS
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, binary_array, rows_of_bytes
-from pipeline.dedup.keys import DIGEST_BYTES
+from pipeline.dedup.keys import DIGEST_BYTES, KEYS, KEYS_DDL, PAIRS
 from pipeline.minhash.simhash import distance
 from pipeline.minhash.stage import SignatureConfig, jaccard, similarity, value_type
 from schemas.errors import ContractError

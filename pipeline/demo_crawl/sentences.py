@@ -6,8 +6,7 @@ Every text is composed of the project's own sentences; what the bytes are and wh
 import random
 from dataclasses import dataclass
 
-from pipeline.demo_crawl.html import CLEAN
-from pipeline.demo_crawl.page import Page, prose
+from pipeline.demo_crawl.html import CLEAN, Page, prose
 from pipeline.demo_crawl.speech import Speech, compose
 from pipeline.demo_crawl.speech_de import GERMAN
 from pipeline.demo_crawl.speech_es import SPANISH

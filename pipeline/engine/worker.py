@@ -3,13 +3,25 @@
 A stage that raises on a row drops that row as `failed`; the kind and place of the error are counted, never its text.
 """
 
+import multiprocessing
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
+import pyarrow as pa
+
+from pipeline.engine.parquet import PartWriter
+from pipeline.engine.spark import worker_path
 from pipeline.engine.stage import Drop, PerDocument, Row
+from pipeline.engine.step import Answer, keep_answer, standing_answer
 from schemas.config import Recipe
 from schemas.errors import ContractError, PenstockError
+from schemas.ids import canonical_json
+from schemas.manifest import part_key
+from schemas.storage import Store
 
 FAILED = "failed"
 CRASHED = "crashed"
@@ -110,3 +122,128 @@ class Books:
                 **{name: dict(counter) for name, counter in self.figures.items()},
             },
         }
+
+
+# A function in a child process: if a record kills the child, the record is named and a new child goes on.
+#
+# Used only when a task is retried, so that the first attempt pays nothing.
+
+SECONDS_PER_RECORD = 120.0
+
+
+class Crashed(Exception):
+    """The child died, or did not answer in time, on the record it was given."""
+
+
+class Isolated:
+    """`function` over rows, each call made in a forked child that is replaced when it dies. Raises Crashed."""
+
+    def __init__(self, function: Callable[[Row], Row], seconds: float = SECONDS_PER_RECORD):
+        self._function, self._seconds = function, seconds
+        self._context = multiprocessing.get_context("fork")
+        self._child: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+
+    def __call__(self, row: Row) -> Row:
+        """The function's result. Raises Crashed if the child dies or is silent for too long."""
+        pipe = self._pipe or self._start()
+        try:
+            pipe.send(row)
+            if not pipe.poll(self._seconds):
+                raise Crashed(f"no answer in {self._seconds:.0f} s")
+            answer = pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError, Crashed) as error:
+            self.close()
+            raise Crashed(str(error) or type(error).__name__) from error
+        if isinstance(answer, BaseException):
+            raise answer
+        return dict(answer)
+
+    def _start(self) -> Connection:
+        ours, theirs = self._context.Pipe()
+        self._child = self._context.Process(target=_serve, args=(theirs, self._function), daemon=True)
+        self._child.start()
+        theirs.close()
+        self._pipe = ours
+        return ours
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._child = self._pipe = None
+
+
+def _serve(pipe: Connection, function: Callable[[Row], Row]) -> None:
+    while True:
+        try:
+            row = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: Row | Exception = function(row)
+        except Exception as error:
+            answer = error
+        pipe.send(answer)
+
+
+# One part through fused stages into one table: what the passes that read stored text have in common.
+
+Models = dict[str, dict[str, str]]
+Enter = Callable[[Row, int, Books], None]
+"""(finished row, length of its text before the stages [code points], books): counts the row before it is written."""
+
+
+@dataclass(frozen=True)
+class PartOutput:
+    """The part that is written: of which table, where, by which stages."""
+
+    table: str
+    folder: Store
+    ordinal: int
+    schema: pa.Schema
+    stages: tuple[PerDocument, ...]
+    text: str
+    """Column of the text that comes in."""
+
+
+def run_part(
+    output: PartOutput, recipe: Recipe, models: Models, retried: bool, rows: Callable[[], Iterator[Row]], enter: Enter
+) -> Answer:
+    """Run the rows through the stages and write them; returns files, books and figures."""
+    standing = standing_answer(output.folder, output.ordinal)
+    if standing is not None:
+        return standing
+    started = time.process_time()
+    local = {stage: {name: worker_path(path) for name, path in paths.items()} for stage, paths in models.items()}
+    fused = Fused(output.stages, recipe, local)
+    measure = Isolated(fused) if retried else fused
+    books = Books([(stage.name, stage.reasons) for stage in output.stages])
+    size_column = output.text if output.text in output.schema.names else None
+    writer = PartWriter(output.folder, part_key(output.ordinal), output.schema, size_column)
+    try:
+        for row in rows():
+            chars = len(row[output.text])
+            try:
+                row = measure(row)
+            except Crashed:
+                set_verdict(row, output.stages[0].name, Drop(CRASHED))
+            enter(row, chars, books)
+            writer.add(row)
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        if isinstance(measure, Isolated):
+            measure.close()
+    answer = {
+        "files": {output.table: writer.close()},
+        "rows": books.rows_in,
+        "errors": dict(fused.errors),
+        "cpu_seconds": time.process_time() - started,
+        **books.to_json(),
+    }
+    return keep_answer(output.folder, output.ordinal, answer, canonical_json)

@@ -13,12 +13,20 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pipeline.classifier.fasttext import GOOD_LABEL, MIN_THREADS, load_fasttext, train_fasttext, write_example
-from pipeline.classifier.features import FEATURES, MAX_NGRAM, new_vocabulary, word_keys_of
-from pipeline.classifier.linear import Examples, LinearModel, fit_line, fit_weights, load_linear, save_linear
+from pipeline.classifier.linear import (
+    FEATURES,
+    MAX_NGRAM,
+    Examples,
+    LinearModel,
+    fit_line,
+    fit_weights,
+    load_linear,
+    new_vocabulary,
+    save_linear,
+    word_keys_of,
+)
 from pipeline.classifier.metrics import heldout_figures
-from pipeline.fit.corpus import BAD, GOOD, Corpus, Gathered, Text, gather
-from pipeline.fit.text_files import Reading
-from pipeline.fit.trained import Clock, commit_model
+from pipeline.fit.corpus import BAD, GOOD, Clock, Corpus, Gathered, Reading, Text, commit_model, gather
 from pipeline.models import ModelsConfig
 from schemas.config import Section, location
 from schemas.errors import ContractError

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipeline.classifier.features import FEATURES, MAX_NGRAM, buckets_of, new_vocabulary, ngram_codes, word_keys_of
 from pipeline.classifier.importance import Bag, ImportanceModel, save_importance
-from pipeline.fit.corpus import Corpus, Text, gather
-from pipeline.fit.text_files import Reading
-from pipeline.fit.trained import Clock, commit_model
+from pipeline.classifier.linear import FEATURES, MAX_NGRAM, buckets_of, new_vocabulary, ngram_codes, word_keys_of
+from pipeline.fit.corpus import Clock, Corpus, Reading, Text, commit_model, gather
 from pipeline.models import ModelsConfig
 from schemas.config import Section
 from schemas.errors import ContractError

@@ -14,12 +14,12 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline.engine.spark import frame_of_tasks, ship_models, worker_path
-from pipeline.fit.run_sample import SampleTask, sample_run
+from pipeline.fit.corpus import SampleTask, sample_run
 from pipeline.perplexity.compile import compile_lm
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.read_text import find_ranges
 from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on
-from pipeline.perplexity.text import load_pieces, normalise
+from pipeline.perplexity.model import load_pieces, normalise
 from schemas.config import Section, location
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256

@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.parts import ROWS_AT_ONCE
-from pipeline.tokens.buckets import left_out
-from pipeline.tokens.streams import LEFT_OUT, TOKENS, Sorting, mixed, sorting_of
+from pipeline.engine.parquet import ROWS_AT_ONCE
+from pipeline.tokens.streams import LEFT_OUT, TOKENS, Sorting, left_out, mixed, sorting_of
 from schemas.errors import ContractError
 from schemas.manifest import Manifest, Table, open_table, part_key, read_run
 from schemas.storage import Store

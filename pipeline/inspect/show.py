@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
-from pipeline.tokens.buckets import READS, left_out
-from pipeline.tokens.streams import TOKENS, Sorting, mixed
+from pipeline.tokens.streams import READS, TOKENS, Sorting, left_out, mixed
 from schemas.config import nearest
-from schemas.entries import NAME, VALUE
 from schemas.errors import ConfigError
 from schemas.manifest import Table, open_table, read_run
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, SCORES, TABLES, VERDICTS
+from schemas.tables import DOCUMENTS, NAME, SCORES, TABLES, VALUE, VERDICTS
 
 CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.*?)\s*$", re.IGNORECASE)
 COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}

@@ -17,7 +17,7 @@ from pipeline.dedup.decide import DROPPED, STAYS, facts_columns, facts_of
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.dedup.survivors import earlier_clusters, earlier_urls
-from pipeline.engine.parts import Part, measured, parts_of
+from pipeline.engine.parquet import Part, measured, parts_of
 from pipeline.engine.rules import KEPT, columns_of, judge
 from pipeline.engine.spark import frame_of_tasks, persisted, run_tasks
 from pipeline.inspect.whatif_limits import Curve, curves_of, sensitivity_part
@@ -30,8 +30,7 @@ from pipeline.steps.verdicts import (
     quantiles_of,
     split_columns,
 )
-from pipeline.tokens.buckets import MEASURES, streams_of_part
-from pipeline.tokens.streams import LEFT_OUT, TOKENS, Sorting, sorting_of
+from pipeline.tokens.streams import LEFT_OUT, MEASURES, TOKENS, Sorting, sorting_of, streams_of_part
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import Table, open_table, read_run

@@ -15,8 +15,7 @@ import xxhash
 from pipeline.minhash.config import SignatureConfig
 from pipeline.minhash.datatrove_family import PRIME, smallest
 from pipeline.minhash.fast import VALUE, Values, minima
-from pipeline.minhash.runs import runs
-from pipeline.minhash.shingles import by_characters, words_of
+from pipeline.minhash.shingles import by_characters, runs, words_of
 from pipeline.text.words import Codes, normal_words
 
 __all__ = ["VALUE", "hashes", "shingles", "sketch"]

@@ -13,8 +13,7 @@ import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.runs import runs
-from pipeline.minhash.shingles import by_characters
+from pipeline.minhash.shingles import by_characters, runs
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_english, split_neutral, split_unspaced
 from pipeline.text.words import CAPACITY, Codes, normal_words, word_keys
 

@@ -7,7 +7,7 @@ texts are cut into pieces that a vocabulary knows. Both answer with the keys of 
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -161,3 +161,15 @@ class _KnownWords:
 
 _KNOWN, _VOCABULARY = _KnownWords(), Vocabulary(split_neutral)
 # what they answer depends on the text alone, so sharing them cannot change a signature
+
+
+# The bytes of shingles, for families that hash text rather than the keys of words.
+
+
+def runs(joined: bytes, size: int) -> Iterator[bytes]:
+    """Every run of `size` units of a text whose units are separated by one space; all of it if there are fewer."""
+    ends = np.flatnonzero(np.frombuffer(joined + b" ", np.uint8) == ord(" "))
+    size = min(size, len(ends))
+    starts = np.concatenate(([0], ends[: len(ends) - size] + 1))
+    for start, end in zip(starts.tolist(), ends[size - 1 :].tolist()):
+        yield joined[start:end]

@@ -5,20 +5,193 @@ form: of the longest n-gram that the model has, times the back-off weights of th
 """
 
 import mmap
-from collections.abc import Sequence
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.perplexity.table import EVEN, Keys, Table, factor, word_codes
-from pipeline.perplexity.text import load_pieces, normalise, words
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
+
+# A table of n-grams in one array: sorted by key, each as near to its home as its neighbours allow.
+#
+# The array alternates keys and values (a probability and a back-off weight, float32 each), so that one look-up
+# touches one cache line of a file that all workers map. The home of a key grows with the key, so the entries of
+# linear probing lie in the order of their keys: a search ends at the first key that is not smaller, and equal n-grams
+# give equal bytes.
+
+Keys = npt.NDArray[np.uint64]
+Values = npt.NDArray[np.float32]
+
+EMPTY = np.uint64(2**64 - 1)
+"""Key of a slot without entry; keys of entries are even."""
+EVEN = np.uint64(2**64 - 2)
+STEP = 0x9E3779B97F4A7C15
+"""Odd, so that no word is lost however far back it stands."""
+HALF = np.uint64(32)
+HOMES_PER_ENTRY = 1.5
+"""At 1.5 a search takes 2 steps on average and a model of lmplz 24 bytes an n-gram."""
+ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
+
+
+def word_codes(words: Iterable[str]) -> Keys:
+    """The xxh64 of each word's UTF-8."""
+    return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
+
+
+def factor(distance: int) -> np.uint64:
+    """What the code of a word is multiplied with that stands so many words before the last of its n-gram."""
+    return np.uint64(pow(STEP, distance, 1 << 64))
+
+
+def keys_of(codes: Keys) -> Keys:
+    """(n-grams,) the key of each row of `codes`, (n-grams, order), the last word in the last column."""
+    factors = np.array([factor(distance) for distance in range(codes.shape[1])], np.uint64)
+    keys: Keys = (codes * factors[::-1]).sum(axis=1, dtype=np.uint64) & EVEN
+    return keys
+
+
+def share_out(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
+    """The number of the part, of so many equal ones, in which each key lies; it grows with the key."""
+    return ((keys >> HALF) * np.uint64(parts) >> HALF).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The n-grams of one order."""
+
+    homes: int
+    """Number of places that a key can have as its home."""
+    slots: Keys
+    """Key and value of each slot in turn; the last slot is empty."""
+
+    def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
+        """Which of the keys the table has, by position, and (found, 2) their probability and back-off weight."""
+        places = share_out(keys, self.homes) * 2
+        seen = self.slots[places]
+        on = np.flatnonzero(seen < keys)
+        while len(on):
+            places[on] += 2
+            there = self.slots[places[on]]
+            seen[on] = there
+            on = on[there < keys[on]]
+        found = np.flatnonzero(seen == keys)
+        return found, self.slots[places[found] + 1].view(np.float32).reshape(-1, 2)
+
+
+def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterator[Keys]:
+    """The slots of a table, stretch after stretch, of entries that come sorted by key, part after part."""
+    laid = 0
+    for entries in sorted_parts:
+        numbers = np.arange(len(entries))
+        places = np.maximum.accumulate(np.maximum(share_out(entries["key"], homes), laid) - numbers) + numbers
+        stretch = int(places[-1]) + 1 - laid if len(places) else 0
+        slots = np.zeros((stretch, 2), np.uint64)
+        slots[:, 0] = EMPTY
+        slots[places - laid, 0] = entries["key"]
+        slots.view(np.float32)[places - laid, 2] = entries["probability"]
+        slots.view(np.float32)[places - laid, 3] = entries["backoff"]
+        laid += stretch
+        yield slots.reshape(-1)
+    tail = np.zeros((max(0, homes - laid) + 1, 2), np.uint64)
+    tail[:, 0] = EMPTY
+    yield tail.reshape(-1)
+
+
+# Text as the language models read it: normalised as CCNet does, a paragraph a line, cut into pieces.
+#
+# Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359. Lower case, canonical decomposition without combining marks,
+# every digit as 0, typographic punctuation as its plain counterpart, no control characters.
+
+Cut = Callable[[Sequence[str]], list[list[str]]]
+"""Lines → the pieces of each."""
+
+PUNCTUATION = {
+    '"': "\u00ab\u00bb\u201c\u201d\u201e\u300a\u300b\u300c\u300d",
+    "'": "\u00b4\u2019",
+    ",": "\u3001\uff0c",
+    "-": "\u2013\u2501\u25ba",
+    **{".": "\u3002", ":": "\u2236\uff1a", "?": "\uff1f", "!": "\uff01", ";": "\uff1b", "%": "\uff05", "~": "\uff5e"},
+    **{"(": "\uff08", ")": "\uff09", "<": "\u3008", ">": "\u3009", "[": "\u3010", "]": "\u3011"},
+}
+"""Plain character → those that become it."""
+LONGER = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
+"""Those that become several characters."""
+REMOVED = 0xFFFFFFFF
+REPLACEMENT = 0xFFFD
+
+
+@lru_cache(maxsize=1)
+def _table() -> npt.NDArray[np.uint32]:
+    """What becomes of each code point of decomposed lower-case text; REMOVED: nothing."""
+    table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
+    for code in range(sys.maxunicode + 1):
+        match unicodedata.category(chr(code)):
+            case "Mn" | "Cc":
+                table[code] = REMOVED
+            case "Nd":
+                table[code] = ord("0")
+            case "Cs":  # half a surrogate pair has no UTF-8
+                table[code] = REPLACEMENT
+    for plain, others in PUNCTUATION.items():
+        table[list(map(ord, others))] = ord(plain)
+    table[ord("\n")] = ord("\n")
+    return table
+
+
+def normalise(text: str) -> str:
+    """The text in normal form, with the line ends where they were."""
+    text = unicodedata.normalize("NFD", text.lower())
+    for char, several in LONGER.items():
+        text = text.replace(char, several)
+    points = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
+    normal: str = points[points != REMOVED].tobytes().decode("utf-32-le")
+    return normal
+
+
+def line_spans(text: str) -> npt.NDArray[np.int64]:
+    """(lines, 2): start and end of each line of a text [code points]; a line end belongs to no line."""
+    lengths = np.fromiter(map(len, text.split("\n")), np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    return np.stack([ends - lengths, ends], axis=1)
+
+
+def words(lines: Sequence[str]) -> list[list[str]]:
+    """What stands between spaces in each line: the pieces of a model that has no SentencePiece model."""
+    return [line.split() for line in lines]
+
+
+def load_pieces(model: bytes, where: str) -> Cut:
+    """The pieces of a SentencePiece model as a function of lines. Raises ConfigError if the bytes are not one."""
+    import sentencepiece
+
+    processor: Any = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(model)
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: promised a SentencePiece model, found {error}; give the right file") from error
+
+    def cut(lines: Sequence[str]) -> list[list[str]]:
+        # Not as one batch: for that it starts threads, which costs more than they save.
+        return [processor.encode(line, out_type=str) for line in lines]
+
+    return cut
+
+
+def sentences(text: str, cut: Cut) -> list[str]:
+    """The lines of a text as a trainer takes them: normalised, pieces with spaces between, none blank."""
+    return [" ".join(pieces) for pieces in cut(normalise(text).split("\n")) if pieces]
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -199,3 +372,78 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
     except (ValidationError, ValueError) as error:
         raise ContractError(f"{path}: promised a whole language model, found a damaged file; copy it again") from error
     return header, arrays
+
+
+# A language model of either kind: a compiled file of ours, or a KenLM binary beside its SentencePiece model.
+
+KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
+ARPA_START = b"\\data\\"
+MARKERS = frozenset(("<s>", "</s>"))
+
+
+class Scorer(Protocol):
+    """What the perplexity stage asks of a model."""
+
+    def score_text(self, text: str) -> Scores:
+        """The scores of each line of a text; a line without words is not scored."""
+
+
+class KenlmModel:
+    """A model that the kenlm package reads: a binary, mapped so that workers share it, or an ARPA file.
+
+    Lines are normalised and cut as CCNet does for its published models; `spm` None: their words stand between spaces.
+    """
+
+    def __init__(self, path: str, spm: str | None):
+        require_kenlm(path)
+        import kenlm
+
+        config = kenlm.Config()
+        config.load_method = kenlm.LoadMethod.LAZY
+        config.show_progress = False
+        try:
+            self._model = kenlm.Model(path, config)
+        except OSError as error:
+            raise ConfigError(f"{path}: promised a model that kenlm reads, found {error}; give another file") from error
+        self._cut = words if spm is None else load_pieces(Path(spm).read_bytes(), spm)
+
+    def score_text(self, text: str) -> Scores:
+        """The scores of each line of a text; a line without words is not scored."""
+        return score_lines(self, normalise(text).split("\n"))
+
+    def cut(self, lines: Sequence[str]) -> list[list[str]]:
+        """The words that the model knows lines by."""
+        return self._cut(lines)
+
+    def score(self, sentences: Sequence[Sequence[str]]) -> Scores:
+        """The scores of sentences given as words; kenlm adds them up as float32."""
+        lines = (" ".join("<unk>" if word in MARKERS else word for word in sentence) for sentence in sentences)
+        log10 = np.fromiter((self._model.score(line, bos=True, eos=True) for line in lines), np.float64, len(sentences))
+        return Scores(log10, np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1)
+
+
+def require_kenlm(path: str) -> None:
+    """Raises ConfigError if the package that reads KenLM binaries is not installed."""
+    if find_spec("kenlm") is None:
+        raise ConfigError(
+            f"{path}: promised a language model, found a KenLM binary and no package to read it; "
+            "run `pip install kenlm==0.3.0`, or train a model with `penstock train-lm`"
+        )
+
+
+def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
+    """The model in a file, by what the file holds; a KenLM binary wants `spm`, or `alone`: its words are plain.
+
+    Raises ConfigError if it is another file, and if the pieces lack or are given to a model that has its own.
+    """
+    with Path(path).open("rb") as stream:
+        start = stream.read(len(MAGIC))
+    if start.startswith(ARPA_START):
+        raise ConfigError(f"{path}: promised a compiled language model, found an ARPA file; compile it first")
+    if not start.startswith(KENLM_MAGIC):
+        if spm is not None or alone:
+            raise ConfigError(f"{path}: promised a model that needs pieces, found one with its own; give no pieces")
+        return LanguageModel(path)
+    if spm is None and not alone:
+        raise ConfigError(f"{path}: promised the pieces of a KenLM binary, found none; give its SentencePiece model")
+    return KenlmModel(path, spm)

@@ -18,8 +18,7 @@ import pyarrow as pa
 from pydantic import model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Quantile, Row, RowFunction
-from pipeline.perplexity.scorer import Scorer, open_model, require_kenlm
-from pipeline.perplexity.text import line_spans
+from pipeline.perplexity.model import Scorer, line_spans, open_model, require_kenlm
 from schemas.config import Section, decision, execution, location
 from schemas.errors import ConfigError, ContractError
 from schemas.tables import DOC_ID, SCORES, field

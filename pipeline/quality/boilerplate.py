@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.quality.lines import CODE, SPACE, classes_of
-from pipeline.quality.parts import Parts
+from pipeline.quality.redpajama import CODE, SPACE, classes_of
+from pipeline.quality.text import Parts
 
 FILE = Path(__file__).with_name("phrases.toml")
 _TAG = re.compile(r"</?[A-Za-z!][^<>]{0,500}>|&(?:[A-Za-z]{2,8}|#\d{1,7}|#x[0-9A-Fa-f]{1,6});")

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeline.text.spans import Span, append_span, trim
-from pipeline.text.words import ENDS_SENTENCE, MARK, Words
+from pipeline.text.words import ENDS_SENTENCE, MARK, SENTENCE_ENDS, Words
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 TERMINAL = (".", "?", "!", '"', "'")
@@ -119,3 +119,23 @@ def num_sentences(words: Words, pieces: Sequence[int]) -> int:
     ends = (words.flags[telling] & ENDS_SENTENCE) > 0
     line = np.repeat(np.arange(len(pieces)), tokens)[telling]
     return len(pieces) + int(np.count_nonzero(ends[:-1] & ~ends[1:] & (line[1:] == line[:-1])))
+
+
+# FineWeb's quality signals: lines that end like sentences, short lines, repeated lines, newlines among words.
+#
+# Source: Penedo et al. 2024, arXiv 2406.17557, section 3.6, as datatrove reads it.
+
+SHORT_LINE = 30  # [characters] a line of at most this length is short; part of the signal's definition
+
+
+def fineweb(body: str, num_tokens: int) -> dict[str, float]:
+    """The signals FINEWEB of a text after cuts that has this many tokens."""
+    lines = [line for line in body.split("\n") if line and not line.isspace()]
+    num_lines, newlines = max(len(lines), 1), body.count("\n")
+    repeated = sum(map(len, lines)) - sum(map(len, set(lines)))
+    return {
+        "fineweb_terminal_lines": sum(line[-1] in SENTENCE_ENDS for line in lines) / num_lines,
+        "fineweb_short_lines": sum(len(line) <= SHORT_LINE for line in lines) / num_lines,
+        "fineweb_dup_line_chars": repeated / max(len(body) - newlines, 1),
+        "fineweb_newline_ratio": newlines / max(num_tokens, 1),
+    }

@@ -6,15 +6,19 @@ Not here: those of models and of block lists, and the stop words are ours.
 """
 
 import re
+from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.quality.ngrams import TOP_SIZES, covered, recurring
-from pipeline.quality.parts import Parts
 from pipeline.quality.text import (
     ASCII_LETTER,
     CAPITALS,
+    JAVASCRIPT,
     LOREM,
+    Parts,
     normal_piece,
     num_among,
     read_normal_pieces,
@@ -95,3 +99,93 @@ def _placeholders(text: str) -> float:
     """Occurrences of the placeholder text over characters, both after normalisation."""
     normal = " ".join(filter(None, map(normal_piece, text.split())))
     return normal.count(PLACEHOLDER) / max(len(normal), 1)
+
+
+# Signals of single lines: those of RedPajama-V2, and what RefinedWeb's line rules look at.
+#
+# Lines end with their newline and tile the text, as RedPajama-V2 has them. Characters are counted on an array of their
+# classes, summed line by line; what a line's words say comes from the vocabulary.
+
+UPPER, DIGIT, CODE, SPACE = 1, 2, 4, 8
+"""Classes of a character: upper case; digit; a sign that code has more of than prose; whitespace."""
+CODE_SIGNS = frozenset("{}[]()<>=;_/\\|&$#@*+^~`%")
+TERMINAL = (".", "!", "?", "”")
+COUNTED = "likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
+COUNTER = re.compile(rf"^\W*\d[,.\d]*[kmb]?\s+(?:{COUNTED})\W*$")
+"""A line that is a counter, such as `3 likes`, in lower case. RefinedWeb's words as DCLM lists them."""
+_COUNTED = re.compile(COUNTED)
+_CLASSED = 0x32000  # beyond lie no letters with case, digits or spaces
+
+
+@cache
+def _table() -> npt.NDArray[np.uint8]:
+    classes = np.zeros(0x110000, np.uint8)
+    for code in range(_CLASSED):
+        char = chr(code)
+        classes[code] = UPPER * char.isupper() | DIGIT * char.isdigit() | SPACE * char.isspace()
+    classes[[ord(char) for char in CODE_SIGNS]] |= CODE
+    return classes
+
+
+def classes_of(text: str) -> npt.NDArray[np.uint8]:
+    """The classes of every character of a text."""
+    return _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
+
+
+def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
+    """The sums of the values between neighbouring edges."""
+    totals = np.concatenate(([0], np.cumsum(values)))[edges]
+    return totals[1:] - totals[:-1]
+
+
+class Lines:
+    """The lines of a text and what is counted on each of them."""
+
+    def __init__(self, whole: Parts):
+        self.whole = whole
+        self.texts = lines_of(whole.text)
+        self.edges = np.concatenate(([0], np.cumsum(np.fromiter(map(len, self.texts), np.int64, len(self.texts)))))
+        classes = classes_of(whole.text)
+        self.upper = _sums((classes & UPPER) > 0, self.edges)
+        self.digits = _sums((classes & DIGIT) > 0, self.edges)
+        if len(self.texts) == len(whole.lines):  # then no other separator than newlines splits a line
+            self.counts = np.array(whole.counts, np.int64)
+        else:
+            self.counts = np.fromiter((len(line.split()) for line in self.texts), np.int64, len(self.texts))
+
+    def lengths(self) -> Ints:
+        """Length of each line without its newline [code points]."""
+        newlines = np.fromiter((line.endswith("\n") for line in self.texts), np.int64, len(self.texts))
+        return self.edges[1:] - self.edges[:-1] - newlines
+
+    def counters(self) -> npt.NDArray[np.bool_]:
+        """Which lines are counters."""
+        found = np.zeros(len(self.texts), bool)
+        if _COUNTED.search(self.whole.lowered):
+            for number in np.flatnonzero((self.digits > 0) & (self.counts > 1)).tolist():
+                found[number] = COUNTER.search(self.texts[number].removesuffix("\n").lower()) is not None
+        return found
+
+
+def line_signals(lines: Lines) -> dict[str, Any]:
+    """The column `lines`, spans [start, end), and LINE_SIGNALS, a value for each of them."""
+    whole, texts, edges = lines.whole, lines.texts, lines.edges
+    per_piece, (lengths, flags, _, numeric) = whole.vocabulary.look_up(read_normal_pieces, whole.numbers)
+    words_at = np.concatenate(([0], np.cumsum(per_piece)))[np.concatenate(([0], np.cumsum(lines.counts)))]
+    num_words = words_at[1:] - words_at[:-1]
+    normal_size = np.maximum(_sums(lengths, words_at) + num_words - 1, 1)
+    sizes = np.maximum(lines.lengths(), 1)
+    signals = {
+        "rps_lines_ending_with_terminal_punctution_mark": [line.rstrip().endswith(TERMINAL) for line in texts],
+        "rps_lines_javascript_counts": _sums((flags & JAVASCRIPT) > 0, words_at),
+        "rps_lines_num_words": num_words,
+        "rps_lines_numerical_chars_fraction": _sums(numeric, words_at) / normal_size,
+        "rps_lines_start_with_bulletpoint": [line.lstrip().startswith(BULLETS) for line in texts],
+        "rps_lines_uppercase_letter_fraction": lines.upper / np.maximum(edges[1:] - edges[:-1], 1),
+        "refinedweb_line_uppercase": lines.upper / sizes,
+        "refinedweb_line_digits": lines.digits / sizes,
+        "refinedweb_line_counter": lines.counters(),
+        "refinedweb_line_words": lines.counts,
+    }
+    spans = list(zip(edges[:-1].tolist(), edges[1:].tolist()))
+    return {"lines": spans} | {name: np.asarray(values, np.float32).tolist() for name, values in signals.items()}

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.quality.dclm_dolma import ASCII_SPACE, num_words
-from pipeline.quality.lines import Lines
-from pipeline.quality.parts import Parts
+from pipeline.quality.redpajama import Lines
+from pipeline.quality.text import Parts
 from pipeline.text.spans import Span, between, trim, union, without
 
 MAX_DIGITS = 0.999999

@@ -15,9 +15,9 @@ from resiliparse.parse.encoding import map_encoding_to_html5
 from pipeline.engine.stage import Row
 from pipeline.report.facts import BEFORE, Facts
 from pipeline.tokens.streams import LEFT_OUT, TOKENS
-from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.storage import Store
+from schemas.tables import to_mapping
 
 FROM_DOCUMENTS = ["doc_id", "url", "split", "offset", "record_type", "charset", "language", "drop_stage", "drop_rule"]
 FROM_VERDICTS = ["doc_id", "drop_stage", "drop_rule"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
 from pipeline.lineage.read import read_lineage
-from pipeline.report.numbers import number, short, size
+from pipeline.report.facts import number, short, size
 from schemas.storage import Store
 
 ROW, LINE, DOT = 66, 17, 15

@@ -9,31 +9,30 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline.report import numbers
-from pipeline.report.ablations import SHOWN_FATES, ablations
-from pipeline.report.contamination import canaries, evaluation_sets
+from pipeline.report import facts as numbers
+from pipeline.report.charts import training_plots
 from pipeline.report.dedup import deduplication
-from pipeline.report.facts import Facts, collect
+from pipeline.report.facts import Facts, Figure, collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
-from pipeline.report.losses import by_source, told, waiting
-from pipeline.report.plots import training_plots
+from pipeline.report.losses import SHOWN_FATES, ablations, by_source, told, waiting
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
 from pipeline.report.tallies import (
     asked_of_mix,
     buckets_told,
+    canaries,
     contract,
     costs,
     counts_of,
+    evaluation_sets,
     languages,
     num_pages,
     streams,
     without_wordlist,
     wordlists,
 )
-from pipeline.report.training import Figure
 from pipeline.stages import all_stages
 from schemas.storage import Store
 

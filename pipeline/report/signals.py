@@ -3,21 +3,187 @@
 Everything here is read from the manifest of `verdicts`; no row is read.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engine.rules import COARSE, lower_edge
 from pipeline.engine.stage import EVERY
 from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
-from pipeline.report.charts import Side
-from pipeline.report.facts import Facts
+from pipeline.report.charts import Axis, Label, Side, Slot, labels, make_axis
+from pipeline.report.facts import Facts, number, percent, short
 from pipeline.report.funnel import RuleDrops
-from pipeline.report.spread import OTHER, Measured, Spread, make_spread
-from schemas.entries import value_type
-from schemas.tables import DOCUMENTS, SCORES
+from schemas.tables import DOCUMENTS, SCORES, value_type
+
+# How documents spread over what was measured: one row for each language, cut where its limits lie, as geometry.
+#
+# Heights are cube roots: a bin with a thousandth of the fullest one's documents has a tenth of its height and is seen.
+
+OTHER = "other"
+"""The languages that are not told apart."""
+UNPARTED = "unparted"
+"""The colour of a row that has no limit."""
+MAX_ROWS = 5
+"""Languages that are shown at once; the others are folded away."""
+HEIGHTS = (58, 42, 34, 28)
+"""Height of a row [px] where there are one, two, three or more of them."""
+LEAST = 1.2
+"""Height of a bin that holds a single document [px]."""
+INFINITY = 3e38
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the documents of one language measured, and the limits drawn in."""
+
+    language: str
+    bins: Mapping[int, int]
+    limits: tuple[float, ...] = ()
+    """Ascending; each parts one colour from the next."""
+    beyond: int | None = None
+    """Documents beyond the limit; None where that was not counted."""
+
+    @property
+    def documents(self) -> int:
+        """How many were measured."""
+        return sum(self.bins.values())
+
+    @property
+    def limit(self) -> float | None:
+        """The one limit of a check."""
+        return self.limits[0] if len(self.limits) == 1 else None
+
+    @property
+    def share(self) -> float | None:
+        """Documents beyond the limit over documents."""
+        return None if self.beyond is None or not self.documents else self.beyond / self.documents
+
+
+@dataclass(frozen=True)
+class Row:
+    """The drawing of one language: an outline for each part, and where the limits stand."""
+
+    measured: Measured
+    note: str
+    parts: tuple[tuple[str, str], ...]
+    """(class, path) of the parts that hold anything."""
+    cuts: tuple[str, ...]
+    """Their places across."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Rows on one axis."""
+
+    rows: tuple[Row, ...]
+    more: tuple[Row, ...]
+    """Rows after the first MAX_ROWS."""
+    height: int
+    grid: str
+    labels: tuple[Label, ...]
+
+
+def make_spread(measured: Sequence[Measured], side: Side, whole: bool, classes: Sequence[str]) -> Spread:
+    """The drawing; `classes` name the colours of the parts from the lowest values up.
+
+    The most frequent languages come first, those that are not told apart last.
+    """
+    total: dict[int, int] = {}
+    for one in measured:
+        for key, count in one.bins.items():
+            total[key] = total.get(key, 0) + count
+    axis = make_axis(total, [limit for one in measured for limit in one.limits], whole)
+    ranked = sorted(measured, key=lambda one: (one.language == OTHER, -one.documents, one.language))
+    height = HEIGHTS[min(len(ranked), len(HEIGHTS)) - 1]
+    rows = tuple(_row(one, axis, side, height, classes) for one in ranked)
+    labelled = labels(axis)
+    grid = "".join(f"M{10 * label.at:.0f} 0V{height}" for label in labelled)
+    return Spread(rows[:MAX_ROWS], rows[MAX_ROWS:], height, grid, tuple(labelled))
+
+
+def _row(one: Measured, axis: Axis, side: Side, height: int, classes: Sequence[str]) -> Row:
+    counts: dict[Slot, int] = {}
+    for key in sorted(one.bins):
+        slot = axis.slot(key)
+        counts[slot] = counts.get(slot, 0) + one.bins[key]
+    cuts = [axis.cut(limit, side) for limit in one.limits]
+    bars: list[Bar] = [(slot.left, slot.right, count) for slot, count in counts.items()]
+    if one.beyond is not None and len(cuts) == 1:
+        bars = _parted(bars, cuts[0], one.beyond if side == "min" else one.documents - one.beyond)
+    most = max(counts.values())
+    drawn = [(left, right, max(LEAST, (height - 3) * (count / most) ** (1 / 3))) for left, right, count in bars]
+    classes = classes if cuts else (UNPARTED,)
+    bounds = [-math.inf, *cuts, math.inf]
+    parts = [(name, _outline(_between(drawn, *ends), height)) for name, ends in zip(classes, pairwise(bounds))]
+    return Row(one, note(one), tuple(part for part in parts if part[1]), tuple(f"{cut:.0f}" for cut in cuts))
+
+
+Bar = tuple[float, float, float]
+"""From, to, and the documents or the height."""
+
+
+def _parted(bars: Sequence[Bar], cut: float, below: int) -> list[Bar]:
+    """The bars with that one in two which the limit crosses, so that exactly `below` documents lie before it."""
+    found: list[Bar] = []
+    before = below - sum(count for _, right, count in bars if right <= cut)
+    for left, right, count in bars:
+        first = min(max(before, 0), count)
+        pieces = [(left, cut, first), (cut, right, count - first)] if left < cut < right else [(left, right, count)]
+        found += [piece for piece in pieces if piece[2] > 0]
+    return found
+
+
+def _between(bars: Sequence[Bar], low: float, high: float) -> Iterator[Bar]:
+    """What of the bars lies between two places; a bar that a limit crosses is parted there."""
+    for left, right, rise in bars:
+        left, right = max(left, low), min(right, high)
+        if round(left) < round(right):
+            yield left, right, rise
+
+
+def _outline(bars: Iterator[Bar], height: int) -> str:
+    """The path around bars, one for all that touch."""
+    path: list[str] = []
+    end = ""
+    for left, right, rise in bars:
+        start, top = f"{left:.0f}", f"{height - rise:.1f}".removesuffix(".0")
+        if start != end:
+            path.append(f"{f'V{height}' if path else ''}M{start} {height}")
+        end = f"{right:.0f}"
+        path.append(f"V{top}H{end}")
+    return "".join([*path, f"V{height}"]) if path else ""
+
+
+def note(one: Measured) -> str:
+    """A row in words: how many documents, where half of them lie, how many are beyond the limit."""
+    low, high = (_edge(one.bins, share) for share in (0.25, 0.75))
+    where = f"at {short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
+    documents = f"{number(one.documents)} document{'s' if one.documents != 1 else ''}"
+    found = f"{one.language}: {documents}, half of them or more {where}"
+    if one.share is None:
+        return found
+    return f"{found}; {number(one.beyond)} ({percent(one.share)}) beyond the limit of {number(one.limit)}"
+
+
+def _text(value: float) -> str:
+    return short(value) if abs(value) < INFINITY else "∞"
+
+
+def _edge(bins: Mapping[int, int], share: float) -> tuple[float, float]:
+    """Both ends of the bin in which a share of the documents is reached."""
+    wanted, reached, keys = share * sum(bins.values()), 0, sorted(bins)
+    for key in keys:
+        reached += bins[key]
+        if reached >= wanted:
+            break
+    low = lower_edge(key, COARSE)
+    return low, 0.0 if low == 0 else lower_edge(key + 1, COARSE)
+
 
 OWN_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
 """Stages whose checks are drawn in a section of their own."""

@@ -14,11 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.blocks import ByteStream
-from pipeline.sources.compression import Frames
+from pipeline.sources.compression import ByteStream, Frames
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.provenance import Item, account, new_row
-from pipeline.sources.text import encodable, set_text
+from pipeline.sources.provenance import Item, account, encodable, new_row, set_text
 
 BATCH_ROWS = 16
 BUFFER_BYTES = 1 << 20

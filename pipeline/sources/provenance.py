@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tldextract import TLDExtract
 
 from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.config import SourceConfig
 from schemas.ids import doc_id
 
 COLUMNS = (
@@ -97,3 +98,33 @@ def _domain(host: str) -> str | None:
 def _public_suffixes() -> TLDExtract:
     # No address to fetch a newer list from and no cache: the snapshot in the package, the same for every run.
     return TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+
+# Text that needs no extraction: conversion records, JSON lines and Parquet rows.
+
+
+def encodable(text: str) -> str:
+    """The text as UTF-8 can hold it: lone surrogates become U+FFFD, and so does NUL, as it does in HTML."""
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Through UTF-16, so that the two halves of a pair that were escaped one by one are joined.
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
+    """Set the row's text and its size [bytes of UTF-8], or return why it cannot be used."""
+    text = encodable(text)
+    size = len(text.encode())
+    row["page_bytes"] = size
+    if size > config.max_page_bytes:
+        return Drop("page_too_large", float(size), float(config.max_page_bytes))
+    if not text or text.isspace():
+        return Drop("empty_page")
+    row["text"] = text
+    return None

@@ -17,9 +17,8 @@ from pipeline.engine.stage import Row, Split
 from pipeline.sources.compression import Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split
-from pipeline.sources.stream import HashedStream
-from pipeline.sources.warc import RECORD_STARTS
-from pipeline.sources.window import Window
+from pipeline.sources.splits import HashedStream
+from pipeline.sources.warc import RECORD_STARTS, Window
 from schemas.errors import ContractError
 from schemas.storage import resolve
 

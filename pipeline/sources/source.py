@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pipeline.engine.stage import Drop, Row, Source, Split
-from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.provenance import COLUMNS

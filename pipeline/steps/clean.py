@@ -10,11 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.fused_part import PartOutput, run_part
 from pipeline.engine.spark import run_tasks
 from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import Answer, Build, Built, gather
-from pipeline.engine.worker import Books
+from pipeline.engine.worker import Books, PartOutput, run_part
 from pipeline.pii.stage import PII
 from pipeline.text.spans import Span, union, without
 from schemas.config import Recipe

@@ -14,18 +14,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
-from pipeline.engine.isolate import Crashed, Isolated
 from pipeline.engine.parquet import PartWriter
 from pipeline.engine.spark import run_tasks, worker_path
 from pipeline.engine.stage import Drop, PerDocument, Relation, Row, Source, Split
 from pipeline.engine.step import Build, Built, gather, keep_answer, standing_answer
-from pipeline.engine.worker import CRASHED, Books, Fused, set_verdict
+from pipeline.engine.worker import CRASHED, Books, Crashed, Fused, Isolated, set_verdict
 from pipeline.extract.extract import EXTRACT
 from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
-from pipeline.quality.decide import QUALITY
+from pipeline.quality.stage import QUALITY
 from pipeline.sources.source import SOURCE
-from pipeline.sources.stream import open_stream
+from pipeline.sources.splits import open_stream
 from pipeline.toxicity import TOXICITY
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError

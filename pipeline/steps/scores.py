@@ -10,13 +10,11 @@ import pyarrow.parquet as pq
 
 from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
-from pipeline.engine.fused_part import PartOutput, run_part
-from pipeline.engine.parquet import PartWriter, unique_name
-from pipeline.engine.parts import TEXTS_AT_ONCE, Part, apply_cuts, measured, parts_of
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, PartWriter, apply_cuts, measured, parts_of, unique_name
 from pipeline.engine.spark import run_tasks
 from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import Answer, Build, Built, gather
-from pipeline.engine.worker import Books
+from pipeline.engine.worker import Books, PartOutput, run_part
 from pipeline.perplexity.stage import CHECKPOINT, PERPLEXITY, TO_SCORE, PerplexityConfig, score_with_checkpoint
 from schemas.config import Recipe
 from schemas.errors import ContractError

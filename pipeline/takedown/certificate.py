@@ -4,6 +4,9 @@ It trusts nothing but the manifests' digests: files are read whole, rewritten on
 mean and must give the same bytes (so padding holds nothing), and all tokens and texts are scanned for the spans.
 """
 
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +17,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from pipeline.takedown.commit import left_over
-from pipeline.takedown.findings import Checked, judge_shared
-from pipeline.takedown.spans import Finder
-from pipeline.takedown.structure import canonical_digest
-from pipeline.takedown.tables import MATCHES, match_of, named_in
+from pipeline.takedown.shards import fresh
+from pipeline.takedown.tables import MATCHES, Finder, GroupWriter, match_of, named_in, plain_schema
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
 from schemas.storage import Store
@@ -33,8 +34,145 @@ from schemas.takedown import (
     read_parent,
     salted,
 )
-from schemas.tokens import open_dataset
+from schemas.tokens import BY_URL, SHARD_DOCS, open_dataset, shard_schema
 from schemas.versions import attached_runs
+
+# What the check of a certificate has found: what does not hold, what is as declared, and how that is told.
+
+COPY_SHARE = 0.5
+"""A document that stands and holds this share of a removed one's spans is a copy of it."""
+
+
+@dataclass
+class Checked:
+    """What a check has found."""
+
+    problems: list[str] = field(default_factory=list)
+    """What the certificate promised and the run does not hold; empty = it holds."""
+    notes: list[str] = field(default_factory=list)
+    """What is as declared, and worth saying."""
+    absent: list[str] = field(default_factory=list)
+    """Tables of the certificate that a copy of the run has no file of."""
+    files: int = 0
+    """Files that were read whole."""
+    tokens: int = 0
+    """Tokens that were scanned."""
+    text_bytes: int = 0
+    """Bytes of text that were scanned."""
+    shared: dict[tuple[int, str], set[str]] = field(default_factory=dict)
+    """Spans of a removed document (by number) that stand in another one (by name)."""
+
+
+def judge_shared(certificate: Certificate, checked: Checked) -> None:
+    """A span outside of every document, or half of the spans in another one, is the removed text; less is shared."""
+    few = 0
+    for (owner, where), digests in sorted(checked.shared.items()):
+        removed = certificate.documents[owner]
+        total = len({one for _, one in (removed.text if "." in where.partition(" ")[0] else removed.tokens)})
+        said = f"{where}: holds {len(digests)} of {total} spans of removed document {removed.document[:12]}"
+        if where.endswith("no document"):
+            checked.problems.append(f"{said}, outside of every document that stands")
+        elif len(digests) < COPY_SHARE * total:
+            few += 1
+        elif certificate.copies_left:
+            checked.notes.append(f"{said}: one of the {certificate.copies_left} copies that were not asked for")
+        else:
+            checked.problems.append(f"{said}: a copy of it; take it down too (--near takes copies)")
+    if few:
+        checked.notes.append(f"{few} document(s) that stand share a passage with a removed one")
+
+
+def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
+    """What a check has found, as lines of text."""
+    removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
+    yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
+    yield f"seal {certificate.seal}"
+    yield (
+        f"read {checked.files:,} files; scanned {checked.tokens:,} tokens and {checked.text_bytes:,} bytes of text for "
+        f"{sum(len(one.tokens) + len(one.text) for one in certificate.documents):,} spans"
+    )
+    yield from (f"note: {note}" for note in checked.notes)
+    yield from (f"FAILED: {problem}" for problem in checked.problems)
+    if checked.absent:
+        yield f"not here, so not looked at: {', '.join(checked.absent)}"
+    holds = "the certificate holds" + (" for what is here" if checked.absent else "")
+    yield "the certificate does not hold" if checked.problems else holds
+
+
+# The bytes that a file must have by what it holds: its rows written once more by the writer that makes such files.
+
+
+class Digesting:
+    """A file object that only takes the SHA-256 of what is written to it."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Hash a buffer; returns its size [bytes]."""
+        view = memoryview(data)
+        self._digest.update(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Position [bytes]."""
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """No more is written."""
+        self.closed = True
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 (hex) of everything written so far."""
+        return self._digest.hexdigest()
+
+
+def canonical_digest(name: str, table: Table, key: str) -> str:
+    """The SHA-256 that a rewritten file of a table must have by its rows."""
+    path = table.manifest.run.paths[key]
+    if name != "tokens":
+        with table.folder.open_input(path) as file:
+            stored = pq.ParquetFile(file)
+            writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), Digesting())
+            for group in range(stored.num_row_groups):
+                writer.write(stored.read_row_group(group))
+        return str(writer.close()["sha256"])
+    schema = _schema_of(key, table.manifest.content.figures["tokenizer"])
+    sink = Digesting()
+    with table.folder.open_input(path) as file:
+        reader = pa.ipc.open_file(file)
+        writer_of = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            writer_of.write_batch(pa.RecordBatch.from_arrays([_exact(one) for one in batch.columns], schema=schema))
+        writer_of.close()
+    return sink.sha256
+
+
+def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
+    if key.startswith("by_url/"):
+        return BY_URL
+    dtype = "uint16" if contract["vocab_size"] <= 1 << 16 else "uint32"
+    return SHARD_DOCS if key.endswith(".docs") else shard_schema(dtype)
+
+
+def _exact(array: pa.Array) -> pa.Array:
+    """The array with buffers of exactly its own values; tokens are hundreds of megabytes and are not copied."""
+    if not pa.types.is_list(array.type):
+        return fresh(array)
+    offsets = array.offsets.to_numpy()
+    tokens = array.flatten().to_numpy(zero_copy_only=True)
+    return pa.ListArray.from_arrays(
+        pa.array((offsets - offsets[0]).astype(np.int32)), pa.array(tokens), type=array.type
+    )
+
 
 TEXT_COLUMNS = ("text", "title", "url")
 UNRECORDED = ("index", "representatives", "audit", "tokenizer")

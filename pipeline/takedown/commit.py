@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.takedown.rewrite import TABLES, Removal, write_versions
 from pipeline.takedown.select import Selection
-from pipeline.takedown.spans import WINDOWS, share_of
-from schemas.effects import Effects
+from pipeline.takedown.tables import WINDOWS, share_of
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import MANIFEST_NAME, MOVED_NAME, open_table, read_run, write_run
@@ -26,6 +25,7 @@ from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
     Certificate,
+    Effects,
     Mode,
     TableChange,
     Traces,

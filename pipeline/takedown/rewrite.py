@@ -19,8 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_by_url, cut_docs, cut_tokens, find_places
-from pipeline.takedown.spans import traces_of
-from pipeline.takedown.tables import counts_after, match_of, rewrite_part
+from pipeline.takedown.tables import counts_after, match_of, rewrite_part, traces_of
 from pipeline.tokens.streams import LEFT_OUT, TOKENS
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import (

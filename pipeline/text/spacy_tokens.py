@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from pipeline.text.segment import words_of_run
+from pipeline.text.words import words_of_run
 
 Tokens = tuple[str, ...]
 

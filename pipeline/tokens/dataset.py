@@ -15,14 +15,22 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.engine.parts import Part
+from pipeline.engine.parquet import Part
 from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
 from pipeline.engine.stage import Row
 from pipeline.engine.step import Build, Built
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
-from pipeline.tokens.buckets import streams_of_part
 from pipeline.tokens.shards import write_by_url, write_shard
-from pipeline.tokens.streams import LEFT_OUT, TOKENS, Sorting, TokensConfig, check_mix, mix_figure, shortfalls
+from pipeline.tokens.streams import (
+    LEFT_OUT,
+    TOKENS,
+    Sorting,
+    TokensConfig,
+    check_mix,
+    mix_figure,
+    shortfalls,
+    streams_of_part,
+)
 from pipeline.tokens.tokenizer import TokenizerConfig, load_tokenizer
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.entries import to_mapping, value_type
 from schemas.errors import ContractError
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, PROVENANCE, VERDICT
+from schemas.tables import DOCUMENTS, PROVENANCE, VERDICT, to_mapping, value_type
 from schemas.tokens import Dataset
 
 NO_SIGNALS = {*(one.name for one in (*PROVENANCE, *VERDICT)), "raw_digest", "text_digest", "signature", "anchor"}

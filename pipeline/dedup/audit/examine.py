@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.dedup.audit.config import AuditConfig
-from pipeline.dedup.audit.estimate import simple_share
+from pipeline.dedup.audit.estimate import Tally, bin_edges, simple_share
 from pipeline.dedup.audit.pairs import (
     Pairs,
     Rows,
@@ -27,9 +27,7 @@ from pipeline.dedup.audit.pairs import (
     read_sample,
     share_a_key,
 )
-from pipeline.dedup.audit.sample import ANCHORED, JOINED, UNIFORM, Chosen
-from pipeline.dedup.audit.tally import Tally, bin_edges
-from pipeline.dedup.audit.texts import SAMPLED
+from pipeline.dedup.audit.sample import ANCHORED, JOINED, SAMPLED, UNIFORM, Chosen
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.engine.parquet import PartWriter

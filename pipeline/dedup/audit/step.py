@@ -11,10 +11,20 @@ from pyspark.sql import functions as F
 
 from pipeline.dedup.audit.config import AuditConfig
 from pipeline.dedup.audit.examine import ExamineTask, examine
-from pipeline.dedup.audit.sample import ANCHORED, JOINED, PROPOSALS_DDL, UNIFORM, ProposeTask, choose, propose
-from pipeline.dedup.audit.texts import SAMPLED_DDL, TextsTask, sampled
+from pipeline.dedup.audit.sample import (
+    ANCHORED,
+    JOINED,
+    PROPOSALS_DDL,
+    SAMPLED_DDL,
+    UNIFORM,
+    ProposeTask,
+    TextsTask,
+    choose,
+    propose,
+    sampled,
+)
 from pipeline.dedup.config import DedupConfig
-from pipeline.engine.parts import parts_of
+from pipeline.engine.parquet import parts_of
 from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
 from pipeline.engine.step import Build, Built, gather
 from pipeline.minhash.stage import SignatureConfig

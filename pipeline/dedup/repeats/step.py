@@ -11,7 +11,7 @@ from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.keys import SUBSTRING, MakeJudge, RepeatsTask, seeds_of_part, units_of_part, windows_of_part
 from pipeline.dedup.repeats.write import write_part
 from pipeline.dedup.totals import TALLIES_DDL, totals
-from pipeline.engine.parts import parts_of
+from pipeline.engine.parquet import parts_of
 from pipeline.engine.spark import answers_of_parts, by_part, frame_of_tasks, is_retry
 from pipeline.engine.step import Answer, Build, Built, gather
 from schemas.config import Recipe

@@ -10,12 +10,9 @@ import pyarrow as pa
 from pipeline.dedup.keys import scopes_of
 from pipeline.dedup.repeats.config import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.cut import Cut, cuts_of, placed
-from pipeline.dedup.repeats.keys import NOWHERE, SUBSTRING, Document, Judge, RepeatsTask
-from pipeline.dedup.repeats.known import Known, known_of
-from pipeline.dedup.repeats.substring import Tokens, covered, grams
-from pipeline.dedup.repeats.units import scoped, units_of
-from pipeline.engine.parquet import PartWriter
-from pipeline.engine.parts import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.dedup.repeats.keys import NOWHERE, SUBSTRING, Document, Judge, Known, RepeatsTask, known_of
+from pipeline.dedup.repeats.units import Tokens, covered, grams, scoped, units_of
+from pipeline.engine.parquet import TEXTS_AT_ONCE, PartWriter, apply_cuts, measured
 from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import Answer, keep_answer, standing_answer
 from pipeline.engine.worker import Books, set_verdict

@@ -5,12 +5,117 @@ begins with as many <s> as are asked for; of those, an n-gram keeps at most one,
 the highest order hold the shorter ones too: they are the runs of columns that agree in the first rows.
 """
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.perplexity.kneser_ney.discounts import Flags, Ints
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from schemas.errors import ContractError
+from schemas.storage import Store
+
+# Discounts of modified Kneser-Ney smoothing, from counts of counts.
+#
+# Source: Chen and Goodman 1998, equation 26; when it fails and what then: Heafield et al. 2013 and lmplz.
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over n-grams of one order: the only thing about them that the driver ever sees."""
+
+    number: int = 0
+    kept: int = 0
+    """Those that pruning leaves."""
+    ones: int = 0
+    """Adjusted counts of 1, pruned or not; `twos`, `threes`, `fours` likewise."""
+    twos: int = 0
+    threes: int = 0
+    fours: int = 0
+    kept_ones: int = 0
+    kept_twos: int = 0
+    kept_more: int = 0
+    """Kept with an adjusted count of 3 or more."""
+    pruned_mass: int = 0
+    """Adjusted counts of the pruned, summed."""
+    mass: int = 0
+    """All adjusted counts, summed."""
+
+    @classmethod
+    def of(cls, counts: Ints, kept: Flags) -> Self:
+        """The tally of n-grams by their adjusted counts and whether they are kept."""
+        few = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
+        left = np.bincount(np.minimum(counts[kept], 3), minlength=4).tolist()
+        return cls(
+            number=len(counts),
+            kept=int(kept.sum()),
+            ones=few[1],
+            twos=few[2],
+            threes=few[3],
+            fours=few[4],
+            kept_ones=left[1],
+            kept_twos=left[2],
+            kept_more=left[3],
+            pruned_mass=int(counts[~kept].sum()),
+            mass=int(counts.sum()),
+        )
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+
+
+@dataclass(frozen=True)
+class Discounts:
+    """What is taken from adjusted counts of 1, 2 and 3 or more."""
+
+    one: float
+    two: float
+    more: float
+
+    def of(self, counts: Ints) -> Floats:
+        """The discount of each count."""
+        table: Floats = np.array([0.0, self.one, self.two, self.more])
+        return np.take(table, np.minimum(counts, 3))
+
+    def freed(self, ones: Ints, twos: Ints, more: Ints, pruned: Ints, mass: Ints) -> Floats:
+        """The share of each context's mass that its back-off gets, from integer sums over what follows the context."""
+        shares: Floats = (self.one * ones + self.two * twos + self.more * more + pruned) / mass
+        return shares
+
+
+def estimated(order: int, tally: Tally, fallback: Sequence[float] | None) -> tuple[Discounts, str | None]:
+    """The discounts of an order, and why the closed form failed if the fallback stands in for it.
+
+    Raises ContractError if it fails and there is no fallback.
+    """
+    have = [tally.ones, tally.twos, tally.threes, tally.fours]
+    problem = None
+    values: list[float] = []
+    if missing := [count for count in (1, 2, 3) if not have[count - 1]]:
+        problem = f"no {order}-gram with an adjusted count of {missing[0]}"
+    else:
+        share = have[0] / (have[0] + 2 * have[1])
+        values = [count - (count + 1) * share * have[count] / have[count - 1] for count in (1, 2, 3)]
+        wrong = [(count, value) for count, value in enumerate(values, 1) if not 0 <= value <= count]
+        if wrong:
+            problem = f"a discount of {wrong[0][1]:.6g} for adjusted counts of {wrong[0][0]}"
+    if problem is None:
+        return Discounts(*values), None
+    if fallback is None:
+        raise ContractError(
+            f"train_lm: promised {order}-grams with adjusted counts from which discounts follow, found {problem} "
+            f"(counts of counts 1 to 4: {have}); give more text or one with fewer repeated lines, or set "
+            "discount_fallback, for example to [0.5, 1, 1.5]"
+        )
+    filled = [*fallback, *[fallback[-1]] * (3 - len(fallback))]
+    return Discounts(*filled), problem
+
 
 Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
@@ -138,3 +243,241 @@ def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
         mixed = (mixed ^ row) * MIX
         mixed ^= mixed >> HALF
     return (mixed % np.uint64(number)).astype(np.uint16 if number <= 1 << 16 else np.uint32)
+
+
+# Contexts: what follows the same words, summed, and the share of its mass that goes to the back-off.
+#
+# N-grams that share a context end differently, so they lie in different parts; each part sends its contexts with
+# their counts to the bucket of the context, and gets sums back in the order in which it sent them: no keys return.
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the n-grams of one part get back, in the order in which they were sent."""
+
+    mass: Ints
+    """Adjusted counts of all n-grams with the context."""
+    freed: Floats
+    """The share of it that goes to the back-off."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one bucket of contexts finds."""
+
+    sums: list[Sums]
+    """One for each part that sent something, in the order given."""
+    owners: Ints
+    """The part of each distinct context, as an n-gram of its own; ascending."""
+    freed: Floats
+    """Of each distinct context, in suffix order."""
+
+
+def sent(level: Level, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
+    """The contexts of n-grams with their adjusted counts, negative if pruned: one pair for each bucket."""
+    contexts = level.grams[1:]
+    counts = np.where(kept, level.counts, -level.counts)
+    bucket = buckets(contexts, number)
+    order = np.argsort(bucket, kind="stable")
+    cuts = np.searchsorted(bucket[order], np.arange(1, number))
+    return [(contexts[:, rows], counts[rows]) for rows in np.split(order, cuts)]
+
+
+def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> Answers:
+    """The sums of one bucket over the contexts that the parts have sent."""
+    grams = np.concatenate([part[0] for part in parts], axis=1)
+    signed = np.concatenate([part[1] for part in parts])
+    order = suffix_order(grams, bits)
+    new = news(grams[:, order])[-1]
+    starts = np.flatnonzero(new)
+    signed_sorted = signed[order]
+
+    def total(values: Ints | Flags) -> Ints:
+        return np.add.reduceat(values, starts, dtype=np.int64)
+
+    mass = total(np.abs(signed_sorted))
+    freed = discounts.freed(
+        total(signed_sorted == 1),
+        total(signed_sorted == 2),
+        total(signed_sorted > 2),
+        total(np.maximum(-signed_sorted, 0)),
+        mass,
+    )
+    context = np.empty(len(order), np.intp)
+    context[order] = np.cumsum(new) - 1
+    cuts = np.cumsum([len(part[1]) for part in parts])[:-1]
+    sums = [Sums(mass[rows], freed[rows]) for rows in np.split(context, cuts)]
+    return Answers(sums, owners(grams[:, order[starts]], bounds), freed)
+
+
+# Probabilities and back-offs of one part, order by order, from counts and the sums of contexts.
+#
+# p(w | c) = (count - discount) / mass(c) + freed(c) p(w | c without its first word); the back-off weight of an n-gram
+# is what it frees as a context. Every value depends on integers alone, so no partitioning can change a bit of it.
+
+
+@dataclass(frozen=True)
+class Unigrams:
+    """What every part must know of the unigrams."""
+
+    tally: Tally
+    discounts: Discounts
+    vocabulary: int
+    """Words that share the freed mass: all that are kept, <unk> and </s>, without <s>."""
+    interpolate: bool
+    shared: Mapping[int, tuple[int, int]]
+    """Adjusted and raw count of the words that lie in more than one part."""
+
+    def freed(self) -> float:
+        """The share of the mass that unigrams free."""
+        tally = self.tally
+        sums = [tally.kept_ones, tally.kept_twos, tally.kept_more, tally.pruned_mass, tally.mass]
+        return float(self.discounts.freed(*(np.array([value]) for value in sums))[0])
+
+    def probabilities(self, words: Words, counts: Ints) -> Floats:
+        """The probability of each word."""
+        freed = self.freed()
+        even = freed / self.vocabulary
+        own = (counts - self.discounts.of(counts)) / self.tally.mass
+        values = own + even if self.interpolate else own
+        values[words == UNK] = even if self.interpolate else freed
+        # <s> is never predicted: 1 lets a query score it at no cost.
+        values[words == BOS] = 1.0
+        return values
+
+    def complete(self, level: Level, part: int, bounds: Keys) -> tuple[Level, Flags]:
+        """The unigrams of a part with the whole counts of those that lie in other parts too, and which it writes.
+
+        It writes those that it owns, even if it holds none of their n-grams; the first part has <unk> and <s> too.
+        """
+        shared = np.array([(word, *counts) for word, counts in self.shared.items()], np.int64).reshape(-1, 3)
+        special = [[UNK, 0, 0], [BOS, 0, 0]] if part == 0 else np.zeros((0, 3), np.int64)
+        extra = np.concatenate([special, shared]).astype(np.int64)
+        words = np.concatenate([extra[:, 0], level.grams[0]])
+        # Of equal words the first is taken: the whole count.
+        words, first = np.unique(words, return_index=True)
+        counts = np.concatenate([extra[:, 1], level.counts])[first]
+        raw = np.concatenate([extra[:, 2], level.raw])[first]
+        grams = words.astype(np.uint32).reshape(1, -1)
+        return Level(grams, counts, raw, np.zeros(len(words), np.intp)), owners(grams, bounds) == part
+
+
+def interpolated(level: Level, sums: Sequence[Sums], discounts: Discounts, below: Floats) -> Floats:
+    """The probabilities of n-grams of order 2 or more; `below` are those of the level below."""
+    mass, freed = np.zeros(len(level.counts), np.int64), np.zeros(len(level.counts))
+    bucket = buckets(level.grams[1:], len(sums))
+    order = np.argsort(bucket, kind="stable")
+    check(len(order), sum(len(part.mass) for part in sums), len(level.grams))
+    if len(order):
+        mass[order] = np.concatenate([part.mass for part in sums])
+        freed[order] = np.concatenate([part.freed for part in sums])
+    return (level.counts - discounts.of(level.counts)) / mass + freed * below[level.suffix]
+
+
+def backed_off(grams: Words, freed: Sequence[Floats]) -> Floats:
+    """The back-off weight of each n-gram: what it frees as a context, 1 if nothing can follow it."""
+    weights = np.ones(grams.shape[1])
+    follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
+    bucket = buckets(grams[:, follows], len(freed))
+    order = follows[np.argsort(bucket, kind="stable")]
+    check(len(order), sum(map(len, freed)), len(grams))
+    if len(order):
+        weights[order] = np.concatenate(freed)
+    return weights
+
+
+def check(here: int, found: int, order: int) -> None:
+    """Raise ContractError if the sums that came back are not those of the n-grams that wait for them."""
+    if here != found:
+        raise ContractError(
+            f"train_lm: promised sums for {here} {order}-grams of a part, found {found}; workers disagree, run it again"
+        )
+
+
+def kept_level(level: Level, keep: Flags, below: Flags) -> Level:
+    """The level without what pruning leaves out, above a level pruned likewise."""
+    rows = np.flatnonzero(keep)
+    place = np.cumsum(below) - 1
+    return Level(level.grams[:, rows], level.counts[rows], level.raw[rows], place[level.suffix[rows]])
+
+
+# What the driver works out from the few numbers that parts report, and what the parts need to know of it.
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every part knows once the words have their ids."""
+
+    folder: Store
+    """Of the scratch files."""
+    vocabulary: list[tuple[str, int]]
+    """Its files, each with the id of its first word."""
+    order: int
+    thresholds: list[int]
+    num_allowed: int
+    """Ids from here on are words that may not stay."""
+    num_ids: int
+    partitions: int
+    bounds: Keys = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """Where each part but the first begins in suffix order, as owner keys."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of an id."""
+        return self.num_ids.bit_length()
+
+    def shared(self) -> list[int]:
+        """The words whose n-grams may lie in more than one part."""
+        return sorted({int(bound) >> 32 for bound in self.bounds})
+
+    def kept(self, level: Level) -> Flags:
+        """Those of a level that pruning leaves."""
+        return level.kept(self.thresholds[len(level.grams) - 1], self.num_allowed)
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """What every part knows once the counts of counts are known."""
+
+    tallies: list[Tally]
+    discounts: list[Discounts]
+    unigrams: Unigrams
+    fallbacks: dict[int, str]
+    """Orders whose discounts are those of the settings, with the reason."""
+
+    def lines(self) -> list[int]:
+        """Lines of the model for each order; <unk> and <s> have no count, but a line."""
+        return [tally.kept + 2 * (order == 1) for order, tally in enumerate(self.tallies, 1)]
+
+
+def plan_of(config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int) -> Plan:
+    """The plan for a vocabulary whose files were reported in the order of ids."""
+    firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
+    files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
+    num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
+    return Plan(folder, files, config.order, config.thresholds(), num_allowed, int(firsts[-1]), partitions)
+
+
+def bounds_of(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
+    """Bounds that cut sampled owner keys into parts of about one size; some may coincide and are then one."""
+    keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
+    places = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
+    return np.unique(keys[places])
+
+
+def smoothing_of(config: TrainLmConfig, plan: Plan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
+    """How to smooth what the parts have counted. Raises ContractError if the counts of counts allow no discounts."""
+    shared: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    tallies = [Tally()] * config.order
+    for answer in answers:
+        tallies = [tally + Tally(**found) for tally, found in zip(tallies, answer["tallies"])]
+        for word, count, raw in answer["shared"]:
+            shared[word] = (shared[word][0] + count, shared[word][1] + raw)
+    both = np.array(list(shared.values()), np.int64).reshape(-1, 2)
+    level = Level(np.array([list(shared)], np.uint32), both[:, 0], both[:, 1], np.zeros(len(both), np.intp))
+    tallies[0] += Tally.of(level.counts, plan.kept(level))
+    found = [estimated(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
+    discounts = [item for item, _ in found]
+    words = max(tallies[0].kept + 1, config.vocab_pad or 0)
+    unigrams = Unigrams(tallies[0], discounts[0], words, config.interpolate_unigrams, dict(shared))
+    return Smoothing(tallies, discounts, unigrams, {order: why for order, (_, why) in enumerate(found, 1) if why})

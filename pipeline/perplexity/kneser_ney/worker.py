@@ -8,25 +8,40 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.perplexity.kneser_ney.arpa import Lexicon, spelled, write_section
-from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.contexts import Sums, sent, summed
-from pipeline.perplexity.kneser_ney.discounts import Flags, Floats, Tally
-from pipeline.perplexity.kneser_ney.estimate import FIRST_WORD, combined, levels, owner_keys, owners, windows
-from pipeline.perplexity.kneser_ney.plan import Plan, Smoothing
-from pipeline.perplexity.kneser_ney.probabilities import backed_off, interpolated, kept_level
-from pipeline.perplexity.kneser_ney.read_text import Range, lines_of
-from pipeline.perplexity.kneser_ney.scratch import (
+from pipeline.perplexity.kneser_ney.arpa import (
     Letters,
+    Lexicon,
     columns_of,
     gram_arrays,
     letter,
     read_grams,
     received,
+    spelled,
     write_grams,
+    write_section,
     written,
 )
-from pipeline.perplexity.kneser_ney.sentences import chunks, split_words
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.perplexity.kneser_ney.estimate import (
+    FIRST_WORD,
+    Flags,
+    Floats,
+    Plan,
+    Smoothing,
+    Sums,
+    Tally,
+    backed_off,
+    combined,
+    interpolated,
+    kept_level,
+    levels,
+    owner_keys,
+    owners,
+    sent,
+    summed,
+    windows,
+)
+from pipeline.perplexity.kneser_ney.read_text import Range, chunks, lines_of, split_words
 from schemas.storage import Store
 
 Answer = dict[str, Any]
