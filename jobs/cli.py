@@ -11,7 +11,6 @@ from jobs.run_all import explained, run_recipe
 from jobs.verbs.ablate import ablate_command, add_ablate_arguments
 from jobs.verbs.diff import diff_command
 from jobs.verbs.dvc import add_dvc_arguments, dvc_command
-from jobs.verbs.evaluating import add_evaluate_arguments, evaluate_command
 from jobs.verbs.ladder import add_ladder_arguments, ladder_command
 from jobs.verbs.lineage import lineage_command
 from jobs.verbs.mix import add_mix_arguments, mix_command
@@ -21,7 +20,9 @@ from jobs.verbs.trace import add_trace_arguments, trace_command
 from jobs.verbs.train import (
     BUDGETS,
     FORMATS,
+    add_evaluate_arguments,
     calibrate_command,
+    evaluate_command,
     export_command,
     generate_command,
     plan_command,

@@ -19,7 +19,7 @@ from published_steps import BEYOND, LLAMA_8B, LLAMA_70B, LLAMA_405B, PUBLISHED, 
 from rank_pool import shared_pool
 from search_layouts import agreement, kendall, measured, predicted
 
-from train.calibrate.machine import calibrate
+from train.calibrate.measure import calibrate
 from train.config.settings import Settings
 from train.plan.search.devices import Cluster
 from train.plan.search.search import predict, search

@@ -31,10 +31,9 @@ from train.data.rows import Rows
 from train.model.shape import flops_per_token, num_parameters
 from train.optim.optimizer import state_tensors
 from train.optim.parameter import local
-from train.parallel.peak_memory import memory_of_rank
+from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import Ranks
-from train.plan.search.device import Device
-from train.plan.search.devices import Cluster, device_named, device_of
+from train.plan.search.devices import Cluster, Device, device_named, device_of
 from train.plan.search.search import predict
 from train.pretrain.step import Learner
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from train.data.batches import Batches
 from train.data.rows import Rows
-from train.model.attention import attend
-from train.model.documents import Documents
+from train.model.attention import Documents, attend
 from train.model.shape import matrix_params_of_layer, num_parameters
 from train.optim.optimizer import update
 from train.optim.parameter import local

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from train.model.chunk_loss import slopes_into, sums_of
+from train.model.loss import slopes_into, sums_of
 
 TOKENS, VOCABULARY = 4096, 50304
 """Of a chunk."""

@@ -9,8 +9,7 @@ from train_contenders import RATE, Case, llama, make_rows, plan_of
 
 from train.config.settings import Settings
 from train.parallel.ranks import Ranks
-from train.plan.search.device import Device
-from train.plan.search.devices import Cluster
+from train.plan.search.devices import Cluster, Device
 from train.plan.search.search import Candidate, predict
 from train.pretrain.step import Learner
 

@@ -16,10 +16,10 @@ from tiny_dataset import make_tiny_dataset
 from tiny_runs import trained
 
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
-from jobs.verbs import ablate, branch
-from jobs.verbs.branch import branch_recipe, change_of, make_branch, same_dataset, steps_of
-from jobs.verbs.conclusion import _left_out
-from jobs.verbs.pairs import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
+from jobs.verbs import ablate
+from jobs.verbs import ablate as branch
+from jobs.verbs.ablate import _left_out, branch_recipe, change_of, make_branch, same_dataset, steps_of
+from jobs.verbs.proxies import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.diff import KEPT, compare, open_side
 from pipeline.inspect.without_rules import BEYOND, leave_out, rules_of
@@ -662,8 +662,8 @@ def test_from_a_rule_to_the_answer_in_the_report(
     run: Store, same_session: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What jobs start in processes of their own runs here, on the ranks of the pool: torch loads for seconds.
-    monkeypatch.setattr("jobs.verbs.pairs.train_proxy", trained_here)
-    monkeypatch.setattr("jobs.verbs.pairs.subprocess.run", evaluated_here)
+    monkeypatch.setattr("jobs.verbs.proxies.train_proxy", trained_here)
+    monkeypatch.setattr("jobs.verbs.proxies.subprocess.run", evaluated_here)
     asked = (*ASKED, "train.steps=4")
     given = {"without": [WORD], "overrides": list(asked), "seeds": 2, "sequences": 50}
     assert ablate.ablate_command(arguments(run, **given)) == 0

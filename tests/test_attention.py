@@ -10,13 +10,19 @@ from model_oracle import TINY, frequency, sinusoid, small_model, some_ids
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
-from train.model.attention import Look, attend, rotary_frequencies, rotate, rotation_table, shifted, sinusoids
-from train.model.documents import (
+from train.model.attention import (
     BLOCK,
     Documents,
+    Look,
+    attend,
     blocks_in_document,
     flex_blocks,
+    rotary_frequencies,
+    rotate,
+    rotation_table,
     seen_in_document,
+    shifted,
+    sinusoids,
     takes_blocks,
     takes_starts,
 )
@@ -167,7 +173,7 @@ def test_flex_attention_equals_the_fused_kernel(length: int, groups: int, causal
 
 def test_who_takes_blocks_and_who_takes_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     capability = [(8, 0)]
-    monkeypatch.setattr("train.model.documents._capability", lambda device: capability[0])
+    monkeypatch.setattr("train.model.attention._capability", lambda device: capability[0])
     cuda, bf16, fp32 = torch.device("cuda"), torch.bfloat16, torch.float32
     wide = TINY.model_copy(update={"head_dim": 16})
     assert takes_blocks(cuda, wide, bf16)

@@ -24,10 +24,9 @@ from train.checkpoint.folder import (
     standing_notes,
     steps_kept,
 )
-from train.checkpoint.layout import layout_of
 from train.checkpoint.metadata import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity
-from train.checkpoint.state import read_state, stored_shapes
-from train.checkpoint.write import write_checkpoint
+from train.checkpoint.save import write_checkpoint
+from train.checkpoint.state import layout_of, read_state, stored_shapes
 from train.config.checkpoint import CheckpointConfig
 from train.config.layout import AXES, LayoutConfig
 from train.monitor.guard import GuardState

@@ -26,10 +26,8 @@ from schemas.errors import ContractError, PenstockError
 from schemas.storage import Store
 from train.checkpoint import save as saving
 from train.checkpoint.folder import standing_notes
-from train.checkpoint.save import Outcome, SaveFailed, Saver
-from train.checkpoint.staging import HostCopies
+from train.checkpoint.save import HostCopies, Outcome, SaveFailed, Saver, write_checkpoint
 from train.checkpoint.state import State, read_state
-from train.checkpoint.write import write_checkpoint
 from train.config.checkpoint import CheckpointConfig
 from train.parallel.ranks import FirstRankFailed, Ranks
 

@@ -19,10 +19,9 @@ from test_checkpoint import note, path_of, ranks_of_world, same_bits, tensors
 from schemas.errors import ContractError
 from schemas.storage import Store
 from train.checkpoint import save as saving
-from train.checkpoint import write as writing
+from train.checkpoint import save as writing
 from train.checkpoint.folder import keep_newest, remove_halves, standing_notes
-from train.checkpoint.save import Outcome, Saved, SaveFailed, Saver
-from train.checkpoint.staging import HostCopies
+from train.checkpoint.save import HostCopies, Outcome, Saved, SaveFailed, Saver
 from train.checkpoint.state import State, read_state, verify_files
 from train.config.checkpoint import CheckpointConfig
 from train.parallel.ranks import Ranks

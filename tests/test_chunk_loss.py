@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from train.data.rows import IGNORED
-from train.model.chunk_loss import FusedChunkLoss, PlainChunkLoss, VocabularyPart
-from train.model.loss import HeadLoss, Tally
+from train.model.loss import FusedChunkLoss, HeadLoss, PlainChunkLoss, Tally, VocabularyPart
 from train.parallel.ranks import Ranks
 from train.plan.search.compute import loss_bytes_per_logit
 

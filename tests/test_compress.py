@@ -16,8 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
-from train.parallel.compression import Piece, at_random, counter_key, largest, num_kept
-from train.parallel.hooks import Compressor, compress_ddp, compress_fsdp, method_of
+from train.parallel.compression import (
+    Compressor,
+    Piece,
+    at_random,
+    compress_ddp,
+    compress_fsdp,
+    counter_key,
+    largest,
+    method_of,
+    num_kept,
+)
 from train.parallel.ranks import Ranks
 
 SEED, STEPS, SHARE, RANK = 7, 5, 0.07, 2

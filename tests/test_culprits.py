@@ -5,8 +5,8 @@ import math
 import pytest
 from test_events import METRICS
 
-from train.monitor.culprits import MAX_SHARE, NORMAL, OUTLIER, OwnLoss, SourceLevels, blame, excess_of, of_documents
 from train.monitor.guard import MIN_DEVIATION
+from train.monitor.quarantine import MAX_SHARE, NORMAL, OUTLIER, OwnLoss, SourceLevels, blame, excess_of, of_documents
 
 
 def records(*losses: dict[str, tuple[float, int]]):

@@ -23,7 +23,7 @@ from train.data import shards as reader
 from train.data.batches import Batches
 from train.data.rows import IGNORED, Rows, joined
 from train.data.shards import StreamReader
-from train.data.skips import SkipList
+from train.data.stages import SkipList
 
 CONFIG = TrainConfig(seq_len=64)
 STAGES = staged(

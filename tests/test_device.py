@@ -14,9 +14,16 @@ from rank_pool import shared_pool
 from tiny_runs import make_run
 
 from schemas.errors import ConfigError
-from train.calibrate.machine import calibrate
-from train.parallel.device import ALLOCATOR_SETTINGS, backend_of, device_of, use_expandable_segments
-from train.parallel.ranks import FirstRankFailed, open_ranks, place_on_machine
+from train.calibrate.measure import calibrate
+from train.parallel.ranks import (
+    ALLOCATOR_SETTINGS,
+    FirstRankFailed,
+    backend_of,
+    device_of,
+    open_ranks,
+    place_on_machine,
+    use_expandable_segments,
+)
 from train.pretrain.__main__ import main
 
 

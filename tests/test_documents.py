@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from train.data.rows import Rows, document_starts
-from train.model.attention import Look, attend
-from train.model.documents import activate_flash_3, attend_from_starts, seen_in_document
+from train.model.attention import Look, activate_flash_3, attend, attend_from_starts, seen_in_document
 
 BORDERS = ([6], [3, 7, 12], [1, 15], [], [8])
 

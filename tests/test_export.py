@@ -19,8 +19,7 @@ from train.pretrain.__main__ import main as pretrain
 
 pytest.importorskip("safetensors")
 
-from train.export.export import export_checkpoint, main
-from train.export.llama import import_llama
+from train.export.llama import export_checkpoint, import_llama, main
 
 STAGES = [{"tokens": 16 * 8 * 10}, {"seq_len": 32}]
 

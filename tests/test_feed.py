@@ -9,7 +9,7 @@ from rank_pool import shared_pool
 
 from train.data.prefetch import Prefetch
 from train.data.rows import IGNORED, Rows
-from train.pretrain.feed import Feed
+from train.pretrain.step import Feed
 
 STOP = 10
 

@@ -1,4 +1,4 @@
-"""Tests of train/plan/freed.py, and of what the search chooses for one GPU: formats, compilation, micro-batches."""
+"""Tests of train/plan/advice.py, and of what the search chooses for one GPU: formats, compilation, micro-batches."""
 
 import re
 from typing import Any
@@ -9,13 +9,12 @@ from train.config.plan import PlanConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, choose_shape, flops_per_token
-from train.parallel.peak_memory import memory_of_rank
-from train.plan.freed import costs_of_fixed, without
+from train.parallel.memory import memory_of_rank
+from train.plan.advice import costs_of_fixed, without
+from train.plan.search.candidates import Split
 from train.plan.search.compute import Compute, loss_bytes_per_logit
-from train.plan.search.device import Device
-from train.plan.search.devices import Cluster, device_of
+from train.plan.search.devices import Cluster, Device, device_of
 from train.plan.search.search import predict, search
-from train.plan.search.split import Split
 
 ROWS, LENGTH = 512, 1024
 ONE_RANK = Split("zero2", 1, 1, 1, "heads", 1, 1, "1f1b", 1)

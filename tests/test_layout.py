@@ -49,32 +49,32 @@ WITHOUT_TORCH = (
         "train.plan.figures",
         "train.plan.rules",
         "train.model.shape",
-        "train.parallel.peak_memory",
+        "train.parallel.memory",
         "train.plan.dry_run",
         "train.plan.search.search",
-        "train.plan.chosen",
+        "train.plan.make_plan",
         "train.takedown_replay",
         "train.dataset_history",
         "train.mix.measured",
         "train.mix.suggest",
-        "train.config.mixed",
+        "train.config.plan",
         "train.eval.paired",
         "train.data.heldout",
     ),
-    *("train.parallel.layout", "train.optim.schedule", "train.optim.scaler"),
+    *("train.parallel.layout", "train.optim.schedule", "train.optim.schedule"),
     *(
         "train.data.order",
         "train.data.permutation",
         "train.data.stages",
-        "train.data.mixture",
-        "train.data.skips",
-        "train.data.counter",
+        "train.data.order",
+        "train.data.stages",
+        "train.data.permutation",
         "train.data.packing",
     ),
     *(
         "train.data.document_index",
         "train.data.shards",
-        "train.plan.standing",
+        "train.plan.plan",
         "train.trace",
         "train.data.verify",
         "train.export.megatron",
@@ -83,7 +83,7 @@ WITHOUT_TORCH = (
         "train.monitor.metrics",
         "train.monitor.log_files",
         "train.monitor.events",
-        "train.monitor.journal",
+        "train.monitor.log_files",
         "train.monitor.progress",
         "train.export.tokenizer",
     ),
@@ -371,7 +371,7 @@ def environment(modules: Modules) -> list[str]:
             for line, name in uses
             if variables.fullmatch(name)
         ]
-        found += hits if module.name not in ("jobs.spark_session", "train.parallel.device") else []
+        found += hits if module.name not in ("jobs.spark_session", "train.parallel.ranks") else []
     return found
 
 

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.checkpoint.layout import layout_of
 from train.checkpoint.metadata import Identity, Note
-from train.checkpoint.state import read_state
-from train.checkpoint.write import write_checkpoint
+from train.checkpoint.save import write_checkpoint
+from train.checkpoint.state import layout_of, read_state
 from train.config.settings import load_settings
 from train.data.batches import Heldout
 from train.data.rows import IGNORED, Rows

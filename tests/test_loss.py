@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from train.data.rows import IGNORED
-from train.model.chunk_loss import VocabularyPart
-from train.model.loss import HeadLoss, Tally
+from train.model.loss import HeadLoss, Tally, VocabularyPart
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 11, 8, 29
 NUMBER = ROWS * LENGTH

@@ -13,7 +13,7 @@ from rank_pool import shared_pool
 from schemas.errors import ConfigError
 from train.config.settings import Settings, load_settings
 from train.model.shape import ModelShape, num_parameters, params_of_layer
-from train.parallel.peak_memory import Widths, checkpoint_bytes, layers_to_recompute, memory_of_rank, zero_bytes
+from train.parallel.memory import Widths, checkpoint_bytes, layers_to_recompute, memory_of_rank, zero_bytes
 
 
 def shape(**changes: Any) -> ModelShape:

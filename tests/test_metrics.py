@@ -16,8 +16,7 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 from train.monitor import log_files as metrics_log
 from train.monitor import progress
-from train.monitor.journal import Journal
-from train.monitor.log_files import TABLE_NAME, TENSORBOARD_NAME, MetricsLog, Scalars, metrics_schema
+from train.monitor.log_files import TABLE_NAME, TENSORBOARD_NAME, Journal, MetricsLog, Scalars, metrics_schema
 from train.monitor.metrics import (
     METRICS_NAME,
     Heldout,

@@ -13,20 +13,20 @@ from tiny_dataset import make_tiny_dataset
 
 from schemas.errors import ConfigError, ContractError
 from schemas.mix import mix_toml, read_mix
-from train.data.mixture import block_counts
-from train.mix.curves import fit_power_law, learning_of, level_at_end
-from train.mix.measured import measured_run
-from train.mix.shares import (
+from train.data.order import block_counts
+from train.mix.measured import fit_power_law, learning_of, level_at_end, measured_run
+from train.mix.suggest import (
     UNITS,
     bounded,
     by_excess,
     by_learning,
     most_passes,
     rounded,
+    suggest_by_law,
+    suggest_by_reference,
     told_apart,
     worth_of_pass,
 )
-from train.mix.suggest import suggest_by_law, suggest_by_reference
 from train.scaling.repeats import worth_of_tokens
 
 # -------------------------------------------------------------------------------------------------------------- curves

@@ -23,7 +23,7 @@ from schemas.manifest import read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml, read_mix
 from schemas.storage import Store
 from schemas.tokens import RESERVED, open_dataset
-from train.config.mixed import check_kept, keep_mix, kept_name, mix_overrides
+from train.config.plan import check_kept, keep_mix, kept_name, mix_overrides
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
 from train.plan.make_plan import make_plan

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from train.data.mixture import MAX_BLOCK, Mixture, block_counts, schedule
+from train.data.order import MAX_BLOCK, Mixture, block_counts, schedule
 
 
 def deviation(counts: list[int], slots: np.ndarray) -> float:

@@ -15,9 +15,9 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import RESERVED, TokenizerContract, open_dataset
 from train.config.train import TrainConfig
-from train.data.counter import key_of, keys_of
 from train.data.objective import BLOCK, Masking, Objective, cut_spans, segments
 from train.data.packing import write_packing
+from train.data.permutation import key_of, keys_of
 from train.data.rows import IGNORED, Rows
 from train.data.stages import num_spans, row_length
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from schemas.errors import ContractError
 from train.config.optim import OptimConfig
-from train.optim.gradients import Gradients, gradient_norm
 from train.optim.muon import COEFFICIENTS, orthogonal
-from train.optim.norm import squared_norms
 from train.optim.optimizer import Optimizer, clear_gradients, make_optimizer, set_step, state_tensors, update
+from train.optim.parameter import Gradients, gradient_norm, squared_norms
 
 OPTIMIZERS = ("adamw", "adafactor", "lamb", "muon")
 SHAPES = {

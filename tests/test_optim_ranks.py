@@ -25,9 +25,8 @@ from schemas.errors import ContractError
 from train.config.optim import OptimConfig
 from train.optim import adafactor
 from train.optim import adam as lamb
-from train.optim.gradients import Gradients, gradient_norm
 from train.optim.optimizer import Optimizer, make_optimizer, state_tensors, update
-from train.optim.parameter import local, region_at, region_of
+from train.optim.parameter import Gradients, gradient_norm, local, region_at, region_of
 from train.parallel.ranks import Ranks
 
 STEPS = 5

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from train.config.optim import OptimConfig
-from train.optim.scaler import LossScale, first_loss_scale
+from train.optim.schedule import LossScale, first_loss_scale
 
 
 def course(scale: LossScale, steps: str) -> list[tuple[float, int]]:

@@ -13,11 +13,9 @@ from tiny_stages import order_of, staged, stages_of
 from schemas.errors import ConfigError
 from schemas.tokens import Dataset, open_dataset
 from train.config.train import TrainConfig
-from train.data.mixture import block_counts
-from train.data.order import Order, heldout_streams, open_streams, tokens_drawn
+from train.data.order import Order, block_counts, heldout_streams, open_streams, tokens_drawn
 from train.data.permutation import ChunkOrder, StreamRows
-from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList
-from train.data.stages import StagePlan
+from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,13 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import Settings, load_settings
-from train.model import documents
+from train.model import attention as documents
 from train.model.shape import ModelShape
-from train.parallel.peak_memory import memory_of_rank
+from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import open_ranks
-from train.plan.checks import MIN_BLOCKS_HEAD, check_blocks
 from train.plan.make_plan import make_plan
 from train.plan.placement import Here, peak_here, place
-from train.plan.plan import Plan
+from train.plan.plan import MIN_BLOCKS_HEAD, Plan, check_blocks
 from train.pretrain.setup import here_of
 
 H100 = Here("cuda", (9, 0), "NVIDIA H100 80GB HBM3")

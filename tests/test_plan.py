@@ -17,7 +17,7 @@ from train.config.settings import Settings, load_settings
 from train.data.packing import open_packings
 from train.model.shape import num_parameters
 from train.optim.schedule import StageCourse, learning_rate
-from train.parallel.peak_memory import memory_of_rank
+from train.parallel.memory import memory_of_rank
 from train.plan.make_plan import make_plan
 from train.plan.plan import PLAN_NAME, Plan, read_plan, read_settings, write_plan
 

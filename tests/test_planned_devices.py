@@ -10,8 +10,7 @@ from tiny_runs import make_run
 from jobs.cli import main
 from schemas.storage import Store
 from train.monitor.metrics import read_metrics
-from train.plan.chosen import choose_layout
-from train.plan.make_plan import make_plan
+from train.plan.make_plan import choose_layout, make_plan
 from train.plan.plan import Plan, read_plan
 from train.plan.text import print_plan
 from train.pretrain.__main__ import main as pretrain

@@ -1,4 +1,4 @@
-"""Tests of train/plan/proportions.py, on both sides of every limit."""
+"""Tests of train/plan/advice.py, on both sides of every limit."""
 
 import pytest
 from tiny_dataset import make_tiny_dataset
@@ -7,9 +7,9 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import load_settings
 from train.model.shape import num_parameters
+from train.plan.advice import odd_proportions
 from train.plan.make_plan import make_plan
 from train.plan.plan import Plan
-from train.plan.proportions import odd_proportions
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ import pytest
 
 from schemas.errors import ConfigError
 from train.model.shape import ModelShape, num_parameters
-from train.plan.flops import training_flops
-from train.scaling.inference import for_lifetime, tokens_to_reach
-from train.scaling.laws import APPROACH_3, BESIROGLU
+from train.plan.rules import training_flops
+from train.scaling.laws import APPROACH_3, BESIROGLU, for_lifetime, tokens_to_reach
 from train.scaling.repeats import LAW, expected_loss, repeated, worth_of_params, worth_of_tokens
 
 # ------------------------------------------------------------------------------------------------------------ repeats

@@ -14,14 +14,12 @@ from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token
 from train.parallel.layout import problems_of
-from train.parallel.peak_memory import memory_of_rank
+from train.parallel.memory import memory_of_rank
+from train.plan.search.candidates import Split
 from train.plan.search.compute import Compute
-from train.plan.search.cost import PARTS, bubble_share
-from train.plan.search.device import Device, Link
-from train.plan.search.devices import Cluster
-from train.plan.search.links import Links
+from train.plan.search.cost import PARTS, Links, bubble_share
+from train.plan.search.devices import Cluster, Device, Link
 from train.plan.search.search import predict, search
-from train.plan.search.split import Split
 
 PLAIN = Device(
     name="plain",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError
-from train.calibrate.machine import calibrate, device_from
+from train.calibrate.measure import calibrate, device_from
 from train.plan.search.devices import (
     TABLE,
     Cluster,

@@ -6,7 +6,7 @@ import pytest
 from rank_pool import shared_pool
 from search_layouts import agreement, measured, predicted
 
-from train.calibrate.machine import calibrate
+from train.calibrate.measure import calibrate
 from train.plan.search.devices import device_of
 
 BAND, SHARE = 0.3, 0.7

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
-from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
+from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
 
 
 @settings(deadline=None)

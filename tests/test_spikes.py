@@ -24,9 +24,9 @@ from pipeline.lineage.read import read_lineage
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.config.guard import GuardConfig
+from train.config.checkpoint import GuardConfig
 from train.data.rows import IGNORED
-from train.data.skips import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
+from train.data.stages import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
 from train.monitor.events import EVENTS_NAME, SpikeDocument
 from train.monitor.quarantine import QUARANTINE_NAME, quarantine, read_quarantine
 from train.pretrain.log import Record

@@ -38,7 +38,7 @@ from tiny_runs import (
 
 from schemas.storage import Store
 from train.data.rows import Rows
-from train.data.skips import append_to_skip_list
+from train.data.stages import append_to_skip_list
 from train.model.loss import Tally
 from train.parallel.parallelize import SplitModel
 from train.plan.plan import read_plan

@@ -24,8 +24,7 @@ from train.data.batches import Batches
 from train.data.order import make_order
 from train.dataset_history import read_replays
 from train.plan.make_plan import make_plan
-from train.plan.plan import read_plan, write_plan
-from train.plan.standing import standing_order
+from train.plan.plan import read_plan, standing_order, write_plan
 from train.replay_check import differences
 from train.takedown_replay import affected, begin_replay, describe_replay, seeing_steps
 

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from train.config.settings import load_settings
 from train.data.rows import Rows
-from train.model.attention import Look, attend
+from train.model.attention import Look, attend, seen_in_document
 from train.model.cpu_attention import MOST, attend_in_tiles, tiles_of
-from train.model.documents import seen_in_document
 from train.model.transformer import Recompute
 from train.parallel.parallelize import SplitModel
 from train.parallel.ranks import Ranks

@@ -198,7 +198,7 @@ def test_a_scan_finds_all_documents_with_a_string(
     expected = {row["doc_id"].hex() for row in rows if string in text_of(row)}
     assert rows[9]["doc_id"].hex() in expected
     if kept == "shards":
-        monkeypatch.setattr("train.trace.scan.table_behind", lambda *made: None)
+        monkeypatch.setattr("train.trace.documents.table_behind", lambda *made: None)
     code, out, err = trace("--contains", string, "--json", "--limit", "99")
     assert {document["doc_id"] for document in json.loads(out)["documents"]} == expected
     assert (code, "scan" in err or "decoding" in err) == (0, True)

@@ -19,14 +19,14 @@ from schemas.ids import canonical_json
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.checkpoint.identity import identify
+from train.checkpoint.folder import identify
 from train.checkpoint.metadata import Layout, Note, check_identity
 from train.config.settings import load_settings
 from train.data import verify
-from train.data.skips import NO_SKIPS
+from train.data.stages import NO_SKIPS
 from train.data.verify import VERIFIED_NAME, file_digest, verify_dataset
-from train.monitor import long_work
-from train.monitor.long_work import LongWork, work_line
+from train.monitor import progress as long_work
+from train.monitor.progress import LongWork, work_line
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, write_plan
 

@@ -21,8 +21,8 @@ from train.config.layout import LayoutConfig
 from train.config.optim import OptimConfig
 from train.optim.optimizer import make_optimizer, update
 from train.parallel import data_parallel as zero1
+from train.parallel.compression import Compressor, compress_ddp, method_of
 from train.parallel.data_parallel import ShardedStates
-from train.parallel.hooks import Compressor, compress_ddp, method_of
 from train.parallel.ranks import Ranks
 
 STEPS = 10

@@ -32,8 +32,7 @@ from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
 from train.monitor.events import Event, read_events
 from train.monitor.metrics import StepMetrics, read_metrics
-from train.plan.plan import read_plan
-from train.plan.standing import standing_order
+from train.plan.plan import read_plan, standing_order
 from train.pretrain import loop as pretrain
 from train.pretrain.step import Learner
 

@@ -11,8 +11,7 @@ from train.data.batches import Batches, open_batches
 from train.data.order import Order, make_order, open_streams, stage_counts
 from train.data.packing import open_packings
 from train.data.permutation import PackedIndex
-from train.data.skips import NO_SKIPS, SkipList
-from train.data.stages import StagePlan, resolve_stages
+from train.data.stages import NO_SKIPS, SkipList, StagePlan, resolve_stages
 
 Packings = Mapping[str, PackedIndex] | None
 

@@ -21,8 +21,7 @@ from train.checkpoint.folder import local_path, standing_notes
 from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, parse_note
 from train.data.order import Order
 from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, since_dataset
-from train.plan.plan import PLAN_NAME, Plan, write_plan
-from train.plan.standing import standing_order
+from train.plan.plan import PLAN_NAME, Plan, standing_order, write_plan
 
 REPLACED = "train/replaced"
 """Where checkpoints go that a replay leaves behind: they have seen what was removed."""

@@ -1,22 +1,15 @@
 """`penstock ablate`: is a filter worth it? Another dataset without it, pairs of proxies, and an interval."""
 
 import argparse
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from jobs.recipe import stored_recipe
-from jobs.verbs.branch import (
-    Change,
-    branch_folder,
-    branch_recipe,
-    change_of,
-    check_clusters,
-    make_branch,
-    same_dataset,
-    steps_of,
-)
-from jobs.verbs.conclusion import conclude, tell
-from jobs.verbs.pairs import (
+from jobs.recipe import recipe_sections, stored_recipe
+from jobs.spark_session import SparkConfig, open_session
+from jobs.verbs.proxies import (
+    Pair,
     Wanted,
     check_heldout,
     check_settings,
@@ -27,13 +20,266 @@ from jobs.verbs.pairs import (
     settings_of_proxies,
     train_pairs,
 )
-from schemas.ablation import RESULT_NAME, WITH, WITHOUT, Ablation
-from schemas.config import Recipe
+from pipeline.engine.step import TableJob
+from pipeline.inspect.diff import KEPT, Difference, compare, open_side
+from pipeline.inspect.without_rules import leave_out
+from pipeline.run import homes_of, prepare, run_steps, settings_of
+from pipeline.stages import STEPS
+from pipeline.tokens.tokenizer import TO_TRAIN
+from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, Interval, Moved, Proxies, Side
+from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.ids import canonical_json
+from schemas.ids import canonical_json, digest_of
+from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from schemas.versions import attach
+from train.config.settings import SECTIONS
 from train.data.heldout import copies_trained_on, heldout_documents, trained_on
+from train.data.order import tokens_drawn
+from train.eval.paired import SHARE, Losses, answer_of, compare_sides, label_of
+
+# Branches: other datasets made by changed recipes of a run, in folders below it; only what changes is computed.
+#
+# A branch stands on the run's tables as far as their fingerprints agree, and on its tokenizer in any case: losses per
+# token of two tokenizers could not be compared.
+
+NAME = re.compile(r"[\w.+=-]{1,80}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is changed for a branch."""
+
+    words: tuple[str, ...]
+    """Rules left out."""
+    data: tuple[str, ...]
+    """Overrides of the recipe of the other dataset."""
+    training: tuple[str, ...]
+    """Overrides of how both datasets' proxies are trained."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, by what makes the dataset another one."""
+        name = "+".join(sorted({*self.words, *self.data}))
+        if NAME.fullmatch(name):
+            return name
+        return f"{'+'.join(self.words) or 'set'}"[:60] + f"-{digest_of([sorted(self.words), sorted(self.data)])[:8]}"
+
+
+def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
+    """The change that a command names. Raises ConfigError if it is none, or changes what has to stay."""
+    sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
+    if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
+        raise ConfigError(f"--set {fixed[0]}: promised one tokenizer for both datasets, found a change of it; leave it")
+    named = {text.partition("=")[0].strip(): text for text in overrides}
+    if "train.seed" in named:
+        raise ConfigError(f"--set {named['train.seed']}: promised seeds that vary from 1 on, found one; give --seeds")
+    if "guard.patience" in named:
+        raise ConfigError(
+            f"--set {named['guard.patience']}: promised proxies that all end behind the same step, found one that may "
+            "end before; leave it out"
+        )
+    data = tuple(text for text, section in sections.items() if section not in SECTIONS)
+    if not words and not data:
+        raise ConfigError("ablate: promised --without SECTION.RULE or --set of a data setting, found neither")
+    return Change(tuple(words), data, tuple(text for text in overrides if text not in data))
+
+
+def branch_folder(run: Store, change: Change) -> Store:
+    """Where the branch of a change lies."""
+    return run.child(f"{ABLATIONS}/{change.name}")
+
+
+def branch_recipe(run: Store, change: Change) -> Recipe:
+    """The recipe of a run with a change, and with the run's tokenizer as it stands. Raises ConfigError."""
+    where = f"{run.uri}/{RUN_NAME}"
+    values = leave_out(read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where))
+    section = values.get("tokenizer", {})
+    if section.get("model") is None:
+        folder, manifest = open_table(run, "tokenizer")
+        given = {key: value for key, value in section.items() if key not in TO_TRAIN}
+        values["tokenizer"] = given | {"model": folder.path(manifest.run.paths["model"])}
+    return load_recipe(values, change.data, recipe_sections(), where)
+
+
+def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
+    """Every step that the second recipe wants, and whether it has to be made again for it."""
+    made: set[str] = set()
+    found = []
+    for step in (step for step in STEPS if step.wanted(after)):
+        again = not step.wanted(before) or not made.isdisjoint(step.reads) or _settings_differ(step, before, after)
+        made |= set(step.writes) if again else set()
+        found.append((step.name, again))
+    return found
+
+
+def _settings_differ(step: TableJob, before: Recipe, after: Recipe) -> bool:
+    def settings(recipe: Recipe, name: str) -> tuple[object, object]:
+        places = recipe[name].model_dump(mode="json", include=recipe[name].fields_of("location"))
+        return settings_of(recipe[name], step), places
+
+    return any(settings(before, stage.name) != settings(after, stage.name) for stage in step.stages)
+
+
+def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
+    """Bring a branch up to its dataset; steps that stand in it, or in the run, are not made again."""
+    prepared = prepare(recipe, None)  # whatever is wrong is found before Spark starts
+    if not folder.exists(RUN_NAME):
+        attach(folder, run)
+    config = recipe.section("spark", SparkConfig)
+    spark = open_session(config, "penstock ablate")
+    try:
+        run_steps(spark, prepared, folder, config.partitions)
+    finally:
+        spark.stop()
+
+
+def same_dataset(one: Manifest, other: Manifest) -> bool:
+    """Whether two datasets are the same files, whatever settings led to them."""
+    files = [[(entry.key, entry.sha256) for entry in manifest.content.files] for manifest in (one, other)]
+    return files[0] == files[1]
+
+
+def check_clusters(run: Store) -> None:
+    """Raises ConfigError if a run has no clusters of its own, by which copies of held-out documents are found."""
+    standing = read_run(run).tables
+    if lacking := [name for name in ("clusters", "dedup") if name not in standing]:
+        homes = [home.uri for home in homes_of(run) if home.uri != run.uri]
+        there = f"it stands on the dataset of {homes[0]}: ablate that one" if homes else "run its recipe"
+        raise ConfigError(f"{run.uri}: promised a run with its tables, found no {' and no '.join(lacking)}; {there}")
+
+
+# What an ablation found: its result from what the proxies lost, and the result as text.
+
+SHOWN = 12
+"""Changes of fate that are listed."""
+
+
+def conclude(
+    change: Change,
+    runs: Mapping[str, Store],
+    pairs: Sequence[Pair],
+    measured: tuple[Sequence[str], Losses],
+    seconds: Mapping[str, float],
+) -> Ablation:
+    """The result of an ablation from what its proxies lost."""
+    a, b = (open_side(runs[side]) for side in (WITH, WITHOUT))
+    found = compare(a, b, 0)
+    on, losses = measured
+    comparisons = compare_sides(on, [pair.seed for pair in pairs], losses)
+    return Ablation(
+        name=change.name,
+        left_out=change.words,
+        settings=found.settings,
+        with_rules=_side(open_dataset(runs[WITH]), found.kept[0]),
+        without=_side(open_dataset(runs[WITHOUT]), found.kept[1]),
+        documents=tuple(_moved(found)),
+        tokens=found.tokens,
+        proxies=_proxies(pairs),
+        share=SHARE,
+        comparisons=tuple(comparisons),
+        measurements=tuple(one for several in losses.values() for one in several),
+        answer=answer_of(comparisons),
+        seconds={name: round(value, 1) for name, value in seconds.items()},
+    )
+
+
+def _side(dataset: Dataset, documents: int) -> Side:
+    return Side(dataset=dataset.digest, documents=documents, tokens=sum(dataset.num_tokens().values()))
+
+
+def _moved(found: Difference) -> Iterator[Moved]:
+    ordered = sorted(found.documents.items(), key=lambda item: (-item[1], item[0]))
+    for (source, old, new), count in ordered:
+        yield Moved(source=source, with_rules=old, without=new, documents=count)
+
+
+def _proxies(pairs: Sequence[Pair]) -> Proxies:
+    plans = {side: proxy.plan for side, proxy in pairs[0].proxies.items()}
+    plan = plans[WITH]
+    passes = {}
+    for side, proxy in pairs[0].proxies.items():
+        drawn = sum(tokens_drawn(plans[side].stages).values())
+        passes[side] = round(drawn / sum(open_dataset(proxy.run).num_tokens().values()), 4)
+    return Proxies(
+        params=plan.num_params,
+        tokens=plan.num_tokens,
+        steps=plan.steps,
+        seq_len=plan.seq_len,
+        global_batch=plan.global_batch,
+        learning_rate=plan.learning_rate,
+        seeds=tuple(pair.seed for pair in pairs),
+        epochs=passes,
+    )
+
+
+def tell(result: Ablation) -> str:
+    """The result as text."""
+    proxies, ours, theirs = result.proxies, result.with_rules, result.without
+    lines = [
+        "",
+        f"without {', '.join(result.left_out) or 'what --set changes'}: {theirs.documents:,} documents, "
+        f"{theirs.tokens:,} training tokens",
+        f"with    {' ' * len(', '.join(result.left_out) or 'what --set changes')}: {ours.documents:,} documents, "
+        f"{ours.tokens:,} training tokens",
+        *_fates(result.documents),
+        "",
+        f"{len(proxies.seeds)} pairs of proxies: {proxies.params:,} parameters, {proxies.tokens:,} tokens each "
+        f"({proxies.steps:,} steps of {proxies.global_batch} x {proxies.seq_len}; "
+        + ", ".join(f"{passes:.2f} epochs {side}" for side, passes in proxies.epochs.items())
+        + ")",
+        *_left_out(result),
+        "",
+        *_table(result.comparisons, result.share),
+        "",
+        result.answer,
+        "(" + ", ".join(f"{name} {value:.0f} s" for name, value in result.seconds.items()) + ")",
+    ]
+    return "\n".join(lines)
+
+
+def _fates(moved: Sequence[Moved]) -> Iterator[str]:
+    """What became of documents, most frequent first."""
+    for one in moved[:SHOWN]:
+        yield f"  {one.documents:>7,}  {one.source}  {_fate(one.with_rules)} → {_fate(one.without)}"
+    if rest := moved[SHOWN:]:
+        yield f"  {sum(one.documents for one in rest):>7,}  in {len(rest)} more changes"
+
+
+def _fate(fate: str) -> str:
+    return fate if fate == KEPT else f"dropped by {fate}"
+
+
+def _left_out(result: Ablation) -> Iterator[str]:
+    """How many held-out documents do not count."""
+    names = dict.fromkeys(one.on for one in result.comparisons)
+    for name, one in zip(names, result.measurements, strict=False):  # those of the first proxy, on every set
+        if one.left_out:
+            yield (
+                f"{label_of(name)}: {one.left_out:,} of {one.documents:,} documents left out, because a proxy was "
+                "trained on them or on a copy"
+            )
+
+
+def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
+    """The comparisons, a line each."""
+    rows = [("held out", "source", "with", "without", f"difference [{share:.0%}], nats/token", "bits/byte", "")]
+    for one in comparisons:
+        means = [sum(pair[side] for pair in one.losses) / len(one.losses) for side in (0, 1)]
+        bits = "–" if one.bits is None else shown(one.bits)
+        answer = one.answer.partition(":")[0].partition(" (")[0]
+        rows.append((one.on, one.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", shown(one.nats), bits, answer))
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def shown(found: Interval) -> str:
+    """An interval as text."""
+    if found.low is None or found.high is None:
+        return f"{found.mean:+.4f}"
+    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
 
 SEQUENCES = 512
 """Held-out rows of a source that are asked about where nothing else is said."""

@@ -23,12 +23,11 @@ from train.checkpoint.folder import local_path
 from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
 from train.model.shape import choose_shape, num_parameters
-from train.monitor.long_work import LongWork
 from train.monitor.metrics import METRICS_NAME
-from train.plan.checks import check_ranks, check_used
+from train.monitor.progress import LongWork
 from train.plan.ladder import LEAST_STEPS, RANGE, Rung, rungs_of, short, sizes_of, smallest_size
 from train.plan.make_plan import make_plan
-from train.plan.plan import Plan
+from train.plan.plan import Plan, check_ranks, check_used
 from train.scaling.fit import fit_or_hold
 from train.scaling.own_law import LawFile, law_file, write_law
 

@@ -9,8 +9,7 @@ from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
 from schemas.versions import run_at
 from train.mix.measured import MeasuredRun, measured_run
-from train.mix.shares import STEP_SIZE
-from train.mix.suggest import suggest_by_law, suggest_by_reference
+from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
 from train.scaling.own_law import read_law
 
 Arguments = argparse.Namespace

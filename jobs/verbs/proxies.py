@@ -7,23 +7,31 @@ stands, so the same command goes on where one was broken off.
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jobs.recipe import stored_recipe
+from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import worker_environment
+from schemas.ablation import WITH, Measurement
+from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import RUN_NAME
+from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.storage import Store
-from schemas.tokens import Dataset, open_dataset
+from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach
-from train.checkpoint.identity import identify
+from train.checkpoint.folder import identify
 from train.checkpoint.metadata import Identity
-from train.config.settings import settings_of
-from train.data.skips import NO_SKIPS
+from train.config.plan import PlanConfig
+from train.config.settings import Settings, settings_of
+from train.data.heldout import OBJECTIVES
+from train.data.order import heldout_streams
+from train.data.stages import NO_SKIPS, stage_lengths
+from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan, read_plan, write_plan
+from train.plan.plan import PLAN_NAME, Plan, check_used, read_plan, write_plan
 
 TABLES = ("tokens", "tokenizer")
 """Tables of another run that a proxy stands on."""
@@ -102,3 +110,217 @@ def _waited(child: subprocess.Popen[bytes]) -> int:
         if child.poll() is None:
             child.terminate()
             child.wait()
+
+
+# Pairs of proxies: for every seed one model on each of two datasets, equal in shape, schedule and number of tokens.
+
+MIN_PARAMS: int = PlanConfig.model_fields["min_params"].default
+MAX_PARAMS = 10_000_000
+"""Largest proxy where none is asked for [parameters]."""
+TOKENS_PER_PARAMETER = 20.0
+"""Training tokens per parameter where no number of tokens is asked for; plan.tokens_per_parameter has the source."""
+OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
+    "plan": frozenset(
+        (
+            *("law", "tokens_per_parameter", "compute", "gpu_hours", "usd", "params", "inference_tokens", "max_epochs"),
+            *("num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ffw", "device_memory"),
+        )
+    ),
+    "train": frozenset(
+        ("seed", "global_batch", "steps", "stages", "skip_file", "eval_every", "eval_sequences", "profile")
+    ),
+    "optim": frozenset(("learning_rate", "warmup_steps")),
+    "checkpoint": frozenset(("every", "keep_every")),
+    "guard": frozenset(("patience", "min_improvement")),
+}
+"""Settings of a recipe that size or place the run itself: a proxy has its own; of `[layout]` it has `micro_batch`."""
+UNMEASURED = ("train.eval_every=0",)
+"""Overrides of every proxy, before those that are asked for: it is measured at its end."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of the proxies."""
+
+    seeds: int
+    params: float | None
+    """None: a 20th of the tokens, between `plan.min_params` and MAX_PARAMS."""
+    tokens: int | None
+    """None: 20 for each parameter, at most one pass over the smaller dataset."""
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two proxies of a seed."""
+
+    seed: int
+    proxies: Mapping[str, Proxy]
+    """By side."""
+
+
+def plan_pairs(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -> list[Pair]:
+    """The pairs in `<folder>/{with,without}-seed-N`, planned. Raises ContractError if they are no pairs."""
+    shared = shared_settings(sides, folder, wanted)
+    pairs = []
+    for seed in range(1, wanted.seeds + 1):
+        own = [*shared, f"train.seed={seed}"]
+        proxies = {side: plan_proxy(run, _begun(run, folder, side, seed), own) for side, run in sides.items()}
+        check_alike([proxy.plan for proxy in proxies.values()])
+        pairs.append(Pair(seed, proxies))
+    return pairs
+
+
+def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -> list[str]:
+    """The overrides that make all proxies alike: N, batch, and as many steps as both datasets give."""
+    first = {side: _begun(run, folder, side, 1) for side, run in sides.items()}
+    datasets = {side: open_dataset(run) for side, run in sides.items()}
+    once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
+    sizing = settings_of(stored_recipe(first[WITH], wanted.overrides)).plan
+    params, _ = default_size(wanted, once, sizing.min_params)
+    if wanted.params is None:  # whatever the vocabulary and [plan] make of it
+        params = float(num_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
+    fixed = [f"plan.params={params!r}", *UNMEASURED]
+    if wanted.tokens is None:
+        fixed += ["plan.max_epochs=1.0"]
+    else:
+        plan = _sized(first[WITH], datasets[WITH], [*fixed, *wanted.overrides])
+        # A pass is cut at whole chunks and blocks, so the tokens asked for may take a little more than their share.
+        passes = max(1.0, round(1.02 * wanted.tokens / once, 3))
+        fixed += [f"plan.tokens_per_parameter={wanted.tokens / plan.num_params!r}", f"plan.max_epochs={passes!r}"]
+    fixed += wanted.overrides
+    plans = [_sized(first[side], datasets[side], fixed) for side in sides]
+    fixed += [f"train.global_batch={min(plan.global_batch for plan in plans)}"]
+    plans = [_sized(first[side], datasets[side], fixed) for side in sides]
+    return [*fixed, f"train.steps={min(plan.steps for plan in plans)}"]
+
+
+def check_alike(plans: Sequence[Plan]) -> None:
+    """Raises ContractError if two proxies differ in more than their data."""
+    facts = [
+        {
+            "shape": plan.shape.model_dump(),
+            "steps": [(stage.num_steps, stage.global_batch, stage.seq_len) for stage in plan.stages],
+            "learning rate": plan.learning_rate,
+            "warm-up": plan.warmup_steps,
+        }
+        for plan in plans
+    ]
+    for name, promised in facts[0].items():
+        for other in facts[1:]:
+            if other[name] != promised:
+                raise ContractError(
+                    f"ablate: promised proxies alike in {name}, found {promised} and {other[name]}; set it for both"
+                )
+
+
+def train_pairs(pairs: Sequence[Pair], say: Callable[[str], None]) -> float:
+    """Train every proxy that is not done, and say how far it has come; returns the seconds it took."""
+    waiting = [
+        (f"{side}-seed-{pair.seed}", proxy) for pair in pairs for side, proxy in pair.proxies.items() if not proxy.done
+    ]
+    total = sum(len(pair.proxies) for pair in pairs)
+    if len(waiting) < total:
+        say(f"proxies    {total - len(waiting)} of {total} stand")
+    started = time.monotonic()
+    for number, (name, proxy) in enumerate(waiting, start=1):
+        begun = time.monotonic()
+        manifest = train_proxy(proxy)
+        now = time.monotonic()
+        left = (now - started) / number * (len(waiting) - number)
+        loss = "" if manifest.loss is None else f"  loss {manifest.loss:.4f}"
+        say(
+            f"proxy {number}/{len(waiting)}  {name:<16}  {manifest.steps:,} steps{loss}  {now - begun:.1f} s"
+            f"{f'  {left:.0f} s left' if left else ''}"
+        )
+    return time.monotonic() - started
+
+
+def evaluate_pairs(
+    pairs: Sequence[Pair], on: Sequence[Store], folder: Store, sequences: int, left_out: set[bytes]
+) -> dict[tuple[str, int], list[Measurement]]:
+    """What every proxy loses on the held-out rows of each run, by side and seed, in a process of its own.
+
+    Raises ContractError with the last that it said if it fails.
+    """
+    named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
+    folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())
+    out, ids = folder.path("measurements.json"), folder.path("left-out.txt")
+    command = [sys.executable, "-m", "train.evaluate", *(run.uri for run in named.values())]
+    command += [word for run in on for word in ("--on", run.uri)]
+    command += ["--out", out, "--leave-out", ids, "--sequences", str(sequences)]
+    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = "\n".join(done.stderr.splitlines()[-5:])
+        raise ContractError(
+            f"{folder.uri}: promised measured proxies, the process ended with {done.returncode}:\n{told}"
+        )
+    found = iter(Measurement.model_validate(one) for one in folder.read_json("measurements.json"))
+    return {key: [next(found) for _ in on] for key in named}
+
+
+def settings_of_proxies(run: Store, overrides: Sequence[str]) -> Settings:
+    """The settings that proxies of a run are planned by, but for their size."""
+    recipe = load_recipe(
+        proxy_recipe(read_run(run).recipe), [*UNMEASURED, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
+    )
+    return settings_of(recipe)
+
+
+def check_settings(settings: Settings, dataset: Dataset) -> None:
+    """Raises ConfigError if proxies with these settings could not be trained, or not be asked about held-out text."""
+    if (objective := settings.train.objective) not in OBJECTIVES:
+        raise ConfigError(
+            f"ablate: promised train.objective = {' or '.join(OBJECTIVES)}, found {objective}; give --set "
+            f"train.objective={next(iter(OBJECTIVES))} for the proxies"
+        )
+    check_used(settings, dataset)
+
+
+def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
+    """Raises ConfigError if one of the datasets holds out no row that such proxies can be asked about."""
+    seq_len = stage_lengths(settings.train)[-1]
+    for name, dataset in datasets.items():
+        if not heldout_streams(dataset, seq_len):
+            found = sum(dataset.num_tokens(HELDOUT).values())
+            raise ConfigError(
+                f"{name}: promised held-out rows of {seq_len} tokens, found {found:,} in all; run the recipe with "
+                "a larger tokens.heldout_share"
+            )
+
+
+def _begun(run: Store, folder: Store, side: str, seed: int) -> Store:
+    """The folder of a proxy, which stands on the dataset of its side; its recipe is that of the run, less its size."""
+    new = folder.child(f"{side}-seed-{seed}")
+    if not new.exists(RUN_NAME):
+        state = attach(new, run, TABLES)
+        write_run(new, RunFile(tables=state.tables, recipe=proxy_recipe(state.recipe)))
+    return new
+
+
+def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A recipe without what sizes or places the training of the run itself."""
+    placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
+    return {
+        name: {
+            key: value
+            for key, value in values.items()
+            if key not in OF_THE_BIG_RUN.get(name, ()) and key in placed.get(name, values)
+        }
+        for name, values in recipe.items()
+    }
+
+
+def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
+    return make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
+
+
+def default_size(wanted: Wanted, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
+    """Parameters and tokens that a proxy is to have; `once`: tokens of one pass over the smaller dataset."""
+    params = wanted.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
+    return params, wanted.tokens or min(TOKENS_PER_PARAMETER * params, once)
+
+
+def default_params() -> str:
+    """What the size of a proxy is where none is asked for, in words."""
+    return f"a 20th of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.config.own_law import OwnLaw
+from train.config.plan import OwnLaw
 from train.monitor.metrics import read_train_manifest
 from train.plan.plan import read_plan
 from train.scaling.fit import NAMES, Fit, Measured, fit_or_hold, interval_of

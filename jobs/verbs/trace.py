@@ -13,9 +13,8 @@ from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError, ContractError
 from schemas.versions import run_at
 from train.trace.answer import Answers, DocumentsAnswer, Place, Told, Wanted, plain
-from train.trace.answer_text import present_documents, present_step
-from train.trace.scan import scan_of
-from train.trace.show import shown
+from train.trace.answer_text import present_documents, present_step, shown
+from train.trace.documents import scan_of
 
 Arguments = argparse.Namespace
 NOTHING = {

@@ -17,16 +17,13 @@ from schemas.manifest import RUN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach, run_at
-from train.checkpoint.folder import local_path
-from train.checkpoint.identity import as_begun, check_goes_on
-from train.config.mixed import keep_mix, mix_overrides
+from train.checkpoint.folder import as_begun, check_goes_on, local_path
+from train.config.plan import keep_mix, mix_overrides
 from train.config.settings import Settings, settings_of
 from train.export.megatron import export_megatron
-from train.plan.checks import check_ranks, check_used
-from train.plan.chosen import choose_layout
 from train.plan.dry_run import describe_run
-from train.plan.make_plan import make_plan
-from train.plan.plan import check_overrides, kept_settings, read_settings, write_plan
+from train.plan.make_plan import choose_layout, make_plan
+from train.plan.plan import check_overrides, check_ranks, check_used, kept_settings, read_settings, write_plan
 from train.plan.text import print_plan
 from train.takedown_replay import begin_replay, describe_replay
 
@@ -189,7 +186,7 @@ def generate_command(arguments: Arguments) -> int:
 def export_command(arguments: Arguments) -> int:
     """Write a checkpoint as a Llama folder of Hugging Face's, or the dataset as Megatron's .bin and .idx."""
     if arguments.format == "huggingface":
-        return _in_torch("train.export.export", arguments.run, "--out", arguments.out, *_step(arguments))
+        return _in_torch("train.export.llama", arguments.run, "--out", arguments.out, *_step(arguments))
     if arguments.step is not None:
         raise ConfigError("export --step: promised with --format huggingface, found megatron, which takes the dataset")
     for made in export_megatron(Store(arguments.run), Store(arguments.out)):
@@ -204,3 +201,25 @@ def _in_torch(*command: str) -> int:
 
 def _step(arguments: Arguments) -> list[str]:
     return [] if arguments.step is None else ["--step", str(arguments.step)]
+
+
+# `penstock evaluate RUN --on OTHER`: a checkpoint measured on the held-out text of another dataset.
+
+
+def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate`, behind the run."""
+    parser.add_argument("--on", action="append", required=True, help="run folder whose held-out text is asked about")
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    parser.add_argument("--sequences", type=int, default=512, help="held-out rows of each source")
+    parser.add_argument("--out", help="JSON file of what was measured")
+
+
+def evaluate_command(arguments: argparse.Namespace) -> int:
+    """Measure a checkpoint on the held-out text of other runs; what it was trained on is left out."""
+    command = [sys.executable, "-m", "train.evaluate", arguments.run]
+    command += [word for run in arguments.on for word in ("--on", run)]
+    command += ["--sequences", str(arguments.sequences)]
+    for name in ("step", "out"):
+        if (value := getattr(arguments, name)) is not None:
+            command += [f"--{name}", str(value)]
+    return subprocess.run(command, env=worker_environment(), check=False).returncode

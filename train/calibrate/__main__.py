@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from schemas.errors import PenstockError
-from train.calibrate.machine import calibrate
+from train.calibrate.measure import calibrate
 
 
 def main() -> int:

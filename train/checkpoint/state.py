@@ -17,11 +17,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from schemas.config import Section
 from schemas.errors import ContractError
 from schemas.ids import file_sha256
 from schemas.storage import Store
 from train.checkpoint.folder import local_path
-from train.checkpoint.metadata import Note, StateFile
+from train.checkpoint.metadata import Layout, Note, StateFile
 from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
@@ -99,3 +100,22 @@ def _difference(path: Path, promised: StateFile) -> str | None:
     except OSError as error:
         return f"{path.name}: promised {promised.size} bytes, found {error.strerror or error}"
     return f"{path.name}: promised SHA-256 {promised.sha256}, found {digest}" if digest != promised.sha256 else None
+
+
+# The layout that a checkpoint is written in, as its note tells it.
+
+
+def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: str) -> Layout:
+    """The layout of the section `[layout]` with the sizes of its axes, on this machine's `device`: cpu or cuda."""
+    ranks = 1
+    for size in axes.values():
+        ranks *= size
+    chosen = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return Layout(
+        ranks=ranks,
+        axes=dict(axes),
+        settings=section.model_dump(mode="json", include=section.fields_of("execution") - {*axes}),
+        threads=threads,
+        device=device,
+        kernels=f"torch {torch.__version__}, {chosen}",
+    )

@@ -1,11 +1,81 @@
 """The section `[plan]`: how a model is sized for a dataset; a value that is given is never changed."""
 
-from typing import Literal
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from schemas.config import Section, execution, location
-from train.config.own_law import OwnLaw
+from schemas.errors import ConfigError
+from schemas.mix import read_mix
+from schemas.storage import Store
+from schemas.tokens import Dataset
+
+# A law of loss that was fitted to runs of one's own, as a plan keeps it: its numbers, and how sure they are.
+
+
+class OwnLaw(BaseModel):
+    """L(N, D) = floor + a/N^alpha + b/D^beta [nats/token] of one dataset."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    floor: float = Field(ge=0)
+    """E, the loss of a model without bounds [nats/token]."""
+    a: float = Field(gt=0)
+    """A."""
+    b: float = Field(gt=0)
+    """B."""
+    alpha: float = Field(gt=0)
+    """Exponent of N."""
+    beta: float = Field(gt=0)
+    """Exponent of D."""
+    counts: Literal["all", "body"] = "all"
+    """Whether N has the embeddings in it ("all", as a plan counts) or not."""
+    held: tuple[str, ...] = ()
+    """Numbers that were not fitted, but taken from `held_from`."""
+    held_from: str = ""
+    """Source of what was held."""
+    intervals: dict[str, tuple[float, float]] = {}
+    """Where each number lies with probability `share`, and `exponent`, that of C in the best N."""
+    share: float = Field(0.9, gt=0, lt=1)
+    """What the intervals hold of the fits to runs drawn anew."""
+    num_runs: int = Field(ge=1)
+    """Number of runs."""
+    deviation: float = Field(ge=0)
+    """Root of the mean square of ln(measured / fitted loss)."""
+    dataset: str = ""
+    """Digest of the dataset of all runs; empty = not known, or not one."""
+    params: float = Field(gt=0)
+    """N of the largest run."""
+    tokens: float = Field(gt=0)
+    """D of the longest run."""
+    compute: float = Field(gt=0)
+    """6ND of the dearest run [FLOPs]."""
+
+    @property
+    def source(self) -> str:
+        """Where the law comes from."""
+        of = f"dataset {self.dataset[:12]}" if self.dataset else "datasets that it does not name"
+        return f"fitted to {self.num_runs} runs on {of}"
+
+    def held_if(self, name: str) -> str:
+        """Where a number comes from."""
+        return self.held_from if self._is_held(name) else self.source
+
+    def told(self, name: str) -> str:
+        """How sure a number is, in words."""
+        if self._is_held(name):
+            return "held, not fitted"
+        if name not in self.intervals:
+            return "no interval"
+        low, high = self.intervals[name]
+        return f"{100 * self.share:g} % between {low:.4g} and {high:.4g}"
+
+    def _is_held(self, name: str) -> bool:
+        return name in self.held or (name == "exponent" and bool(self.held))
 
 
 class PlanConfig(Section):
@@ -102,3 +172,81 @@ class PlanConfig(Section):
         if found := [text for wrong, text in problems if wrong]:
             raise ValueError("; ".join(found))
         return self
+
+
+# The section `[cluster]`: the devices that a run is planned for; nothing of it changes what is computed.
+
+
+class ClusterConfig(Section):
+    """Devices by the names of the plan's table, and what they cost."""
+
+    device: str = execution("")
+    """Name of the device, such as h100-sxm (an unknown name is answered with those known), or a calibration's file."""
+    gpus: int | None = execution(None, ge=1)
+    """Devices in a node; None = as many as a usual node has of them."""
+    nodes: int = execution(1, ge=1)
+    """Nodes."""
+    usd_per_gpu_hour: float | None = execution(None, gt=0)
+    """Price of a device for an hour [USD]; None = unknown, so no cost is shown and no budget in money is taken."""
+    mfu: float = execution(0.4, gt=0, le=1)
+    """Share of the dense bf16 peak by which hours of devices become FLOPs, until a layout is known. Llama 3 (arXiv
+    2407.21783, table 4) reached 0.38 to 0.43."""
+
+    @model_validator(mode="after")
+    def _used(self) -> "ClusterConfig":
+        """Refuse settings of a device that is not named."""
+        if not self.device and (given := sorted(self.model_fields_set - {"device"})):
+            raise ValueError(f"{' and '.join(given)}: device is wanted")
+        return self
+
+
+# A mix that a run follows: its shares as settings, the copy that is kept beside the plan, and what contradicts it.
+
+WEIGHTS, MIX = "train.weights", "train.mix"
+
+
+def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) -> list[str]:
+    """What the mix in a file says of a dataset's sources, as `section.key=value`: shares, and the digest of the file.
+
+    Raises ConfigError if the file is no mix, is for other sources, or if `overrides` give shares as well.
+    """
+    if found := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
+        raise ConfigError(
+            f"--mix {path}: promised shares in one place, found --set {' and '.join(found)} too; leave one out"
+        )
+    parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
+    shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
+    return [f"{WEIGHTS}={{{shares}}}", f'{MIX}="{_digest(path)}"']
+
+
+def keep_mix(run: Store, path: str) -> str:
+    """Copy a mix beside the plan that follows it; returns where it is, relative to the run.
+
+    The name holds the digest, so a plan that is made again by another mix overwrites none.
+    """
+    name = kept_name(_digest(path))
+    run.write_atomic(name, Path(path).read_bytes())
+    return name
+
+
+def kept_name(digest: str) -> str:
+    """Where the mix of a digest is kept, relative to the run."""
+    return f"train/mix-{digest[:12]}.toml"
+
+
+def check_kept(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raises ConfigError if overrides change the shares of a plan that follows a mix, `settings` being the plan's."""
+    mix = settings.get("train", {}).get("mix")
+    if mix and (found := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
+        raise ConfigError(
+            f"--set {' and '.join(found)}: promised the shares of mix {mix[:12]}, which the plan follows; plan again "
+            "without --mix, or with another"
+        )
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()

@@ -6,12 +6,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from schemas.config import Recipe, Section, load_recipe
-from train.config.checkpoint import CheckpointConfig
-from train.config.cluster import ClusterConfig
-from train.config.guard import GuardConfig
+from train.config.checkpoint import CheckpointConfig, GuardConfig
 from train.config.layout import LayoutConfig
 from train.config.optim import OptimConfig
-from train.config.plan import PlanConfig
+from train.config.plan import ClusterConfig, PlanConfig
 from train.config.train import TrainConfig
 
 SECTIONS: Mapping[str, type[Section]] = {

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 from schemas.errors import ContractError
 from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
-from train.data.counter import Ints, key_of, keys_of
 from train.data.document_index import read_table
 from train.data.objective import Objective, cut_spans
 from train.data.order import Order, Samples, heldout_streams, make_order
-from train.data.permutation import PackedIndex, Pieces, join_pieces, ranges
+from train.data.permutation import Ints, PackedIndex, Pieces, join_pieces, key_of, keys_of, ranges
 from train.data.rows import IGNORED, Rows
 from train.data.shards import StreamReader, Tokens
-from train.data.skips import NO_SKIPS, STAGE_BITS, SkipList
-from train.data.stages import StagePlan
+from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
 Part = tuple[int, int, int, int]
 """Row of a global batch, piece of the row, and first token there of a part of a document and the one behind it."""

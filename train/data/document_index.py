@@ -18,7 +18,7 @@ from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, surt
-from train.data.counter import Ints
+from train.data.permutation import Ints
 
 DOCUMENT = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
 KEPT_BATCHES = 1024

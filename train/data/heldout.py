@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from schemas.manifest import RUN_NAME, Table, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
-from train.data.counter import Ints
 from train.data.document_index import Documents
 from train.data.order import heldout_streams
+from train.data.permutation import Ints
 
 OBJECTIVES = {"causal": 1, "mlm": 0}
 """What can be measured on held-out rows, and how far a target lies behind its position."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from schemas.tokens import TokenizerContract
 from train.config.train import TrainConfig
-from train.data.counter import GOLDEN, Bits, Ints, key_of, keys_of, mix, random_bits
+from train.data.permutation import GOLDEN, Bits, Ints, key_of, keys_of, mix, random_bits
 from train.data.rows import IGNORED
 from train.data.shards import Tokens
 from train.data.stages import num_spans

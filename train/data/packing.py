@@ -22,9 +22,8 @@ from schemas.storage import Store
 from schemas.takedown import positions_of
 from schemas.tokens import TRAIN, Dataset
 from train.config.train import TrainConfig
-from train.data.counter import Ints
 from train.data.document_index import read_table, shard_documents
-from train.data.permutation import PackedIndex, ranges
+from train.data.permutation import Ints, PackedIndex, ranges
 
 PACKING_VERSION = 2
 SUMMARY = "packing.json"

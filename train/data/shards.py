@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import Shard
-from train.data.counter import Ints
-from train.data.permutation import ranges
+from train.data.permutation import Ints, ranges
 
 Tokens = NDArray[np.unsignedinteger]
 OPEN_SHARDS = 64

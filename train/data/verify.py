@@ -18,7 +18,7 @@ from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.monitor.long_work import LongWork
+from train.monitor.progress import LongWork
 
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0

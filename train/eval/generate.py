@@ -24,7 +24,7 @@ from train.checkpoint.load import (
     read_tokenizer,
 )
 from train.model.transformer import Transformer
-from train.trace.text import open_decoder
+from train.trace.documents import open_decoder
 
 
 @dataclass(frozen=True)

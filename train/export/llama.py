@@ -5,18 +5,25 @@ keys; every weight has its counterpart and the halves of a head are paired alike
 A folder is written under another name and then renamed: it is complete or absent.
 """
 
+import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from train.checkpoint.load import check_objective, check_tokenizer, find_note, length_of, read_model, read_tokenizer
+from train.checkpoint.metadata import Note
 from train.export.tokenizer import TokenizerFile, generation_settings, json_bytes, special_ids, tokenizer_files
 from train.model.attention import HIGH_TURNS, LOW_TURNS
 from train.model.shape import ModelShape
@@ -252,3 +259,41 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
         )
     except (KeyError, ValidationError) as error:
         raise ContractError(f"{where}: promised a Llama's configuration, found no usable {error}; fetch it") from error
+
+
+# The export of a checkpoint: its model and the dataset's tokenizer as a Llama folder.
+
+
+def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Note:
+    """Write the model of a checkpoint (None: the last one) into a new folder; returns the note of the checkpoint.
+
+    Raises ConfigError if Llama has no such model or the folder holds something, ContractError if files are amiss.
+    """
+    dataset, note = open_dataset(run), find_note(run, step)
+    check_tokenizer(note, dataset)
+    check_objective(note, "causal", "span")
+    tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
+    model = read_model(run, note, torch.device("cpu"))
+    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    export_llama(state, model.shape, length_of(note), tokenizer, folder)
+    return note
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the arguments and export; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="train.export.llama", description="Export a checkpoint as a Llama folder.")
+    parser.add_argument("run", help="run folder with a checkpoint")
+    parser.add_argument("--out", required=True, help="folder to write; a new one")
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    arguments = parser.parse_args(argv)
+    try:
+        note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.out}: the model of {note.name} and its tokenizer")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

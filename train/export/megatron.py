@@ -13,8 +13,8 @@ import numpy as np
 
 from schemas.storage import Store
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.data.counter import Ints
 from train.data.document_index import shard_documents
+from train.data.permutation import Ints
 from train.data.shards import OpenShard
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1

@@ -18,8 +18,7 @@ from torch.utils.data import Dataset
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.data.batches import Batches
-from train.plan.plan import read_plan
-from train.plan.standing import standing_order
+from train.plan.plan import read_plan, standing_order
 
 
 class SampleDataset(Dataset[dict[str, Tensor]]):

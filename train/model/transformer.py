@@ -20,8 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from train.model.attention import Attention, Look, added_mask, number_format, rotation_table, sinusoids
-from train.model.documents import Documents, blocks_in_document, seen_in_document, takes_blocks, takes_starts
+from train.model.attention import (
+    Attention,
+    Documents,
+    Look,
+    added_mask,
+    blocks_in_document,
+    number_format,
+    rotation_table,
+    seen_in_document,
+    sinusoids,
+    takes_blocks,
+    takes_starts,
+)
 from train.model.loss import HeadLoss
 from train.model.shape import ModelShape
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from schemas.errors import ContractError
 from schemas.storage import Store
 from train.monitor.guard import Quantity
-from train.monitor.journal import Journal
+from train.monitor.log_files import Journal
 from train.monitor.metrics import StepMetrics, finite
 
 EVENTS_NAME = "train/events.jsonl"

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import ContractError
-from train.config.guard import GuardConfig
+from train.config.checkpoint import GuardConfig
 
 MIN_DEVIATION = 1e-3
 """What a window's deviation counts at least [nats/token]: where losses stand still, the last digit is no spike."""

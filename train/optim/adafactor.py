@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.optim.inputs import UpdateInputs
-from train.optim.norm import squared_norms
-from train.optim.parameter import Member, chunks, local, total_over_shards
+from train.optim.parameter import Member, UpdateInputs, chunks, local, squared_norms, total_over_shards
 
 EPS = 1e-30
 """Added to squared gradients (ε₁). Source: Shazeer and Stern 2018, section 9."""

@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from schemas.errors import ContractError
 from train.config.optim import OptimConfig
 from train.optim.adafactor import Adafactor
-from train.optim.adam import Lamb
-from train.optim.adamw import AdamW
-from train.optim.gradients import Gradients
-from train.optim.inputs import UpdateInputs
+from train.optim.adam import AdamW, Lamb
 from train.optim.muon import Muon
-from train.optim.parameter import Member, local, region_of
+from train.optim.parameter import Gradients, Member, UpdateInputs, local, region_of
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EMBEDDING = "embedding.weight"

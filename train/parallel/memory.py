@@ -4,11 +4,142 @@ Nothing is fitted: every number is a count of tensors that the code, or torch on
 """
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from schemas.errors import ConfigError
+from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
-from train.parallel.activations import Stream
-from train.parallel.layout import chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
+from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
+
+# What a layer of the model keeps for its backward pass, counted tensor by tensor.
+#
+# Counts are of the code as it is: on a CPU RMSNorm is composed of operations that keep float32, on a CUDA device it
+# is a kernel that does not. Documents in a row cost no mask where attention takes them as blocks or in tiles. A
+# compiled layer keeps less. Source of the method: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1.
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A micro-batch as one rank sees it, and the number format that it is computed in."""
+
+    shape: ModelShape
+    settings: Settings
+    seq_len: int
+    """Positions of a whole row."""
+    rows: int
+    """Rows of a micro-batch."""
+    width: int
+    """Bytes of a number in products of matrices."""
+    autocast: bool
+    """Whether weights and residual stream are float32 although products are not (ddp and zero1)."""
+    cuda: bool
+    """Whether it runs on a CUDA device."""
+
+    @property
+    def tokens(self) -> int:
+        """Positions of the micro-batch that this rank computes."""
+        return self.rows * self.seq_len // self.settings.layout.context
+
+    @property
+    def residual(self) -> int:
+        """Bytes of a number in the residual stream."""
+        return 4 if self.autocast else self.width
+
+    def stream_bytes(self) -> int:
+        """The residual stream between two layers."""
+        return self.residual * self.tokens * self.shape.d_model // self.settings.layout.tensor
+
+    def saved(self) -> int:
+        """What one layer saves if nothing is computed again."""
+        shape, layout, width = self.shape, self.settings.layout, self.width
+        q, kv = shape.query_width, shape.key_width
+        gated = shape.activation == "swiglu"
+        # Autocast makes a copy of the input for each matrix; elsewhere they share one, also where its parts are
+        # gathered for the tensor axis.
+        inputs = (3 + (2 if gated else 1)) if self.autocast else 2
+        numbers = 2 * q + 2 * kv * self._repeats() + (4 if gated else 2) * shape.d_ffw
+        if layout.context > 1 and layout.context_by == "heads":
+            numbers += q  # what attention gives, before and behind its way back to the positions
+        a_token = (
+            2 * self.norm(shape.d_model) // layout.tensor
+            + width * inputs * shape.d_model
+            + width * numbers // layout.tensor
+            + 4 * shape.num_heads // layout.tensor  # log Z of each query
+        )
+        if shape.qk_norm:
+            a_token += (shape.num_heads + shape.num_kv_heads) * self.norm(shape.head_dim) // layout.tensor
+        if shape.positions == "relative":
+            # Copies of q for both products, wide and scaled, and of every key and value that several heads share.
+            a_token += (12 - width) * q + 2 * width * (q - kv) + self._square_of_a_token()
+        weights = width * matrix_params_of_layer(shape) if self.autocast else 0
+        return self.tokens * a_token + self._mask() + weights
+
+    def kept(self, recompute: str) -> int:
+        """What one layer keeps until its backward pass: all of it, or its input, or that and the products of it."""
+        if recompute == "none":
+            return self.saved()
+        if recompute == "full":
+            return self.stream_bytes()
+        shape, tensor = self.shape, self.settings.layout.tensor
+        inner = 2 * shape.query_width + 2 * shape.key_width
+        inner += (2 if shape.activation == "swiglu" else 1) * shape.d_ffw
+        products = self.width * (2 * shape.d_model + inner // tensor) + 4 * shape.num_heads // tensor
+        if shape.positions == "relative":
+            products += 2 * self._square_of_a_token()
+        return self.stream_bytes() + self.tokens * products
+
+    def temporary(self) -> int:
+        """Gradients of activations that exist at once in a layer's backward pass: its largest moment."""
+        shape, tensor = self.shape, self.settings.layout.tensor
+        d, q, kv = shape.d_model, shape.query_width, shape.key_width
+        # What comes back from the last matrix takes the place of what that matrix has saved.
+        feed_forward = self.width * ((2 if shape.activation == "swiglu" else 1) * shape.d_ffw // tensor + d)
+        attention = self.width * ((3 * q + 4 * kv) // tensor + d)
+        norm = (self.width if self.cuda else 16) * d // tensor
+        if shape.positions == "relative":
+            attention += 3 * self._square_of_a_token()
+        return self.tokens * max(feed_forward, attention, norm) + self.stream_bytes() + 2 * self._mask()
+
+    def norm(self, width: int) -> int:
+        """Bytes that RMSNorm saves of a position: its input and what it is scaled by; composed, the normalised too."""
+        return (self.residual if self.cuda else 8) * width + 4
+
+    def mask(self) -> int:
+        """The mask of the rows, once for all layers: a number for each pair, or a byte with relative positions."""
+        return self._pairs() * (1 if self.shape.positions == "relative" else self.width)
+
+    def _mask(self) -> int:
+        """What a layer makes of it: with relative positions its opposite."""
+        return self._pairs() if self.shape.positions == "relative" else 0
+
+    def _pairs(self) -> int:
+        """Pairs of this rank's positions and of keys where a mask must be written out."""
+        layout, train = self.settings.layout, self.settings.train
+        by_keys = layout.context > 1 and layout.context_by == "keys"
+        relative = self.shape.positions == "relative"
+        whole = layout.context if layout.context > 1 and not by_keys else 1
+        if train.document_mask and (by_keys or relative):
+            return self.tokens * whole * self.seq_len
+        if (by_keys or relative) and train.objective != "mlm":
+            return self.tokens * self.seq_len // self.rows
+        return 0
+
+    def _square_of_a_token(self) -> int:
+        """Scores of relative positions, float32: no kernel computes attention with them without the square."""
+        return 4 * self.shape.num_heads * self.seq_len
+
+    def _repeats(self) -> int:
+        """How often keys and values are held: gathered whole, or repeated until every rank has a head."""
+        shape, layout = self.shape, self.settings.layout
+        if layout.context == 1:
+            return 1
+        if layout.context_by == "keys":
+            return layout.context
+        shared = shape.num_kv_heads // layout.tensor % layout.context == 0
+        return 1 if shared else shape.num_heads // shape.num_kv_heads
+
 
 CHUNK = 1 << 24
 """Numbers that an optimiser takes at once."""
@@ -210,3 +341,121 @@ class RankNeeds:
             number = min(CHUNK, self.layers * self.matrices // self.shards)
             return max(gather, 3 * (4 if optim.muon_precision == "fp32" else 2) * number)
         return gather
+
+
+# The memory of one rank, by purpose and by moment of a step, before anything is started.
+#
+# Every number is a count of tensors that the code makes; nothing is fitted. The peak is the largest of five moments:
+# the loss at the end of the forward pass, where the gradients of the head begin, the backward pass of the last layer,
+# its end, and the update.
+
+ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, section 3.1"
+FSDP = "Zhao et al. 2023 (FSDP), arXiv 2304.11277, section 3.3"
+KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198, section 4.1"
+SOURCES = {
+    "weights": ("4·N, of zero2 and zero3 / (shard · context)", ZERO),
+    "states": ("4 to 8·N by optimizer, of ddp whole, else / ranks that share them", ZERO),
+    "gradients": ("4·N, of zero2 and zero3 / (shard · context); whole while micro-batches add up", ZERO),
+    "gathered": ("weights of the outermost part and of one layer, or of all, and what one more is gathered in", FSDP),
+    "unreduced": ("gradients of one layer or of the outermost part, and what they are reduced from", FSDP),
+    "activations": ("what layers keep, times the micro-batches in flight", KORTHIKANTI),
+    "temporaries": ("gradients of activations in one layer, and what it computed again", "count"),
+    "loss": ("logits of chunk_tokens, gradients of head and stream", "count"),
+    "transfer": ("buffers of a pipeline, errors of a compression", "count"),
+    "update": ("what the optimiser computes with", "count"),
+    "batch": ("ids, targets, documents of a step; the mask", "count"),
+}
+"""Formula and source of every purpose: N parameters of the rank's layers and matrices."""
+
+
+class Widths(NamedTuple):
+    """Bytes of a parameter."""
+
+    weight: int
+    """Of the weights that are computed with."""
+    gradient: int
+    """Of the gradients."""
+    states: int
+    """Of what only the update needs: float32 weights and two moments."""
+
+
+def zero_bytes(num_params: int, ranks: int, data: str, widths: Widths) -> dict[str, int]:
+    """Weights, gradients and states of a rank for ddp, zero1, zero2 and zero3. Source: ZERO, figure 1."""
+    shared = ("ddp", "zero1", "zero2", "zero3").index(data)
+    over = {name: ranks if shared >= stage else 1 for stage, name in ((3, "weight"), (2, "gradient"), (1, "states"))}
+    return {name: num_params * width // over[name] for name, width in widths._asdict().items()}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Estimated bytes of one rank."""
+
+    moments: dict[str, dict[str, int]]
+    """By moment of a step, then by purpose."""
+    host: int
+    """In the host's memory besides: what is offloaded."""
+
+    @property
+    def peak_moment(self) -> str:
+        """The moment that needs most."""
+        return max(self.moments, key=lambda name: sum(self.moments[name].values()))
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes by purpose at that moment."""
+        return self.moments[self.peak_moment]
+
+    @property
+    def peak(self) -> int:
+        """Bytes at that moment."""
+        return sum(self.at_peak.values())
+
+
+def memory_of_rank(
+    shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
+) -> Memory:
+    """The memory of the rank that needs most, on a device of this type ("cpu", "cuda"), by which automatic settings go.
+
+    Raises ConfigError if the axes of the layout do not multiply up to `world_size`.
+    """
+    settings = settings.for_device(device)
+    axes = axes_of(settings.layout, world_size)
+    batch, cuda = (seq_len, global_batch), device == "cuda"
+    ranks = [RankNeeds(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
+    return max((_offloaded(rank.moments(), settings, cuda) for rank in ranks), key=lambda memory: memory.peak)
+
+
+def _offloaded(moments: dict[str, dict[str, int]], settings: Settings, cuda: bool) -> Memory:
+    if not (cuda and settings.layout.offload):
+        return Memory(moments, 0)
+    away = ("weights", "states", "gradients")
+    host = max(sum(need.get(name, 0) for name in away) for need in moments.values())
+    here = {name: {key: size for key, size in need.items() if key not in away} for name, need in moments.items()}
+    return Memory(here, host)
+
+
+def layers_to_recompute(
+    shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
+) -> int:
+    """How many layers of each rank must compute everything again to keep within `layout.activation_budget`.
+
+    Raises ConfigError if all of them are not enough.
+    """
+    settings = settings.for_device(device)
+    axes, budget = axes_of(settings.layout, world_size), settings.layout.activation_budget or 0
+    batch, cuda = (seq_len, global_batch), device == "cuda"
+    ranks = [RankNeeds(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
+    least = max(rank.kept_of_layers(rank.layers) for rank in ranks)
+    if least > budget:
+        raise ConfigError(
+            f"layout.activation_budget: promised {budget:,} bytes of activations at most, found {least:,} although "
+            "every layer keeps its input alone; raise it, or lower layout.micro_batch"
+        )
+    return max(rank.recomputed() for rank in ranks)
+
+
+def checkpoint_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Bytes of weights and optimiser states of the whole model, in float32."""
+    alone = settings.model_copy(update={"layout": LayoutConfig(data="ddp")}).for_device("cpu")
+    whole = RankNeeds(shape, alone, axes_of(alone.layout, 1), 0, (1, 1), False)
+    return 4 * whole.params + whole.states()

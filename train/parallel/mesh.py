@@ -1,6 +1,8 @@
 """The mesh of a run: its axes over the ranks, and the groups that each way of splitting talks in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -59,3 +61,13 @@ def build_mesh(layout: LayoutConfig, world_size: int, device_type: str) -> Mesh:
             whole["shard", "context"]._flatten("states")
             states = whole["replicate", "states"]
     return Mesh(axes, whole, states)
+
+
+# Collectives on one flat tensor, by the names that they have from torch 2.12 on.
+#
+# Older versions call them `all_gather_into_tensor` and `reduce_scatter_tensor`; newer ones warn about those names.
+
+all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""(output, input, group=...): the ranks' inputs, one after the other, in the output of every rank."""
+reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""(output, input, group=...): this rank's part of the sum of the ranks' inputs."""

@@ -15,21 +15,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
 from train.data.rows import Rows, joined
-from train.model.documents import activate_flash_3
+from train.model.attention import activate_flash_3
 from train.model.fp8 import compute_scales, with_fp8
 from train.model.loss import HeadLoss, Tally
 from train.model.shape import COLUMNS, ModelShape
 from train.model.transformer import Recompute, Span, Transformer, build_model, initial_weight
-from train.parallel.data_parallel import ShardedStates
-from train.parallel.hooks import Compressor, compress_ddp, compress_fsdp, method_of
+from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
+from train.parallel.data_parallel import NUMBERS, ShardedStates, shard, sharded_modules
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
+from train.parallel.memory import layers_to_recompute
 from train.parallel.mesh import build_mesh
-from train.parallel.peak_memory import layers_to_recompute
 from train.parallel.pipeline import Pipeline
 from train.parallel.ranks import Ranks
-from train.parallel.sharding import NUMBERS, shard, sharded_modules
-from train.parallel.tensor import share_matrices
-from train.parallel.tensor_context import part_of_rows, share_sequences
+from train.parallel.tensor_context import part_of_rows, share_matrices, share_sequences
 
 
 class SplitModel:

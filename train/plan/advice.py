@@ -1,16 +1,19 @@
 """The sizes of a plan beside those of other laws, what its loss may be, and what to do where data runs out."""
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from train.config.own_law import OwnLaw
-from train.config.plan import PlanConfig
+from train.config.plan import OwnLaw, PlanConfig
+from train.config.settings import Settings
 from train.data.order import tokens_drawn
-from train.model.shape import num_parameters
-from train.plan.flops import SOURCE as APPENDIX_F
-from train.plan.flops import training_flops
+from train.data.stages import StagePlan
+from train.model.shape import ModelShape, num_parameters
 from train.plan.plan import Plan
-from train.plan.rules import Figure, Row, figures_of
+from train.plan.rules import SOURCE as APPENDIX_F
+from train.plan.rules import Figure, Row, figures_of, training_flops
+from train.plan.search.devices import Cluster
+from train.plan.search.search import search
 from train.plan.target import NAMED, TOKENS_THERE_ARE, Target, law_of
 from train.scaling import laws, repeats
 from train.scaling.laws import LossLaw
@@ -184,3 +187,79 @@ def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
             "trains larger ones."
         )
     return lines
+
+
+# The proportions of a plan that no published run has: said in sentences, never refused.
+
+LEAST_RATIO, GPT_3 = 1.7, "GPT-3 175B: 300 G tokens; Brown et al. 2020, arXiv 2005.14165, table 2.1"
+MOST_RATIO, QWEN_3 = 60_000.0, "Qwen 3 0.6B: 36 T tokens; Yang et al. 2025, arXiv 2505.09388, sections 2 and 3"
+FEW_STEPS = 100
+"""Steps below which a warm-up of a tenth is ten updates or fewer."""
+MOST_EMBEDDINGS = 0.5
+"""Share of the parameters in the embeddings that is called large."""
+
+
+def odd_proportions(plan: Plan) -> Iterator[str]:
+    """What is out of proportion, a sentence each."""
+    ratio = plan.num_tokens / plan.num_params
+    if ratio < LEAST_RATIO:
+        yield (
+            f"{ratio:.3g} tokens for each of {plan.num_params:,} parameters: fewer than in any published run "
+            f"({LEAST_RATIO} in {GPT_3}); most of the model will stay as it was drawn. Train a smaller one, or longer."
+        )
+    if ratio > MOST_RATIO:
+        yield (
+            f"{ratio:,.0f} tokens for each of {plan.num_params:,} parameters: more than in any published run "
+            f"({MOST_RATIO:,.0f} in {QWEN_3}); a larger model would learn more of them."
+        )
+    if plan.steps < FEW_STEPS:
+        yield (
+            f"{plan.steps} steps are few: {plan.warmup_steps} of them warm up. A smaller train.global_batch makes more "
+            f"of the same tokens."
+        )
+    share = 1 - num_parameters(plan.shape, False) / plan.num_params
+    if share > MOST_EMBEDDINGS:
+        yield (
+            f"{100 * share:.0f} % of the parameters are embeddings of {plan.shape.vocab_size:,} tokens; a smaller "
+            "vocabulary would leave more to the layers."
+        )
+
+
+# What settings that a recipe fixes cost: the fastest layout found, beside that with each of them left free.
+
+SEARCHED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("train", ("precision",)),
+    ("layout", ("compile",)),
+    ("layout", ("micro_batch",)),
+    ("layout", ("activation_checkpointing", "activation_budget")),
+)
+"""Sections, and settings of them that are freed together; the first names the sentence."""
+WORTH_A_WORD = 0.01
+"""Least share of a step that a sentence is written for."""
+
+
+def costs_of_fixed(
+    shape: ModelShape, settings: Settings, run: Sequence[StagePlan], cluster: Cluster, step_seconds: float
+) -> Iterator[str]:
+    """A sentence for each fixed setting that makes the step of `step_seconds` longer than it has to be."""
+    for section, names in SEARCHED:
+        freed = without(settings, section, names)
+        if freed is None:
+            continue
+        best = search(shape, freed, run, cluster, top=1).best
+        share = step_seconds / best[0].step_seconds - 1 if best else 0.0
+        if share >= WORTH_A_WORD:
+            value = json.dumps(getattr(getattr(settings, section), names[0]))
+            yield (
+                f"{section}.{names[0]} = {value} costs {100 * share:.0f} %: {step_seconds:.3g} s a step in place of "
+                f"{best[0].step_seconds:.3g} s; leave it out."
+            )
+
+
+def without(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
+    """The same with settings of a section left out; None = none of them is set, though it may equal its default."""
+    found = getattr(settings, section)
+    if not found.model_fields_set & set(names):
+        return None
+    left = type(found).model_validate(found.model_dump(exclude_unset=True, exclude=set(names)))
+    return settings.model_copy(update={section: left})

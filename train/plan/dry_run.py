@@ -19,7 +19,7 @@ from train.parallel.layout import (
     rows_of,
     stages_of,
 )
-from train.parallel.peak_memory import Memory, checkpoint_bytes, memory_of_rank
+from train.parallel.memory import Memory, checkpoint_bytes, memory_of_rank
 from train.plan.plan import Plan
 
 SHOWN_GROUPS = 4

@@ -10,7 +10,7 @@ from train.data.packing import PackedSource
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.parallel.layout import axes_of, data_ranks, problems_of
-from train.parallel.peak_memory import SOURCES, Memory, memory_of_rank
+from train.parallel.memory import SOURCES, Memory, memory_of_rank
 from train.plan import rules
 from train.plan.advice import flops_rows, size_figures
 from train.plan.plan import Plan

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from schemas.errors import ConfigError
 from train.config.layout import MICRO_BATCH, LayoutConfig
 from train.config.settings import Settings
-from train.plan.checks import check_blocks
 from train.plan.figures import with_memory
-from train.plan.plan import Plan
+from train.plan.plan import Plan, check_blocks
 from train.plan.search.compute import computed_in
-from train.plan.search.device import Device
-from train.plan.search.devices import Cluster, device_named, device_of
+from train.plan.search.devices import Cluster, Device, device_named, device_of
 from train.plan.search.search import axes_given, search
 
 

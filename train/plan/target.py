@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from schemas.errors import ConfigError
-from train.config.cluster import ClusterConfig
-from train.config.plan import PlanConfig
+from train.config.plan import ClusterConfig, PlanConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.scaling import laws
-from train.scaling.inference import SOURCE as INFERENCE
-from train.scaling.inference import for_lifetime
-from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw
+from train.scaling.laws import SOURCE as INFERENCE
+from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw, for_lifetime
 from train.scaling.own_law import law_in, read_law
 
 NAMED: dict[str, Law] = {

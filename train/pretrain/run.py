@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from train.checkpoint.folder import standing_notes
-from train.checkpoint.identity import identify
+from train.checkpoint.folder import identify, standing_notes
 from train.checkpoint.metadata import Note
 from train.checkpoint.save import Saver
 from train.data.prefetch import Prefetch
@@ -15,11 +14,10 @@ from train.monitor.events import SpikeDocument, Stopped, count_rewinds, read_eve
 from train.monitor.guard import GuardState, Verdict, why_stopped
 from train.monitor.metrics import Heldout, StepMetrics, finite, heldout_by_source
 from train.parallel.ranks import Ranks
-from train.pretrain.feed import Asked, Feed
 from train.pretrain.log import Record, step_metrics
 from train.pretrain.setup import Setup
 from train.pretrain.spikes import documents_of, keep_out, leave_out
-from train.pretrain.step import Learner, Measured
+from train.pretrain.step import Asked, Feed, Learner, Measured
 
 
 @dataclass

@@ -10,10 +10,9 @@ import torch
 
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.folder import local_path, remove_halves, standing_notes
-from train.checkpoint.identity import as_begun, identify
-from train.checkpoint.layout import layout_of
+from train.checkpoint.folder import as_begun, identify, local_path, remove_halves, standing_notes
 from train.checkpoint.metadata import Layout, Note, check_identity
+from train.checkpoint.state import layout_of
 from train.config.settings import Settings
 from train.data.batches import Batches
 from train.data.packing import packed_files
@@ -26,11 +25,9 @@ from train.monitor.profiler import Window, parse_window
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
 from train.parallel.ranks import Ranks, default_threads
-from train.plan.checks import check_ranks, check_used
 from train.plan.make_plan import make_plan
 from train.plan.placement import Here, peak_here, place
-from train.plan.plan import Plan, read_settings, standing_layouts, write_plan
-from train.plan.standing import standing_order
+from train.plan.plan import Plan, check_ranks, check_used, read_settings, standing_layouts, standing_order, write_plan
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from schemas.errors import ContractError
 from train.data.order import Order
 from train.data.rows import Rows
-from train.data.skips import STAGE_BITS, append_to_skip_list
-from train.monitor.culprits import Blame, SourceLevels, blame, excess_of, of_documents
+from train.data.stages import STAGE_BITS, append_to_skip_list
 from train.monitor.events import SpikeDocument
 from train.monitor.metrics import read_metrics
-from train.monitor.quarantine import Quarantined, quarantine, read_quarantine
+from train.monitor.quarantine import (
+    Blame,
+    Quarantined,
+    SourceLevels,
+    blame,
+    excess_of,
+    of_documents,
+    quarantine,
+    read_quarantine,
+)
 from train.parallel.ranks import Ranks
-from train.plan.standing import skip_name, standing_order
+from train.plan.plan import skip_name, standing_order
 from train.pretrain.setup import Setup
 from train.pretrain.step import Learner
 from train.trace import Trace

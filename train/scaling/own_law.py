@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from train.config.own_law import OwnLaw
+from train.config.plan import OwnLaw
 from train.scaling.fit import NAMES, Fit, Measured
 from train.scaling.laws import LossLaw
 

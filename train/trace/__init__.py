@@ -3,9 +3,8 @@
 Both are computed from manifest, plan and skip list; nothing is logged while training.
 """
 
-from train.trace.appearance import Appearance, FoundDocument
-from train.trace.show import print_documents, print_steps
-from train.trace.trace import Trace, documents_of_step, open_trace, steps_of_url
+from train.trace.answer_text import print_documents, print_steps
+from train.trace.trace import Appearance, FoundDocument, Trace, documents_of_step, open_trace, steps_of_url
 
 __all__ = [
     "Appearance",

@@ -10,15 +10,11 @@ from typing import Any
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.monitor.long_work import LongWork
+from train.monitor.progress import LongWork
 from train.plan.plan import Plan, read_plan
-from train.trace.appearance import Appearance, FoundDocument
-from train.trace.documents import Detail, Details
+from train.trace.documents import Detail, Details, Texts, documents_containing
 from train.trace.layout import layout_of_step
-from train.trace.scan import documents_containing
-from train.trace.seen import Seen, seen_by, standing_steps
-from train.trace.text import Texts
-from train.trace.trace import Trace, open_trace
+from train.trace.trace import Appearance, FoundDocument, Seen, Trace, open_trace, seen_by, standing_steps
 
 
 @dataclass(frozen=True)

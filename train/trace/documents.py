@@ -4,10 +4,13 @@ The tables are columns in compressed groups, and the shuffle has spread a step's
 costs some milliseconds a document; the index of the dataset alone does not.
 """
 
+import hashlib
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,7 +19,10 @@ from schemas.errors import ContractError
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, PROVENANCE, VERDICT, to_mapping, value_type
-from schemas.tokens import Dataset
+from schemas.takedown import REMOVED_ID
+from schemas.tokens import Dataset, unescape
+from train.data.shards import StreamReader
+from train.monitor.progress import LongWork
 
 NO_SIGNALS = {*(one.name for one in (*PROVENANCE, *VERDICT)), "raw_digest", "text_digest", "signature", "anchor"}
 COLUMNS = {
@@ -137,3 +143,119 @@ class _Part:
         if group not in self._offsets:
             self._offsets[group] = int(self._file.read_row_group(group, columns=["offset"]).column(0)[0].as_py())
         return self._offsets[group]
+
+
+# The text of documents as the model read it: tokens of the shards, decoded; nothing of torch.
+
+Decode = Callable[[list[int]], str]
+
+
+class Texts:
+    """Text of spans of a dataset's streams. Reserved tokens but separators show by name, such as `<tombstone>`."""
+
+    def __init__(self, dataset: Dataset):
+        """Raises ContractError if the model file is not the one of the contract."""
+        self._dataset, self._decode = dataset, open_decoder(dataset)
+        contract = dataset.tokenizer
+        hidden = {*contract.before, *contract.after}
+        self._shown = {number: "" if name in hidden else f"<{name}>" for name, number in contract.reserved.items()}
+        self._readers: dict[str, StreamReader] = {}
+
+    def read(self, stream: str, start: int, stop: int) -> str:
+        """The text of tokens [start, stop) of a stream; a cut character is U+FFFD."""
+        if stream not in self._readers:
+            shards = self._dataset.streams[stream]
+            self._readers[stream] = StreamReader(self._dataset.folder, shards, self._dataset.tokenizer.dtype)
+        out = np.empty(stop - start, self._dataset.tokenizer.dtype)
+        self._readers[stream].read(out, np.zeros(1, np.int64), np.array([start]), np.array([stop - start]))
+        return self.decode(out.tolist())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        parts, plain = list[str](), list[int]()
+        for number in ids:
+            if number not in self._shown:
+                plain.append(number)
+                continue
+            parts += [self._decode(plain)] * bool(plain) + [self._shown[number]]
+            plain = []
+        return "".join([*parts, self._decode(plain) if plain else ""])
+
+
+def open_decoder(dataset: Dataset) -> Decode:
+    """From ids of a dataset's tokenizer, none of them reserved, to text. Raises ContractError if the model file is not
+    the one of the contract."""
+    folder, path, contract = dataset.tokenizer_folder, dataset.tokenizer_path, dataset.tokenizer
+    data = folder.read_bytes(path)
+    found = hashlib.sha256(data).hexdigest()
+    if found != contract.sha256:
+        raise ContractError(f"{folder.uri}/{path}: promised SHA-256 {contract.sha256}, found {found}; restore the file")
+    if contract.kind == "sentencepiece":
+        from sentencepiece import SentencePieceProcessor
+
+        processor = SentencePieceProcessor(model_proto=data)
+        return lambda ids: unescape(processor.decode(ids))
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(data)
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+# Documents whose text contains a string: a scan, for which there is no index.
+#
+# It reads the table of clean texts that the dataset was made of; where that is not there any more, the shards, decoded.
+
+ROWS_AT_ONCE = 2048
+
+
+def scan_of(dataset: Dataset) -> str:
+    """What a scan would read, in words."""
+    table = table_behind(dataset.folder, dataset.manifest, "clean")
+    if table is not None:
+        return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"
+    return f"no clean text stands: decoding {_num_tokens(dataset):,} tokens of the shards"
+
+
+def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
+    """The ids of all documents whose text contains this string as it stands, in the order of the files.
+
+    Shows how far it is on standard error. Raises ContractError if a file cannot be read.
+    """
+    table = table_behind(dataset.folder, dataset.manifest, "clean")
+    return _in_shards(dataset, text) if table is None else _in_table(*table, text)
+
+
+def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:
+    total = sum(entry.rows for entry in manifest.content.files)
+    with LongWork("scan", total, "rows") as work:
+        for path in manifest.paths_of():
+            try:
+                file = pq.ParquetFile(folder.open_input(path))
+            except (OSError, pa.ArrowInvalid) as error:
+                raise ContractError(f"{folder.uri}/{path}: promised clean text, found {error}; restore it") from error
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=["doc_id", "text", "drop_stage"]):
+                hits = pc.and_(pc.match_substring(batch.column("text"), text), batch.column("drop_stage").is_null())
+                yield from batch.filter(hits).column("doc_id").to_pylist()
+                work.add(batch.num_rows)
+
+
+def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
+    texts = Texts(dataset)
+    with LongWork("scan", _num_tokens(dataset), "tokens") as work:
+        for shard in (shard for shards in dataset.streams.values() for shard in shards):
+            try:
+                reader = pa.ipc.open_file(dataset.folder.open_input(shard.path))
+            except (OSError, pa.ArrowInvalid) as error:
+                where = f"{dataset.folder.uri}/{shard.path}"
+                raise ContractError(f"{where}: promised a token shard, found {error}; restore it") from error
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                for doc_id, tokens in zip(batch.column("doc_id"), batch.column("tokens"), strict=True):
+                    ids = tokens.as_py()
+                    if doc_id.as_py() != REMOVED_ID and text in texts.decode(ids):
+                        yield doc_id.as_py()
+                    work.add(len(ids))
+
+
+def _num_tokens(dataset: Dataset) -> int:
+    return sum(shard.num_tokens for shards in dataset.streams.values() for shard in shards)

@@ -7,16 +7,122 @@ of the run: a step's rows are computed, and a document's steps are those whose r
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
+from typing import Any
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import TRAIN, Dataset, open_dataset
+from train.checkpoint.folder import standing_notes
 from train.data.document_index import Documents, Placed, Row
 from train.data.order import Order, Samples
-from train.data.skips import SkipList
-from train.plan.plan import Plan, read_plan
-from train.plan.standing import standing_order
-from train.trace.appearance import Appearance, FoundDocument, Piece, hex_of
+from train.data.stages import SkipList
+from train.plan.plan import Plan, read_plan, standing_order
+
+# A part of a document in a row of a step, and a document with every such part.
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """A part of a document in one piece of one sequence of one step."""
+
+    step: int
+    """Step, from 1."""
+    row: int
+    """Row of the global batch, from 0."""
+    piece: int
+    """Piece of the row, from 0: contiguous in the stored stream."""
+    sample: int
+    """Global sample index, as a skip list counts."""
+    source: str
+    epoch: int
+    """Pass over the source, from 0."""
+    doc_id: str
+    """Document, hex."""
+    url: str
+    """URL of the document, redacted."""
+    split: str
+    """Input file the document came from, such as a WARC file."""
+    offset: int
+    """Start of its record there [bytes]."""
+    length: int
+    """Length of its record there [bytes]."""
+    doc_start: int
+    """First token of the part, counted in the document."""
+    doc_stop: int
+    """Token after the part, counted in the document."""
+    row_start: int
+    """First token of the part, counted in the row. The token behind a piece is a target only: of its last input."""
+    row_stop: int
+    """Token after the part, counted in the row."""
+    cluster: str = ""
+    """Duplicate cluster, hex; empty if it is not known."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a row of a step, with the token behind it if that is a target."""
+
+    step: int
+    row: int
+    piece: int
+    sample: int
+    source: str
+    epoch: int
+    column: int
+    start: int
+    stop: int
+
+    def appearance(self, document: Row, begin: int) -> Appearance:
+        """The part of a document, which begins at token `begin` of its stream, in this piece."""
+        first, stop = max(begin, self.start), min(begin + document["num_tokens"], self.stop)
+        return Appearance(
+            step=self.step,
+            row=self.row,
+            piece=self.piece,
+            sample=self.sample,
+            source=self.source,
+            epoch=self.epoch,
+            doc_id=document["doc_id"].hex(),
+            url=document["url"],
+            split=document["split"],
+            offset=document["offset"],
+            length=document["length"],
+            doc_start=first - begin,
+            doc_stop=stop - begin,
+            row_start=self.column + first - self.start,
+            row_stop=self.column + stop - self.start,
+            cluster=hex_of(document.get("cluster")),
+        )
+
+
+@dataclass(frozen=True)
+class FoundDocument:
+    """A document and every time a run saw it, up to the last step of its plan."""
+
+    stream: str
+    """`<source>/train` or `<source>/heldout`; what is held out is never trained on."""
+    doc_id: str
+    """Document, hex."""
+    url: str
+    """URL, redacted."""
+    split: str
+    """Input file it came from, such as a WARC file."""
+    offset: int
+    """Start of its record there [bytes]."""
+    length: int
+    """Length of its record there [bytes]."""
+    num_tokens: int
+    """Length [tokens], separators included."""
+    appearances: list[Appearance]
+    """Every time it was seen, by step and row."""
+    cluster: str = ""
+    """Duplicate cluster, hex; empty if it is not known."""
+
+
+def hex_of(identifier: Any) -> str:
+    """An id as hex; empty for None."""
+    return "" if identifier is None else bytes(identifier).hex()
 
 
 class Trace:
@@ -160,3 +266,62 @@ def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
     Empty if the dataset has no such URL. Raises ContractError if plan and dataset do not belong together.
     """
     return open_trace(run).steps_of_url(url)
+
+
+# Which steps, epochs and checkpoints of a run saw documents, and which checkpoint is the last that did not.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """When a run sees something, by its plan, and what that means for its checkpoints that stand."""
+
+    steps: tuple[int, ...]
+    """Every step that sees it, in order, up to the end of the plan."""
+    epochs: tuple[int, ...]
+    """Passes over the source in which it is seen, from 0."""
+    trained: int | None
+    """Step of the newest checkpoint that stands; steps behind it are only planned. None = no checkpoint stands."""
+    first_checkpoint: int | None
+    """Step of the first checkpoint that saw it; None = none did."""
+    last_checkpoint: int | None
+    """Step of the last checkpoint that saw it: what was seen stays in the weights."""
+    last_clean: int | None
+    """Step of the last checkpoint that had not seen it; None = none stands, only training from the beginning is."""
+
+    def describe(self) -> str:
+        """The same in words."""
+        if not self.steps:
+            return "in no step of the plan: every checkpoint is clean"
+        steps, epochs = self.steps, ", ".join(map(str, self.epochs))
+        words = [f"{len(steps)} step(s), {steps[0]} to {steps[-1]}; epoch(s) {epochs}"]
+        if self.trained is None:
+            return "; ".join([*words, "no checkpoint stands"])
+        if self.first_checkpoint is None:
+            return "; ".join([*words, f"no checkpoint saw it yet, the last clean one is {self.last_clean}"])
+        words.append(f"first checkpoint that saw it {self.first_checkpoint}, last {self.last_checkpoint}")
+        clean = "none stands, train from the beginning" if self.last_clean is None else str(self.last_clean)
+        return "; ".join([*words, f"last clean checkpoint {clean}"])
+
+
+def seen_by(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Seen:
+    """When a run sees something, from all its appearances and the steps of the checkpoints that stand.
+
+    A checkpoint of step s has made s updates, so it saw a step k if k <= s.
+    """
+    found = [(part.step, part.epoch) for part in appearances]
+    steps, standing = sorted({step for step, _ in found}), sorted(checkpoints)
+    saw = [step for step in standing if steps and step >= steps[0]]
+    clean = [step for step in standing if not steps or step < steps[0]]
+    return Seen(
+        steps=tuple(steps),
+        epochs=tuple(sorted({epoch for _, epoch in found})),
+        trained=standing[-1] if standing else None,
+        first_checkpoint=saw[0] if saw else None,
+        last_checkpoint=saw[-1] if saw else None,
+        last_clean=clean[-1] if clean else None,
+    )
+
+
+def standing_steps(run: Store) -> list[int]:
+    """The steps of the checkpoints that stand in a run, oldest first; only mounted storage has any."""
+    return [note.step for note in standing_notes(run)] if run.is_local else []

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
-from train.plan.search.device import Device, Number
-from train.plan.search.split import Split
+from train.plan.search.candidates import Split
+from train.plan.search.devices import Device, Number
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
 """Backward passes by forward ones: two products for each; flash attention forms its scores again (Dao 2023, arXiv

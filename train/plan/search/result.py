@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from train.config.layout import LayoutConfig
-from train.parallel.peak_memory import Memory
+from train.parallel.memory import Memory
+from train.plan.search.candidates import Split, overrides, shown
 from train.plan.search.cost import PARTS
 from train.plan.search.devices import Cluster
-from train.plan.search.split import Split, overrides, shown
 
 SHOWN_PARTS = 6
 """Parts of a step's time that the table names, the longest first."""

@@ -13,15 +13,12 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token
-from train.parallel.memory import RankNeeds
-from train.parallel.peak_memory import Memory, memory_of_rank
-from train.plan.search.candidates import TURNS, Batch, Ways
+from train.parallel.memory import Memory, RankNeeds, memory_of_rank
+from train.plan.search.candidates import TURNS, Batch, Split, Ways, shown
 from train.plan.search.compute import Compute, computed_in
-from train.plan.search.cost import StepCost
+from train.plan.search.cost import Links, StepCost
 from train.plan.search.devices import Cluster
-from train.plan.search.links import Links
 from train.plan.search.result import Candidate, Found
-from train.plan.search.split import Split, shown
 
 STATES, ACTIVATIONS = "weights and states do not fit", "does not fit into memory"
 SLOWER, SAME_AXES = "slower", "slower with the same axes"
