@@ -700,5 +700,5 @@ def trained_here(proxy: Any) -> Any:
 
 
 def evaluated_here(command: list[str], **options: Any) -> Any:
-    assert command[1:3] == ["-m", "train.evaluate"]
+    assert command[1:3] == ["-m", "train.eval.evaluate"]
     return argparse.Namespace(returncode=evaluate_main(command[3:]), stderr="")

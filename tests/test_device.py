@@ -128,7 +128,7 @@ def test_the_place_is_that_of_torchrun_and_not_of_the_hostname(monkeypatch: pyte
 
 CHILD = """
 import json, os
-from train.ranks import open_ranks
+from train.parallel.ranks import open_ranks
 with open_ranks():
     import torch
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -14,12 +14,12 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 
 PIPELINE = Path(__file__).parents[1] / "pipeline"
 GATHERING = {"collect", "toPandas", "toArrow", "toLocalIterator"}
-SMALL = {("lift.py", "run_tasks"), ("lift.py", "answers_of_partitions")}
+SMALL = {("spark.py", "run_tasks"), ("spark.py", "answers_of_partitions")}
 SMALL |= {
-    ("build.py", "lowest"),
-    ("tokens.py", "stream_totals"),
-    ("predict.py", "count_cells"),
-    ("run_sample.py", "_rows"),
+    ("step.py", "lowest"),
+    ("dataset.py", "stream_totals"),
+    ("whatif.py", "count_cells"),
+    ("corpus.py", "_rows"),
 }
 """Where answers of tasks, a row for each stream, for each fate, or a sample, are gathered on the driver."""
 

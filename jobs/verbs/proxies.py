@@ -246,7 +246,7 @@ def evaluate_pairs(
     named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
     folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())
     out, ids = folder.path("measurements.json"), folder.path("left-out.txt")
-    command = [sys.executable, "-m", "train.evaluate", *(run.uri for run in named.values())]
+    command = [sys.executable, "-m", "train.eval.evaluate", *(run.uri for run in named.values())]
     command += [word for run in on for word in ("--on", run.uri)]
     command += ["--out", out, "--leave-out", ids, "--sequences", str(sequences)]
     done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)

@@ -180,7 +180,7 @@ def generate_command(arguments: Arguments) -> int:
     command = [arguments.run, "--prompt", arguments.prompt]
     for name in ("tokens", "temperature", "seed"):
         command += [f"--{name}", str(getattr(arguments, name))]
-    return _in_torch("train.generate", *command, *_step(arguments))
+    return _in_torch("train.eval.generate", *command, *_step(arguments))
 
 
 def export_command(arguments: Arguments) -> int:
@@ -216,7 +216,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
     """Measure a checkpoint on the held-out text of other runs; what it was trained on is left out."""
-    command = [sys.executable, "-m", "train.evaluate", arguments.run]
+    command = [sys.executable, "-m", "train.eval.evaluate", arguments.run]
     command += [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]
     for name in ("step", "out"):

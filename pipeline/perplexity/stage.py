@@ -210,7 +210,7 @@ def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outpu
     Raises ConfigError with what the process complained about.
     """
     checkpoint = (config.scorer or "").removeprefix(CHECKPOINT)
-    command = [config.python or sys.executable, "-m", "train.score", "--checkpoint", checkpoint]
+    command = [config.python or sys.executable, "-m", "train.eval.score", "--checkpoint", checkpoint]
     for start in range(0, len(inputs), FILES_AT_ONCE):
         some = slice(start, start + FILES_AT_ONCE)
         files = ["--in", *inputs[some], "--out", *outputs[some]]

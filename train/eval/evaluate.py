@@ -216,7 +216,7 @@ def read_ids(path: str) -> list[bytes]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and measure; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="train.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="train.eval.evaluate", description=__doc__)
     parser.add_argument("runs", nargs="+", help="run folders, the last checkpoint of each")
     parser.add_argument("--on", action="append", required=True, help="run folder whose held-out rows are read")
     parser.add_argument("--out", help="JSON file of what was measured")

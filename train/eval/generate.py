@@ -125,7 +125,7 @@ def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and print the text; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="train.generate", description="Sample text from a checkpoint.")
+    parser = argparse.ArgumentParser(prog="train.eval.generate", description="Sample text from a checkpoint.")
     parser.add_argument("run", help="run folder with a checkpoint")
     parser.add_argument("--prompt", default="", help="how the text begins; nothing: a new document")
     parser.add_argument("--tokens", type=int, default=100, help="most tokens to add")

@@ -254,7 +254,7 @@ def score_files(scorer: CheckpointScorer, inputs: Sequence[str], output: str) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and score the files; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="train.score", description="Perplexity of texts by a checkpoint.")
+    parser = argparse.ArgumentParser(prog="train.eval.score", description="Perplexity of texts by a checkpoint.")
     parser.add_argument("--checkpoint", required=True, help="folder of a checkpoint; a run folder: its last one")
     parser.add_argument("--in", dest="inputs", nargs="+", required=True, help="Parquet or Arrow files: doc_id, text")
     parser.add_argument("--out", nargs="+", required=True, help="Parquet file for all, or one for each")
