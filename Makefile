@@ -42,15 +42,15 @@ versions: ## the training half in a second environment, .venv-torch2.11 (TORCH=2
 	.ci/second_environment $(TORCH) $(PYTHON2)
 
 bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="python script": signals; LMPLZ=, TEXTS=: n-grams)
-	$(BIN)/python tests/bench.py
-	$(BIN)/python tests/bench_dedup.py --skew
-	$(BIN)/python tests/bench_data.py
-	$(BIN)/python tests/bench_train.py
-	$(BIN)/python tests/bench_search.py
-	$(BIN)/python tests/bench_trace.py
-	$(BIN)/python tests/bench_takedown.py
-	$(if $(PAGES),$(BIN)/python tests/bench_signals.py $(PAGES) $(PEER))
-	$(if $(LMPLZ),$(BIN)/python tests/bench_lm.py --lmplz $(LMPLZ) $(TEXTS))
+	$(BIN)/python -m bench.pipeline
+	$(BIN)/python -m bench.dedup --skew
+	$(BIN)/python -m bench.data
+	$(BIN)/python -m bench.train
+	$(BIN)/python -m bench.search
+	$(BIN)/python -m bench.trace
+	$(BIN)/python -m bench.takedown
+	$(if $(PAGES),$(BIN)/python -m bench.signals $(PAGES) $(PEER))
+	$(if $(LMPLZ),$(BIN)/python -m bench.lm --lmplz $(LMPLZ) $(TEXTS))
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
@@ -61,7 +61,7 @@ report: setup ## write the report of a run again (RUN=folder, demo/run unless na
 	$(BIN)/penstock report $(RUN)
 
 clean: ## remove the demo, benchmarks, caches and build products; environments stay
-	rm -rf demo bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 # The stamp makes the installation run again only when the pins or the declared dependencies change.

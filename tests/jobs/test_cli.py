@@ -1,0 +1,285 @@
+"""The command: every verb has a help text with an example, and errors come as one message and exit code 2."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jobs import run_all
+from jobs.cli import build_parser, main
+from jobs.recipe import read_recipe, recipe_sections
+from jobs.verbs import train as training
+from jobs.verbs import train_models as learning
+from jobs.verbs import whatif
+from schemas.manifest import read_run, write_run
+from schemas.tokens import open_dataset
+from tests.support import tiny_runs
+from tests.support.paths import ROOT
+from tests.support.tiny_dataset import make_tiny_dataset
+from train.config.settings import load_settings, settings_of
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
+
+VERBS = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
+VERBS += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
+VERBS += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
+VERBS += ("ladder", "ablate", "mix", "evaluate")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_shows_one_example(verb, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert stopped.value.code == 0
+    assert text.count(f"example: penstock {verb} ") == 1
+
+
+def test_every_example_parses():
+    verbs = next(action for action in build_parser()._actions if action.choices)
+    for verb, parser in verbs.choices.items():
+        words = subprocess.run(
+            ["sh", "-c", f"printf '%s\\n' {parser.epilog.split('penstock ')[1]}"], capture_output=True
+        )
+        arguments = words.stdout.decode().splitlines()
+        assert build_parser().parse_args(arguments).verb == verb
+
+
+def test_all_wrong_names_at_once(tmp_path, capsys):
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[qualty]\n[tokens]\nshard_token = 3\n[train]\nseqlen = 4\n")
+    assert main(["run", str(recipe), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "[qualty]: no such section (did you mean 'quality'?)" in error
+    assert "tokens.shard_token: no such key (did you mean 'shard_tokens'?)" in error
+    assert "train.seqlen: no such key (did you mean 'seq_len'?)" in error
+    assert "source.paths: is required" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "no-such.toml", "--out", "x"], "recipe no-such.toml: cannot be read"),
+        (["plan", "no-such-run"], "promised a run folder"),
+        (["show", "no-such-run"], "promised --doc, --url or --where"),
+        (["show", "no-such-run", "--where", "langage = de"], "did you mean 'language'?"),
+        (["show", "no-such-run", "--where", "gopher_num_words < many"], "column gopher_num_words is int32"),
+        (["show", "no-such-run", "--doc", "xyz"], "column doc_id is fixed_size_binary[16]"),
+        (["models", "fetch", "lid.176.ftx"], "lid.176.ftz"),
+        (["models", "verify"], "promised a name"),
+        (["trace", "no-such-run", "--step", "1"], "no-such-run"),
+        (["train", "no-such-run", "--dry-run"], "no-such-run: promised a table 'tokens'"),
+        (["train", "no-such-run", "--ranks", "0"], "promised --ranks >= 1 and --restarts >= 0, found 0 and 0"),
+        (["train", "no-such-run", "--restarts", "-1"], "found 1 and -1"),
+        (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: promised a table 'tokens'"),
+        (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "found megatron, which takes"),
+    ],
+)
+def test_errors_are_one_message(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("penstock: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "RECIPE", "--set", "quality.min_word=3"], "did you mean 'min_words'?"),
+        (["run", "RECIPE", "--set", "quality.dialect=dcml"], "'dclm'"),
+        (["run", "RECIPE", "--set", "quality.families=['c4']"], "which is not measured; add it and run the recipe"),
+        (["run", "RECIPE", "--set", "quality.profiles=no.toml"], "model 'no.toml': promised a"),
+        (["run", "RECIPE", "--set", "perplexity.scorer=ngram", "--set", "perplexity.models={en='no.lm'}"], "no.lm"),
+        (["run", "RECIPE", "--set", "perplexity.scorer='checkpoint:no'"], "promised a checkpoint folder"),
+        (["run", "RECIPE", "--set", "classifier.models={q='no.arrow'}"], "no.arrow"),
+        (["run", "RECIPE", "--set", "classifier.min_score={q=0.5}"], "q"),
+        (["run", "RECIPE", "--set", "decontaminate.evaluation_sets={a='no.jsonl'}"], "no.jsonl"),
+        (["whatif", "no-such-run"], "promised a run folder"),
+        (["train-lm", "--out", "x.lm"], "promised lm.run or train_lm.input, found neither"),
+        (["train-lm", "--out", "x.bin", "--set", "lm.run=r"], "promised a path ….lm"),
+        (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
+        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "promised a table 'clean'"),
+        (["train-classifier", "--out", "x"], "promised positives and negatives, or labelled files"),
+        (["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"], "name both"),
+        (["derive-profiles", "--out", "x.toml"], "give one of them"),
+        (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "promised a table 'clean'"),
+    ],
+)
+def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message, capsys, monkeypatch, tmp_path):
+    def starts(*_):
+        raise RuntimeError("Spark was started")
+
+    for module in (run_all, learning, whatif):
+        monkeypatch.setattr(module, "open_session", starts)
+    (tmp_path / "page.warc.gz").write_bytes(b"")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[source]\npaths = ["{tmp_path}/*.warc.gz"]\n')
+    filled = [str(recipe) if argument == "RECIPE" else argument for argument in arguments]
+    assert main([*filled, *(["--out", str(tmp_path / "run")] if arguments[0] == "run" else [])]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs/recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_name_settings_that_exist(path):
+    settings = settings_of(read_recipe(str(path), ["source.paths=['x']"]))
+    assert settings.train.seq_len >= 256
+
+
+def test_settings_that_the_readme_names_exist():
+    known = recipe_sections()
+    named = set(re.findall(r"\b(\w+)\.(\w+) ?=(?!=)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {("layout", "replicate"), ("train", "precision"), ("quality", "min_words")} <= named
+    assert [(name, key) for name, key in named if name in known and key not in known[name].model_fields] == []
+
+
+# ---------------------------------------------------------------------------------------------------- training a model
+
+
+@pytest.fixture
+def tiny_run(tmp_path):
+    """A run folder with a dataset and a recipe, not yet planned."""
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"train": {"seq_len": 64, "global_batch": 6}, "plan": {"num_kv_heads": 2}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    return run
+
+
+def became(monkeypatch, run, *arguments):
+    """The command that `penstock train` turns into, without its Python, and the variables that it sets."""
+    found = []
+    monkeypatch.setattr(training.os, "execve", lambda *call: found.append(call))
+    assert main(["train", run.uri, *arguments]) == 0
+    ((program, command, environment),) = found
+    assert command[:2] == [program, "-m"] == [sys.executable, "-m"]
+    return command[2:], {name: value for name, value in environment.items() if os.environ.get(name) != value}
+
+
+def test_one_process_needs_no_torchrun(monkeypatch, tiny_run):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    command, set_here = became(monkeypatch, tiny_run, "--set", "train.steps=3", "--set", "optim.schedule=wsd")
+    assert command == ["train.pretrain", tiny_run.uri, "--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    assert "OMP_NUM_THREADS" not in set_here
+
+
+@pytest.mark.parametrize(("given", "ranks", "restarts"), [("--ranks 2", 2, 0), ("--restarts 3", 1, 3)])
+def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, given, ranks, restarts):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    command, set_here = became(monkeypatch, tiny_run, *given.split(), "--set", "layout.data=ddp")
+    counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--shutdown-timeout", "3600"]
+    trained = ["-m", "train.pretrain", tiny_run.uri, "--set", "layout.data=ddp"]
+    assert command == ["train.launch", "--standalone", *counts, *trained]
+    assert set_here["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "OMP_NUM_THREADS" not in became(monkeypatch, tiny_run, *given.split())[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--ranks 3 --set layout.tensor=2", "layout: promised 3 rank(s), found tensor 2"),
+        ("--ranks 8", "train.global_batch: promised a sequence for each of 8 groups of ranks, found 6"),
+        ("--set layout.compress=bf16 --set layout.data=ddp", "found one rank"),
+        ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: promised held-out losses"),
+        ("--set train.step=3", "train.step"),
+        ("--set cluster.device=h100-sxm", "cluster.device=h100-sxm, which size the model or choose its layout"),
+        ("--set train.weights={wiki=-1.0}", "shares are >= 0"),
+        ("--set train.stages=[{weights={wiki=0.0}}]", "shares are >= 0"),
+    ],
+)
+def test_a_run_that_cannot_train_is_refused_before_a_rank_starts(monkeypatch, tiny_run, capsys, given, message):
+    monkeypatch.setattr(training.os, "execve", lambda *call: pytest.fail("ranks were started"))
+    assert main(["train", tiny_run.uri, "--restarts", "3", *given.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_and_goes_by_the_recipe(tmp_path, capsys):
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"source": {"paths": ["x"]}, "train": {"seq_len": 64, "global_batch": 6}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    stages = "train.stages=[{tokens=3840}, {learning_rate=1e-3}]"
+    assert main(["plan", run.uri, "--set", "train.steps=30", "--set", stages]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  steps +30 steps +as given$", shown, re.MULTILINE)
+    settings = run.read_json("train/plan.json")["settings"]
+    assert settings["train"] == {
+        **{"seq_len": 64, "global_batch": 6, "steps": 30},
+        "stages": [{"tokens": 3840}, {"learning_rate": 1e-3}],
+    }
+    assert main(["plan", run.uri, "--quiet"]) == 0
+    assert capsys.readouterr().out == f"plan written to {run.uri}/train/plan.json\n"
+    assert run.read_json("train/plan.json")["settings"]["train"] == recipe["train"]
+
+
+@pytest.mark.dist
+def test_a_plan_that_a_checkpoint_could_not_go_on_under_is_refused(tmp_path, capsys):
+    """So that planning again does not cut a trained run off from its plan."""
+    run = tiny_runs.trained(tiny_runs.make_run(tmp_path / "run", {"source": {"paths": ["x"]}}), 1)
+    before = (run / "train/plan.json").read_bytes()
+    assert main(["plan", str(run), "--set", "optim.learning_rate=1e-5"]) == 2
+    assert "optim.learning_rate: promised" in capsys.readouterr().err
+    assert (run / "train/plan.json").read_bytes() == before
+    assert main(["plan", str(run)]) == 0
+
+
+def test_a_replay_moves_nothing_for_settings_that_are_wrong(monkeypatch, tiny_run, capsys):
+    monkeypatch.setattr(training, "begin_replay", lambda *call: pytest.fail("checkpoints were moved"))
+    assert main(["plan", tiny_run.uri, "--quiet", "--set", "source.paths=['x']"]) == 0
+    assert main(["train", tiny_run.uri, "--replay-from", "clean", "--set", "train.stepz=3"]) == 2
+    assert "did you mean 'steps'" in capsys.readouterr().err
+    assert main(["train", tiny_run.uri, "--replay-from", "clean", "--dry-run"]) == 2
+
+
+def test_settings_of_earlier_commands_are_named_where_they_are_in_the_way(monkeypatch, tiny_run, capsys):
+    monkeypatch.setattr(training.os, "execve", lambda *call: None)
+    recipe = read_run(tiny_run).recipe
+    settings = load_settings(recipe, ["layout.pipeline=2", "layout.micro_batch=3"], "test")
+    write_plan(tiny_run, make_plan(tiny_run, open_dataset(tiny_run), settings))
+    assert main(["train", tiny_run.uri, "--ranks", "2", "--set", "layout.tensor=2"]) == 2
+    assert "(kept from earlier commands: layout.pipeline = 2, layout.micro_batch = 3)" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path, capsys):
+    run = make_tiny_dataset(tmp_path)
+    recipe = {"train": {"seq_len": 64, "global_batch": 6}, "plan": {"device_memory": 1000, "num_kv_heads": 2}}
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    before = sorted(run.walk())
+    assert main(["train", run.uri, "--dry-run", "--ranks", "4", "--set", "layout.tensor=2"]) == 2
+    shown = capsys.readouterr().out
+    for line in (
+        "4 rank(s), nothing was started",
+        "layout: zero3, shard 2 · tensor 2",
+        "rows: 6 a step, 3 for each of 2 group(s) of ranks (0-2 | 3-5), 1 micro-batch(es) of 3",
+        "!! does not fit: plan.device_memory is 1 kB",
+        "memory of a rank (cuda), estimated: ",
+        "run: 112 steps, 43,008 tokens",
+    ):
+        assert line in shown
+    assert sorted(run.walk()) == before
+    room = ["--set", "plan.device_memory=80_000_000_000"]
+    assert main(["train", run.uri, "--dry-run", "--set", "train.packing=best_fit", *room]) == 0
+    assert "  fits: plan.device_memory is 80 GB, 0 % of it used" in capsys.readouterr().out
+    assert sorted(run.walk()) == before
+    assert main(["train", run.uri, "--dry-run", "--set", "plan.d_model=64"]) == 2
+    assert "give them to `penstock plan`" in capsys.readouterr().err
+
+
+def test_megatron_files_are_written_without_torch(tmp_path, capsys):
+    run = make_tiny_dataset(tmp_path / "run", {"web": 10})
+    assert main(["export", run.uri, "--format", "megatron", "--out", str(tmp_path / "megatron")]) == 0
+    assert f"{tmp_path}/megatron/web: 9 documents, " in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "megatron").iterdir()) == ["web.bin", "web.idx"]
+
+
+def test_the_models_are_listed_with_their_licences(capsys):
+    assert main(["models", "list"]) == 0
+    assert "CC BY-SA 3.0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_installed_command_runs():
+    done = subprocess.run([sys.executable, "-m", "jobs.cli", "--help"], capture_output=True, text=True, check=True)
+    assert all(verb in done.stdout for verb in VERBS)

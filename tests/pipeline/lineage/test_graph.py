@@ -1,0 +1,442 @@
+"""Lineage: every node and link of a run known by hand, and every promise that does not hold."""
+
+import argparse
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.verbs.lineage import lineage_command, tell
+from pipeline.lineage.graph import Growing, Lineage, Node, drawn_links, folded
+from pipeline.lineage.openlineage import events
+from pipeline.lineage.read import check_lineage, read_lineage
+from schemas.errors import ConfigError, ContractError
+from schemas.ids import canonical_json, digest_of
+from schemas.manifest import RunFile, open_table, read_run, write_run
+from schemas.mix import Mix, SourceMix, mix_toml
+from schemas.storage import Store
+from schemas.versions import attach
+from tests.support.lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    """A run whose lineage is known."""
+    return lineage_run(tmp_path / "run")
+
+
+def titles(lineage: Lineage, keys: list[str]) -> list[str]:
+    """What nodes are called."""
+    return [lineage.node(key).title for key in keys]
+
+
+def drawn(lineage: Lineage) -> set[tuple[str, str]]:
+    """The drawn links by title."""
+    names = {node.key: node.title for node in lineage.nodes}
+    return {(names[a], names[b]) for a, b in drawn_links(lineage)}
+
+
+def said(lineage: Lineage) -> list[str]:
+    """Everything that does not hold."""
+    return [found.says for found in lineage.breaks]
+
+
+def test_the_whole_chain(run: Store) -> None:
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert [node.title for node in lineage.nodes] == [
+        *("files of the crawl", "documents, text", "clusters", "audit", "verdicts", "dedup", "clean", "tokenizer"),
+        *("dataset", "plan", "checkpoint 2", "checkpoint 4", "checkpoint 6", "rewound from step 8 to 6", "skip list"),
+        *("checkpoint 8", "checkpoint 10", "checkpoint 12", "end of training"),
+    ]
+    assert drawn(lineage) == {
+        ("files of the crawl", "documents, text"),
+        *(("documents, text", table) for table in ("clusters", "verdicts")),
+        *(("clusters", table) for table in ("audit", "dedup")),
+        *(("verdicts", "dedup"), ("dedup", "clean"), ("clean", "tokenizer"), ("tokenizer", "dataset")),
+        *(("dataset", "plan"), ("plan", "checkpoint 2"), ("checkpoint 2", "checkpoint 4")),
+        *(("checkpoint 4", "checkpoint 6"), ("checkpoint 6", "rewound from step 8 to 6")),
+        *(("rewound from step 8 to 6", "checkpoint 8"), ("skip list", "checkpoint 8")),
+        *(("checkpoint 8", "checkpoint 10"), ("checkpoint 10", "checkpoint 12"), ("checkpoint 12", "end of training")),
+    }
+
+
+def test_digests_counts_times_and_code(run: Store) -> None:
+    lineage = read_lineage(run)
+    nodes = {node.title: node for node in lineage.nodes}
+    for name, title in {"documents": "documents, text", "dedup": "dedup", "tokens": "dataset"}.items():
+        assert nodes[title].digest == open_table(run, name)[1].digest
+    assert nodes["documents, text"].counts["rows"] == 53
+    assert nodes["dedup"].counts["kept"] == 20
+    assert (nodes["dedup"].at, nodes["dedup"].code) == ("2026-01-01T00:00:00+00:00", "0.1.0")
+    assert dict(nodes["files of the crawl"].counts) == {"files": 2, "bytes": 52_000}
+    assert dict(nodes["plan"].counts) == {"parameters": 1000, "steps": 12, "tokens": 12 * 16 * 4}
+    assert nodes["plan"].digest == digest_of(run.read_json("train/plan.json"))
+    assert nodes["checkpoint 8"].digest == run.sha256("train/checkpoints/step-000008/checkpoint.json")
+    assert (nodes["skip list"].digest, nodes["skip list"].notes) == (digest_of(SKIPPED), ("spike at step 8",))
+    assert dict(nodes["rewound from step 8 to 6"].counts) == {"samples skipped": 2}
+    assert dict(nodes["end of training"].counts) == {"steps": 12, "loss": 4.0}
+    assert all(node.at for node in lineage.nodes if node.kind != "inputs")
+
+
+def test_the_text_names_the_sources_by_number(run: Store) -> None:
+    lines = tell(folded(read_lineage(run)), "run").splitlines()
+    rows = dict(enumerate((line.split("  ") for line in lines[1:] if line.split()[0].isdigit()), start=1))
+    numbers = {next(filter(None, row[1:])).strip(): number for number, row in rows.items()}
+    assert lines[0] == "lineage of run: 19 steps"
+    found = next(line for line in lines if " dedup " in line)
+    assert open_table(run, "dedup")[1].digest[:12] in found
+    assert "37 rows, 20 kept" in found
+    assert found.endswith(f"from {numbers['clusters']}, {numbers['verdicts']}")
+    assert lines[lines.index(next(line for line in lines if "skip list" in line)) + 1].strip() == "spike at step 8"
+
+
+def follow(run: Store, dataset: str) -> str:
+    """Let the plan follow a mix that was measured on a dataset; returns where it is kept."""
+    part = {"share": 1.0, "repeat": 1.0, "why": "because", "keep": 1.0, "wanted_tokens": None}
+    mix = Mix(dataset=dataset, plan="p" * 64, reference="its own losses", sources={"web": SourceMix(**part)})
+    data = mix_toml(mix).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    run.write_atomic(f"train/mix-{digest[:12]}.toml", data)
+    plan = run.read_json("train/plan.json")
+    settings = {"train": plan["settings"]["train"] | {"mix": digest}}
+    run.write_atomic("train/plan.json", canonical_json(plan | {"settings": settings}))
+    return f"train/mix-{digest[:12]}.toml"
+
+
+def test_a_mix_stands_between_dataset_and_plan(run: Store) -> None:
+    place = follow(run, open_table(run, "tokens")[1].digest)
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert {("dataset", "mix"), ("mix", "plan")} <= drawn(lineage)
+    node = lineage.node(place)
+    assert (node.digest, dict(node.counts)) == (run.sha256(place), {"sources": 1})
+    assert node.notes == ("measured in the run of plan pppppppppppp, by its own losses", "web 1")
+
+
+def test_a_mix_of_an_earlier_dataset_says_so(run: Store) -> None:
+    place = follow(run, "e" * 64)
+    node = read_lineage(run).node(place)
+    assert "measured on dataset eeeeeeeeeeee" in node.notes
+    assert said(read_lineage(run)) == []
+
+
+@pytest.mark.parametrize(("change", "found"), [(b"format = 1", r"found [0-9a-f]{12}"), (None, "found no file")])
+def test_a_mix_that_is_not_the_one_that_was_followed(run: Store, change: bytes | None, found: str) -> None:
+    place = follow(run, "e" * 64)
+    run.delete(place)
+    if change is not None:
+        run.write_atomic(place, change)
+    with pytest.raises(ContractError, match=rf"{place}: promised .*, {found}; restore the file"):
+        check_lineage(read_lineage(run), "run")
+
+
+# ------------------------------------------------------------------------------------------------- what does not hold
+
+
+def an_altered_table(run: Store) -> None:
+    edit(run, "dedup", lambda content: content["figures"].update(bait=1))
+
+
+def an_altered_dataset(run: Store) -> None:
+    edit(run, "tokens", lambda content: content["figures"].update(bait=1))
+
+
+def a_lost_table(run: Store) -> None:
+    run.delete("verdicts/v-tiny/manifest.json")
+
+
+def an_edited_skip_list(run: Store) -> None:
+    run.write_atomic("train/skips.txt", b"96\n98\n")
+
+
+def another_end(run: Store) -> None:
+    end = run.read_json("train/manifest.json")
+    run.write_atomic("train/manifest.json", canonical_json(end | {"dataset": "9" * 64}))
+
+
+def an_end_elsewhere(run: Store) -> None:
+    end = run.read_json("train/manifest.json")
+    run.write_atomic("train/manifest.json", canonical_json(end | {"checkpoint": "train/checkpoints/step-000099"}))
+
+
+def another_tokenizer(run: Store) -> None:
+    plan = run.read_json("train/plan.json")
+    run.write_atomic("train/plan.json", canonical_json(plan | {"tokenizer": "7" * 64}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "where", "expected"),
+    [
+        (an_altered_table, "dedup", r"^dedup/v-tiny: promised \w{12}, found \w{12}; it was altered$"),
+        (an_altered_dataset, "plan", r"^train/plan\.json: promised dataset \w{12}, found \w{12}; restore it$"),
+        (a_lost_table, "verdicts", r"^verdicts/v-tiny: promised a table, found no manifest\.json"),
+        (an_edited_skip_list, "checkpoint 8", r"^train/checkpoints/step-000008: promised a skip list \w+ of 2, found"),
+        (another_end, "end of training", r"promised dataset 999999999999, found \w{12} in train/checkpoints/step-0000"),
+        (an_end_elsewhere, "end of training", r"promised train/checkpoints/step-000099, found .*step-000012; restore"),
+        (another_tokenizer, "plan", r"promised tokenizer 777777777777, found \w{12} in the dataset$"),
+    ],
+)
+def test_a_broken_promise_is_marked_where_it_is_and_refused(
+    run: Store, harm: Callable[[Store], None], where: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm(run)
+    lineage = read_lineage(run)
+    titles_of = [lineage.node(found.key).title for found in lineage.breaks]
+    assert where in titles_of
+    with pytest.raises(ContractError, match=f"(?m){expected.replace('^', '^ *')}"):
+        check_lineage(lineage, run.uri)
+    out = Path(run.uri) / "out.json"
+    with pytest.raises(ContractError, match="promised an unbroken lineage"):
+        lineage_command(arguments(run.uri, out=str(out), openlineage=f"{out}l"))
+    assert not out.exists()
+    assert f"! {lineage.breaks[0].says}" in capsys.readouterr().out
+
+
+def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
+    path = open_table(run, "clean")[1].paths_of()[1]
+    data = bytearray(run.read_bytes(f"clean/v-tiny/{path}"))
+    data[10] ^= 1
+    run.write_atomic(f"clean/v-tiny/{path}", bytes(data))
+    run.write_atomic("train/checkpoints/step-000004/state.bin", b"5")
+    run.delete("train/checkpoints/step-000006/state.bin")
+    assert said(read_lineage(run)) == []
+    found = said(read_lineage(run, verify=True))
+    assert [says.partition(":")[0] for says in found] == [
+        f"clean/v-tiny/{path}",
+        "train/checkpoints/step-000004/state.bin",
+        "train/checkpoints/step-000006/state.bin",
+    ]
+    assert "found no file" in found[2]
+
+
+def test_a_plan_by_a_law_of_its_own_says_so(run: Store) -> None:
+    plan, dataset = run.read_json("train/plan.json"), open_table(run, "tokens")[1].digest
+    plan["settings"]["plan"] = {"law": "own", "own_law": {"num_runs": 9, "dataset": dataset}}
+    run.write_atomic("train/plan.json", canonical_json(plan))
+    says = f"sized by a law fitted to 9 runs on dataset {dataset[:12]}"
+    assert read_lineage(run).node("train/plan.json").notes == (says,)
+
+
+# ----------------------------------------------------------------------------------------------------------- versions
+
+
+def test_an_end_whose_checkpoints_were_removed_is_no_broken_promise(run: Store) -> None:
+    shutil.rmtree(run.path("train/checkpoints"))
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert lineage.node("train/manifest.json").notes == ("train/checkpoints/step-000012 was removed",)
+    assert lineage.sources("train/manifest.json") == []
+    assert [event for event in events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
+
+
+def test_checkpoints_of_an_earlier_dataset_hang_on_it(run: Store) -> None:
+    earlier = next_version(run, "tokens", lambda content: content["figures"].update(chunk_tokens=512))
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert [(node.digest == earlier, node.is_current) for node in lineage.nodes if node.kind == "dataset"] == [
+        (False, True),
+        (True, False),
+    ]
+    assert titles(lineage, lineage.sources("train/plan.json")) == ["dataset"]
+    assert lineage.sources("train/plan.json") == ["tokens/v-tiny"]
+
+
+def test_a_plan_made_since_is_no_source_of_the_checkpoints(run: Store) -> None:
+    plan = run.read_json("train/plan.json")
+    run.write_atomic("train/plan.json", canonical_json(plan | {"order": "1" * 64}))
+    lineage = read_lineage(run)
+    assert titles(lineage, lineage.sources("train/checkpoints/step-000002")) == ["dataset"]
+    assert lineage.node("train/checkpoints/step-000002").notes == ("of an earlier plan", "2 × cpu")
+
+
+def takedown(run: Store) -> None:
+    """A version of the dataset as a takedown writes it; plan and checkpoints still name the version before."""
+    old = open_table(run, "tokens")[1]
+    run.write_atomic("takedowns/abc/tokens.json", run.read_bytes("tokens/v-tiny/manifest.json"))
+    descent: dict[str, Any] = {"id": "abc", "mode": "tombstones", "read_before": {}}
+    descent |= dict.fromkeys(("parent", "origin", "positions"), old.digest)
+    next_version(run, "tokens", lambda content: content["figures"].update(takedown=descent))
+    for name in list(run.child("tokens/v-tiny").walk()):
+        run.delete(f"tokens/v-tiny/{name}")
+    change = {"before": old.digest, "after": open_table(run, "tokens")[1].digest, "rows": 1, "shared": 1}
+    change |= {"version_before": "v-tiny", "version_after": "v-next", "rewritten": []}
+    certificate = {"id": "abc", "made": "2026-03-01T00:00:00+00:00", "mode": "tombstones", "salt": "", "requests": []}
+    certificate |= {"documents": [{"document": "d", "num_tokens": 9}], "copies_left": 0, "tables": {"tokens": change}}
+    certificate |= {
+        "windows": {},
+        "effects": {},
+        "tokenizer": None,
+        "standing": {},
+        "code_version": "0.1.0",
+        "pyarrow_version": "26",
+    }
+    run.write_atomic("takedowns/abc.json", canonical_json(certificate))
+
+
+def test_a_takedown_stands_between_two_datasets(run: Store) -> None:
+    takedown(run)
+    lineage = read_lineage(run)
+    assert said(lineage) == []
+    assert {("dataset", "takedown"), ("takedown", "dataset"), ("dataset", "plan")} <= drawn(lineage)
+    node = lineage.node("takedowns/abc.json")
+    assert (dict(node.counts), node.at) == ({"documents removed": 1, "tokens": 9}, "2026-03-01T00:00:00+00:00")
+    assert lineage.sources("train/plan.json") == ["takedowns/abc/tokens.json"]  # trained before it
+
+
+def test_a_takedown_whose_certificate_says_otherwise_is_broken(run: Store) -> None:
+    takedown(run)
+    certificate = run.read_json("takedowns/abc.json")
+    run.write_atomic("takedowns/abc.json", canonical_json(certificate | {"mode": "compact"}))
+    assert "takedowns/abc.json: promised by the manifest of tokens" in said(read_lineage(run))[0]
+
+
+def test_a_takedown_that_does_not_say_what_it_is_is_broken(run: Store) -> None:
+    edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc"}))
+    assert (
+        "tokens/v-tiny: promised what a takedown says of itself, found it wrong in parent" in said(read_lineage(run))[0]
+    )
+
+
+def test_a_replay_goes_on_from_the_checkpoint_that_was_chosen(run: Store) -> None:
+    before = open_table(run, "tokens")[1].digest
+    takedown(run)
+    after = open_table(run, "tokens")[1].digest
+    plan = run.read_json("train/plan.json") | {"dataset": after}
+    run.write_atomic("train/plan.json", canonical_json(plan))
+    for step in (6, 8, 10, 12):
+        add_checkpoint(run, step, plan, SKIPPED)
+    run.write_atomic("train/replays.json", canonical_json([{"from_step": 4, "before": before, "after": after}]))
+    lines = run.read_bytes("train/events.jsonl") + b'{"kind":"resumed","step":4,"at":"2026-03-02"}\n'
+    run.write_atomic("train/events.jsonl", lines)
+    lineage = read_lineage(run)
+    chosen, first = "train/checkpoints/step-000004", "train/checkpoints/step-000006"
+    skips = next(node.key for node in lineage.nodes if node.kind == "skips")
+    assert lineage.sources(first) == [chosen, "train/plan.json", skips]
+    assert lineage.sources("train/checkpoints/step-000002") == ["takedowns/abc/tokens.json"]
+    assert lineage.node(first).notes == ("replayed from step 4", "2 × cpu")
+    assert lineage.sources("train/checkpoints/step-000008") == [first]
+    assert "rewind" not in {node.kind for node in lineage.nodes}  # from step 8 to 6, which was set aside
+    run.write_atomic("train/replays.json", canonical_json([{"from_step": 0, "before": before, "after": after}]))
+    assert chosen not in read_lineage(run).sources(first)
+
+
+def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp_path: Path) -> None:
+    branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
+    for table in (tables := read_run(run).tables):
+        manifest = run.read_json(name := f"{table}/v-tiny/manifest.json")
+        read = {entry["name"] for entry in manifest["content"]["inputs"]} & {*tables}
+        manifest["run"]["lineage"] = dict.fromkeys(sorted(read), "v-tiny")
+        run.write_atomic(name, canonical_json(manifest))
+    state = attach(branch, run)
+    for name in ("tokens", "tokenizer"):
+        shutil.copytree(run.path(f"{name}/v-tiny"), branch.path(f"{name}/v-tiny"))
+        write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-tiny"}, recipe=state.recipe))
+    attach(new, branch, ("tokens", "tokenizer"))
+    lineage = read_lineage(new)
+    assert said(lineage) == []
+    assert {("files of the crawl", "documents, text"), ("clean", "tokenizer")} <= drawn(lineage)
+    assert {node.digest for node in lineage.nodes} <= {node.digest for node in read_lineage(run).nodes}
+    assert [node.title for node in lineage.nodes if not node.is_current] == []
+
+
+# -------------------------------------------------------------------------------------------------------------- graph
+
+
+def checkpoints(count: int) -> Growing:
+    """A row of checkpoints behind a plan."""
+    growing = Growing()
+    growing.add(Node("plan", "plan", "plan", "", {}))
+    for step in range(1, count + 1):
+        before = f"c{step - 1}" if step > 1 else "plan"
+        growing.add(Node(f"c{step}", "checkpoint", f"checkpoint {step}", "", {"steps": step, "bytes": 10}), before)
+    return growing
+
+
+@pytest.mark.parametrize(("count", "shown"), [(4, 4), (5, 3), (40, 3)])
+def test_a_row_of_checkpoints_is_folded(count: int, shown: int) -> None:
+    found = [node.title for node in folded(checkpoints(count).done()).nodes[1:]]
+    assert (len(found), found[0], found[-1]) == (shown, "checkpoint 1", f"checkpoint {count}")
+    if count == 40:
+        assert found[1] == "38 more checkpoints, of steps 2 to 39"
+
+
+def test_what_every_checkpoint_says_is_said_once() -> None:
+    growing = checkpoints(40)
+    for step in range(1, 41):
+        growing.nodes[f"c{step}"] = replace(
+            growing.nodes[f"c{step}"], notes=("2 × cpu",) if step <= 30 else ("4 × cpu",)
+        )
+    shown = folded(growing.done()).nodes
+    assert [node.key for node in shown] == ["plan", "c1", "c30", "c31", "c39", "c40"]
+    assert [node.title for node in shown][2::2] == [
+        "29 more checkpoints, of steps 2 to 30",
+        "8 more checkpoints, of steps 32 to 39",
+    ]
+    assert [node.notes for node in shown[1:]] == [("2 × cpu",)] * 2 + [("4 × cpu",)] * 3
+
+
+def test_what_happened_between_checkpoints_is_never_folded() -> None:
+    growing = checkpoints(40)
+    growing.add(Node("r", "rewind", "rewound", "", {}), "c20")
+    growing.links.append(("r", "c21"))
+    growing.broken("c30", "c30: promised a, found b")
+    lineage = folded(growing.done())
+    assert [node.key for node in lineage.nodes] == ["plan", "c1", "c19", "c20", "r", "c21", "c29", "c30", "c39", "c40"]
+    assert [node.title for node in lineage.nodes if "more" in node.title] == [
+        "18 more checkpoints, of steps 2 to 19",
+        "8 more checkpoints, of steps 22 to 29",
+        "9 more checkpoints, of steps 31 to 39",
+    ]
+    assert dict(lineage.node("c19").counts) == {"bytes": 180}
+
+
+def test_a_link_that_a_longer_way_says_is_not_drawn() -> None:
+    growing = Growing()
+    for key, sources in {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["a", "c", "gone"]}.items():
+        growing.add(Node(key, "table", key, "", {}), *sources)
+    lineage = growing.done()
+    assert set(lineage.links) == {("a", "b"), ("a", "c"), ("b", "c"), ("a", "d"), ("c", "d")}
+    assert set(drawn_links(lineage)) == {("a", "b"), ("b", "c"), ("c", "d")}
+
+
+# ------------------------------------------------------------------------------------------------------------ command
+
+
+def arguments(run: str, **given: Any) -> argparse.Namespace:
+    """The arguments of `penstock lineage`."""
+    return argparse.Namespace(**{"run": run, "out": None, "openlineage": None, "verify": False} | given)
+
+
+def test_the_command_writes_the_graph(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lineage_command(arguments(run.uri, out=str(tmp_path / "new" / "lineage.json"), verify=True)) == 0
+    found = json.loads((tmp_path / "new" / "lineage.json").read_text())
+    assert found["format_version"] == 1
+    assert found["breaks"] == []
+    documents = next(node for node in found["nodes"] if node["title"] == "documents, text")
+    assert documents["tables"] == {name: open_table(run, name)[1].digest for name in ("documents", "text")}
+    assert documents["dropped"]["source/unreadable_gap"] == 2
+    assert documents["models"] == {"toxicity/wordlist_en": "e" * 64}
+    assert {"from": "dedup/v-tiny", "to": "clean/v-tiny"} in found["links"]
+    assert "files of the crawl" in capsys.readouterr().out
+
+
+def test_bad_arguments_are_refused(tmp_path: Path, run: Store) -> None:
+    with pytest.raises(ConfigError, match=r"promised a run folder, found no run\.json"):
+        lineage_command(arguments(str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match="promised two files, found --out and --openlineage x"):
+        lineage_command(arguments(run.uri, out="x", openlineage="x"))
+    run.write_atomic("train/plan.json", b'{"dataset": 3}')
+    with pytest.raises(ContractError, match="train: promised what the trainer writes, found KeyError"):
+        lineage_command(arguments(run.uri))
+
+
+def test_an_empty_run_has_an_empty_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Store(str(tmp_path)).write_atomic("run.json", b"{}")
+    assert lineage_command(arguments(str(tmp_path))) == 0
+    assert "no table stands yet" in capsys.readouterr().out

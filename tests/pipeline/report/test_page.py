@@ -1,0 +1,265 @@
+"""The page of the report: numbers in it, hostile text escaped, well formed, shown in a real browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline.decontaminate.stage import DOCUMENTS
+from pipeline.report.facts import collect
+from pipeline.report.page import write_report
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import RunFile, open_table, write_run
+from schemas.storage import Store
+from tests.support.paths import ROOT
+from tests.support.report_run import ADDRESS, SCRIPT, bins, crawl, judged, make_run, whole_run, words_of
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The whole synthetic run."""
+    return whole_run(tmp_path_factory.mktemp("report") / "harbour")
+
+
+@pytest.fixture(scope="module")
+def page(run: Store) -> str:
+    """The report of that run."""
+    path = write_report(run, None)
+    assert path == f"{run.uri}/report.html"
+    return Path(path).read_text()
+
+
+def test_the_numbers_appear(run: Store, page: str) -> None:
+    text = words_of(page)
+    tokens = open_table(run, "tokens")[1]
+    total = sum(sum(shards) for shards in tokens.content.figures["streams"].values())
+    for expected in (
+        f"2 files of 52 kB held 53 records; 20 documents are left, cut into {total:,} tokens. All 21 checks",
+        tokens.digest,
+        "Pages per CPU second 1.9 23.5 s of CPU in 8 steps",
+        "Held-out loss 4.568 after 40 steps",
+        "gopher_short_doc too few words 6 11.3 % 540",
+        "52,000 bytes in the rows, 52,000 in the files. The account balances.",
+        "gap/unreadable_gap 1,000 1.9 %",
+        "it 5 0 0 0",
+        "email 6 66.7 %",
+        "9 values were replaced",
+        "too large a share of the text is on the language's word list 0.01 3",
+        "5 of the documents that passed every rule are in languages without one",
+        "params 1,234,567 parameters N = 2·d count",
+        "memory.2.states 2.5 MB",
+        "40 of 40 steps were made, 1 of them without an update; the loss of the last one is 4.0000",
+        "2.5 % of the steps' time went into waiting for data; checkpoints held training up for 0.5 s.",
+        "the gradients of a rank took 40 kB instead of 2 MB",
+        "books 780 4.4500 – – –",
+        "web 2,340 4.0500 4.4500 85.6 –",
+        "12 2026-01-02 03:04:05 spike loss 7.2500, above 7.1000 (mean 6.5000); 4 parts of documents, among "
+        f"them https://a.example/1, {SCRIPT}, {'d' * 32}",
+        "20 2026-01-02 03:04:05 resumed from step-000020, in another layout: ranks 4, now 2; shard 4, now 2",
+        "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 threads each",
+    ):
+        assert expected in text
+    assert 'aria-label="Loss over steps 1 to 40: training 7.9 to 4; held out 6.5 to 4.5"' in page
+
+
+def test_the_same_run_gives_the_same_report(run: Store, page: str) -> None:
+    assert Path(write_report(run, None)).read_text() == page
+
+
+@pytest.mark.parametrize("until", ["documents", "text", "verdicts", "clusters", "dedup", "audit", "clean"])
+def test_a_run_that_is_not_done_has_a_report(tmp_path: Path, until: str) -> None:
+    run = make_run(tmp_path / "run", until)
+    text = words_of(Path(write_report(run, None)).read_text())
+    assert "53 records" in text
+    assert ("Deduplication has not run on these documents yet." in text) == (until in ("documents", "text", "verdicts"))
+    assert ("Toxicity has not been measured yet." in text) == (until in ("documents", "text"))
+    for missing in (
+        "no tokenizer of these documents yet",
+        "No tokens of these documents have been written",
+        "has not been sized yet",
+        "No step has been made",
+    ):
+        assert missing in text
+
+
+def test_tables_of_an_earlier_version_are_left_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    path = Path(run.uri) / "dedup/v-tiny/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["content"]["inputs"][0]["sha256"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    facts = collect(run)
+    assert (list(facts.tables), facts.stale) == (
+        ["documents", "text", "verdicts", "clusters", "audit", "tokenizer", "tokens"],
+        ["dedup", "clean"],
+    )
+    text = words_of(Path(write_report(run, None)).read_text())
+    assert "Left out: dedup, clean, made from other versions of the tables before." in text
+
+
+def test_an_empty_run_says_so_and_another_folder_is_refused(tmp_path: Path) -> None:
+    run = Store(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"promised a run folder, found no run\.json"):
+        write_report(run, None)
+    write_run(run, RunFile())
+    assert "No table stands yet" in Path(write_report(run, None)).read_text()
+
+
+def test_a_damaged_plan_or_metrics_file_is_named(tmp_path: Path) -> None:
+    run = Store(str(tmp_path))
+    write_run(run, RunFile())
+    run.write_atomic("train/metrics.jsonl", b'{"step": 1}\n')
+    with pytest.raises(ContractError, match=r"metrics\.jsonl: promised one step a line, found 'loss'"):
+        write_report(run, None)
+    run.write_atomic("train/plan.json", b'{"figures": []}')
+    with pytest.raises(ContractError, match=r"plan\.json: promised a plan, found 'stages'"):
+        write_report(run, None)
+
+
+# ------------------------------------------------------------------------------------------------------------- safety
+
+
+def test_a_run_whose_first_steps_were_skipped_has_a_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    line = {"step": 1, "learning_rate": 1e-3, "tokens_per_second": 9.0, "skipped": True}
+    run.write_atomic("train/metrics.jsonl", json.dumps(line).encode() + b"\n")
+    run.write_atomic("train/events.jsonl", b'{"kind": "skipped", "step": 1, "at": "2026-01-02", "loss": 3.5}\n')
+    text = words_of(Path(write_report(run, None)).read_text())
+    assert "No update has been made yet" in text
+    assert "1 2026-01-02 update skipped loss 3.5, grad_norm not finite" in text
+    run.write_atomic("train/events.jsonl", b'{"kind": "skipped"}\n')
+    with pytest.raises(ContractError, match=r"events\.jsonl: promised one event a line, found {'kind': 'skipped'}"):
+        write_report(run, None)
+
+
+def test_hostile_text_is_escaped(page: str) -> None:
+    assert "<script" not in page.lower()
+    assert "<img" not in page.lower()
+    assert page.count("&lt;script&gt;document.title=&#39;PWNED&#39;&lt;/script&gt;") >= 4  # kind, url, title, text
+    assert "&lt;img src=x onerror=" in page
+    assert ADDRESS not in page
+
+
+def test_no_template_or_module_marks_anything_as_safe() -> None:
+    files = list((ROOT / "pipeline" / "report").glob("*.*"))
+    assert {"page.html", "page.py"} < {file.name for file in files}
+    marks = re.compile(r"\|\s*safe\b|\bMarkup\b|autoescape\s*(?:=\s*)?[Ff]alse|\bon\w+=|javascript:|https?://|url\(")
+    assert [(file.name, hit.group()) for file in files if (hit := marks.search(file.read_text()))] == []
+
+
+class Outline(HTMLParser):
+    """Open elements, ids, links and what each table and drawing says about itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.problems: list[str] = []
+        self.undescribed = False
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        if tag not in ("meta", "col", "br"):
+            self.open.append(tag)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.links += [values["href"] or ""] if "href" in values else []
+        is_inner = tag == "svg" and "svg" in self.open[:-1]
+        if self.undescribed and tag != "title":
+            self.problems.append("a drawing without a description")
+        self.undescribed = tag == "svg" and not (is_inner or "aria-hidden" in values or values.get("aria-label"))
+        if tag == "th" and values.get("scope") not in ("col", "row", "rowgroup"):
+            self.problems.append("a heading without scope")
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> closes something else")
+
+
+def test_the_page_is_well_formed_and_described(page: str) -> None:
+    outline = Outline()
+    outline.feed(page)
+    assert (outline.open, outline.problems) == ([], [])
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert outline.links
+    assert {link.removeprefix("#") for link in outline.links} <= set(outline.ids)
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page
+
+
+# ------------------------------------------------------------------------------------------------------------ browser
+
+
+@pytest.fixture
+def chromium(tmp_path: Path) -> Callable[[Path, str], str]:
+    """Loads a file in a headless browser with no profile and returns the page as it then stands."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no chromium on the PATH")
+
+    def load(file: Path, profile: str) -> str:
+        switches = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+        switches += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        switches += [f"--user-data-dir={tmp_path / profile}", "--virtual-time-budget=2000", "--dump-dom"]
+        done = subprocess.run(
+            [program, *switches, file.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        )
+        return done.stdout
+
+    return load
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[str]]]:
+    """A web server on this machine: its address and the paths it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}", asked
+        httpd.shutdown()
+
+
+@pytest.mark.browser
+def test_a_browser_runs_no_script_and_asks_no_network(
+    tmp_path: Path, chromium: Callable[[Path, str], str], server: tuple[str, list[str]]
+) -> None:
+    address, asked = server
+    hostile = f'{SCRIPT}"><img src={address}/pixel onerror="document.title=\'PWNED\'">'
+    verdicts = {**judged(), "distributions": {"quality/gopher_short_doc": {hostile: bins([4, 60])}}}
+    documents = {DOCUMENTS: {hostile: 3}, "mixed_languages": {f"en+{hostile}": 1}}
+    figures = {"documents": documents, "verdicts": verdicts}
+    report = Path(write_report(make_run(tmp_path / "harbour", records=crawl(hostile), figures=figures), None))
+    title = "<title>harbour · Penstock report</title>"
+    shown = chromium(report, "escaped")
+    assert title in shown
+    assert "All 19 checks" in words_of(shown)
+    assert asked == []
+    # The policy is the second wall: it holds where the escaping is taken away ...
+    raw = html.unescape(report.read_text())
+    (tmp_path / "raw.html").write_text(raw)
+    assert title in chromium(tmp_path / "raw.html", "policy")
+    assert asked == []
+    # ... and without both the same page does what it was made for, so this test would see it.
+    (tmp_path / "bare.html").write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", raw))
+    assert "<title>PWNED</title>" in chromium(tmp_path / "bare.html", "bare")
+    assert set(asked) == {"/pixel"}

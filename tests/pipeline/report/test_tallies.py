@@ -1,0 +1,182 @@
+"""What the report is computed from: every number of a run whose books are known by hand, and samples redacted."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import spacy
+
+from pipeline.report.facts import collect
+from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.page import write_report
+from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, plain, shortened
+from pipeline.report.tallies import contract, counts_of, languages, num_pages, streams, without_wordlist
+from schemas.ids import shuffle_key
+from schemas.manifest import RunFile, open_table, read_run, write_run
+from schemas.storage import Store
+from tests.support.report_run import ADDRESS, REASONS, crawl, identifier, make_run, whole_run, words_of
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The whole synthetic run."""
+    return whole_run(tmp_path_factory.mktemp("report") / "harbour")
+
+
+def test_the_funnel_follows_the_documents_from_the_records_to_the_tokens(run: Store) -> None:
+    found = levels(collect(run), REASONS)
+    assert [(level.name, level.documents, level.chars) for level in found] == [
+        ("records", 53, None),
+        ("source", 44, 32_000),
+        ("extract", 42, 32_000),
+        ("language", 37, 31_000),
+        ("cuts", 37, 27_900),
+        ("quality", 30, 27_000),
+        ("toxicity", 27, 24_300),
+        ("dedup", 20, 18_000),
+        ("redaction", 20, 17_000),
+        ("tokens", 20, 17_000),
+    ]
+    tokens = sum(sum(shards) for shards in open_table(run, "tokens")[1].content.figures["streams"].values())
+    assert (found[-1].tokens, found[-1].exact) == (tokens, True)
+    assert found[-2].tokens == pytest.approx(tokens)
+    assert not found[-2].exact
+    assert found[5].tokens == pytest.approx(tokens * 27_000 / 17_000)
+    assert found[0].tokens is None
+
+
+def test_every_declared_rule_is_counted_and_explained(run: Store) -> None:
+    drops = drops_by_rule(collect(run), REASONS)
+    assert list(drops) == [*(stage for stage in REASONS if stage in drops)]
+    assert {"source", "quality", "toxicity", "dedup", "pii"} <= set(drops)
+    loud = {row.name: (row.count, row.chars) for rows in drops.values() for row in rows if row.count}
+    assert loud == {
+        "source/not_a_page": (4, 0),
+        "source/http_status": (3, 0),
+        "source/unreadable_gap": (2, 0),
+        "extract/no_text": (2, 0),
+        "language/language_not_wanted": (5, 1000),
+        "quality/gopher_short_doc": (6, 540),
+        "quality/c4_lorem_ipsum": (1, 360),
+        "dedup/exact_duplicate": (4, 3600),
+        "dedup/near_duplicate": (3, 2700),
+        "toxicity/toxic_word_share": (3, 2700),
+    }
+    assert all(row.meaning for rows in drops.values() for row in rows)
+    assert drops["quality"][0].share == pytest.approx(6 / 53)
+    assert {row.rule for row in drops["pii"]} == {"failed", "crashed"}
+    assert "dropped_before" not in {row.rule for row in drops["dedup"]}
+
+
+def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
+    facts = collect(run)
+    assert num_pages(facts) == 44
+    rows, more = languages(facts)
+    assert [(row.code, row.found, row.passed, row.passed_chars, row.clean) for row in rows] == [
+        ("en", 32, 22, 19_800, 15),
+        ("it", 5, 0, 0, 0),
+        ("ja", 5, 5, 4500, 5),
+    ]
+    assert more == 0
+    assert without_wordlist(facts) == 5
+    assert [stream.name for stream in streams(facts)] == ["web/heldout", "web/train"]
+    assert contract(facts)["bytes_per_token"] == 20 * 950 / sum(stream.tokens for stream in streams(facts))
+    assert [(count.name, count.number) for count in counts_of({"a": 1, "b": 3})] == [("b", 3), ("a", 1)]
+
+
+def test_the_books_meet_from_table_to_table(run: Store) -> None:
+    found = {check.claim: (check.left, check.right) for check in checks(collect(run))}
+    assert all(left == right for left, right in found.values())
+    assert found["bytes of records and gaps = bytes of the inputs"] == (52_000, 52_000)
+    assert found["documents measured = rows of verdicts"] == (37, 37)
+    assert found["documents measured = rows of clusters"] == (37, 37)
+    assert found["documents that pass the verdicts = documents deduplicated"] == (27, 27)
+    assert found["copies kept = documents cleaned"] == (20, 20)
+    assert found["clean documents = documents in shards"] == (20, 20)
+    assert {
+        "clean read the dedup shown here",
+        "audit read the clusters shown here",
+        "the plan is for this dataset",
+    } < set(found)
+    assert "checkpoint of step 40 was trained on this dataset" in found
+
+
+def test_a_broken_account_is_said_aloud(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "text")
+    path = Path(run.uri) / "documents/v-tiny/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["content"]["inputs"][0]["bytes"] += 7
+    path.write_text(json.dumps(manifest))
+    text = words_of(Path(write_report(run, None)).read_text())
+    assert "1 of 2 checks do not hold" in text
+    assert "7 bytes are unaccounted for" in text
+
+
+# ------------------------------------------------------------------------------------------------------------ samples
+
+
+def test_samples_are_those_with_the_smallest_hash(run: Store) -> None:
+    drawn = draw_samples(collect(run))
+    assert drawn.rows_read == 53
+    order = sorted(range(16, 22), key=lambda place: shuffle_key(0, identifier(place)))[:PER_RULE]
+    found = [sample.url for sample in drawn.by_rule["quality/gopher_short_doc"]]
+    assert found == [f"https://b.example/short/{place - 16}" for place in order]
+    assert drawn.by_rule["dedup/near_duplicate"][0].value == pytest.approx(0.9)
+    (toxic, *_) = drawn.by_rule["toxicity/toxic_word_share"]
+    assert (toxic.limit, toxic.text.startswith("toxicity/toxic_word_share")) == (0.01, True)
+    assert "kept" not in drawn.by_rule
+    assert "dedup/dropped_before" not in drawn.by_rule
+    assert {sample.why_empty for sample in drawn.by_rule["source/http_status"]} == {"no text was extracted"}
+
+
+def test_samples_are_redacted(run: Store) -> None:
+    (sample,) = draw_samples(collect(run)).by_rule["quality/c4_lorem_ipsum"]
+    assert ADDRESS not in f"{sample.url} {sample.text} {sample.title}"
+    assert sample.text.startswith("Write to <EMAIL> or <script>")
+    assert "<EMAIL>" in sample.url
+
+
+def test_text_that_the_recipe_left_out_is_named_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "verdicts", [replace(record, text=None) for record in crawl()])
+    drawn = draw_samples(collect(run))
+    assert {sample.why_empty for sample in drawn.by_rule["quality/gopher_short_doc"]} == {
+        "the text was left out of the run, as its recipe says"
+    }
+
+
+def find_names_by(run: Store, pipeline: Path) -> None:
+    """Make the run one that looked for names by the spaCy pipeline in a zip file."""
+    path = Path(run.uri) / "clean/v-tiny/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["content"]["models"]["pii/ner"] = "f" * 64
+    path.write_text(json.dumps(manifest))
+    write_run(run, RunFile(tables=read_run(run).tables, recipe={"pii": {"ner_model": str(pipeline)}}))
+
+
+def test_names_are_replaced_where_the_run_looked_for_them(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "clean")
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("entity_ruler").add_patterns([{"label": "PERSON", "pattern": "Lorem"}])  # type: ignore[attr-defined]
+    pipeline.to_disk(tmp_path / "names")
+    find_names_by(run, Path(shutil.make_archive(str(tmp_path / "names"), "zip", tmp_path / "names")))
+    (sample,) = draw_samples(collect(run)).by_rule["quality/c4_lorem_ipsum"]
+    assert sample.text.endswith("by <PERSON>")
+
+
+def test_without_the_name_finder_of_the_run_no_text_is_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "clean")
+    find_names_by(run, tmp_path / "lost.zip")
+    assert draw_samples(collect(run)).by_rule == {}
+    text = words_of(Path(write_report(run, None)).read_text())
+    assert "Samples are left out: the pipeline that found names in the run is not where its recipe says" in text
+
+
+def test_a_sample_is_one_short_line_of_what_can_be_seen() -> None:
+    assert plain("a\n\n b\u202ec\x00\ud800") == "a bc"
+    assert shortened("x" * SHOWN_CHARS) == "x" * SHOWN_CHARS
+    assert shortened("x" * (SHOWN_CHARS + 1)) == "x" * (SHOWN_CHARS - 1) + "…"
+    cut = shortened("word " * 100)
+    assert cut.endswith("word…")
+    assert len(cut) <= SHOWN_CHARS

@@ -1,0 +1,98 @@
+"""The documents pass without Spark: a retry in a child gives the same bytes, a record that kills it is named."""
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.recipe import read_recipe
+from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.engine.stage import Drop
+from pipeline.engine.worker import Isolated
+from pipeline.models import ModelsConfig, ensure_model
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.splits import find_splits
+from pipeline.steps import documents
+from pipeline.steps.documents import DocumentsTask, documents_part, verdicts
+from schemas.errors import ConfigError, ContractError
+from schemas.storage import Store
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
+RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
+
+
+@pytest.fixture(scope="module")
+def crawl(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("crawl")
+    build_demo_crawl(folder, pages=100, seed=5)
+    return folder
+
+
+def make_task(crawl: Path, out: Path, *overrides: str) -> DocumentsTask:
+    recipe = read_recipe(str(RECIPE), [f'source.paths=["{crawl}/*.warc.gz"]', *overrides])
+    try:
+        models = {
+            stage.name: {
+                name: str(ensure_model(p, ModelsConfig()).path) for name, p in stage.models(recipe[stage.name]).items()
+            }
+            for stage in documents.MEASURED
+        }
+    except ConfigError as error:
+        pytest.skip(str(error))
+    split = find_splits(recipe.section("source", SourceConfig))[0]
+    return DocumentsTask(split, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
+
+
+def test_a_retry_in_a_child_gives_the_same_bytes_and_a_finished_part_is_not_done_again(crawl, tmp_path):
+    first = documents_part(make_task(crawl, tmp_path / "a"), False)
+    retried = documents_part(make_task(crawl, tmp_path / "b"), True)
+    for table in ("documents", "text"):
+        assert first["files"][table]["sha256"] == retried["files"][table]["sha256"]
+    assert first["counts"] == retried["counts"]
+    assert documents_part(make_task(crawl, tmp_path / "a"), False) == first
+
+
+def test_text_of_dropped_documents_is_kept_sampled_or_left_out(crawl, tmp_path):
+    texts = {}
+    for choice in ("keep", "sample", "leave_out"):
+        task = make_task(
+            crawl, tmp_path / choice, f"text.dropped={choice}", "text.sample_share=0.3", 'language.languages=["de"]'
+        )
+        files = documents_part(task, False)["files"]
+        rows = pq.read_table(task.text.path(files["text"]["path"])).to_pylist()
+        verdict = pq.read_table(task.documents.path(files["documents"]["path"])).to_pylist()
+        assert [row["doc_id"] for row in rows] == [row["doc_id"] for row in verdict]
+        texts[choice] = [bool(r["text"]) for r, v in zip(rows, verdict) if v["drop_stage"] and v["num_chars"]]
+    assert all(texts["keep"])
+    assert not any(texts["leave_out"])
+    assert 0 < sum(texts["sample"]) < len(texts["sample"])
+
+
+def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_goes_on():
+    def measure(row):
+        if row["n"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row | {"measured": True}
+
+    rows = [({"n": 0}, None), ({"n": 1}, None), ({"n": 2}, Drop("empty_page")), ({"n": 3}, None)]
+    found = [(row["n"], row.get("drop_rule"), row.get("measured")) for row in verdicts(iter(rows), Isolated(measure))]
+    assert found == [(0, None, True), (1, "crashed", None), (2, "empty_page", None), (3, None, True)]
+
+
+def test_an_input_that_grows_while_it_is_read_is_refused(crawl, tmp_path, monkeypatch):
+    task = make_task(crawl, tmp_path)
+    other = tmp_path / "grown.warc.gz"
+    other.write_bytes(Path(task.split.uri).read_bytes() + b"\n\n")
+    monkeypatch.setattr(documents, "open_stream", lambda split: _open(other))
+    with pytest.raises(ContractError, match=f"promised {task.split.size} bytes, found {task.split.size + 2}"):
+        documents_part(task, False)
+    assert list((tmp_path / "documents").glob("*.parquet")) == []
+
+
+def _open(path: Path):
+    from pipeline.sources.splits import HashedStream
+
+    return HashedStream(path.open("rb"))

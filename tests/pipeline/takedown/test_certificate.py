@@ -1,0 +1,448 @@
+"""The check of a certificate: it holds for what a takedown did, and finds one byte of a document left."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.takedown.certificate import Checked, check_certificate, describe_check
+from pipeline.takedown.tables import (
+    WINDOWS,
+    Finder,
+    GroupWriter,
+    digest,
+    marks,
+    match_of,
+    named_in,
+    rewrite_part,
+    traces_of,
+)
+from schemas.errors import ContractError
+from schemas.manifest import open_table, read_run, write_run
+from schemas.storage import Store
+from schemas.takedown import Certificate, parse_certificate, salted
+from tests.pipeline.takedown.test_rewrite import LONG
+from tests.support.report_run import Record, crawl, identifier, make_run
+from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import certificates, documents_of, forge, opened, take_down
+
+SALT = "5a17"
+FORTY = "Nothing else of this run says what is said here, on page forty. "
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A dataset from which one document of the second shard was taken down."""
+    make_tiny_dataset(tmp_path / "run", {"web": 60, "books": 20})
+    assert take_down(tmp_path / "run", doc=[chosen(tmp_path / "run")["doc_id"].hex()]) == 0
+    return tmp_path / "run"
+
+
+def chosen(folder: Path) -> dict:
+    return [row for row in documents_of(opened(folder)) if row["stream"] == "web/train" and row["num_tokens"] > 100][20]
+
+
+@pytest.fixture
+def gone(tmp_path_factory) -> dict:
+    """That document as it was."""
+    folder = tmp_path_factory.mktemp("before") / "run"
+    make_tiny_dataset(folder, {"web": 60, "books": 20})
+    return chosen(folder)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A run with every table from which a page was taken down; its text is traced."""
+    records = [
+        Record(r.outcome, r.kind, r.url, None if r.text is None else LONG.format(n) + r.text, r.title, r.language,
+               r.chars, r.cluster, r.pii, r.length)
+        for n, r in enumerate(crawl())
+    ]  # fmt: skip
+    for n, one in enumerate(records):
+        if n == 40:
+            records[n] = Record(one.outcome, text=FORTY * 4, language="en", chars=1000, url=one.url)
+    make_run(tmp_path / "whole", records=records)
+    assert take_down(tmp_path / "whole", doc=[identifier(40).hex()]) == 0
+    return tmp_path / "whole"
+
+
+def checked(folder: Path) -> Checked:
+    return check_certificate(Store(str(folder)), certificates(folder)[-1])
+
+
+def rewritten(folder: Path, ending: str, table: str = "tokens") -> str:
+    """The key of the rewritten file of a kind."""
+    found = [change.key for change in certificates(folder)[-1].tables[table].rewritten if change.key.endswith(ending)]
+    return found[0]
+
+
+def padding(folder: Path, key: str) -> int:
+    """A place in the last record batch of a file that belongs to no value: the end of a buffer of odd length."""
+    store, manifest = open_table(Store(str(folder)), "tokens")
+    with pa.memory_map(store.path(manifest.run.paths[key])) as file:
+        base = file.read_buffer().address
+        reader = pa.ipc.open_file(file)
+        batch = reader.get_batch(reader.num_record_batches - 1)
+        ends = [b.address + b.size - base for column in batch.columns for b in column.buffers() if b is not None]
+    return next(end for end in ends if end % 8)
+
+
+# -------------------------------------------------------------------------------------------------------------- spans
+
+
+def test_a_mark_is_the_rolling_hash_of_its_window() -> None:
+    """Worked out plainly: Σ unit · m^(15 - i) mod 2^64, of which the upper half is kept."""
+    import hashlib
+
+    multiplier = int.from_bytes(hashlib.sha256(f"{SALT} tokens".encode()).digest()[:8], "little") | 1
+    units = np.arange(40, dtype=np.uint16) * 7 % 31
+    plain = [
+        sum(int(unit) * pow(multiplier, 15 - i, 1 << 64) for i, unit in enumerate(units[at : at + 16])) % (1 << 64)
+        >> 32
+        for at in range(25)
+    ]
+    assert marks(units, "tokens", SALT).tolist() == plain
+    assert marks(units[:16], "tokens", SALT).tolist() == plain[:1]
+    assert marks(units[:15], "tokens", SALT).tolist() == []
+
+
+def test_spans_are_found_wherever_they_stand_and_nothing_else() -> None:
+    numbers = np.random.default_rng(1)
+    document = numbers.integers(0, 50_000, 100).astype(np.uint16)
+    spans = traces_of(document, "tokens", SALT)
+    assert len(spans) == 6  # 100 // 16, spread over the document
+    finder = Finder("tokens", SALT, [(3, spans)])
+    stream = numbers.integers(0, 50_000, 200_000).astype(np.uint16)
+    assert list(finder.find(stream)) == []
+    for place in (0, 65_530, 131_000, 200_000 - 100):  # at the edges of blocks too
+        planted = stream.copy()
+        planted[place : place + 100] = document
+        found = list(finder.find(planted))
+        assert {digest for _, digest, _ in found} == {digest for _, digest in spans}
+        assert next(at for at, _, _ in found) == place
+        assert found[-1][0] == place + 84
+        assert {tuple(owners) for _, _, owners in found} == {(3,)}
+    planted[place + 3] += 1  # one other token: the window that holds it is no longer found
+    assert len(list(finder.find(planted))) == 5
+    assert list(finder.find(stream.astype(np.uint32))) == []
+
+
+@pytest.mark.parametrize(("length", "count"), [(0, 0), (15, 0), (16, 1), (31, 1), (32, 2), (16 * 64, 64), (5000, 64)])
+def test_how_many_spans_a_document_has(length: int, count: int) -> None:
+    assert len(traces_of(np.arange(length).astype(np.uint16), "tokens", SALT)) == count
+    assert len(traces_of(np.arange(length).astype(np.uint16), "tokens", SALT, most=3)) == min(3, count)
+
+
+def test_windows_that_say_nothing_are_left_out() -> None:
+    assert traces_of(np.full(64, 7, np.uint16), "tokens", SALT) == []
+    assert len(traces_of(np.tile(np.arange(4), 4).astype(np.uint16), "tokens", SALT)) == 1
+    assert len(traces_of(np.tile(np.arange(3), 6)[:16].astype(np.uint16), "tokens", SALT)) == 0
+
+
+def test_digests_do_not_depend_on_the_type_but_on_salt_and_kind() -> None:
+    window = np.arange(16)
+    same = {digest(window.astype(kind), "tokens", SALT) for kind in (np.uint16, np.uint32, np.int64)}
+    assert len(same) == 1
+    assert len({*same, digest(window, "tokens", "other"), digest(window, "text", SALT)}) == 3
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def test_a_certificate_holds_and_says_what_was_looked_at(run: Path, gone: dict) -> None:
+    found = checked(run)
+    assert found.problems == []
+    assert found.files == len(opened(run).manifest.content.files) + 1  # and the tokenizer's
+    assert found.tokens == sum(shard.num_tokens for shards in opened(run).streams.values() for shard in shards)
+    certificate = certificates(run)[0]
+    lines = list(describe_check(certificate, found))
+    assert f"1 document(s), {gone['num_tokens']} tokens, tombstones" in lines[0]
+    assert lines[-1] == "the certificate holds"
+    assert [one.num_tokens for one in certificate.documents] == [gone["num_tokens"]]
+    # and it says nothing of the document that can be read
+    text = json.dumps(certificate.model_dump(mode="json"))
+    assert gone["doc_id"].hex() not in text
+    assert gone["url"] not in text
+    assert certificate.documents[0].document == salted(certificate.salt, "document", gone["doc_id"])
+    assert certificate.windows == WINDOWS
+
+
+@pytest.mark.parametrize("ending", [".docs", ".tokens"])
+def test_one_byte_in_padding_is_found(run: Path, gone: dict, ending: str) -> None:
+    key = rewritten(run, ending)
+    at = padding(run, key)
+    forge(run, key, lambda data: data[:at] + gone["url"].encode()[:1] + data[at + 1 :])
+    problems = checked(run).problems
+    assert len(problems) == 1
+    assert problems[0].startswith(f"tokens/{key}: promised no byte beside its rows, found some")
+
+
+def test_one_byte_behind_the_end_and_in_another_index_is_found(run: Path) -> None:
+    key = next(change.key for change in certificates(run)[0].tables["tokens"].rewritten if "by_url" in change.key)
+    forge(run, key, lambda data: data[:8] + data[8:].replace(b"ARROW1", b"x", 0) + b"")
+    assert checked(run).problems == []
+    at = padding(run, key)
+    forge(run, key, lambda data: data[:at] + b"h" + data[at + 1 :])
+    assert "promised no byte beside its rows" in checked(run).problems[0]
+
+
+def test_a_document_left_in_its_place_is_found(run: Path, gone: dict) -> None:
+    key = rewritten(run, ".tokens")
+    tombstone = opened(run).tokenizer.reserved["tombstone"]
+    blank = np.full(gone["num_tokens"], tombstone, np.uint16).tobytes()
+    forge(run, key, lambda data: data.replace(blank, np.array(gone["tokens"], np.uint16).tobytes()))
+    problems = checked(run).problems
+    assert any("promised tombstones at tokens" in problem for problem in problems)
+    assert any("outside of every document that stands" in problem for problem in problems)
+
+
+def test_one_token_left_in_its_place_is_found(run: Path, gone: dict) -> None:
+    tombstone = opened(run).tokenizer.reserved["tombstone"]
+    blank = np.full(gone["num_tokens"], tombstone, np.uint16).tobytes()
+    one = np.array([gone["tokens"][50]], np.uint16).tobytes()
+    forge(run, rewritten(run, ".tokens"), lambda data: data.replace(blank, blank[:100] + one + blank[102:]))
+    assert ["promised tombstones at tokens" in problem for problem in checked(run).problems] == [True]
+
+
+def test_a_document_hidden_in_another_one_is_found(run: Path, gone: dict) -> None:
+    """In a shard that was not touched: its digest is forged into the certificate's parent as well."""
+    key = "books/train/00001.tokens"
+    other = max(
+        (row for row in documents_of(opened(run)) if row["stream"] == "books/train"), key=lambda r: r["num_tokens"]
+    )
+    number = 0 if other["start"] < opened(run).streams["books/train"][0].num_tokens else 1
+    key = f"books/train/{number:05d}.tokens"
+    size = min(len(other["tokens"]), len(gone["tokens"])) - 2
+    old = np.array(other["tokens"][1 : 1 + size], np.uint16).tobytes()
+    forge(run, key, lambda data: data.replace(old, np.array(gone["tokens"][1 : 1 + size], np.uint16).tobytes()))
+    problems = checked(run).problems
+    assert any("a copy of it; take it down too" in problem for problem in problems)
+
+
+def test_what_was_changed_behind_the_certificate_is_found(run: Path, gone: dict) -> None:
+    certificate = certificates(run)[0]
+    store = Store(str(run))
+    shard = opened(run).streams["books/train"][0]
+    path = Path(opened(run).folder.path(shard.path))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert any(f"books/train/00000.tokens: promised SHA-256 {shard.sha256}" in line for line in checked(run).problems)
+    less = certificate.model_copy(update={"documents": []})
+    assert any("it was edited" in line for line in check_certificate(store, less).problems)
+    tables = certificate.tables
+    other = {"tokens": tables["tokens"].model_copy(update={"before": "0" * 64})}
+    problems = check_certificate(store, certificate.model_copy(update={"tables": other})).problems
+    assert any(f"found {'0' * 64}" in line for line in problems)
+    (run / "tokens/v-tiny/left.arrow").write_bytes(b"")
+    assert any("v-tiny/left.arrow: promised no old file" in line for line in checked(run).problems)
+
+
+def test_a_run_that_went_back_is_found(run: Path) -> None:
+    state = read_run(Store(str(run)))
+    make_tiny_dataset(run.parent / "old", {"web": 60, "books": 20})
+    version = state.tables["tokens"]
+    for path in list((run / "tokens" / version).rglob("*")):
+        if path.is_file():
+            path.unlink()
+    shutil.rmtree(run / "tokens/v-tiny")
+    shutil.copytree(run.parent / "old/tokens/v-tiny", run / "tokens/v-tiny")
+    write_run(Store(str(run)), state.model_copy(update={"tables": state.tables | {"tokens": "v-tiny"}}))
+    problems = checked(run).problems
+    assert any("tokens: promised version" in line for line in problems)
+    assert any("promised no removed document" in line for line in problems)
+    assert any("a copy of it" in line for line in problems)
+
+
+def test_a_later_takedown_leaves_the_certificate_standing(run: Path) -> None:
+    first = certificates(run)[0]
+    other = next(row for row in documents_of(opened(run)) if row["stream"] == "books/train" and row["url"])
+    assert take_down(run, doc=[other["doc_id"].hex()]) == 0
+    assert len(certificates(run)) == 2
+    for certificate in certificates(run):
+        found = check_certificate(Store(str(run)), certificate)
+        assert found.problems == []
+        assert bool(found.notes) == (certificate.id == first.id)
+
+
+def test_copies_that_were_left_are_told(tmp_path: Path) -> None:
+    """Two documents of one cluster and one text; one was asked for."""
+    folder = tmp_path / "run"
+    make_tiny_dataset(folder, {"web": 60, "books": 20})
+    rows = [row for row in documents_of(opened(folder)) if row["stream"] == "web/train"]
+    one, other = next((a, b) for a in rows[5:] for b in rows if a is not b and a["num_tokens"] == b["num_tokens"])
+    number = next(n for n, end in _ends(folder) if other["start"] < end)
+    old, copy = (np.array(row["tokens"], np.uint16).tobytes() for row in (other, one))
+    forge(folder, f"web/train/{number:05d}.tokens", lambda data: data.replace(old, copy))
+    assert take_down(folder, doc=[one["doc_id"].hex()]) == 0
+    assert any("a copy of it" in line for line in checked(folder).problems)
+    known = certificates(folder)[0].model_copy(update={"copies_left": 1}).sealed()
+    found = check_certificate(Store(str(folder)), known)
+    assert not found.problems
+    assert any("copies that were not asked for" in note for note in found.notes)
+
+
+def _ends(folder: Path) -> list[tuple[int, int]]:
+    numbers = [shard.num_tokens for shard in opened(folder).streams["web/train"]]
+    return list(enumerate(np.cumsum(numbers).tolist()))
+
+
+def test_every_field_is_under_the_seal(run: Path) -> None:
+    """A certificate edited in any place does not hold, whatever the field decides."""
+    certificate, store = certificates(run)[0], Store(str(run))
+    assert certificate.seal == certificate.content_digest
+    raw = certificate.model_dump(mode="json")
+    (gone,), change = raw["documents"], raw["tables"]["tokens"]
+    edits = {
+        "salt": "0" * 64,  # nothing would be found by it
+        "copies_left": 1,
+        "made": "2020-01-01T00:00:00+00:00",
+        "requests": [],
+        "windows": {"tokens": 1, "text": 1},
+        "effects": raw["effects"] | {"models": [], "last_clean": 7},
+        "tokenizer": None,
+        "documents": [gone | {"tokens": []}],
+        "tables": {"tokens": change | {"rows": 0}},
+        "pyarrow_version": "1.0",
+        "code_version": "9",
+        "seal": "",
+    }
+    for name, value in edits.items():
+        assert raw[name] != value
+        problems = check_certificate(store, Certificate.model_validate(raw | {name: value})).problems
+        assert any(line.startswith("certificate: promised seal ") for line in problems), name
+    told = "\n".join(describe_check(certificate, checked(run)))
+    assert f"seal {certificate.seal}" in told  # which who forges a whole certificate cannot meet
+
+
+def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, tmp_path: Path) -> None:
+    certificate, copy = certificates(whole)[0], tmp_path / "copy"
+    for name in ("clean", "tokens", "tokenizer"):
+        shutil.copytree(whole / name, copy / name)
+    shutil.copy(whole / "run.json", copy)
+    found = check_certificate(Store(str(copy)), certificate)
+    assert found.problems == []
+    assert found.tokens > 0
+    assert found.notes == ["clean: the manifest before is not here, so files that were kept were not compared"]
+    assert {*found.absent} == {"documents", "text", "verdicts", "clusters", "dedup", "audit"}
+    assert [*describe_check(certificate, found)][-1] == "the certificate holds for what is here"
+    (copy / "text").mkdir()
+    shutil.copy(next((whole / "text").rglob("*.parquet")), copy / "text")  # something of it is here
+    (problem,) = check_certificate(Store(str(copy)), certificate).problems
+    assert problem.startswith("text: promised a table that can be read, found ")
+    (copy / "run.json").unlink()
+    problems = check_certificate(Store(str(copy)), certificate).problems
+    assert "clean: promised by the certificate, run.json names no such table" in problems
+    (problem,) = check_certificate(Store(str(tmp_path / "nothing")), certificate).problems
+    assert problem == f"{tmp_path}/nothing: promised tables of the certificate, found none; name the run's folder"
+
+
+def test_a_table_that_came_later_is_looked_at_too(run: Path, gone: dict) -> None:
+    store = Store(str(run))
+    rows = pa.table({"doc_id": pa.array([gone["doc_id"]], pa.binary(16))})
+    writer = GroupWriter(store.child("scores/v-later"), "part-00000", rows.schema)
+    writer.write(rows)
+    entry = writer.close()
+    path = entry.pop("path")
+    raw = json.loads((run / "tokenizer/v-tiny/manifest.json").read_text())
+    raw["content"] |= {"table": "scores", "files": [entry]}
+    raw["run"] |= {"paths": {"part-00000": path}}
+    store.write_atomic("scores/v-later/manifest.json", json.dumps(raw).encode())
+    state = read_run(store)
+    write_run(store, state.model_copy(update={"tables": state.tables | {"scores": "v-later"}}))
+    assert checked(run).problems == ["scores: promised no row of a removed document, found one with its id"]
+
+
+# --------------------------------------------------------------------------------------------------------- whole runs
+
+
+def test_a_text_left_in_a_table_is_found(whole: Path) -> None:
+    assert checked(whole).problems == []
+    assert checked(whole).text_bytes > 1000
+    for table in ("text", "clean"):
+        rewrite(whole, table, lambda rows: put(rows, FORTY))
+        problems = checked(whole).problems
+        assert any(f"{table}.text of" in line and "a copy of it" in line for line in problems), problems
+
+
+def rewrite(folder: Path, table: str, change) -> None:
+    """Write a rewritten part once more, in its form, with other rows."""
+    key = certificates(folder)[0].tables[table].rewritten[0].key
+    store, manifest = open_table(Store(str(folder)), table)
+    path = store.path(manifest.run.paths[key])
+    rows = change(pq.read_table(path))
+    writer = GroupWriter(Store(str(folder.parent)), "other", rows.schema)
+    writer.write(rows)
+    data = (folder.parent / writer.close()["path"]).read_bytes()
+    forge(folder, key, lambda _: data, table)
+
+
+def put(rows: pa.Table, text: str) -> pa.Table:
+    values = rows.column("text").to_pylist()
+    place = next(n for n, value in enumerate(values) if value)
+    values[place] = text * 4
+    return rows.set_column(
+        rows.schema.get_field_index("text"), rows.schema.field("text"), pa.array(values, pa.string())
+    )
+
+
+def test_a_row_left_in_a_table_is_found(whole: Path) -> None:
+    def name_it(rows: pa.Table) -> pa.Table:
+        ids = [identifier(40), *rows.column("doc_id").to_pylist()[1:]]
+        place = rows.schema.get_field_index("doc_id")
+        return rows.set_column(place, rows.schema.field("doc_id"), pa.array(ids, pa.binary(16)))
+
+    rewrite(whole, "verdicts", name_it)
+    assert any(line.startswith("verdicts: promised no row of a removed document") for line in checked(whole).problems)
+
+    def say_url(rows: pa.Table) -> pa.Table:
+        ids = rows.column("doc_id").to_pylist()
+        urls = ["https://x/" if one == identifier(40) else None for one in ids]
+        return rows.set_column(rows.schema.get_field_index("url"), rows.schema.field("url"), pa.array(urls))
+
+    rewrite(whole, "documents", say_url)
+    assert any("found one with ['url']" in line for line in checked(whole).problems)
+
+
+def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
+    """The tables that have another key than doc_id."""
+    ids = [bytes([n]) * 16 for n in range(4)]
+    gone = pa.array([ids[1]], pa.binary(16))
+    orders = [b"any order" + one + (7).to_bytes(4, "big") for one in ids]
+    tables = {
+        ("index", "bands/00000"): pa.table({"key": [1, 2, 3, 4], "position": [0] * 4, "order": orders}),
+        ("index", "leaders/00000"): pa.table({"doc_id": ids, "cluster": ids, "payload": ids}),
+        ("audit", "part-00000"): pa.table({"a": ids[:3], "b": ids[1:]}),
+        ("dedup", "part-00000"): pa.table({"doc_id": ids, "drop_stage": ["x"] * 4, "drop_rule": ["y"] * 4}),
+    }
+    left = {}
+    for (table, key), rows in tables.items():
+        old, match = GroupWriter(Store(str(tmp_path)), f"{table}-{key}", rows.schema), match_of(table, key)
+        old.write(rows)
+        assert match is not None
+        made = rewrite_part(Store(str(tmp_path)), old.close()["path"], Store(str(tmp_path)), key, (table, match, gone))
+        assert made is not None
+        left[key if table != "dedup" else table] = made.entry["rows"]
+        assert rewrite_part(
+            Store(str(tmp_path)), made.entry["path"], Store(str(tmp_path)), key, (table, match, gone)
+        ) is None  # fmt: skip
+        with Store(str(tmp_path)).open_input(made.entry["path"]) as file:
+            (batch,) = pq.ParquetFile(file).iter_batches()
+        assert named_in(batch, match) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
+    assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}
+    assert match_of("index", "merged/00000") is None
+    assert match_of("representatives", "urls/part-00000") is None
+
+
+def test_what_is_no_certificate_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"a\.json: promised the certificate of a takedown, found"):
+        parse_certificate({"version": 1}, "a.json")
+
+
+def test_a_certificate_of_another_version_is_refused(run: Path) -> None:
+    raw = certificates(run)[0].model_dump(mode="json") | {"version": 9}
+    with pytest.raises(ContractError, match="promised version 1 of certificates, found 9"):
+        parse_certificate(raw, "a.json")
+    assert Certificate.model_validate(raw | {"version": 1}).to_bytes()

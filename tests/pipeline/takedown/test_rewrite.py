@@ -1,0 +1,381 @@
+"""A takedown from a dataset and from a whole run: what is gone, what stays as it was, what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.inspect.show import current_tables
+from pipeline.report.facts import collect
+from pipeline.report.funnel import checks
+from pipeline.takedown.select import Request, select
+from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_docs, cut_tokens
+from pipeline.takedown.tables import counts_after
+from schemas.errors import ConfigError, ContractError
+from schemas.ids import doc_id
+from schemas.manifest import Counts, open_table, read_run, write_run
+from schemas.storage import Store
+from schemas.takedown import REMOVED_ID, descent_of, refuse_rebuild, standing_version
+from tests.support.report_run import Record, crawl, identifier, make_run
+from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, rows_of, take_down, tokens_of
+from train.data.document_index import Documents
+
+LONG = "The harbour master wrote down every ship that came in before the storm of 1887, and this is page {}. "
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory) -> Path:
+    """A dataset whose second batch of documents is short: 1,100 documents in one stream."""
+    folder = tmp_path_factory.mktemp("standing") / "run"
+    make_tiny_dataset(folder, {"web": 60, "books": 20})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    make_tiny_dataset(tmp_path / "run", {"web": 60, "books": 20})
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A run with every table; the texts of its pages are long enough to be traced."""
+    records = [
+        Record(r.outcome, r.kind, r.url, None if r.text is None else LONG.format(n) + r.text, r.title, r.language,
+               r.chars, r.cluster, r.pii, r.length)
+        for n, r in enumerate(crawl())
+    ]  # fmt: skip
+    make_run(tmp_path / "whole", records=records)
+    return tmp_path / "whole"
+
+
+# ------------------------------------------------------------------------------------------------------------- shards
+
+
+def test_a_shard_without_removals_is_written_with_the_same_bytes(standing: Path, tmp_path: Path) -> None:
+    dataset, new = opened(standing), Store(str(tmp_path))
+    for shard in (shard for shards in dataset.streams.values() for shard in shards):
+        place, none = Place(shard, np.empty(0, np.int64), [], []), []
+        made = [blank_tokens(dataset.folder, place, new, "uint16", 4), cut_tokens(dataset.folder, place, new, "uint16")]
+        assert [(entry["sha256"], removed) for entry, removed in made] == [(shard.sha256, none)] * 2
+        docs = [blank_docs(dataset.folder, place, new), cut_docs(dataset.folder, place, new)]
+        assert [entry["sha256"] for entry in docs] == [shard.docs_sha256] * 2
+
+
+def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None:
+    before = documents_of(opened(run))
+    streams = {
+        shard.path: tokens_of(opened(run), shard.path) for shards in opened(run).streams.values() for shard in shards
+    }
+    old, files = opened(run), all_bytes(run)
+    chosen = before[17]
+    assert take_down(run, doc=[chosen["doc_id"].hex()]) == 0
+    new = opened(run)
+    after = documents_of(new)
+    assert [row["start"] for row in after] == [row["start"] for row in before]
+    for was, now in zip(before, after, strict=True):
+        if was["doc_id"] != chosen["doc_id"]:
+            assert now == was
+            continue
+        assert now["tokens"] == [new.tokenizer.reserved["tombstone"]] * was["num_tokens"]
+        assert (now["doc_id"], now["url"], now["split"], now["length"]) == (REMOVED_ID, "", "", 0)
+        assert [now[name] for name in ("domain", "date", "language", "cluster")] == [None] * 4
+    rewritten = {change.key for change in certificates(run)[0].tables["tokens"].rewritten}
+    assert len(rewritten) == 3  # a shard, its documents, a bucket by URL
+    for entry in old.manifest.content.files:
+        path = new.manifest.run.paths[entry.key]
+        assert path.startswith("../v-tiny/") == (entry.key not in rewritten)
+        stays = (run / "tokens/v-tiny" / old.manifest.run.paths[entry.key]).exists()
+        assert stays == (entry.key not in rewritten)
+    assert not (run / "tokens/v-tiny/manifest.json").exists()
+    assert len(streams) == sum(len(shards) for shards in new.streams.values())
+    # No byte of the document is left anywhere below the run.
+    text = np.array(chosen["tokens"][1:-1], np.uint16).tobytes()
+    assert sum(text in data for data in files.values()) == 1
+    assert sum(text in data for data in all_bytes(run).values()) == 0
+    assert sum(chosen["doc_id"] in data for data in all_bytes(run).values()) == 0
+    assert sum(chosen["doc_id"].hex().encode() in data for data in all_bytes(run).values()) == 0
+
+
+def test_compacted_shards_have_no_place_left(run: Path) -> None:
+    before = documents_of(opened(run))
+    gone = {row["doc_id"] for row in (before[3], before[30], before[31])}
+    assert take_down(run, doc=[one.hex() for one in gone], compact=True) == 0
+    new = opened(run)
+    after = documents_of(new)
+    stay = [row for row in before if row["doc_id"] not in gone]
+    assert [row["doc_id"] for row in after] == [row["doc_id"] for row in stay]
+    assert [row["tokens"] for row in after] == [row["tokens"] for row in stay]
+    for name, shards in new.streams.items():
+        assert [len(tokens_of(new, shard.path)) for shard in shards] == [shard.num_tokens for shard in shards]
+        assert name in opened(run).streams
+    descent = descent_of(new.manifest)
+    assert descent is not None
+    assert descent.mode == "compact"
+
+
+def test_batches_are_cut_at_fixed_counts_again(tmp_path: Path) -> None:
+    make_tiny_dataset(tmp_path / "run", {"web": 2700}, shard_tokens=10**9)
+    rows = documents_of(opened(tmp_path / "run"))
+    gone = [rows[300], rows[1400], rows[-1]]
+    assert take_down(tmp_path / "run", doc=[row["doc_id"].hex() for row in gone], compact=True) == 0
+    dataset = opened(tmp_path / "run")
+    shard = dataset.streams["web/train"][0]
+    sizes = {}
+    for path in (shard.path, shard.docs_path):
+        with dataset.folder.open_input(path) as file:
+            reader = pa.ipc.open_file(file)
+            sizes[path] = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
+    number = 2430 - sum(row["stream"] == "web/train" for row in gone)
+    assert list(sizes.values()) == [[1024, 1024, number - 2048]] * 2
+    assert take_down(tmp_path / "run", check=f"takedowns/{certificates(tmp_path / 'run')[0].id}.json") == 0
+
+
+def test_a_shard_may_lose_every_document(tmp_path: Path) -> None:
+    for compact in (False, True):
+        folder = tmp_path / f"run{compact}"
+        make_tiny_dataset(folder, {"web": 60, "books": 10})
+        assert (
+            take_down(folder, doc=[row["doc_id"].hex() for row in documents_of(opened(folder))[:1]], compact=compact)
+            == 0
+        )
+        assert take_down(folder, check=f"takedowns/{certificates(folder)[0].id}.json") == 0
+        left = [row for row in documents_of(opened(folder)) if row["stream"] == "books/heldout"]
+        assert [row["doc_id"] for row in left] == ([] if compact else [REMOVED_ID])
+
+
+def test_what_was_removed_is_in_no_index_and_the_rest_is(run: Path) -> None:
+    rows = documents_of(opened(run))
+    chosen, other = rows[9], rows[10]
+    assert take_down(run, url=[chosen["url"]]) == 0
+    documents = Documents(opened(run))
+    assert list(documents.of_url(chosen["url"])) == []
+    found = [row["doc_id"] for _, row, _ in documents.of_url(other["url"])]
+    assert other["doc_id"] in found or other["url"] == chosen["url"]
+
+
+# ---------------------------------------------------------------------------------------------------------- selection
+
+
+def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
+    store = Store(str(run))
+    rows = documents_of(opened(run))
+    of_domain = {row["doc_id"] for row in rows if row["domain"] == "site3.co.uk"}
+    for name in ("site3.co.uk", "SITE3.co.uk.", "www.site3.co.uk"):
+        assert select(store, Request(domains=(name,))).documents == of_domain
+    assert len(of_domain) > 5
+    url = rows[20]["url"]
+    same = {row["doc_id"] for row in rows if row["url"] == url}
+    forms = (url, url.replace("http://www.", "https://"), f"{url}&utm_source=mail#top")
+    assert [select(store, Request(urls=(form,))).documents for form in forms] == [same] * 3
+    # The whole run knows dropped pages and clusters: one of three near copies.
+    near = select(Store(str(whole)), Request(near=(identifier(24).hex(),)))
+    clusters = {row["doc_id"]: row["cluster"] for row in rows_of(whole, "clusters")}
+    assert near.documents == {one for one, cluster in clusters.items() if cluster == clusters[identifier(24)]}
+    assert (len(near.documents), near.copies_left) == (5, 0)
+    alone = select(Store(str(whole)), Request(documents=(identifier(24).hex(),)))
+    assert (alone.documents, alone.copies_left) == ({identifier(24)}, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"domain": ["example.com"]}, "--domain example.com: promised a document of .*, found none"),
+        ({"domain": ["co.uk/x"]}, "promised a domain such as example.com, found 'co.uk/x'"),
+        ({"domain": [""]}, "promised a domain such as example.com, found ''"),
+        ({"url": ["http://nowhere.example/"]}, "--url http://nowhere.example/: promised a document"),
+        ({"doc": ["00" * 16]}, f"--doc {'00' * 16}: promised a document"),
+        ({"doc": ["xyz"]}, "--doc: promised a document id of 32 hex digits, found 'xyz'"),
+        ({"near": ["ab" * 15]}, "--near: promised a document id of 32 hex digits"),
+        ({}, "promised --domain, --url, --doc or --near, found none of them"),
+        ({"check": "a.json", "drop_old": True}, "promised --check or --drop-old by itself"),
+        ({"check": "a.json", "doc": ["00" * 16]}, "by itself, found --check, --doc"),
+        ({"check": "a.json"}, "promised a certificate, found no a.json"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(standing: Path, asked: dict, said: str) -> None:
+    before = all_bytes(standing)
+    with pytest.raises(ConfigError, match=said):
+        take_down(standing, **asked)
+    assert all_bytes(standing) == before
+
+
+def test_one_thing_that_is_not_there_stops_the_others(standing: Path) -> None:
+    before = all_bytes(standing)
+    with pytest.raises(ConfigError, match=r"example\.com"):
+        take_down(standing, domain=["site3.co.uk", "example.com"])
+    assert all_bytes(standing) == before
+    assert take_down(standing, domain=["site3.co.uk"], dry_run=True) == 0
+    assert all_bytes(standing) == before
+    with pytest.raises(ConfigError, match="promised a run with documents or a dataset, found neither"):
+        take_down(standing / "nowhere", domain=["site3.co.uk"])
+
+
+def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
+    first, second = [row["doc_id"] for row in documents_of(opened(run))][:2]
+    listed = tmp_path / "quarantine.jsonl"
+    lines = [{"doc_id": one.hex(), "step": 3} for one in (first, second, first, bytes(16))]
+    listed.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert take_down(run, docs=str(listed)) == 0
+    assert len(certificates(run)[0].documents) == 2
+    listed.write_text('{"doc": 1}\n')
+    with pytest.raises(ConfigError, match=r"line 1: promised an object with a doc_id, found '.\"doc\": 1.'"):
+        take_down(run, docs=str(listed))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        take_down(run, docs=str(tmp_path / "none"))
+
+
+def test_what_is_done_is_not_done_again(run: Path, capsys) -> None:
+    rows = documents_of(opened(run))
+    assert take_down(run, domain=["site3.co.uk"]) == 0
+    after = all_bytes(run)
+    capsys.readouterr()
+    assert take_down(run, domain=["site3.co.uk"]) == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+    gone = next(row for row in rows if row["domain"] == "site3.co.uk")
+    assert take_down(run, doc=[gone["doc_id"].hex()]) == 0
+    assert all_bytes(run) == after
+    with pytest.raises(ConfigError, match="it was taken down before, by"):
+        take_down(run, doc=[gone["doc_id"].hex(), "00" * 16])
+
+
+# -------------------------------------------------------------------------------------------------------- whole runs
+
+
+def test_every_table_loses_what_it_said(whole: Path) -> None:
+    tables = ("documents", "text", "verdicts", "clusters", "dedup", "clean")
+    before = {name: rows_of(whole, name) for name in tables}
+    kept, short = identifier(34), identifier(18)  # a page that was kept, and one that a rule dropped
+    assert {row["doc_id"]: row["drop_rule"] for row in before["verdicts"]}[short] == "gopher_short_doc"
+    add_quotes(whole, kept)
+    assert take_down(whole, doc=[kept.hex(), short.hex()]) == 0
+    after = {name: rows_of(whole, name) for name in tables}
+    for name in ("documents", "text"):
+        assert [row["doc_id"] for row in after[name]] == [row["doc_id"] for row in before[name]]
+        for was, now in zip(before[name], after[name], strict=True):
+            if was["doc_id"] not in (kept, short):
+                assert now == was
+                continue
+            said = {column: value for column, value in now.items() if value is not None}
+            place = {
+                column: was[column] for column in ("doc_id", "source", "split", "offset", "length") if column in was
+            }
+            told = {"record_type": "response", "drop_stage": "takedown", "drop_rule": "removed"}
+            assert said == (place | told if name == "documents" else {"doc_id": was["doc_id"]})
+    for name in tables[2:]:
+        assert after[name] == [row for row in before[name] if row["doc_id"] not in (kept, short)]
+    assert not (whole / "report.html").exists()
+    told = {name: (whole / f"train/{name}.jsonl").read_text() for name in ("events", "quarantine")}
+    assert not any(kept.hex() in text or "c.example/kept" in text for text in told.values())
+    spike, _, rewound, broken = told["events"].splitlines()
+    assert json.loads(spike)["documents"][1]["url"] == "http://b/"
+    assert json.loads(rewound)["quarantined"] == ["00" * 16, "11" * 16]
+    assert broken == '{"broken'
+    assert [json.loads(line)["url"] for line in told["quarantine"].splitlines()] == ["", "http://b/"]
+    text = LONG.format(34).encode()
+    assert not any(text in data for data in all_bytes(whole).values())
+
+
+def add_quotes(folder: Path, document: bytes) -> None:
+    """What quotes documents beside the tables: a report, events of training."""
+    (folder / "report.html").write_text("a quotation")
+    one = {"doc_id": document.hex(), "url": "https://c.example/kept/0", "split": "crawl-0.warc.gz"}
+    other = {"doc_id": "00" * 16, "url": "http://b/", "split": "b"}
+    rewound = {"kind": "rewound", "step": 3, "quarantined": [document.hex(), "11" * 16]}
+    events = [{"kind": "spike", "documents": [one, other]}, {"kind": "begun", "step": 0}, rewound]
+    (folder / "train").mkdir(exist_ok=True)
+    listed = [json.dumps(row | {"step": 3}) + "\n" for row in (one, other)]
+    (folder / "train/quarantine.jsonl").write_text("".join(listed))
+    (folder / "train/events.jsonl").write_text("\n".join(map(json.dumps, events)) + '\n{"broken')
+
+
+def test_the_books_still_meet(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", until="clean")
+    stand, wrong = current_tables(run), unequal(run)
+    assert take_down(run.uri, near=[identifier(24).hex()], doc=[identifier(18).hex()]) == 0
+    assert (current_tables(run), unequal(run)) == (stand, wrong)
+    counts = open_table(run, "documents")[1].content.counts
+    assert counts.dropped["takedown/removed"] == 6
+
+
+def unequal(run: Store) -> list[str]:
+    """The equations between tables that do not hold."""
+    return [check.claim for check in checks(collect(run)) if check.left != check.right]
+
+
+@pytest.mark.parametrize(
+    ("table", "removed", "kept", "dropped", "rows_in"),
+    [
+        ("documents", {"kept": 2, "source/gap": 1}, 4, {"source/gap": 1, "source/other": 2, "takedown/removed": 3}, 10),
+        ("dedup", {"kept": 2, "source/gap": 1}, 4, {"source/gap": 1, "source/other": 2}, 7),
+        ("clean", {"kept": 1}, 5, {"source/gap": 2, "source/other": 2}, 9),
+        ("text", {"kept": 2}, 6, {"source/gap": 2, "source/other": 2}, 10),
+    ],
+)
+def test_the_books_of_a_table(table: str, removed: dict, kept: int, dropped: dict, rows_in: int) -> None:
+    counts = Counts(rows_in=10, rows_kept=6, dropped={"source/gap": 2, "source/other": 2})
+    assert counts_after(counts, table, removed) == Counts(rows_in=rows_in, rows_kept=kept, dropped=dropped)
+
+
+def test_other_versions_of_a_table_go_too(whole: Path) -> None:
+    run = Store(str(whole))
+    version = whole / "clean/v-other"
+    version.mkdir()
+    for path in (whole / "clean/v-tiny").iterdir():
+        (version / path.name).write_bytes(path.read_bytes())
+    assert take_down(whole, doc=[identifier(34).hex()]) == 0
+    assert list(version.iterdir()) == []
+    assert read_run(run).tables["clean"] != "v-tiny"
+
+
+def test_a_rerun_neither_brings_them_back_nor_loses_its_place(whole: Path) -> None:
+    run = Store(str(whole))
+    assert standing_version(run, "clean", "v-tiny") == "v-tiny"
+    refuse_rebuild(run, "documents")
+    assert take_down(whole, doc=[identifier(34).hex()]) == 0
+    assert take_down(whole, doc=[identifier(35).hex()]) == 0
+    assert standing_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
+    assert standing_version(run, "clean", "v-other") == "v-other"
+    with pytest.raises(ContractError, match="documents: promised a run without the documents that were taken down"):
+        refuse_rebuild(run, "documents")
+
+
+def test_documents_of_no_dataset_are_taken_down_too(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", until="clean")
+    assert take_down(tmp_path / "run", url=["https://b.example/it/3"]) == 0
+    certificate = certificates(tmp_path / "run")[0]
+    assert certificate.tables["documents"].rows == 1
+    assert "tokens" not in certificate.tables
+    assert take_down(tmp_path / "run", check=f"takedowns/{certificate.id}.json") == 0
+
+
+def test_near_copies_that_nobody_has_looked_for_are_not_promised(whole: Path) -> None:
+    """Without clusters a document would be taken alone, and its copies would stay unsaid."""
+    store, one = Store(str(whole)), identifier(24).hex()
+    state = read_run(store)
+    unclustered = {name: way for name, way in state.tables.items() if name in ("documents", "text", "verdicts")}
+    write_run(store, state.model_copy(update={"tables": unclustered}))
+    before = all_bytes(whole)
+    with pytest.raises(ConfigError, match=f"--near {one}: promised a document whose near copies are known, found no"):
+        take_down(whole, near=[one])
+    assert all_bytes(whole) == before
+    assert take_down(whole, doc=[one]) == 0
+
+
+def test_taking_everything_leaves_nothing_to_train_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = [row["doc_id"].hex() for row in documents_of(opened(run))]
+    assert take_down(run, doc=everything[1:]) == 0
+    assert "no document is left" not in capsys.readouterr().out
+    assert take_down(run, doc=everything[:1]) == 0
+    assert "no document is left in the dataset: there is nothing to train on" in capsys.readouterr().out
+    assert opened(run).manifest.content.counts.rows_kept == 0
+
+
+def test_a_dataset_with_no_other_table(run: Path) -> None:
+    tables = read_run(Store(str(run))).tables
+    assert sorted(tables) == ["tokenizer", "tokens"]
+    identifier_of = doc_id("web", "web.warc.gz", 1000)
+    assert take_down(run, doc=[identifier_of.hex()]) == 0

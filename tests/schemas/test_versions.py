@@ -1,0 +1,321 @@
+"""Versions by digest, and dvc.yaml."""
+
+import argparse
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs.recipe import read_recipe
+from jobs.verbs import dvc as versions
+from jobs.verbs.dvc import FIRST_LINE, damaged_files, deciding_settings, dvc_command, dvc_stages, fixed_part, run_whole
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import Table, open_table, read_run
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from schemas.versions import PinnedRun, attach, pinned_tables, run_at, standing_versions
+from tests.pipeline.inspect.test_diff import write_manifest_lineage
+from tests.support.lineage_run import edit, join_dataset, next_version
+from tests.support.report_run import make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    """The synthetic crawl with one dataset."""
+    found = make_run(tmp_path / "run")
+    join_dataset(found)
+    write_manifest_lineage(found)
+    return found
+
+
+@pytest.fixture
+def digests(run: Store) -> list[str]:
+    """Digests of two datasets of the run; it stands on the second."""
+    first = next_version(run, "tokens", lambda content: content["figures"].update(chunk_tokens=512))
+    return [first, open_table(run, "tokens")[1].digest]
+
+
+# ----------------------------------------------------------------------------------------------------------- by digest
+
+
+def test_a_digest_opens_its_dataset(run: Store, digests: list[str]) -> None:
+    assert [open_dataset(run_at(f"{run.uri}@{digest[:12]}")).digest for digest in digests] == digests
+    assert [open_dataset(run_at(f"{run.uri}@{digest}")).chunk_tokens for digest in digests] == [256, 512]
+    assert list(standing_versions(run, "tokens")) == ["v-next", "v-tiny"]
+    pinned = run_at(f"{run.uri}@{digests[0]}")
+    assert read_run(pinned).tables == dict.fromkeys(
+        ("tokens", "tokenizer", "clean", "documents", "dedup", "verdicts"), "v-tiny"
+    )
+
+
+def test_the_current_version_and_a_plain_folder_are_the_run_itself(run: Store, digests: list[str]) -> None:
+    assert not isinstance(run_at(f"{run.uri}@{digests[1][:12]}"), PinnedRun)
+    assert not isinstance(run_at(run.uri), PinnedRun)
+    assert run_at("s3://key:secret@host/bucket/run".replace("s3://", "")).uri.endswith("key:secret@host/bucket/run")
+
+
+def test_a_folder_with_an_at_sign_is_a_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run@abcdef")
+    assert run_at(run.uri).uri == run.uri
+
+
+def test_any_table_can_be_addressed(run: Store) -> None:
+    digest = open_table(run, "dedup")[1].digest
+    next_version(run, "dedup", lambda content: content["figures"].update(bait=1))
+    assert read_run(run_at(f"{run.uri}@{digest[:10]}")).tables == {"dedup": "v-tiny", "verdicts": "v-tiny"}
+
+
+def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
+    pinned = run_at(f"{run.uri}@{digests[0]}")
+    with pytest.raises(
+        ContractError, match=r"train/plan\.json: promised to an earlier version of the run, which is only"
+    ):
+        pinned.write_atomic("train/plan.json", b"{}")
+    again = pickle.loads(pickle.dumps(pinned))
+    assert (type(again), again.uri, again.tables) == (PinnedRun, run.uri, pinned.tables)
+    assert open_dataset(again).digest == digests[0]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "expected"),
+    [
+        ("12", "promised a digest behind @, 6 to 64 hex digits, found '12'"),
+        ("latest", "promised a digest behind @, 6 to 64 hex digits, found 'latest'"),
+        ("", "promised a digest behind @, 6 to 64 hex digits, found ''"),
+        ("000000", "promised a version of this digest, found none; its datasets are {0}, {1}"),
+    ],
+)
+def test_a_wrong_digest_is_refused(run: Store, digests: list[str], suffix: str, expected: str) -> None:
+    names = [table.manifest.digest[:12] for table in standing_versions(run, "tokens").values()]
+    assert sorted(names) == sorted(digest[:12] for digest in digests)
+    with pytest.raises(ConfigError, match=expected.format(*names)):
+        run_at(f"{run.uri}@{suffix}")
+
+
+def test_a_digest_that_two_versions_begin_with_is_refused(run: Store) -> None:
+    folder = Path(run.uri) / "tokens"
+    shutil.copytree(folder / "v-tiny", folder / "v-copy")
+    digest = open_table(run, "tokens")[1].digest
+    with pytest.raises(ConfigError, match="promised one version, found tokens/v-copy, tokens/v-tiny; give more digits"):
+        run_at(f"{run.uri}@{digest[:12]}")
+
+
+def test_an_altered_manifest_has_lost_its_address(run: Store, digests: list[str]) -> None:
+    edit(run, "tokens", lambda content: content["figures"].update(bait=1))
+    with pytest.raises(ConfigError, match="promised a version of this digest, found none"):
+        run_at(f"{run.uri}@{digests[0][:12]}")
+
+
+def test_tables_of_two_pieces_are_refused(run: Store) -> None:
+    next_version(run, "documents", lambda content: content["figures"].update(bait=1))
+    name = "verdicts/v-tiny/manifest.json"
+    manifest = run.read_json(name)
+    manifest["run"]["lineage"] = {"documents": "v-next", "input:x": "1:2"}
+    run.write_atomic(name, json.dumps(manifest).encode())
+    with pytest.raises(ContractError, match="promised tables of one piece, found it made from documents/v-"):
+        pinned_tables(run, "tokens", "v-tiny")
+
+
+# ----------------------------------------------------------------------------------------------------------------- DVC
+
+RECIPE = '[source]\npaths = ["crawl/*.warc.gz", "s3://bucket/more/*.warc.gz"]\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with a recipe."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_dvc(out: str = "run", *overrides: str) -> dict[str, Any]:
+    """The stages of the dvc.yaml that is written."""
+    assert dvc_command(argparse.Namespace(recipe="recipe.toml", out=out, overrides=list(overrides), stage=None)) == 0
+    found: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+    return found
+
+
+STAGES = ("documents", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens", "train")
+
+
+def test_the_stages_follow_the_steps(folder: Path) -> None:
+    stages = write_dvc("runs/one", "quality.min_words=60", "tokens.seed=2")
+    assert list(stages) == ["settings", *STAGES, "report"]
+    call = "penstock dvc recipe.toml --out runs/one --set quality.min_words=60 --set tokens.seed=2"
+    assert stages["settings"]["cmd"] == [call]
+    assert stages["settings"]["deps"] == ["recipe.toml"]
+    assert stages["clean"]["cmd"] == [f"{call} --stage clean"]
+    assert stages["train"]["cmd"] == [call.replace("dvc", "run"), "penstock train runs/one"]
+    assert stages["documents"]["deps"] == ["runs/one/dvc/documents.json", "crawl"]
+    assert stages["tokens"]["deps"] == [
+        *("runs/one/dvc/tokens.json", "crawl"),
+        *("runs/one/clean", "runs/one/tokenizer"),
+    ]
+    kept = {"cache": False, "persist": True}
+    assert stages["documents"]["outs"] == [{"runs/one/documents": kept}, {"runs/one/text": kept}]
+    assert stages["train"]["metrics"] == [{"runs/one/train/manifest.json": kept}]
+    outs = [path for stage in stages.values() for out in stage["outs"] + stage.get("metrics", []) for path in out]
+    assert len(set(outs)) == len(outs)
+    written = {"recipe.toml", "crawl", *outs}
+    assert all(dep in written for stage in stages.values() for dep in stage["deps"])
+    assert sorted(Path("runs/one/dvc").iterdir()) == sorted(Path(f"runs/one/dvc/{name}.json") for name in STAGES)
+
+
+def test_files_that_the_settings_name_are_followed(folder: Path) -> None:
+    Path("earlier").mkdir()
+    for name in ("own.ftz", "mix.toml", "law.json", "earlier/run.json"):
+        Path(name).write_text("{}")
+    stages = write_dvc(
+        *("run", "language.model=own.ftz", "tokens.mix=mix.toml", "plan.law=own", "plan.law_file=law.json"),
+        "dedup.indexes=['earlier', 's3://bucket/run']",
+    )
+    followed = {name: [dep for dep in stage["deps"] if not dep.startswith("run/")] for name, stage in stages.items()}
+    assert followed["documents"] == ["crawl", "own.ftz"]
+    assert followed["verdicts"] == ["crawl", "own.ftz"]
+    assert followed["dedup"] == followed["clean"] == ["crawl", "own.ftz", "earlier/run.json"]
+    assert followed["tokens"] == ["crawl", "own.ftz", "earlier/run.json", "mix.toml"]
+    assert followed["train"] == ["law.json"]
+
+
+def changed_by(*overrides: str) -> set[str]:
+    """The stages that other settings would call."""
+    usual, other = (deciding_settings(read_recipe("recipe.toml", given)) for given in ((), overrides))
+    assert {*usual} == {*other} == {*STAGES}
+    return {name for name in usual if usual[name] != other[name]}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("tokens.seed=1", {"tokens", "train"}),
+        ("tokenizer.vocab_size=2000", {"tokenizer", "tokens", "train"}),
+        ("train.seq_len=64", {"train"}),
+        ("audit.documents=700", {"audit"}),
+        ("quality.min_words=60", {"verdicts", "dedup", "clean", "tokenizer", "tokens", "train"}),
+        ("source.paths=['other/*.warc.gz']", {*STAGES}),
+        ("language.model=other.ftz", {*STAGES}),
+        ("spark.driver_memory=3g", set()),
+        ("dedup.partitions=7", set()),
+    ],
+)
+def test_a_setting_calls_the_stages_behind_it_and_no_others(folder: Path, override: str, expected: set[str]) -> None:
+    assert changed_by(override) == expected
+
+
+def test_stages_and_what_they_read_follow_the_recipe(folder: Path) -> None:
+    stages = write_dvc("run", "audit.documents=0", "tokens.buckets_by=fineweb_terminal_lines", "tokens.bucket_cuts=[9]")
+    assert "audit" not in stages
+    assert not Path("run/dvc/audit.json").exists()
+    assert {"run/documents", "run/verdicts"} <= {*stages["tokens"]["deps"]}
+
+
+# -------------------------------------------------------------------------------------------------- damaged versions
+
+
+def damage(table: Table) -> Path:
+    """Turn over a bit of a table's first file."""
+    path = Path(table.folder.path(table.manifest.paths_of()[0]))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+class Runs:
+    """What a stage calls to run a recipe; it counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.steps: list[str] = []
+        monkeypatch.setattr(versions, "run_recipe", self._run)
+
+    def _run(self, recipe_path: str, out: str, overrides: list[str], until: str) -> None:
+        self.steps.append(until)
+
+
+def test_a_whole_version_is_left_as_it_is(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, before = Runs(monkeypatch), sorted(run.walk())
+    dvc_command(argparse.Namespace(recipe="recipe.toml", out=run.uri, overrides=[], stage="tokens"))
+    assert (runs.steps, sorted(run.walk())) == (["tokens"], before)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_damaged_version_no_longer_stands_and_is_made_again(
+    run: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], removed: bool
+) -> None:
+    runs = Runs(monkeypatch)
+    table, other = Table(*open_table(run, "tokens")), Table(*open_table(run, "tokenizer"))
+    path = damage(table)
+    if removed:
+        path.unlink()
+    assert damaged_files(table) == [str(path)]
+    run_whole("recipe.toml", run.uri, [], "tokens")
+    assert runs.steps == ["tokens", "tokens"]
+    assert f"{path}: not what its manifest promised; tokens are made again" in capsys.readouterr().err
+    assert not table.folder.exists("manifest.json")
+    assert not any(table.folder.exists(name) for name in table.manifest.paths_of())
+    assert damaged_files(other) == []
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_damaged_version_that_cannot_be_made_again_stays(
+    run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+) -> None:
+    runs, holder = Runs(monkeypatch), run
+    if foreign:
+        holder = Store(str(tmp_path / "other"))
+        attach(holder, run)
+    else:
+        run.write_atomic("takedowns/1.json", b"{}")
+    damage(Table(*open_table(run, "tokens")))
+    why = "it belongs to another run" if foreign else "documents were taken down since"
+    with pytest.raises(ContractError, match=rf"promised what its manifest says, found another content, .*{why}"):
+        run_whole("recipe.toml", holder.uri, [], "tokens")
+    assert runs.steps == ["tokens"]
+    assert open_table(run, "tokens")[1].content.table == "tokens"
+
+
+# ------------------------------------------------------------------------------------------------------ words and files
+
+
+def test_a_setting_with_spaces_quotes_and_braces_stays_one_word(folder: Path) -> None:
+    found = dvc_stages("recipe.toml", "run", ["source.name=a", "tokens.seed=1"])[0].commands[0]
+    assert found[-4:] == ("--set", "source.name=a", "--set", "tokens.seed=1")
+    stages = write_dvc("run", "language.languages=['en', 'de']")
+    assert "--set 'language.languages=['" in stages["clean"]["cmd"][0]
+
+
+def test_only_a_file_of_its_own_is_replaced(folder: Path) -> None:
+    write_dvc()
+    assert Path("dvc.yaml").read_text().startswith(FIRST_LINE)
+    write_dvc("other")
+    assert "other/clean" in Path("dvc.yaml").read_text()
+    Path("dvc.yaml").write_text("stages: {}\n")
+    with pytest.raises(ConfigError, match=r"dvc\.yaml: promised a file that `penstock dvc` wrote, found another one"):
+        write_dvc()
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/run", "/elsewhere/run", "../run", "."])
+def test_a_run_that_dvc_cannot_look_after_is_refused(folder: Path, out: str) -> None:
+    with pytest.raises(ConfigError, match=r"dvc --out: promised a run folder below .*, found "):
+        write_dvc(out)
+    assert not Path("dvc.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("crawl/*.warc.gz", "crawl"),
+        ("crawl/2024/**/a.warc", "crawl/2024"),
+        ("a.jsonl", "a.jsonl"),
+        ("*.jsonl", "."),
+        ("/data/x[12]/a", "/data"),
+        ("/*", "/"),
+    ],
+)
+def test_the_fixed_part_of_a_pattern(pattern: str, expected: str) -> None:
+    assert fixed_part(pattern) == expected

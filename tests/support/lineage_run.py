@@ -1,0 +1,94 @@
+"""A run folder whose whole lineage is known by hand: the synthetic crawl, a plan, a rewind, checkpoints and an end.
+
+Nothing of it is computed: manifests are written as a run writes them, and `train/` as the trainer does.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from schemas.ids import canonical_json, digest_of
+from schemas.manifest import RunFile, open_table, read_run, write_run
+from schemas.storage import Store
+from tests.support.report_run import make_run
+
+SKIPPED = [96, 97]
+SETTINGS = {"train.seed": 1}
+REWIND = {"kind": "rewound", "step": 8, "at": "2026-01-02T03:04:05.678+00:00", "to_step": 6, "samples": SKIPPED}
+
+
+def lineage_run(folder: Path) -> Store:
+    """The synthetic crawl and 12 steps on it, checkpoints every 2, rewound from step 8 to 6 without two samples."""
+    run = make_run(folder)
+    join_dataset(run)
+    dataset = open_table(run, "tokens")[1]
+    plan = {
+        "dataset": dataset.digest,
+        "tokenizer": dataset.content.figures["tokenizer"]["sha256"],
+        "order": "0" * 64,
+        "num_params": 1000,
+        "stages": [{"first_step": 0, "num_steps": 12, "seq_len": 16, "global_batch": 4}],
+        "figures": [],
+        "settings": {"train": {"skip_file": "skips.txt"}},
+    }
+    run.write_atomic("train/plan.json", canonical_json(plan))
+    run.write_atomic("train/skips.txt", b"".join(b"%d  # spike at step 8\n" % index for index in SKIPPED))
+    lines = [
+        {"kind": "rewound", "step": 3, "at": "2026-01-01", "to_step": 1, "samples": [5]},
+        {"kind": "begun", "step": 0, "at": "2026-01-02", "layout": {}},
+        REWIND,
+    ]
+    run.write_atomic("train/events.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    for step in range(2, 13, 2):
+        add_checkpoint(run, step, plan, SKIPPED if step > 6 else [])
+    end = {"steps": 12, "loss": 4.0, "heldout_loss": None, "checkpoint": "train/checkpoints/step-000012"}
+    end |= {"dataset": dataset.digest, "plan": digest_of(SETTINGS)}
+    run.write_atomic("train/manifest.json", canonical_json(end))
+    return run
+
+
+def join_dataset(run: Store) -> None:
+    """Let the tiny dataset and its tokenizer say what they were made from."""
+    clean = open_table(run, "clean")[1].digest
+    edit(run, "tokenizer", lambda content: content.update(inputs=[{"name": "clean", "bytes": 1, "sha256": clean}]))
+    tokenizer = open_table(run, "tokenizer")[1].digest
+    pairs = {"clean": clean, "tokenizer": tokenizer}
+    inputs = [{"name": name, "bytes": 1, "sha256": digest} for name, digest in pairs.items()]
+    edit(run, "tokens", lambda content: content.update(inputs=inputs))
+
+
+def edit(run: Store, table: str, change: Any, version: str = "v-tiny") -> None:
+    """Change the content of a table's manifest in place, as nothing but a test or a vandal does."""
+    name = f"{table}/{version}/manifest.json"
+    manifest = run.read_json(name)
+    change(manifest["content"])
+    run.write_atomic(name, canonical_json(manifest))
+
+
+def add_checkpoint(run: Store, step: int, plan: dict[str, Any], skipped: list[int]) -> None:
+    """A checkpoint of one small file."""
+    place = f"train/checkpoints/step-{step:06d}"
+    run.write_atomic(f"{place}/state.bin", b"%d" % step)
+    identity = {
+        "dataset": plan["dataset"],
+        "order": plan["order"],
+        "tokenizer": "",
+        "settings": SETTINGS,
+        "code_version": "0.1.0",
+    }
+    identity |= {"skip_list": digest_of(skipped), "skip_length": len(skipped)}
+    files = {"state.bin": {"size": run.size(f"{place}/state.bin"), "sha256": run.sha256(f"{place}/state.bin")}}
+    layout = {"ranks": 2, "device": "cpu", "axes": {"shard": 2}, "settings": {}, "threads": 1}
+    note = {"step": step, "identity": identity, "layout": layout, "files": files}
+    run.write_atomic(f"{place}/checkpoint.json", canonical_json(note))
+
+
+def next_version(run: Store, table: str, change: Any) -> str:
+    """A second version of a table, `v-next`, with changed content, on which the run stands from now on."""
+    folder, manifest = open_table(run, table)
+    for name in folder.walk():
+        run.write_atomic(f"{table}/v-next/{name}", folder.read_bytes(name))
+    edit(run, table, change, "v-next")
+    state = read_run(run)
+    write_run(run, RunFile(tables=state.tables | {table: "v-next"}, recipe=state.recipe))
+    return manifest.digest

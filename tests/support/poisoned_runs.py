@@ -1,0 +1,62 @@
+"""Runs over a tiny dataset in which one document is poison: its words are rare tokens that no other document has.
+
+Its few passages lie late in each pass over the data, so that windows are full when they come; the model is small, and
+its gradient sees them before its loss does.
+"""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from schemas.ids import doc_id
+from schemas.tokens import Dataset, TokenizerContract
+from tests.support import tiny_dataset, tiny_runs
+
+POISON = doc_id("web", "web.warc.gz", 2000)
+"""The document: 31 words and the separators, in steps 16 and 30 of the run, and the token before in step 29."""
+SOURCES = {"web": 24, "books": 8}
+STEPS = 36
+WATCHING = {"grad_sigmas": 5.0, "spike_window": 8}
+RECIPE: dict[str, dict[str, Any]] = {
+    "train": {"steps": STEPS, "eval_every": 0, "eval_sequences": None},
+    "optim": {"learning_rate": 1e-2, "warmup_steps": 5},
+    "checkpoint": {"every": 5, "keep": 99},
+}
+PLAIN = tiny_dataset._documents
+
+
+def _documents(source: str, number: int, contract: TokenizerContract, seed: int) -> Iterator[dict[str, Any]]:
+    first, bos, eos = (contract.reserved[name] for name in ("sentinel_0", "bos", "eos"))
+    for row in PLAIN(source, number, contract, seed):
+        if row["doc_id"] == POISON:
+            words = [first + 7 * place * place % 100 for place in range(row["num_tokens"] - 2)]
+            row = row | {"tokens": [bos, *words, eos]}
+        yield row
+
+
+@cache
+def _dataset(poisoned: bool) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="poisoned-runs-"))
+    with mock.patch("tests.support.tiny_dataset._documents", _documents if poisoned else PLAIN):
+        tiny_dataset.make_tiny_dataset(folder / "run", SOURCES)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / "run"
+
+
+def make_run(folder: Path, guard: Mapping[str, Any] | None = None, poisoned: bool = True, **changes: Any) -> Path:
+    """A run folder in which nothing has been trained, with these settings of the guard and changes by section."""
+    sections = {name: dict(section) for name, section in RECIPE.items()}
+    for name, section in {"guard": guard or {}, **changes}.items():
+        sections[name] = sections.get(name, {}) | dict(section)
+    with mock.patch("tests.support.tiny_runs._dataset", return_value=_dataset(poisoned)):
+        return tiny_runs.make_run(folder, sections)
+
+
+def sentinel_0(dataset: Dataset) -> int:
+    """The first of the hundred tokens that the poison is made of."""
+    return dataset.tokenizer.reserved["sentinel_0"]

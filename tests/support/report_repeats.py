@@ -1,0 +1,45 @@
+"""The step `repeats` of the synthetic run, made without Spark; shared by the tests of the report and of show."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from pipeline.engine.parquet import PartWriter
+from pipeline.report.facts import collect
+from schemas.manifest import RunFile, make_manifest, part_key, read_run, write_manifest, write_run
+from schemas.storage import Store
+from schemas.tables import TABLES
+from tests.support.report_run import SCRIPT
+
+
+def add_repeats(run: Store) -> None:
+    """The step `repeats` over the 20 copies that were kept: it cuts 3 of them, and 2 do not pass what is asked."""
+    folder, files, paths = run.child("repeats/v-tiny"), [], {}
+    counts = {"rows_in": 37, "rows_kept": 18, "dropped": dict.fromkeys(["repeats/repeated_share"], 0)}
+    counts["dropped"] |= {"repeats/dropped_before": 17, "repeats/nothing_left": 1, "quality/gopher_short_doc": 1}
+    dropped = iter([("repeats", "nothing_left"), ("quality", "gopher_short_doc")])
+    for part in range(2):
+        writer = PartWriter(folder, part_key(part), TABLES["repeats"])
+        for row in pq.read_table(*(Path(run.uri) / "dedup/v-tiny").glob(f"{part_key(part)}-*.parquet")).to_pylist():
+            stage, rule = ("repeats", "dropped_before") if row["drop_stage"] else next(dropped, (None, None))
+            cuts = None if rule == "dropped_before" else [{"start": 3, "end": 9, "reason": "line"}]
+            row = {"doc_id": row["doc_id"], "drop_stage": stage, "drop_rule": rule, "cuts": cuts}
+            writer.add(row | ({} if stage == "repeats" else {"body_chars": 894, "gopher_num_words": 8.0}))
+        entry = writer.close()
+        paths[entry["key"]] = entry.pop("path")
+        files.append(entry)
+    figures = {
+        "kept_chars": 15_555,
+        "dropped_chars": {"repeats/dropped_before": 9900, "repeats/nothing_left": 900, "quality/gopher_short_doc": 900},
+        "cut_chars": {"line": 500, SCRIPT: 150},
+        "cut_spans": {"line": 12, SCRIPT: 2},
+        "cut_documents": {"line": 4, SCRIPT: 1, "any": 5},
+    }
+    digests = {name: table.digest for name, table in collect(run).tables.items()}
+    inputs = [{"name": name, "bytes": 1, "sha256": digests[name]} for name in ("documents", "text", "dedup")]
+    content = {"table": "repeats", "stages": {"repeats": 1}, "config": {}, "inputs": inputs, "files": files}
+    how = {"paths": paths, "started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "cpu_seconds": 0.5}
+    how |= {"code_version": "0.1.0"}
+    write_manifest(folder, make_manifest(content | {"counts": counts, "figures": figures}, how, "repeats"))
+    state = read_run(run)
+    write_run(run, RunFile(tables=state.tables | {"repeats": "v-tiny"}, recipe=state.recipe))

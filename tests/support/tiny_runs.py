@@ -1,0 +1,219 @@
+"""Training runs over the tiny dataset, on ranks of the shared pool, and what they left; for the tests of the loop.
+
+`train(folder, 2, "layout.data=zero1")` trains a run folder on two ranks. What happens to the ranks meanwhile is told by
+a `Disturbance`: a context manager named by module, which the ranks enter.
+"""
+
+import atexit
+import contextlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from schemas.manifest import read_run, write_run
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support.rank_pool import shared_pool
+from tests.support.tiny_dataset import make_tiny_dataset
+from train.checkpoint.folder import standing_notes
+from train.checkpoint.metadata import Note
+from train.checkpoint.state import read_state, stored_shapes
+from train.data.batches import Batches
+from train.monitor.events import Event, read_events
+from train.monitor.metrics import StepMetrics, read_metrics
+from train.plan.plan import read_plan, standing_order
+from train.pretrain import loop as pretrain
+from train.pretrain.step import Learner
+
+# A batch of 5 and a feed-forward width of 74 divide by hardly anything, so splits are uneven. The warm-up is half the
+# run because Adam's first updates have full size wherever the gradient is beyond rounding. Seen: one element in 83,280
+# had a gradient of -4e-11 in one split and -3e-9 in another; at a first rate of 5e-4 it moved the loss by 1e-6.
+RECIPE: dict[str, dict[str, Any]] = {
+    "plan": {"num_layers": 2, "d_model": 48, "num_heads": 4, "num_kv_heads": 2, "d_ffw": 74, "tie_embeddings": False},
+    "train": {"seq_len": 32, "global_batch": 5, "steps": 20, "eval_every": 7, "eval_sequences": 5},
+    "optim": {"learning_rate": 1e-3, "warmup_steps": 10},
+    "checkpoint": {"every": 5},
+}
+TIMES = ("tokens_per_second", "step_seconds", "data_seconds", "checkpoint_stall")
+"""Metrics that are no two times the same."""
+Disturbance = tuple[Callable[..., AbstractContextManager[Any]], tuple[Any, ...]]
+"""A context manager to enter on every rank, called with these arguments."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank told of a run."""
+
+    code: int | None
+    """Its exit code; None = it raised."""
+    out: str
+    """What it printed."""
+    err: str
+    """What it printed as errors."""
+    error: str
+    """Kind and text of what it raised."""
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+@cache
+def _dataset() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tiny-runs-"))
+    make_tiny_dataset(folder / "run")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder / "run"
+
+
+def make_run(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A run folder in which nothing has been trained; `changes` go into the sections of RECIPE, None takes out."""
+    shutil.copytree(_dataset(), folder)
+    recipe = {name: dict(section) for name, section in RECIPE.items()}
+    for name, section in (changes or {}).items():
+        recipe[name] = {k: v for k, v in (recipe.get(name, {}) | dict(section)).items() if v is not None}
+    run = Store(str(folder))
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe}))
+    return folder
+
+
+def train_on(ranks: Any, folder: str, overrides: Sequence[str], disturbances: Sequence[Disturbance]) -> Told:
+    """One rank's part of a run; a thread a rank, whatever the machine has."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stack.enter_context(mock.patch("train.pretrain.setup.default_threads", return_value=1))
+        for disturb, arguments in disturbances:
+            stack.enter_context(disturb(*arguments))
+        code, error = None, ""
+        try:
+            code = pretrain.train(Store(folder), list(overrides), ranks)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    return Told(code, out.getvalue(), err.getvalue(), error)
+
+
+def train(folder: Path, ranks: int, *overrides: str, during: Sequence[Disturbance] = ()) -> list[Told]:
+    """Train a run folder on ranks of the pool; returns what each told."""
+    return shared_pool().play(ranks, train_on, str(folder), overrides, list(during))
+
+
+def trained(folder: Path, ranks: int, *overrides: str, during: Sequence[Disturbance] = ()) -> Path:
+    """`train` to the end; returns the folder."""
+    told = train(folder, ranks, *overrides, during=during)
+    if wrong := [one for one in told if one.code != 0]:
+        raise AssertionError("\n".join(f"code {one.code}: {one.error}\n{one.err}" for one in wrong))
+    return folder
+
+
+@contextlib.contextmanager
+def signalled(step: int, number: int, rank: int) -> Iterator[None]:
+    """One rank is sent a signal while step `step` is being computed."""
+    compute = Learner.compute
+
+    def computing(self: Learner, at: int, *arguments: Any) -> Any:
+        found = compute(self, at, *arguments)
+        if at == step and torch.distributed.get_rank() == rank:
+            os.kill(os.getpid(), number)
+        return found
+
+    with mock.patch.object(Learner, "compute", computing):
+        yield
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """A copy of a run folder."""
+    shutil.copytree(folder, to)
+    return to
+
+
+def cut_back(folder: Path, step: int) -> Path:
+    """Take a run folder back to its checkpoint of `step`, as if the run had been killed just behind it."""
+    for note in notes(folder):
+        if note.step > step:
+            shutil.rmtree(folder / note.name)
+    (folder / "train/manifest.json").unlink(missing_ok=True)
+    path = folder / "train/metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    # One line more and half a line: what a kill leaves behind.
+    path.write_bytes(b"".join([line for line in lines if json.loads(line)["step"] <= step + 1]) + lines[-1][:20])
+    assert notes(folder)[-1].step == step
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------- what they left
+
+
+def opened(folder: Path) -> Batches:
+    """The batches of a run whose plan stands."""
+    run = Store(str(folder))
+    plan, dataset = read_plan(run), open_dataset(run)
+    return Batches(dataset, plan.settings.train, standing_order(run, dataset, plan))
+
+
+def metrics(folder: Path) -> list[StepMetrics]:
+    """Every step of a run."""
+    return read_metrics(Store(str(folder)))
+
+
+def notes(folder: Path) -> list[Note]:
+    """Every checkpoint of a run, oldest first."""
+    return standing_notes(Store(str(folder)))
+
+
+def events(folder: Path, kind: str) -> list[Any]:
+    """The events of a kind."""
+    found: list[Event] = read_events(Store(str(folder)))
+    return [event for event in found if event.kind == kind]
+
+
+def computed(folder: Path) -> list[dict[str, Any]]:
+    """What the steps of a run computed, without their times."""
+    return [record.model_dump(exclude={*TIMES}) for record in metrics(folder)]
+
+
+def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    """The whole state of a checkpoint: weights, states of the optimiser, what compression remembers."""
+    run, note = Store(str(folder)), next(note for note in notes(folder) if note.step == step)
+    state = {name: torch.empty(shape) for name, shape in stored_shapes(run, note).items()}
+    read_state(run, note, state)
+    return state
+
+
+def assert_same_bits(folder: Path, other: Path) -> None:
+    """Two runs computed the same and end in the same state, bit for bit."""
+    assert computed(folder) == computed(other)
+    last, other_last = notes(folder)[-1], notes(other)[-1]
+    assert (last.step, last.progress) == (other_last.step, other_last.progress)
+    state, other_state = state_at(folder, last.step), state_at(other, last.step)
+    assert state.keys() == other_state.keys()
+    assert [name for name in state if not torch.equal(state[name], other_state[name])] == []
+
+
+def deviations(folder: Path, other: Path, steps: int | None = None) -> tuple[float, float]:
+    """Largest relative deviation of loss (held-out loss included) and of gradient norm over the first steps."""
+    pairs = list(zip(metrics(folder)[:steps], metrics(other)[:steps], strict=True))
+    assert [(a.step, a.tokens, a.learning_rate) for a, _ in pairs] == [
+        (b.step, b.tokens, b.learning_rate) for _, b in pairs
+    ]
+    losses = [abs(a.loss / b.loss - 1) for a, b in pairs]
+    losses += [abs(a.heldout_loss / b.heldout_loss - 1) for a, b in pairs if a.heldout_loss is not None]
+    return max(losses), max(abs(a.grad_norm / b.grad_norm - 1) for a, b in pairs)
+
+
+def assert_equal_up_to_rounding(folder: Path, other: Path) -> None:
+    """Loss within 1e-6 and gradient norm within 1e-5 at every step."""
+    loss, norm = deviations(folder, other)
+    assert loss <= 1e-6
+    assert norm <= 1e-5

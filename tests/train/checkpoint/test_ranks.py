@@ -1,0 +1,369 @@
+"""Checkpoints of several ranks: every layout written, and read in every other bit for bit; failures that all hear of.
+
+Worlds of 1, 2 and 4 ranks follow one another in the processes of the shared pool.
+"""
+
+import resource
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from schemas.errors import ContractError, PenstockError
+from schemas.storage import Store
+from tests.support.rank_pool import shared_pool
+from tests.train.checkpoint.test_state import note
+from train.checkpoint import save as saving
+from train.checkpoint.folder import standing_notes
+from train.checkpoint.save import HostCopies, Outcome, SaveFailed, Saver, write_checkpoint
+from train.checkpoint.state import State, read_state
+from train.config.checkpoint import CheckpointConfig
+from train.parallel.ranks import FirstRankFailed, Ranks
+
+pytestmark = pytest.mark.dist
+
+NUM_LAYERS = 4
+
+
+class Parts(nn.Module):
+    """Named parts of a model, as a module that can be sharded; torch 2.11 refuses to shard a ModuleDict."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def build() -> Parts:
+    """Layers whose sizes 4 ranks do not divide: some shards are smaller than others, some are empty."""
+    layers = [Parts({"up": nn.Linear(6, 10), "down": nn.Linear(10, 6, bias=False)}) for _ in range(NUM_LAYERS)]
+    blocks = nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})
+    return Parts({"embedding": nn.Embedding(7, 6), "blocks": blocks, "norm": nn.LayerNorm(3, bias=False)})
+
+
+def with_moments(model: nn.Module) -> State:
+    """The state of a model and of an optimiser over it, its values those of no checkpoint."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "step": torch.zeros(())}
+        parameter.data.zero_()
+    state = {f"model.{name}": parameter.data for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        moments = optimizer.state[parameter].items()
+        state |= {f"{key}.{name}": value for key, value in moments if isinstance(value, torch.Tensor)}
+    return state
+
+
+def whole() -> State:
+    """The values that every checkpoint here holds, as plain tensors."""
+    random = torch.Generator().manual_seed(5)
+    return {name: torch.randn(value.shape, generator=random) for name, value in with_moments(build()).items()}
+
+
+def plain() -> State:
+    return with_moments(build())
+
+
+def sharded(dim: int = 0) -> State:
+    """Over all ranks by one dim; what has no such dim is replicated as a DTensor, and steps stay plain."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {
+        name: value
+        if name.startswith("step.")
+        else distribute_tensor(value, mesh, [Shard(dim) if value.ndim > dim else Replicate()])
+        for name, value in plain().items()
+    }
+
+
+def fsdp() -> State:
+    model = build()
+    return with_moments(fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),))))
+
+
+def hsdp() -> State:
+    return with_moments(fully_shard(build(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))))
+
+
+def tensor_and_fsdp() -> State:
+    """Tensor parallel by 2, then FSDP by 2 of the same dims: strided shards."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+    model = build()
+    plans = {f"blocks.{n}.{name}": style() for n in range(NUM_LAYERS) for name, style in STYLES.items()}
+    parallelize_module(model, mesh["tensor"], plans | {"embedding": RowwiseParallel()})
+    for layer in model.blocks.values():
+        fully_shard(layer, mesh=mesh["shard"])
+    state = with_moments(fully_shard(model, mesh=mesh["shard"]))
+    kinds = {type(p).__name__ for value in state.values() if isinstance(value, DTensor) for p in value.placements}
+    if "_StridedShard" not in kinds:
+        raise AssertionError(f"no strided shard in {kinds}")
+    return state
+
+
+STYLES = {"up": ColwiseParallel, "down": RowwiseParallel}
+
+
+def pipeline() -> State:
+    """Each rank has the names of its own layers, plain; the ends of the model are on the first and the last."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = {"embedding": 0, "norm": world_size - 1}
+    mine |= {f"blocks.{n}": n * world_size // NUM_LAYERS for n in range(NUM_LAYERS)}
+    return {
+        name: value
+        for name, value in plain().items()
+        if any(f".{part}." in f".{name}" and stage == rank for part, stage in mine.items())
+    }
+
+
+def pipeline_of_fsdp() -> State:
+    """Two stages of two ranks each, which share out the layers of their stage."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "shard"))
+    stage = mesh.get_local_rank("pipeline")
+    model = build()
+    for number in range(NUM_LAYERS):
+        if number % 2 != stage:
+            del model.blocks[str(number)]
+    delattr(model, "norm" if stage == 0 else "embedding")
+    return with_moments(fully_shard(model, mesh=mesh["shard"]))
+
+
+LAYOUTS: dict[str, tuple[int, Callable[[], State]]] = {
+    "1 plain": (1, plain),
+    "1 fsdp": (1, fsdp),
+    "2 plain": (2, plain),
+    "2 fsdp": (2, fsdp),
+    "2 columns": (2, partial(sharded, 1)),
+    "2 pipeline": (2, pipeline),
+    "4 plain": (4, plain),
+    "4 fsdp": (4, fsdp),
+    "4 hsdp": (4, hsdp),
+    "4 tensor x fsdp": (4, tensor_and_fsdp),
+    "4 pipeline": (4, pipeline),
+    "4 pipeline x fsdp": (4, pipeline_of_fsdp),
+}
+
+
+# ------------------------------------------------------------------------------------------- what the processes play
+
+
+def full(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+STEP_OF = {name: step for step, name in enumerate(LAYOUTS, start=1)}
+
+
+def play_write(ranks: Ranks, folder: str, name: str) -> None:
+    """Write in a layout. The first writes the values; the others read what it wrote, and write it again."""
+    run, state = Store(folder), LAYOUTS[name][1]()
+    if name == "1 plain":
+        state = whole()
+    else:
+        read_state(run, standing_notes(run)[0], state, ranks)
+    write_checkpoint(run, note(STEP_OF[name]), state, ranks)
+
+
+def play_read(ranks: Ranks, folder: str, name: str) -> dict[str, bool]:
+    """Read in a layout what each has written; whether every tensor is equal bit for bit."""
+    run, values, found = Store(folder), whole(), {}
+    for written in standing_notes(run):
+        state = LAYOUTS[name][1]()
+        read_state(run, written, state, ranks)
+        equal = torch.tensor(int(all(torch.equal(full(value), values[key]) for key, value in state.items())))
+        dist.all_reduce(equal, dist.ReduceOp.MIN)
+        names = [None] * ranks.world_size
+        dist.all_gather_object(names, sorted(state))
+        complete = {key for part in names for key in part} == {*values}
+        found[f"{list(LAYOUTS)[written.step - 1]} -> {name}"] = bool(equal) and complete
+    return found
+
+
+def until_known(saver: Saver) -> tuple[list[Outcome], int]:
+    """Poll until something is known; also how often nothing was."""
+    for number in range(1000):
+        if known := saver.poll():
+            return known, number
+        time.sleep(0.01)
+    return [], 1000
+
+
+def error_of(call: Callable[[], object]) -> list[str]:
+    """Kind and text of the error of a call."""
+    try:
+        call()
+    except PenstockError as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def told(known: list[Outcome]) -> list[Any]:
+    return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.note.step] for o in known]
+
+
+def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Two ranks that save in the background, of which the second is slow, then broken, then well again."""
+    run, found = Store(str(folder)), {}
+    saver = Saver(run, CheckpointConfig(keep=2), ranks)
+    state = with_moments(fully_shard(build(), mesh=init_device_mesh("cpu", (2,)))) | {"model.more": torch.randn(5000)}
+    write = saving.write_checkpoint
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.4 * ranks.rank)
+        return write(*given)
+
+    saving.write_checkpoint = slow
+    found["begun"] = told(saver.save(note(1), state))
+    found["slow"], found["asked in vain"] = (lambda known, number: [told(known), number])(*until_known(saver))
+    saving.write_checkpoint = write
+    found["copies"] = len(saver._copies.values)
+    saver.save(note(2), state)
+    found["taken again"] = sorted(saver._copies.values)
+    until_known(saver)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if ranks.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
+    saver.save(note(3), state)
+    found["full on rank 1"] = told(until_known(saver)[0])
+    found["left"] = sorted(path.name for path in (folder / "train/checkpoints").iterdir())
+    found["finish"] = error_of(saver.finish)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    buffer = HostCopies._buffer
+    if ranks.rank == 1:
+        HostCopies._buffer = lambda self, name, value: (_ for _ in ()).throw(MemoryError("no memory for copies"))
+    saver.save(note(4), state)
+    HostCopies._buffer = buffer
+    found["no memory on rank 1"] = told(until_known(saver)[0])
+    found["well again"] = told([*saver.save(note(5), state), *saver.finish()])
+    found["failures"] = saver.failures
+    saver.close()
+    found["standing"] = [standing.step for standing in standing_notes(run)]
+    dist.barrier()
+
+    newest = standing_notes(run)[-1]
+    found["sizes"] = {name: file.size for name, file in newest.files.items()}
+    if ranks.rank == 0:
+        path = folder / newest.name / "__1_0.distcp"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+    dist.barrier()
+    found["changed byte"] = error_of(lambda: read_state(run, newest, state, ranks))
+    return found
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a run with a checkpoint of every layout."""
+    folder = str(tmp_path_factory.mktemp("layouts"))
+    for name, (world_size, _) in LAYOUTS.items():
+        shared_pool().play(world_size, play_write, folder, name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def savers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks has found of the savers."""
+    return shared_pool().play(2, play_savers, tmp_path_factory.mktemp("savers"))
+
+
+# ------------------------------------------------------------------------------------------------------------ the tests
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_reads_what_every_layout_wrote(layouts: str, layout: str) -> None:
+    for found in shared_pool().play(LAYOUTS[layout][0], play_read, layouts, layout):
+        assert found == dict.fromkeys((f"{written} -> {layout}" for written in LAYOUTS), True)
+
+
+@pytest.mark.parametrize("layout", ["1 plain", "2 plain", "4 plain", "4 hsdp", "4 fsdp", "4 tensor x fsdp"])
+def test_every_tensor_is_written_once(layouts: str, layout: str) -> None:
+    run = Store(layouts)
+    written = standing_notes(run)[list(LAYOUTS).index(layout)]
+    metadata = FileSystemReader(run.path(written.name)).read_metadata()
+    volumes = {
+        name: sum(chunk.sizes.numel() for chunk in tensor.chunks)
+        for name, tensor in metadata.state_dict_metadata.items()
+    }
+    assert volumes == {name: value.numel() for name, value in whole().items()}
+    places = {(place.relative_path, place.offset) for place in metadata.storage_data.values()}
+    assert len(places) == len(metadata.storage_data)
+    states = {name for name in written.files if name != ".metadata"}
+    assert states == {f"__{rank}_0.distcp" for rank in range(int(layout[0]))}
+
+
+def test_ranks_hear_of_a_save_together(savers: list[dict[str, Any]]) -> None:
+    first, second = savers
+    for found in savers:
+        assert found["begun"] == []
+        assert found["slow"] == [["saved", 1]]
+    assert first["asked in vain"] == second["asked in vain"] > 5
+
+
+def test_what_another_rank_writes_is_copied_once(savers: list[dict[str, Any]]) -> None:
+    first, second = savers
+    assert first["copies"] == second["copies"] == len(whole()) + 1
+    steps = {name for name in whole() if name.startswith("step.")} | {"model.more"}
+    shared = [steps & {*found["taken again"]} for found in savers]
+    assert shared[0] | shared[1] == steps
+    assert not shared[0] & shared[1]
+
+
+def test_the_failure_of_one_rank_is_everyones(savers: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(savers):
+        ((kind, step, reason),) = found["full on rank 1"]
+        assert (kind, step) == ("failed", 3)
+        assert "step-000003: promised a checkpoint, found [Errno 27] File too large; make room" in reason
+        assert found["left"] == ["step-000001", "step-000002"]
+        assert found["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
+        ((kind, step, reason),) = found["no memory on rank 1"]
+        assert (kind, step) == ("failed", 4)
+        assert "promised a checkpoint, found no memory for copies" in reason
+        assert found["well again"] == [["saved", 5]]
+        assert found["failures"] == 2
+        assert found["standing"] == [2, 5]
+
+
+def test_a_changed_byte_stops_every_rank(savers: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(savers):
+        kind, text = found["changed byte"]
+        assert kind == ("ContractError", "FirstRankFailed")[rank]
+        assert "\n  __1_0.distcp: promised SHA-256 " in text
+        assert sorted(found["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+# ---------------------------------------------------------------------------------------- asked for without waiting
+
+
+def poll_in_turn(ranks: Ranks, folder: str) -> tuple[float, float]:
+    """When the first poll of a save began on this rank and when it ended; the second rank comes late to it."""
+    saver = Saver(Store(folder), CheckpointConfig(mode="async"), ranks)
+    state: State = {"model.weight": torch.ones(4)}
+    saver.save(note(1), state)
+    if ranks.rank == 1:
+        time.sleep(0.5)
+    began = time.monotonic()
+    first = saver.poll()
+    ended = time.monotonic()
+    known, _ = until_known(saver)
+    saver.close()
+    return (began, ended) if not first and told(known) else (0.0, 0.0)
+
+
+def test_a_poll_waits_for_no_rank(tmp_path: Path) -> None:
+    (_, ended), (began, _) = shared_pool().play(2, poll_in_turn, str(tmp_path))
+    assert 0 < ended < began

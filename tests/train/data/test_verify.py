@@ -1,0 +1,313 @@
+"""Tests of the check before training: one changed bit is refused, a file that merely moved is not."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.verbs.verify import add_verify_arguments, verify_command
+from schemas.errors import ContractError
+from schemas.ids import canonical_json
+from schemas.manifest import RunFile, read_run, write_run
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
+from train.checkpoint.folder import identify
+from train.checkpoint.metadata import Layout, Note, check_identity
+from train.config.settings import load_settings
+from train.data import verify
+from train.data.stages import NO_SKIPS
+from train.data.verify import VERIFIED_NAME, file_digest, verify_dataset
+from train.monitor import progress as long_work
+from train.monitor.progress import LongWork, work_line
+from train.plan.make_plan import make_plan
+from train.plan.plan import read_plan, write_plan
+
+TABLE = "tokens/v-tiny"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    return make_tiny_dataset(tmp_path, {"web": 20})
+
+
+def settle(run: Store) -> None:
+    """Set every file's modification time to an hour ago, as if the dataset had been written then."""
+    for name in run.walk():
+        if name != VERIFIED_NAME:
+            when = os.stat(run.path(name)).st_mtime - 3600
+            os.utime(run.path(name), (when, when))
+
+
+def test_every_file_is_read_once_while_it_stays_the_same(run: Store) -> None:
+    settle(run)
+    dataset = open_dataset(run)
+    files = len(dataset.manifest.content.files) + 1
+    assert [verify_dataset(run, dataset) for _ in range(2)] == [files, 0]
+    path = run.path(f"{TABLE}/{dataset.streams['web/train'][0].path}")
+    os.utime(path, (1, 1))
+    assert [verify_dataset(run, dataset) for _ in range(2)] == [1, 0]
+
+
+def test_a_file_that_was_just_written_is_read_again(run: Store) -> None:
+    dataset = open_dataset(run)
+    files = len(dataset.manifest.content.files) + 1
+    assert [verify_dataset(run, dataset) for _ in range(2)] == [files, files]
+
+
+@pytest.mark.parametrize("kind", ["path", "docs_path"])
+def test_one_flipped_bit_is_refused_with_both_digests(run: Store, kind: str) -> None:
+    settle(run)
+    dataset = open_dataset(run)
+    assert verify_dataset(run, dataset) > 0
+    shard = dataset.streams["web/train"][1]
+    name = f"{TABLE}/{getattr(shard, kind)}"
+    flip_byte(run.path(name))
+    promised = shard.sha256 if kind == "path" else shard.docs_sha256
+    message = (
+        rf"1 file\(s\) are not what .*{getattr(shard, kind)}: promised SHA-256 {promised}, found {run.sha256(name)}"
+    )
+    with pytest.raises(ContractError, match=f"(?s){message}"):
+        verify_dataset(run, dataset)
+    flip_byte(run.path(name))
+    assert verify_dataset(run, dataset) == 1
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(run: Store) -> None:
+    dataset = open_dataset(run)
+    path = Path(run.path("tokenizer/v-tiny/tokenizer.json"))
+    text = path.read_text()
+    swapped = text.replace('"baba": 105', '"dada": 105').replace('"dada": 181', '"baba": 181')
+    assert swapped != text
+    assert len(swapped) == len(text)
+    path.write_text(swapped)
+    found = run.sha256("tokenizer/v-tiny/tokenizer.json")
+    with pytest.raises(ContractError, match=f"promised SHA-256 {dataset.tokenizer.sha256}, found {found}"):
+        verify_dataset(run, dataset)
+
+
+def test_all_that_is_wrong_is_told_at_once(run: Store) -> None:
+    dataset = open_dataset(run)
+    first, second = dataset.streams["web/train"][:2]
+    run.delete(f"{TABLE}/{first.path}")
+    flip_byte(run.path(f"{TABLE}/{second.path}"))
+    with pytest.raises(ContractError, match=rf"(?s)2 file\(s\).*{first.path}: promised by a manifest, found nothing"):
+        verify_dataset(run, dataset)
+
+
+def test_renamed_and_moved_shards_are_the_same_dataset(run: Store) -> None:
+    before = open_dataset(run)
+    manifest = run.child(TABLE).read_json("manifest.json")
+    for number, (key, path) in enumerate(sorted(manifest["run"]["paths"].items())):
+        manifest["run"]["paths"][key] = f"elsewhere/{number}.arrow"
+        run.make_parent(f"{TABLE}/elsewhere/x")
+        os.rename(run.path(f"{TABLE}/{path}"), run.path(f"{TABLE}/elsewhere/{number}.arrow"))
+    run.write_atomic(f"{TABLE}/manifest.json", canonical_json(manifest))
+    after = open_dataset(run)
+    assert after.digest == before.digest
+    assert after.streams["web/train"][0].path != before.streams["web/train"][0].path
+    assert verify_dataset(run, after) == len(after.manifest.content.files) + 1
+
+
+# --------------------------------------------------------------------------------------- large ones: going on, paranoia
+
+
+def num_files(run: Store) -> int:
+    return len(open_dataset(run).manifest.content.files) + 1
+
+
+def unseen_flip(path: str) -> None:
+    """Change a byte behind the back of size and modification time."""
+    before = os.stat(path)
+    flip_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_paranoia_reads_what_looks_unchanged(run: Store) -> None:
+    settle(run)
+    dataset = open_dataset(run)
+    assert verify_dataset(run, dataset) == num_files(run)
+    shard = dataset.streams["web/train"][0]
+    path = run.path(f"{TABLE}/{shard.path}")
+    unseen_flip(path)
+    assert verify_dataset(run, dataset) == 0
+    for paranoid in (True, False):  # what was found wrong is not forgotten
+        with pytest.raises(ContractError, match=f"(?s)1 file.*promised SHA-256 {shard.sha256}"):
+            verify_dataset(run, dataset, paranoid=paranoid)
+    unseen_flip(path)
+    assert [verify_dataset(run, dataset, paranoid=paranoid) for paranoid in (False, True, False)] == [
+        1,
+        num_files(run),
+        0,
+    ]
+
+
+def test_a_bad_file_costs_no_good_one_a_second_reading(run: Store) -> None:
+    settle(run)
+    dataset = open_dataset(run)
+    path = run.path(f"{TABLE}/{dataset.streams['web/train'][1].docs_path}")
+    unseen_flip(path)
+    for _ in range(2):
+        with pytest.raises(ContractError, match=r"1 file\(s\)"):
+            verify_dataset(run, dataset)
+    unseen_flip(path)
+    assert verify_dataset(run, dataset) == 1
+
+
+@pytest.mark.parametrize("paranoid", [False, True])
+def test_a_killed_verification_goes_on_where_it_was(run: Store, paranoid: bool) -> None:
+    settle(run)
+    verify_dataset(run, open_dataset(run))
+    if not paranoid:
+        run.delete(VERIFIED_NAME)
+    code = f"""
+import os
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from train.data import verify
+digest, done = verify.file_digest, []
+def dying(*arguments):
+    if len(done) == 4:
+        os._exit(9)
+    found = digest(*arguments)
+    done.append(found)
+    return found
+verify.file_digest, verify.KEPT_SECONDS, verify.os.cpu_count = dying, 0.0, lambda: 1
+run = Store({run.uri!r})
+verify.verify_dataset(run, open_dataset(run), paranoid={paranoid})
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert len(run.read_json(VERIFIED_NAME)) == 4
+    assert verify_dataset(run, open_dataset(run)) == num_files(run) - 4
+
+
+def test_digests_are_those_of_the_bytes_however_they_are_cut(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (0, 1, 7, 8, 9, 64):
+        run.write_atomic("bytes", bytes(range(size)))
+        for block in (1, 8, 1 << 20):
+            monkeypatch.setattr(verify, "BLOCK_BYTES", block)
+            assert file_digest(run, "bytes") == run.sha256("bytes")
+    with pytest.raises(ContractError, match="no-such-file: promised a file, found "):
+        file_digest(run, "no-such-file")
+
+
+# ------------------------------------------------------------------------------------------------- the contract itself
+
+
+def with_separators(run: Store, after: list[str]) -> None:
+    """Have both tables of a run say that these tokens stand behind each document."""
+    for table, name in ((TABLE, "tokenizer"), ("tokenizer/v-tiny", "contract")):
+        manifest = run.read_json(f"{table}/manifest.json")
+        manifest["content"]["figures"][name]["after"] = after
+        run.write_atomic(f"{table}/manifest.json", canonical_json(manifest))
+
+
+def test_a_doubled_separator_is_refused_with_both_sides(run: Store) -> None:
+    settings = load_settings({"train": {"seq_len": 32, "steps": 5}}, [], "test")
+    before = open_dataset(run)
+    plan = make_plan(run, before, settings)
+    write_plan(run, plan)
+    layout = Layout(ranks=1, axes={}, settings={}, threads=1, device="cpu", kernels="")
+    note = Note(step=3, identity=identify(before, plan, NO_SKIPS), layout=layout)
+    with_separators(run, ["eos", "eos"])
+    after = open_dataset(run)
+    assert after.digest != before.digest
+    with pytest.raises(ContractError, match=f"promised dataset {before.digest}, the run now holds {after.digest}"):
+        read_plan(run)
+    found = identify(after, make_plan(run, after, settings), NO_SKIPS)
+    promised = note.identity
+    with pytest.raises(ContractError) as refused:
+        check_identity(note, found)
+    for name in ("dataset", "tokenizer"):
+        assert f"{name}: promised {getattr(promised, name)}, found {getattr(found, name)}" in str(refused.value)
+    with_separators(run, ["eos"])
+    check_identity(note, identify(open_dataset(run), plan, NO_SKIPS))
+
+
+def test_a_separator_that_one_table_alone_doubles_is_refused(run: Store) -> None:
+    manifest = run.read_json(f"{TABLE}/manifest.json")
+    manifest["content"]["figures"]["tokenizer"]["after"] = ["eos", "eos"]
+    run.write_atomic(f"{TABLE}/manifest.json", canonical_json(manifest))
+    with pytest.raises(ContractError, match="the run's tokenizer table holds another"):
+        open_dataset(run)
+
+
+# --------------------------------------------------------------------------------------------- the command and its line
+
+
+def test_the_command_says_what_it_read(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    settle(run)
+    parser = ArgumentParser()
+    parser.add_argument("run")
+    add_verify_arguments(parser)
+    told = []
+    for words in ([], [], ["--paranoid"]):
+        assert verify_command(parser.parse_args([run.uri, *words])) == 0
+        told.append(capsys.readouterr().out.partition("promised; ")[2].partition(" were")[0])
+    number = num_files(run)
+    assert told == [str(number), "0", str(number)]
+
+
+def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    settle(run)
+    before, standing = open_dataset(run).digest, run.read_json(f"{TABLE}/manifest.json")
+    standing["run"]["lineage"] = {"tokenizer": "v-tiny"}
+    run.write_atomic(f"{TABLE}/manifest.json", canonical_json(standing))
+    shutil.copytree(run.path(TABLE), run.path("tokens/v-next"))
+    manifest = run.read_json("tokens/v-next/manifest.json")
+    manifest["content"]["config"]["bait"] = {}
+    run.write_atomic("tokens/v-next/manifest.json", canonical_json(manifest))
+    write_run(run, RunFile(tables=read_run(run).tables | {"tokens": "v-next"}))
+    parser = ArgumentParser()
+    parser.add_argument("run")
+    add_verify_arguments(parser)
+    for read in (num_files(run), 0):
+        assert verify_command(parser.parse_args([f"{run.uri}@{before[:12]}"])) == 0
+        assert f"dataset {before[:12]}: all {num_files(run)} files" in (out := capsys.readouterr().out)
+        assert f"{read} were read now" in out
+
+
+@pytest.mark.parametrize(
+    ("kept", "found"), [(b"[]", r"found \[\]; remove it"), (b"null", "found None"), (b"{", "JSON")]
+)
+def test_a_damaged_memory_of_what_was_right_is_named(run: Store, kept: bytes, found: str) -> None:
+    run.write_atomic(VERIFIED_NAME, kept)
+    with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: promised.*{found}"):
+        verify_dataset(run, open_dataset(run))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0, 4_800_000_000, "B", 0.0), "x  0 B of 4.8 GB  0 %  0 B/s  in 0:00:00"),
+        ((1_200_000_000, 4_800_000_000, "B", 1.0), "x  1.2 GB of 4.8 GB  25 %  1.2 GB/s  0:00:03 left"),
+        ((4_800_000_000, 4_800_000_000, "B", 4.0), "x  4.8 GB of 4.8 GB  100 %  1.2 GB/s  in 0:00:04"),
+        ((300, 4200, "rows", 2.0), "x  300 rows of 4,200 rows  7 %  150 rows/s  0:00:26 left"),
+        ((0, 0, "B", 0.0), "x  0 B of 0 B  100 %  0 B/s  in 0:00:00"),
+    ],
+)
+def test_the_line_of_long_work(numbers: tuple[Any, ...], expected: str) -> None:
+    assert work_line("x", *numbers) == expected
+
+
+def test_long_work_is_shown_and_short_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = io.StringIO(), io.StringIO()
+    with LongWork("verify", 10, "B", short) as work:
+        work.add(10)
+    assert (short.getvalue(), work.done) == ("", 10)
+    monkeypatch.setattr(long_work, "FIRST_SECONDS", 0.01)
+    with LongWork("verify", 10, "B", long) as work:
+        work.add(4)
+        while not long.getvalue():
+            time.sleep(0.01)
+        work.add(6)
+    lines = long.getvalue().splitlines()
+    assert lines[0].startswith("verify  4 B of 10 B  40 %  ")
+    assert lines[-1].startswith("verify  10 B of 10 B  100 %  ")

@@ -1,0 +1,144 @@
+"""Sampling: the same seed gives the same text, temperature 0 the most probable one, control tokens stay out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.tokens.tokenizer import PROBES, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import read_run, write_run
+from schemas.storage import Store
+from schemas.tokens import TokenizerContract, open_dataset
+from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
+from train.eval import generate as module
+from train.eval.generate import Codec, Sampler, encode_prompt, generate, open_codec
+from train.pretrain.__main__ import main
+
+RECIPE = {
+    "plan": {"num_layers": 1, "d_model": 32, "num_heads": 2, "num_kv_heads": 1, "d_ffw": 48, "tie_embeddings": True},
+    "train": {"seq_len": 16, "global_batch": 8, "steps": 40, "eval_every": 0},
+    "optim": {"learning_rate": 1e-2},
+    "checkpoint": {"every": 20},
+}
+CONTRACT = TokenizerContract(
+    kind="huggingface",
+    sha256="",
+    vocab_size=6,
+    reserved={"pad": 0, "bos": 1, "eos": 2},
+    before=["bos"],
+    after=["eos"],
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    run = make_tiny_dataset(tmp_path_factory.mktemp("generate") / "run")
+    write_run(run, read_run(run).model_copy(update={"recipe": RECIPE}))
+    assert main([run.uri]) == 0
+    return run
+
+
+def test_same_seed_same_text(run: Store) -> None:
+    prompt = "bebu bida"
+    first = generate(run, prompt, 12, 1.0, 5)
+    assert first == generate(run, prompt, 12, 1.0, 5)
+    assert first != generate(run, prompt, 12, 1.0, 6)
+    assert first.startswith(prompt + " ")
+    assert len(first.split()) == 14
+
+
+def test_no_tokens_is_the_prompt(run: Store) -> None:
+    assert generate(run, "bebu bida", 0) == "bebu bida"
+
+
+def test_temperature_zero_does_not_depend_on_the_seed_but_on_the_checkpoint(run: Store) -> None:
+    assert generate(run, "bebu", 20, 0.0, 1) == generate(run, "bebu", 20, 0.0, 2)
+    assert generate(run, "bebu", 20, 0.0) == generate(run, "bebu", 20, 0.0, step=40)
+    assert generate(run, "bebu", 20, 0.0) != generate(run, "bebu", 20, 0.0, step=20)
+
+
+def test_main(run: Store, capsys) -> None:
+    assert module.main([run.uri, "--prompt", "bebu", "--tokens", "3", "--seed", "4"]) == 0
+    assert capsys.readouterr().out == generate(run, "bebu", 3, 1.0, 4) + "\n"
+    assert module.main([run.uri, "--step", "7"]) == 2
+    assert "promised a checkpoint of step 7, found those of steps [20, 40]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("<eos> bebu", 1), "found eos in it"),
+        (("bebu <pad> <eos>", 1), "found eos, pad in it"),
+        (("bebu", -1), "found -1 and 1.0"),
+        (("bebu", 1, -0.5), "found 1 and -0.5"),
+    ],
+)
+def test_wrong_arguments(run: Store, arguments: tuple, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generate(run, *arguments)
+
+
+def test_a_run_without_checkpoint_and_another_tokenizer_are_refused(run: Store, tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match=r"promised a checkpoint, found those of steps \[\]"):
+        generate(make_tiny_dataset(tmp_path / "new"), "bebu", 1)
+    other = make_tiny_dataset(tmp_path / "other", vocab_size=500)
+    (tmp_path / "other/train").symlink_to(run.path("train"))
+    with pytest.raises(ContractError, match="promised tokenizer contract"):
+        generate(other, "bebu", 1)
+    flip_byte(tmp_path / "new/tokenizer/v-tiny/tokenizer.json")
+    with pytest.raises(ContractError, match="promised SHA-256"):
+        open_codec(open_dataset(Store(str(tmp_path / "new"))))
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Tokenizer]:
+    """A dataset under the contract of a SentencePiece model; its tokens are never looked at."""
+    folder = tmp_path_factory.mktemp("sentencepiece") / "run"
+    texts = ["the old mill by the river turns and turns", "rivers of rain fill the reservoir above the mill"] * 20
+    config = TokenizerConfig(vocab_size=400)
+    data = train_tokenizer(texts, config)
+    tokenizer = load_tokenizer(data, "sentencepiece", config)
+    run = make_tiny_dataset(folder)
+    contract = tokenizer.contract.model_dump(mode="json")
+    for table, figure in (("tokenizer", "contract"), ("tokens", "tokenizer")):
+        path = folder / table / "v-tiny/manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["content"]["figures"][figure] = contract
+        path.write_text(json.dumps(manifest))
+    (folder / "tokenizer/v-tiny/tokenizer.json").write_bytes(data)
+    return run, tokenizer
+
+
+def test_sentencepiece_text_is_that_of_the_tokens_stage(sentencepiece_run: tuple[Store, Tokenizer]) -> None:
+    run, tokenizer = sentencepiece_run
+    codec = open_codec(open_dataset(run))
+    for text in PROBES:
+        assert codec.encode(text) == tokenizer.encode(text).tolist()
+        assert codec.decode(codec.encode(text)) == text
+    ids = encode_prompt("<s> <eos> mill", tokenizer.contract, codec)
+    assert ids[0] == tokenizer.contract.reserved["bos"]
+    assert tokenizer.contract.reserved["eos"] not in ids
+
+
+def test_prompt_begins_a_document() -> None:
+    codec = Codec(encode=lambda text: [3 + len(word) for word in text.split()], decode=str)
+    assert encode_prompt("a", CONTRACT, codec) == [1, 4]
+    assert encode_prompt("", CONTRACT, codec) == [1]
+    with pytest.raises(ConfigError, match="promised a prompt"):
+        encode_prompt("", CONTRACT.model_copy(update={"before": []}), codec)
+
+
+def test_sampler_draws_by_probability_and_bars_control_tokens() -> None:
+    logits = torch.tensor([9.0, 9.0, 0.0, 0.0, 1.0, -torch.inf])
+    sampler = Sampler(CONTRACT, 1.0, 0)
+    drawn = [sampler.draw(logits) for _ in range(4000)]
+    # exp(0), exp(0), exp(1) over 4.718: 0.212, 0.212, 0.576; the deviation of a share is below 0.008.
+    assert [drawn.count(number) / 4000 for number in range(6)] == pytest.approx(
+        [0, 0, 0.212, 0.212, 0.576, 0], abs=0.03
+    )
+    assert Sampler(CONTRACT, 0.0, 0).draw(logits) == 4
+    sharp = Sampler(CONTRACT, 0.05, 0)
+    assert {sharp.draw(logits) for _ in range(100)} == {4}
+    assert logits[0] == 9.0

@@ -1,0 +1,82 @@
+"""What a checkpoint is read back as, beside its weights, and the Llama folder that it is exported to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.errors import ContractError
+from schemas.manifest import read_run, write_run
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support.tiny_dataset import make_tiny_dataset
+from tests.train.eval.test_generate import RECIPE
+from train.checkpoint.load import check_objective, find_note, length_of, read_model, read_tokenizer, shape_of
+from train.checkpoint.metadata import Note
+from train.pretrain.__main__ import main as pretrain
+
+pytest.importorskip("safetensors")
+
+from train.export.llama import export_checkpoint, import_llama, main
+
+STAGES = [{"tokens": 16 * 8 * 10}, {"seq_len": 32}]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A run of 20 steps, its second half with longer sequences, and checkpoints on both sides."""
+    run = make_tiny_dataset(tmp_path_factory.mktemp("export") / "run")
+    train = RECIPE["train"] | {"steps": 20, "stages": STAGES}
+    write_run(run, read_run(run).model_copy(update={"recipe": RECIPE | {"train": train, "checkpoint": {"every": 10}}}))
+    assert pretrain([run.uri]) == 0
+    return run
+
+
+def with_settings(note: Note, **settings: Any) -> Note:
+    identity = note.identity
+    return note.model_copy(update={"identity": identity.model_copy(update={"settings": identity.settings | settings})})
+
+
+def test_a_checkpoint_has_the_length_of_its_last_step(run: Store) -> None:
+    # Step 10 is the last of the first stage; the seed checkpoint counts as the first step's.
+    found = {step: length_of(find_note(run, 10).model_copy(update={"step": step})) for step in (0, 1, 10, 11, 20)}
+    assert found == {0: 16, 1: 16, 10: 16, 11: 32, 20: 32}
+    assert length_of(find_note(run, None)) == 32
+
+
+def test_a_model_of_another_objective_is_refused(run: Store) -> None:
+    note = find_note(run, None)
+    check_objective(note, "causal")
+    masked = with_settings(note, **{"train.objective": "mlm"})
+    check_objective(masked, "causal", "mlm")
+    with pytest.raises(ContractError, match=r"step-000020: promised .* train.objective = causal or span, found mlm"):
+        check_objective(masked, "causal", "span")
+
+
+@pytest.mark.parametrize(("step", "length"), [(10, 16), (None, 32)])
+def test_a_checkpoint_becomes_a_llama_with_its_tokenizer(
+    run: Store, tmp_path: Path, step: int | None, length: int
+) -> None:
+    note = export_checkpoint(run, tmp_path / "llama", step)
+    assert note == find_note(run, step)
+    shape, state = import_llama(tmp_path / "llama")
+    expected = read_model(run, note, torch.device("cpu"))
+    assert shape == shape_of(note) == expected.shape
+    assert {name: tensor.tolist() for name, tensor in state.items()} == {
+        name: parameter.tolist() for name, parameter in expected.named_parameters()
+    }
+    config = json.loads((tmp_path / "llama/config.json").read_text())
+    assert config["max_position_embeddings"] == length
+    assert (tmp_path / "llama/tokenizer.json").read_bytes() == read_tokenizer(open_dataset(run))
+
+
+def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "llama")
+    assert main([run.uri, "--out", out]) == 0
+    assert capsys.readouterr().out == f"{out}: the model of train/checkpoints/step-000020 and its tokenizer\n"
+    assert main([run.uri, "--out", out]) == 2
+    assert "promised a new folder, found something in it" in capsys.readouterr().err
+    assert main([run.uri, "--out", f"{out}-7", "--step", "7"]) == 2
+    assert "promised a checkpoint of step 7, found those of steps [10, 20]" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""Tests of the export to Megatron: a reader of the published format finds every document."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support import tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset
+from train.export import megatron
+from train.export.megatron import export_megatron
+
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+
+def documents_of(run: Store, source: str) -> list[list[int]]:
+    """The training documents of a source, in the order of its shards."""
+    dataset, documents = open_dataset(run), []
+    for shard in dataset.streams[f"{source}/train"]:
+        with pa.ipc.open_file(dataset.folder.path(shard.path)) as reader:
+            documents += reader.read_all().column("tokens").to_pylist()
+    return documents
+
+
+def read_indexed(prefix: Path) -> tuple[str, list[list[int]]]:
+    """Type and documents of a .bin and .idx, by the format's definition alone."""
+    index, data = prefix.with_suffix(".idx").read_bytes(), prefix.with_suffix(".bin").read_bytes()
+    assert index[:9] == b"MMIDIDX\x00\x00"
+    version, code = struct.unpack_from("<QB", index, 9)
+    sequences, bounds = struct.unpack_from("<QQ", index, 18)
+    assert version == 1
+    lengths = np.frombuffer(index, "<i4", sequences, 34)
+    pointers = np.frombuffer(index, "<i8", sequences, 34 + 4 * sequences)
+    documents = np.frombuffer(index, "<i8", bounds, 34 + 12 * sequences)
+    assert len(index) == 34 + 12 * sequences + 8 * bounds
+    assert documents.tolist() == list(range(sequences + 1))
+    read = [np.frombuffer(data, DTYPES[code], n, at).tolist() for n, at in zip(lengths, pointers, strict=True)]
+    assert sum(map(len, read)) * np.dtype(DTYPES[code]).itemsize == len(data)
+    return DTYPES[code], read
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(512, "<u2"), (70_000, "<i4")])
+def test_every_document_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, dtype: str
+) -> None:
+    monkeypatch.setattr(tiny_dataset, "BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr(megatron, "BLOCK", 37)
+    run = make_tiny_dataset(tmp_path / "run", vocab_size=vocab_size)
+    exported = export_megatron(run, Store(str(tmp_path / "out")))
+    assert [one.source for one in exported] == ["books", "web"]
+    for one in exported:
+        documents = documents_of(run, one.source)
+        assert read_indexed(tmp_path / "out" / one.prefix) == (dtype, documents)
+        assert (one.num_documents, one.num_tokens) == (len(documents), sum(map(len, documents)))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "books.bin",
+        "books.idx",
+        "web.bin",
+        "web.idx",
+    ]

@@ -1,0 +1,273 @@
+"""Every layout computes the same: loss and gradient norm of 20 steps, against a plain loop of one process.
+
+All begin from one seed checkpoint that a single process wrote. The plain loop knows of no ranks: whole logits, torch's
+own cross-entropy, norm, clipping and AdamW.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from schemas.errors import ConfigError
+from schemas.storage import Store
+from tests.support.layout_cases import CASES, SEED, SHAPE, SLOW, TIED, Case
+from tests.support.rank_pool import RankFailed, shared_pool
+from train.checkpoint.metadata import Identity, Note
+from train.checkpoint.save import write_checkpoint
+from train.checkpoint.state import layout_of, read_state
+from train.config.settings import load_settings
+from train.data.batches import Heldout
+from train.data.rows import IGNORED, Rows
+from train.data.stages import StagePlan
+from train.model.shape import ModelShape, num_parameters
+from train.model.transformer import Transformer, build_model, initial_weight
+from train.parallel.layout import axes_of, check_layout
+from train.parallel.pipeline import check_schedule
+from train.parallel.ranks import open_ranks
+from train.plan.plan import Plan
+from train.pretrain.step import Learner
+
+pytestmark = pytest.mark.dist
+
+STEPS, BATCH, WIDTH, SOURCES = 20, 12, 32, 3
+# The warm-up is half the run because Adam's first updates have full size wherever the gradient is beyond rounding.
+RATES = [1e-3 * min(1, step / 10) for step in range(1, STEPS + 1)]
+HELDOUT = (1, 5)
+"""Rows of two sets that losses are measured on behind the last step: fewer than ranks, and no multiple of anything."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run has found."""
+
+    steps: list[tuple[float, float, list[float]]]
+    """Loss, gradient norm and loss of each source at every step."""
+    heldout: list[float]
+    """Losses measured behind the last step."""
+
+
+def batch_of(step: int, case: Case = CASES["one rank"]) -> Rows:
+    """Rows of a learnable sequence with documents of random lengths; the last rows have fewer targets."""
+    draw = torch.Generator().manual_seed(step)
+    start, stride = torch.randint(0, 210, (BATCH, 1), generator=draw), torch.randint(1, 4, (BATCH, 1), generator=draw)
+    ids = (start + stride * torch.arange(WIDTH + 1)) % 210
+    documents = (torch.rand(BATCH, WIDTH, generator=draw) < 0.1).cumsum(1).int()
+    targets = ids[:, 1:].clone()
+    targets[torch.rand(BATCH, WIDTH, generator=draw) < 0.3 * torch.arange(BATCH)[:, None] / BATCH] = IGNORED
+    inputs = ids[:, :-1].contiguous()
+    if case.train.get("objective") == "mlm":
+        hidden = torch.rand(BATCH, WIDTH, generator=draw) < 0.3
+        targets, inputs = torch.where(hidden, inputs, IGNORED), inputs.masked_fill(hidden, 209)
+    return Rows(inputs, targets, documents if case.documents else None, torch.arange(BATCH) % SOURCES)
+
+
+def plan_of(case: Case) -> Plan:
+    """As much of a plan as a learner looks at."""
+    stage = StagePlan(first_step=0, num_steps=STEPS, seq_len=WIDTH, global_batch=BATCH, counts={"a": 1})
+    settings = load_settings(case.settings(), [], "test")
+    return Plan(
+        **{"dataset": "d", "tokenizer": "t", "order": "o", "shape": case.of_shape(), "stages": (stage,)},
+        **{"num_params": num_parameters(case.of_shape()), "warmup_steps": 10, "learning_rate": 1e-3},
+        **{"flops_per_token": 1, "settings": settings, "figures": []},
+    )
+
+
+def learn(ranks, case: Case, seed: str, fault: str = "") -> Found:
+    """What one of the ranks of a layout finds."""
+    learner = Learner(plan_of(case), ranks, SOURCES)
+    run = Store(seed)
+    note = Note.model_validate_json(run.read_bytes("note.json"))
+    learner.begin()  # the seed holds weights only
+    weights = {name: value for name, value in learner.state().items() if name.startswith("model.")}
+    for value in weights.values():
+        value.zero_()
+    read_state(run, note, weights, ranks)
+    found = []
+    for step in range(1, STEPS + 1):
+        whole = batch_of(step, case)
+        here = learner.model.rows_here(BATCH)
+        rows = whole.part(here.start, here.stop)
+        if fault == "rows of another step" and ranks.rank == 1:
+            rows = batch_of(step + 1, case).part(here.start, here.stop)
+        targets = whole.num_targets / (2 if fault == "averaged over the ranks" else 1)
+        measured = learner.compute(step, rows, BATCH, targets)
+        losses = [total / max(count, 1) for total, count in zip(measured.losses, measured.counts, strict=True)]
+        found.append((measured.loss, measured.grad_norm, losses))
+        assert sum(measured.counts) == whole.num_targets or fault
+        learner.update(RATES[step - 1], measured)
+    measured = [learner.measure(Heldout(sources=("a", "b", "c"), rows=heldout_of(number, case))) for number in HELDOUT]
+    return Found(found, [(tally.losses_S.sum() / tally.counts_S.sum()).item() for tally in measured])
+
+
+def heldout_of(number: int, case: Case) -> Rows:
+    """Rows that no step has."""
+    return batch_of(STEPS + 1, case).part(0, number)
+
+
+@cache
+def plain(task: str) -> Found:
+    """The same, by a loop that knows of no ranks, parts, chunks or fused kernels."""
+    case = next(case for case in (CASES | SLOW).values() if case.task == task)
+    shape, z_loss, clip = case.of_shape(), case.optim.get("z_loss", 0.0), case.optim.get("clip_norm", 1.0)
+    model = build_model(shape, causal=case.train.get("objective") != "mlm").to_empty(device="cpu")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_weight(name, parameter.shape, shape, SEED))
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight"]
+    others = [p for name, p in model.named_parameters() if p.ndim == 1 or name == "embedding.weight"]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    rule = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    found = []
+    for step in range(1, STEPS + 1):
+        rows = batch_of(step, case)
+        logits, targets, losses = losses_of(model, rows)
+        loss = losses.sum() / rows.num_targets
+        extra = z_loss * (logits.logsumexp(-1)[targets != IGNORED] ** 2).mean() if z_loss else 0.0
+        (loss + extra).backward()
+        norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters()))
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for group in rule.param_groups:
+            group["lr"] = RATES[step - 1]
+        rule.step()
+        rule.zero_grad()
+        by_row, counts = losses.detach().view(BATCH, WIDTH).sum(1), (rows.targets_BT != IGNORED).sum(1)
+        sources = [
+            (by_row[rows.sources_B == s].sum() / counts[rows.sources_B == s].sum()).item() for s in range(SOURCES)
+        ]
+        found.append((loss.item(), norm.item(), sources))
+    heldout = [heldout_of(number, case) for number in HELDOUT]
+    return Found(found, [(losses_of(model, rows)[2].sum() / rows.num_targets).item() for rows in heldout])
+
+
+def losses_of(model: Transformer, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole logits, targets, and the loss of each."""
+    logits, targets = model(rows.inputs_BT, rows.documents_BT).flatten(0, 1), rows.targets_BT.flatten()
+    return logits, targets, F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory):
+    """The seed checkpoint of a shape, as a folder; written once by a single process, weights alone."""
+
+    @cache
+    def seed(shape: ModelShape) -> str:
+        run = Store(str(tmp_path_factory.mktemp("seed")))
+        case = Case(1, shape=shape.model_dump())
+        with open_ranks() as ranks:
+            learner = Learner(plan_of(case), ranks, SOURCES)
+            learner.begin()
+            names = ("dataset", "tokenizer", "order", "skip_list", "code_version")
+            identity = Identity(**dict.fromkeys(names, "seed"), settings={}, skip_length=0)
+            layout = layout_of(learner.settings.layout, axes_of(learner.settings.layout, 1), 1, "cpu")
+            weights = {name: value for name, value in learner.state().items() if name.startswith("model.")}
+            note = write_checkpoint(run, Note(step=0, identity=identity, layout=layout), weights, ranks)
+        run.write_atomic("note.json", note.to_bytes())
+        return run.uri
+
+    return seed
+
+
+def deviation(found: Found, reference: Found) -> tuple[float, float]:
+    """Largest relative deviation of the losses, those of sources and held-out rows included, and of the norms."""
+    pairs = list(zip(found.steps, reference.steps, strict=True))
+    losses = [abs(a[0] / b[0] - 1) for a, b in pairs]
+    losses += [abs(x / y - 1) for a, b in pairs for x, y in zip(a[2], b[2], strict=True)]
+    losses += [abs(a / b - 1) for a, b in zip(found.heldout, reference.heldout, strict=True)]
+    return max(losses), max(abs(a[1] / b[1] - 1) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)], ids=lambda name: name
+)
+def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
+    case = (CASES | SLOW)[name]
+    seed = seeds(case.of_shape())
+    if case.refused:
+        with pytest.raises(RankFailed, match=r"layout\.schedule: expected torch 2\.13 or newer"):
+            shared_pool().play(case.ranks, learn, case, seed)
+        return
+    everywhere = shared_pool().play(case.ranks, learn, case, seed)
+    assert all(found == everywhere[0] for found in everywhere), "ranks disagree"
+    if case.optim.get("optimizer", "adamw") == "adamw":
+        reference = plain(case.task)
+    else:
+        alone = Case(1, shape=case.shape, train=case.train, optim=case.optim, documents=case.documents)
+        reference = shared_pool().play(1, learn, alone, seed)[0]
+    loss, norm = deviation(everywhere[0], reference)
+    print(f"{name}: loss {loss:.1e}, norm {norm:.1e}")
+    assert loss <= case.bars[0]
+    assert norm <= case.bars[1]
+    assert everywhere[0].steps[-1][0] < everywhere[0].steps[0][0] - 0.1
+
+
+@pytest.mark.parametrize("fault", ["rows of another step", "averaged over the ranks"])
+def test_a_wrong_layout_is_found_out(seeds, fault: str) -> None:
+    case = Case(2, {"data": "zero2"})
+    loss, norm = deviation(shared_pool().play(2, learn, case, seeds(SHAPE), fault)[0], plain(case.task))
+    assert norm > 1e-2
+    assert loss > 1e-3 or fault == "averaged over the ranks"  # clipping hides a factor from AdamW's first updates
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "message"),
+    [
+        ({"tensor": 2, "context": 2}, {"positions": "relative"}, "positions = relative"),
+        ({"pipeline": 2, "schedule": "zbv", "data": "zero2"}, TIED, "tie_embeddings"),
+        ({"tensor": 3}, {}, "num_heads: promised a multiple of tensor = 3, found 4"),
+    ],
+)
+def test_what_no_layout_can_do_is_refused(layout: dict, shape: dict, message: str) -> None:
+    case = Case(12, layout, shape)
+    with pytest.raises(ConfigError, match=message):
+        check_layout(case.of_shape(), load_settings(case.settings(), [], "test"), 12, [WIDTH], BATCH)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"pipeline": 2, "schedule": "zbv"}, "schedule = zbv wants data = zero2"),
+        ({"data": "ddp", "tensor": 2}, "data = ddp stands alone"),
+        ({"compress": "topk"}, "compress wants data = ddp or replicate > 1"),
+        ({"schedule": "gpipe"}, "schedule and stages_per_rank want pipeline > 1"),
+        ({"activation_budget": 5}, "activation_budget and activation_checkpointing = budget want each other"),
+    ],
+)
+def test_what_a_layout_would_ignore_is_refused(layout: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings({"layout": layout}, [], "test")
+
+
+@pytest.mark.parametrize(
+    ("version", "schedule", "refused"),
+    [
+        ("2.11.0+cu130", "zbv", True),
+        ("2.12.1", "zero_bubble", True),
+        ("2.13.0", "zbv", False),
+        ("2.11.0+cu130", "interleaved", False),
+    ],
+)
+def test_an_old_torch_does_not_split_the_backward_pass(monkeypatch, version: str, schedule: str, refused: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    layout = load_settings({"layout": {"pipeline": 2, "schedule": schedule, "data": "zero2"}}, [], "test").layout
+    if not refused:
+        return check_schedule(layout)
+    with pytest.raises(ConfigError, match=rf"2\.13 or newer for {schedule}, got {re.escape(version)}"):
+        check_schedule(layout)
+
+
+def test_a_failing_rank_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"rank 1: [^$]*no such checkpoint"):
+        shared_pool().play(2, fail_on_the_second, str(tmp_path))
+
+
+def fail_on_the_second(ranks, folder: str) -> None:
+    """A rank that raises while the other waits for nothing."""
+    if ranks.rank == 1:
+        raise FileNotFoundError(f"{folder}: no such checkpoint")

@@ -1,0 +1,441 @@
+"""A spike taken apart: whose loss is whose, what a run has to skip never to see a document again, and runs that do."""
+
+import contextlib
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from pipeline.lineage.read import read_lineage
+from schemas.errors import ContractError
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support import poisoned_runs, tiny_dataset, tiny_runs
+from tests.support.poisoned_runs import POISON, STEPS, WATCHING, make_run
+from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_runs import assert_same_bits, computed, copied, events, metrics, notes, state_at, trained
+from tests.train.trace.test_trace import CASES, STREAM, opened, tokens_of
+from train.config.checkpoint import GuardConfig
+from train.data.rows import IGNORED
+from train.data.stages import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
+from train.monitor.events import EVENTS_NAME, SpikeDocument
+from train.monitor.quarantine import QUARANTINE_NAME, quarantine, read_quarantine
+from train.pretrain.log import Record
+from train.pretrain.spikes import leave_out, without
+from train.pretrain.step import Learner
+from train.trace import Trace, open_trace
+
+dist = pytest.mark.dist
+OBJECTIVES = CASES | {
+    "span": STREAM.model_copy(update={"objective": "span", "document_mask": False}),
+}
+
+# ------------------------------------------------------------------------------------------------- whose loss is whose
+
+
+@pytest.fixture(scope="module")
+def constant(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A run whose documents repeat one word each, and no two the same, so that a target tells its document."""
+    plain, numbers = tiny_dataset._documents, iter(range(1000))
+
+    def documents(source: str, number: int, contract: Any, seed: int) -> Iterator[dict[str, Any]]:
+        for row in plain(source, number, contract, seed):
+            word = len(contract.reserved) + next(numbers)
+            yield row | {"tokens": [row["tokens"][0], *[word] * (row["num_tokens"] - 2), row["tokens"][-1]]}
+
+    with mock.patch("tests.support.tiny_dataset._documents", documents):
+        return make_tiny_dataset(tmp_path_factory.mktemp("constant"), {"web": 40, "books": 12}, shard_tokens=1500)
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_every_loss_belongs_to_the_document_of_what_is_predicted(constant: Store, case: str) -> None:
+    config, dataset = OBJECTIVES[case], open_dataset(constant)
+    batches, trace = opened(constant, config)
+    documents, contract = tokens_of(dataset), dataset.tokenizer
+    words, seen = {tokens[1]: doc_id for doc_id, tokens in documents.items()}, set()
+    sentinels = {contract.reserved[f"sentinel_{i}"] for i in range(100)}
+    for step in range(1, trace.num_steps + 1):
+        parts, rows = trace.documents_of_step(step), batches.batch(step - 1)
+        places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
+        groups = batches.groups(step - 1, range(len(rows)), places)
+        assert groups.shape == rows.targets_BT.shape
+        # Any rows of a step have the groups that they have among all.
+        assert groups[2:4].equal(batches.groups(step - 1, range(2, min(4, len(rows))), places))
+        for row, (line, targets) in enumerate(zip(groups.tolist(), rows.targets_BT.tolist(), strict=True)):
+            found: dict[int, list[int]] = {}
+            for place, (group, target) in enumerate(zip(line, targets, strict=True)):
+                if target == IGNORED:
+                    continue
+                assert parts[group].row == row
+                if target in sentinels:
+                    assert group == line[place + 1 if place + 1 < len(line) else place - 1]
+                    continue
+                if target in words:
+                    assert parts[group].doc_id == words[target]
+                found.setdefault(group, []).append(target)
+            for group, targets_of in found.items():
+                part = parts[group]
+                whole = documents[part.doc_id][part.doc_start : part.doc_stop]
+                if config.objective == "causal":
+                    first = any(part.row_start == one.row_start for one in _first_of_pieces(parts, row))
+                    assert targets_of == (whole[1:] if first else whole)
+                else:
+                    assert len(targets_of) <= len(whole)
+                seen.add((part.doc_id, config.objective))
+    assert len({doc_id for doc_id, _ in seen}) > 30
+
+
+def _first_of_pieces(parts: list[Any], row: int) -> list[Any]:
+    own = [part for part in parts if part.row == row]
+    return [part for i, part in enumerate(own) if i == 0 or own[i - 1].piece != part.piece]
+
+
+# ----------------------------------------------------------------------------------------- never to see them again
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_skipped_is_all_that_holds_a_document_and_no_more(constant: Store, case: str) -> None:
+    trace = opened(constant, CASES[case])[1]
+    after, number = trace.num_steps // 3, 0
+    for doc_id in list(tokens_of(open_dataset(constant)))[::5]:
+        identifier = bytes.fromhex(doc_id)
+        known = trace.steps_of_document(identifier)[0].appearances
+        samples = without(trace, [doc_id], [], after)
+        assert {part.sample for part in known if part.step > after and part.sample >> STAGE_BITS == 0} <= set(samples)
+        skipping = trace.skipping(samples)
+        assert skipping.samples_with([identifier], after) == []
+        before = [part for part in known if part.step <= after]
+        assert skipping.steps_of_document(identifier)[0].appearances == before
+        # Each is needed: without any one of the last stage, that one is seen again.
+        last = [sample for sample in samples if sample >> STAGE_BITS == samples[-1] >> STAGE_BITS]
+        for sample in last[-3:]:
+            rest = [one for one in samples if one != sample]
+            assert trace.skipping(rest).samples_with([identifier], after) == [sample]
+        number += len(samples)
+    assert number > 5
+
+
+def test_what_moves_up_is_looked_at_again(constant: Store) -> None:
+    trace = opened(constant, CASES["one stage"])[1]
+    doc_ids = list(tokens_of(open_dataset(constant)))
+    once = [trace.samples_with([bytes.fromhex(doc_id)], 0) for doc_id in doc_ids]
+    found = [without(trace, [doc_id], [], 0) for doc_id in doc_ids]
+    assert any(len(samples) > len(first) > 0 for samples, first in zip(found, once, strict=True))
+    assert all(samples[: len(first)] == first for samples, first in zip(found, once, strict=True))
+
+
+def test_samples_that_are_skipped_anyway_come_first_and_count_once(constant: Store) -> None:
+    trace = opened(constant, CASES["one stage"])[1]
+    first = trace.documents_of_step(5)[0]
+    doc_id = first.doc_id
+    batch = sorted({part.sample for part in trace.documents_of_step(first.step)})
+    samples = without(trace, [doc_id], batch, first.step - 1)
+    assert samples[: len(batch)] == batch
+    assert len(set(samples)) == len(samples) > len(batch)
+
+
+def test_documents_that_most_samples_hold_cannot_be_kept_out(constant: Store) -> None:
+    trace, doc_ids = opened(constant, CASES["one stage"])[1], list(tokens_of(open_dataset(constant)))
+    assert without(trace, [], [5], 0) == [5]
+    assert without(trace, ["ab" * 16], [], 0) == []  # of another dataset
+    with pytest.raises(ContractError, match=rf"can do without {len(doc_ids)} document\(s\), found them in most of its"):
+        without(trace, doc_ids, [], trace.num_steps - 5)
+    assert trace.num_samples(trace.num_steps - 5) == 35
+    assert trace.num_samples(trace.num_steps) == 0
+
+
+def test_a_later_spike_brings_no_earlier_culprit_back(constant: Store) -> None:
+    batches, trace = opened(constant, CASES["one stage"], NO_SKIPS)
+    guard = GuardConfig(spike_sigmas=6.0, on_spike="rewind", quarantine=True)
+    settings = SimpleNamespace(train=CASES["one stage"].model_copy(update={"skip_file": "bad.txt"}), guard=guard)
+    plan = SimpleNamespace(settings=settings, stages=batches.order.stages)
+    setup: Any = SimpleNamespace(run=constant, dataset=open_dataset(constant), plan=plan, settings=settings)
+    came_back = 0
+    for step in range(2, trace.num_steps - 12, 2):
+        constant.write_atomic("train/bad.txt", b"")
+        constant.delete(QUARANTINE_NAME)
+        culprit = trace.documents_of_step(step)[0]
+        blamed = SpikeDocument.model_validate(culprit).model_copy(update={"loss": 9.0, "targets": 9, "excess": 1.0})
+        first = leave_out(setup, step, step - 1, [blamed], 1)
+        assert [line.doc_id for line in first.documents] == [culprit.doc_id]
+        second = leave_out(setup, trace.num_steps - 5, trace.num_steps - 9, [], 2)
+        assert second.documents == ()
+        now = trace.skipping([*first.samples, *second.samples])
+        identifier = bytes.fromhex(culprit.doc_id)
+        assert now.samples_with([identifier], step - 1) == []
+        batch = list(second.samples)[:7]
+        came_back += bool(trace.skipping([*first.samples, *batch]).samples_with([identifier], step - 1))
+        assert len(read_skip_list(constant, "bad.txt").indices) == len(first.samples) + len(second.samples)
+    assert came_back
+
+
+# ------------------------------------------------------------------------------------------------------------ reported
+
+
+@pytest.fixture(scope="module")
+def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The poisoned run of two ranks, in which nothing is watched; nothing may change it."""
+    return trained(make_run(tmp_path_factory.mktemp("unwatched") / "run"), 2)
+
+
+def trace_of(run: Path) -> Trace:
+    return open_trace(Store(str(run)))
+
+
+@dist
+def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", WATCHING | {"spike_sigmas": 6.0})
+    told = tiny_runs.train(run, 2)
+    assert [one.code for one in told] == [0, 0]
+    assert computed(run) == computed(unwatched)
+    state, other = state_at(run, STEPS), state_at(unwatched, STEPS)
+    assert [name for name in other if not state[name].equal(other[name])] == []
+    spikes = events(run, "spike")
+    assert [(event.step, event.left) for event in spikes] == [(16, ("gradient",)), (30, ("gradient",))]
+    for event in spikes:
+        record = metrics(run)[event.step - 1]
+        norms = [one.grad_norm for one in metrics(run)[event.step - 9 : event.step - 1]]
+        if event.step == 16:  # no spike in the window of the first
+            mean = math.fsum(norms) / 8
+            deviation = math.sqrt(math.fsum((norm - mean) ** 2 for norm in norms) / 7)
+            assert (event.mean, event.deviation) == pytest.approx((mean, deviation))
+            assert event.limit == pytest.approx(mean + 5 * deviation)
+        assert (event.grad_norm, event.loss, event.grad_limit) == (record.grad_norm, record.loss, event.limit)
+        # Together the documents are the step.
+        assert sum(one.targets for one in event.documents) == record.tokens == 160
+        total = sum((one.loss or 0.0) * one.targets for one in event.documents)
+        assert total / 160 == pytest.approx(record.loss, rel=1e-6)
+        worst = event.documents[0]
+        assert (worst.doc_id, worst.targets) == (POISON.hex(), 31)
+        excesses = [one.excess for one in event.documents if one.excess is not None]
+        assert excesses == sorted(excesses, reverse=True)
+        parts = {(part.row, part.doc_id, part.doc_start) for part in trace_of(run).documents_of_step(event.step)}
+        assert {(one.row, one.doc_id, one.doc_start) for one in event.documents} == parts
+        said = f"gradient norm {event.grad_norm:.4g} is above {event.limit:.4g}; its batch holds {len(parts)} parts of"
+        shown = f"the worst {worst.url} (web: loss {worst.loss:.4f} of 31 tokens), "
+        ends = f": `penstock trace {run} --step {event.step}` shows all, with their losses in {EVENTS_NAME}"
+        line = next(line for line in told[0].out.splitlines() if line.startswith(f"step {event.step}: "))
+        assert said in line
+        assert shown in line
+        assert line.endswith(ends)
+    # The excess by hand: what web had in the eight steps before, over its targets.
+    before = metrics(run)[7:15]
+    tokens = sum(one.source_tokens["web"] for one in before)
+    level = sum(one.losses["web"] * one.source_tokens["web"] for one in before) / tokens
+    worst = spikes[0].documents[0]
+    assert worst.excess == pytest.approx((worst.loss - level) * math.sqrt(31 / 63))
+    assert not (run / QUARANTINE_NAME).exists()
+    assert not (run / "train/skips.txt").exists()
+
+
+@dist
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("layout.pipeline=2", "layout.micro_batch=1"),
+        pytest.param(("layout.tensor=2",), marks=pytest.mark.slow),
+        pytest.param(("layout.context=2",), marks=pytest.mark.slow),
+        pytest.param(("layout.data=zero1", "layout.micro_batch=1"), marks=pytest.mark.slow),
+        pytest.param(("layout.context=2", "layout.context_by=keys"), marks=pytest.mark.slow),
+        pytest.param(("layout.pipeline=2", "layout.data=zero2", "layout.micro_batch=1"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_every_layout_finds_the_same_documents(unwatched: Path, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    run = make_run(tmp_path / "run", WATCHING, plan={"num_layers": 2})
+    reference = trained(copied(run, tmp_path / "reference"), 1, "train.steps=17")
+    trained(run, 2, *overrides, "train.steps=17")
+    (event,), (other,) = events(run, "spike"), events(reference, "spike")
+    assert [(one.row, one.doc_id, one.targets) for one in event.documents] == [
+        (one.row, one.doc_id, one.targets) for one in other.documents
+    ]
+    pairs = [(one.loss, two.loss) for one, two in zip(event.documents, other.documents, strict=True) if two.targets]
+    # Fifteen updates at a high rate carry the rounding of each layout along; test_own_losses has equal weights.
+    assert max(abs(one / two - 1) for one, two in pairs) <= 1e-5
+    for found, told in ((event, metrics(run)[15]), (other, metrics(reference)[15])):
+        assert sum((one.loss or 0) * one.targets for one in found.documents) / 160 == pytest.approx(told.loss, rel=1e-6)
+
+
+@contextlib.contextmanager
+def measuring_nothing() -> Iterator[None]:
+    """Nobody may measure single documents."""
+    with mock.patch.object(Learner, "measure_groups", side_effect=AssertionError("measured without a spike")):
+        yield
+
+
+@dist
+def test_without_a_spike_nothing_is_measured_or_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", WATCHING | {"quarantine": True, "on_spike": "rewind"}, poisoned=False)
+    trained(run, 2, during=[(measuring_nothing, ())])
+    assert events(run, "spike") == []
+    assert not (run / QUARANTINE_NAME).exists()
+    assert not (run / "train/skips.txt").exists()
+    run = make_run(tmp_path / "poisoned", WATCHING)
+    with pytest.raises(AssertionError, match="measured without a spike"):
+        trained(run, 1, during=[(measuring_nothing, ())])
+
+
+# --------------------------------------------------------------------------------------------------------- quarantined
+
+QUARANTINING = WATCHING | {"quarantine": True, "on_spike": "rewind"}
+
+
+@pytest.fixture(scope="module")
+def quarantined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The poisoned run of two ranks, rewound and without the poison; nothing may change it."""
+    return trained(make_run(tmp_path_factory.mktemp("quarantined") / "run", QUARANTINING), 2)
+
+
+def assert_kept_out(run: Path) -> None:
+    """No batch behind the checkpoint of step 15 holds the poison; the trace and the rows say so."""
+    assert trace_of(run).steps_of_document(POISON)[0].appearances == []
+    batches = tiny_runs.opened(run)
+    first = poisoned_runs.sentinel_0(open_dataset(Store(str(run))))
+    for step in range(STEPS):
+        rows = batches.batch(step)
+        assert not ((rows.inputs_BT >= first) & (rows.inputs_BT < first + 100)).any()
+        assert not ((rows.targets_BT >= first) & (rows.targets_BT < first + 100)).any()
+
+
+@dist
+def test_the_culprit_is_quarantined_and_never_comes_back(unwatched: Path, quarantined: Path, tmp_path: Path) -> None:
+    run = quarantined
+    (event,) = events(run, "spike")
+    (back,) = events(run, "rewound")
+    assert (event.step, back.step, back.to_step, back.quarantined) == (16, 16, 15, (POISON.hex(),))
+    # The samples of the step, and the two of the next pass that hold the document; before, they were in the run.
+    later = [part.sample for part in trace_of(unwatched).steps_of_document(POISON)[0].appearances if part.step > 16]
+    assert later == [144, 145]
+    assert list(back.samples) == [*range(75, 80), *later]
+    assert list(read_skip_list(Store(str(run)), "skips.txt").indices) == list(back.samples)
+    lines = (run / "train/skips.txt").read_text().splitlines()
+    assert lines[0] == "75  # spike in step 16, with 2 more samples of quarantined documents"
+    (line,) = read_quarantine(Store(str(run)))
+    worst = event.documents[0]
+    assert (line.doc_id, line.url, line.source) == (POISON.hex(), worst.url, "web")
+    assert (line.split, line.offset, line.length) == ("web.warc.gz", 2000, 900)
+    assert (line.step, line.rewind) == (16, 1)
+    # It is judged by all of its parts in the batch.
+    own = [one for one in event.documents if one.doc_id == POISON.hex()]
+    assert line.targets == sum(one.targets for one in own) == 33
+    assert line.loss == pytest.approx(sum(one.loss * one.targets for one in own) / 33)
+    assert_kept_out(run)
+    # From the checkpoint on it is the run that had this skip list from its beginning.
+    knowing = make_run(tmp_path / "knowing", QUARANTINING)
+    append_to_skip_list(Store(str(knowing)), "skips.txt", list(back.samples), "known to be bad")
+    trained(knowing, 2)
+    assert events(knowing, "spike") == []
+    assert computed(run) == computed(knowing)
+    state, other = state_at(run, STEPS), state_at(knowing, STEPS)
+    assert [name for name in other if not state[name].equal(other[name])] == []
+    assert computed(run)[:15] == computed(unwatched)[:15]
+    assert computed(run)[15:] != computed(unwatched)[15:]
+
+
+@dist
+def test_a_rewind_alone_lets_the_culprit_come_back(tmp_path: Path) -> None:
+    run = trained(make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind"}), 2)
+    assert [event.step for event in events(run, "rewound")] == [16, 29]  # a step of samples is gone by then
+    assert [event.quarantined for event in events(run, "rewound")] == [(), ()]
+    assert not (run / QUARANTINE_NAME).exists()
+
+
+@contextlib.contextmanager
+def killed_in(name: str) -> Iterator[None]:
+    """The process ends as it begins to do something."""
+    kill = RuntimeError(f"killed in {name}")
+    target = mock.patch.object(Record, "rewind", side_effect=kill)
+    if name != "rewind":
+        target = mock.patch(f"train.pretrain.spikes.{name}", side_effect=kill)
+    with target:
+        yield
+
+
+@dist
+@pytest.mark.parametrize("name", ["quarantine", "append_to_skip_list", "rewind"])
+def test_a_killed_process_is_followed(quarantined: Path, tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run", QUARANTINING)
+    told = tiny_runs.train(run, 2, during=[(killed_in, (name,))])
+    assert [f"killed in {name}" in one.error for one in told] == [True, True]
+    assert (run / QUARANTINE_NAME).exists() == (name != "quarantine")
+    assert (run / "train/skips.txt").exists() == (name == "rewind")
+    if name != "quarantine":  # and half a line, as of a process that died while it wrote
+        with (run / QUARANTINE_NAME).open("ab") as file:
+            file.write(b'{"doc_id":"')
+    trained(run, 2)
+    assert_kept_out(run)
+    assert [line.doc_id for line in read_quarantine(Store(str(run)))] == [POISON.hex()]
+    found = list(read_skip_list(Store(str(run)), "skips.txt").indices)
+    if name == "append_to_skip_list":
+        # The list of documents is followed; the other samples of their step may be used.
+        assert found == [77, 79, 144, 145]
+        assert "quarantined documents" in (run / "train/skips.txt").read_text()
+    else:
+        assert found == [75, 76, 77, 78, 79, 144, 145]
+        assert computed(run) == computed(quarantined)
+        state, other = state_at(run, STEPS), state_at(quarantined, STEPS)
+        assert [name for name in other if not state[name].equal(other[name])] == []
+    assert notes(run)[-1].progress.guard.rewinds == (1 if name == "quarantine" else 0)
+
+
+@dist
+def test_a_list_that_is_handed_on_is_kept_out_from_the_beginning(quarantined: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", QUARANTINING)
+    (run / "train").mkdir()
+    shutil.copy(quarantined / QUARANTINE_NAME, run / QUARANTINE_NAME)
+    (line,) = read_quarantine(Store(str(run)))
+    quarantine(Store(str(run)), [line.model_copy(update={"doc_id": "ab" * 16})])  # of another dataset
+    trained(run, 2)
+    assert_kept_out(run)
+    assert list(read_skip_list(Store(str(run)), "skips.txt").indices) == [77, 79, 144, 145]
+    assert events(run, "spike") == []
+    # Going on adds nothing.
+    again = tiny_runs.cut_back(copied(run, tmp_path / "again"), 20)
+    trained(again, 2)
+    assert_same_bits(again, run)
+    assert (again / "train/skips.txt").read_bytes() == (run / "train/skips.txt").read_bytes()
+
+
+@dist
+def test_a_run_that_only_reported_goes_on_with_a_quarantine(unwatched: Path, tmp_path: Path) -> None:
+    run = trained(make_run(tmp_path / "run", WATCHING), 2)
+    tiny_runs.cut_back(run, 15)
+    told = tiny_runs.train(run, 2, "guard.quarantine=true")
+    assert [one.error for one in told] == ["", ""]
+    assert "going on from step 15, exactly" in told[0].out
+    assert (
+        "step 16: back to step 15, 7 samples are skipped from now on; train/quarantine.jsonl has 1 more" in told[0].out
+    )
+    assert_kept_out(run)
+
+
+@dist
+def test_a_spike_that_no_rewind_is_left_for_is_listed_and_quarantines_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind", "max_rewinds": 1})
+    told = tiny_runs.train(run, 2)
+    assert ["found another spike" in one.error for one in told] == [True, True]
+    last = events(run, "spike")[-1]
+    assert (last.step, last.documents[0].doc_id) == (29, POISON.hex())
+    assert last.documents[0].loss is not None
+    assert json.loads((run / EVENTS_NAME).read_text().splitlines()[-1])["kind"] == "stopped"
+
+
+@dist
+def test_the_lineage_shows_rewind_quarantine_and_skip_list(quarantined: Path) -> None:
+    run = Store(str(quarantined))
+    lineage = read_lineage(run, verify=True)
+    assert lineage.breaks == ()
+    nodes = {node.kind: node for node in lineage.nodes}
+    assert nodes["rewind"].title == "rewound from step 16 to 15"
+    assert dict(nodes["rewind"].counts) == {"samples skipped": 7, "documents quarantined": 1}
+    assert nodes["quarantine"].digest == run.sha256(QUARANTINE_NAME)
+    assert nodes["skips"].digest == notes(quarantined)[-1].identity.skip_list
+    chain = [nodes["rewind"].key, nodes["quarantine"].key, nodes["skips"].key, "train/checkpoints/step-000020"]
+    assert all(pair in lineage.links for pair in pairwise(chain))

@@ -1,0 +1,356 @@
+"""Tests of the answers of a trace: title, signals, text, checkpoints, scans, and the command around them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.run_all import explained
+from jobs.verbs.trace import add_trace_arguments, trace_command
+from schemas.ids import canonical_json
+from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
+from schemas.storage import Store
+from schemas.tables import CLEAN, DOCUMENTS
+from schemas.tokens import open_dataset
+from schemas.versions import attach
+from tests.support import tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset
+from train.checkpoint.metadata import NOTE_NAME, Identity, Layout, Note
+from train.config.settings import load_settings
+from train.plan.make_plan import make_plan
+from train.plan.plan import write_plan
+from train.trace.answer import Answers, Wanted, plain
+
+RECIPE: dict[str, Any] = {
+    "plan": {"num_layers": 1, "d_model": 16, "num_heads": 2},
+    "train": {"seq_len": 64, "global_batch": 6, "steps": 20},
+}
+SPLITS = ["books.warc.gz", "web.warc.gz"]
+GROUP = 5
+Told = tuple[int, str, str]
+
+
+def rows_of(run: Store) -> list[dict[str, Any]]:
+    """Every document of the dataset with its tokens, in the order of files and offsets."""
+    dataset, rows = open_dataset(run), []
+    for stream, shards in dataset.streams.items():
+        for shard in shards:
+            with pa.ipc.open_file(dataset.folder.path(shard.path)) as reader:
+                tokens = reader.read_all().column("tokens").to_pylist()
+            with pa.ipc.open_file(dataset.folder.path(shard.docs_path)) as reader:
+                docs = reader.read_all().to_pylist()
+            rows += [row | {"tokens": own, "stream": stream} for row, own in zip(docs, tokens, strict=True)]
+    return sorted(rows, key=lambda row: (row["split"], row["offset"]))
+
+
+def text_of(row: dict[str, Any]) -> str:
+    """The words of a document."""
+    vocabulary = {number: word for word, number in VOCABULARY.items()}
+    return " ".join(vocabulary[token] for token in row["tokens"][1:-1])
+
+
+VOCABULARY: dict[str, int] = {}
+
+
+def write_table(run: Store, name: str, schema: pa.Schema, rows: list[dict[str, Any]], lineage: dict[str, str]) -> None:
+    """A table of two parts, in small row groups."""
+    folder, entries, paths = run.child(f"{name}/v-test"), [], {}
+    for number, split in enumerate(SPLITS):
+        key, path = f"part-{number:05d}", f"{number}.parquet"
+        part = pa.Table.from_pylist([row for row in rows if row["split"] == split], schema)
+        folder.make_parent(path)
+        pq.write_table(part, folder.path(path), row_group_size=GROUP, write_statistics=False)
+        size, sha256 = folder.size(path), folder.sha256(path)
+        entries.append({"key": key, "rows": part.num_rows, "bytes": size, "sha256": sha256})
+        paths[key] = path
+    content = {"table": name, "stages": {}, "config": {}, "files": entries, "figures": {}}
+    content["inputs"] = [{"name": split, "bytes": 0, "sha256": ""} for split in SPLITS]
+    content["counts"] = {"rows_in": len(rows), "rows_kept": len(rows)}
+    block = {"paths": paths, "started": "", "wall_seconds": 0.0, "cpu_seconds": 0.0, "code_version": "test"}
+    write_manifest(folder, make_manifest(content, block | {"lineage": lineage}, name))
+
+
+def write_note(run: Store, step: int, ranks: int) -> None:
+    """A checkpoint as far as its note."""
+    identity = Identity(
+        dataset="", tokenizer="", order="", settings={}, skip_list="", skip_length=0, code_version="test"
+    )
+    axes = {"pipeline": 1, "replicate": 1, "shard": ranks, "context": 1, "tensor": 1}
+    layout = Layout(ranks=ranks, axes=axes, settings={"micro_batch": 2}, threads=1, device="cpu", kernels="")
+    note = Note(step=step, identity=identity, layout=layout)
+    run.write_atomic(f"{note.name}/{NOTE_NAME}", note.to_bytes())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A planned run with its tables and two checkpoints, the first on two ranks and the second on three."""
+    folder = tmp_path_factory.mktemp("answers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_dataset, "BATCH_DOCUMENTS", 4)
+        run = make_tiny_dataset(folder, {"web": 40, "books": 12}, shard_tokens=1500)
+    tokenizer = json.loads(Path(run.path("tokenizer/v-tiny/tokenizer.json")).read_text())
+    VOCABULARY.update(tokenizer["model"]["vocab"])
+    rows = rows_of(run)
+    documents = [row | {"gopher_num_words": row["num_tokens"] - 2, "drop_stage": None} for row in rows]
+    # A dropped record between two documents, and one more document of the same record.
+    documents += [row | {"doc_id": bytes([7] * 15 + [i]), "gopher_num_words": -1} for i, row in enumerate(rows[::3])]
+    documents.sort(key=lambda row: (row["split"], row["offset"], row["doc_id"]))
+    write_table(run, "documents", DOCUMENTS, [filled(row, DOCUMENTS) for row in documents], {})
+    clean = [
+        row
+        | {"title": f"Title of {row['doc_id'].hex()}", "text": text_of(row), "pii_counts": [("email", 2), ("ip", 1)]}
+        for row in rows
+    ]
+    clean[0] = clean[0] | {"drop_stage": "clean", "drop_rule": "empty"}
+    write_table(run, "clean", CLEAN, [filled(row, CLEAN) for row in clean], {"documents": "v-test"})
+    manifest = run.read_json("tokens/v-tiny/manifest.json")
+    manifest["run"]["lineage"] = {"clean": "v-test"}
+    run.write_atomic("tokens/v-tiny/manifest.json", canonical_json(manifest))
+    tables = read_run(run).tables | {"documents": "v-test", "clean": "v-test"}
+    write_run(run, RunFile(tables=tables, recipe=RECIPE))
+    write_plan(run, make_plan(run, open_dataset(run), load_settings(RECIPE, [], "test")))
+    write_note(run, 5, 2)
+    write_note(run, 12, 3)
+    return run
+
+
+def filled(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """A row with every column of a table."""
+    return {name: row.get(name) for name in schema.names}
+
+
+@pytest.fixture
+def trace(run: Store, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+    """The command: exit code, output and errors."""
+
+    def call(*words: str, at: Store = run) -> Told:
+        parser = ArgumentParser()
+        parser.add_argument("run")
+        add_trace_arguments(parser)
+        arguments = parser.parse_args([at.uri, *words])
+        code = explained(lambda: trace_command(arguments))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Callable[..., Told]) -> None:
+    rows = {row["doc_id"].hex(): row for row in rows_of(run)}
+    code, out, _ = trace("--step", "3", "--text", "--json")
+    found = json.loads(out)
+    assert (code, found["step"], found["rows"], found["dataset"]) == (0, 3, [0, 6], open_dataset(run).digest)
+    assert len(found["parts"]) > 6
+    for part in found["parts"]:
+        row = rows[part["doc_id"]]
+        assert part["title"] == f"Title of {part['doc_id']}"
+        assert part["signals"]["gopher_num_words"] == row["num_tokens"] - 2
+        assert part["signals"]["pii_counts"] == {"email": 2, "ip": 1}
+        assert part["cluster"] == row["cluster"].hex()
+        words = row["tokens"][part["doc_start"] : part["doc_stop"]]
+        inner = [token for token in words if token not in (row["tokens"][0], row["tokens"][-1])]
+        assert part["text"] == text_of({"tokens": [0, *inner, 0]})
+
+
+def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) -> None:
+    answers = Answers(run, Wanted(text=True))
+    for row in rows_of(run):
+        (told, seen), *_ = answers.document(row["doc_id"].hex()).documents
+        assert (told.detail.title, told.text) == (f"Title of {row['doc_id'].hex()}", text_of(row))
+        steps = seen.steps
+        first = next((step for step in (5, 12) if steps and step >= steps[0]), None)
+        clean = [step for step in (5, 12) if not steps or step < steps[0]]
+        assert (seen.first_checkpoint, seen.last_checkpoint) == (first, 12 if first else None)
+        assert (seen.last_clean, seen.trained) == (clean[-1] if clean else None, 12)
+
+
+def test_a_rank_reads_its_rows_by_the_layout_of_the_step(trace: Callable[..., Told]) -> None:
+    # Six rows on two ranks up to step 5, on three behind it; micro-batches of two.
+    for words, rows, named in (
+        (["--step", "5", "--rank", "1"], [3, 6], "step-000005"),
+        (["--step", "5", "--rank", "1", "--micro-batch", "0"], [3, 5], "step-000005"),
+        (["--step", "5", "--rank", "1", "--micro-batch", "1"], [5, 6], "step-000005"),
+        (["--step", "6", "--rank", "1"], [2, 4], "step-000012"),
+        (["--step", "20", "--rank", "2"], [4, 6], "step-000012"),
+        (["--step", "6", "--rank", "1", "--ranks", "6"], [1, 2], "the plan on 6 rank(s)"),
+    ):
+        found = json.loads(trace(*words, "--brief", "--json")[1])
+        assert (found["rows"], named in found["layout"]) == (rows, True)
+        assert {part["row"] for part in found["parts"]} == set(range(*rows))
+    shown = trace("--step", "5", "--rank", "1", "--brief")[1]
+    assert "step 5, rows 3 to 5 of the global batch" in shown
+    assert "by the layout of checkpoint train/checkpoints/step-000005" in shown
+
+
+@pytest.mark.parametrize("kept", ["clean", "shards"])
+def test_a_scan_finds_all_documents_with_a_string(
+    run: Store, trace: Callable[..., Told], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of(run)
+    string = " ".join(text_of(rows[9]).split()[3:6])
+    expected = {row["doc_id"].hex() for row in rows if string in text_of(row)}
+    assert rows[9]["doc_id"].hex() in expected
+    if kept == "shards":
+        monkeypatch.setattr("train.trace.documents.table_behind", lambda *made: None)
+    code, out, err = trace("--contains", string, "--json", "--limit", "99")
+    assert {document["doc_id"] for document in json.loads(out)["documents"]} == expected
+    assert (code, "scan" in err or "decoding" in err) == (0, True)
+    code, out, _ = trace("--contains", "no such words in it")
+    assert (code, out.splitlines()[0]) == (
+        1,
+        "no document of the dataset contains this string, as it stands, case included",
+    )
+
+
+@pytest.mark.parametrize("own", [(), ("tokens", "tokenizer"), ("tokens", "tokenizer", "clean")])
+def test_a_run_on_the_dataset_of_another_one_has_its_titles_and_texts(
+    run: Store, trace: Callable[..., Told], tmp_path: Path, own: tuple[str, ...]
+) -> None:
+    branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
+    state = attach(branch, run)
+    for name in own:  # made anew on the other tables
+        version = state.tables[name].rpartition("/")[2]
+        shutil.copytree(run.path(f"{name}/{version}"), branch.path(f"{name}/{version}"))
+        write_run(branch, RunFile(tables=read_run(branch).tables | {name: version}, recipe=RECIPE))
+    attach(new, branch, ("tokens", "tokenizer"))
+    write_plan(new, make_plan(new, open_dataset(new), load_settings(RECIPE, [], "test")))
+    row = rows_of(run)[9]
+    code, out, err = trace("--contains", text_of(row), "--json", at=new)
+    (found,) = json.loads(out)["documents"]
+    doc_id = row["doc_id"].hex()
+    assert (code, "scanning the clean text of " in err, found["doc_id"]) == (0, True, doc_id)
+    assert found["title"] == f"Title of {doc_id}"
+    assert found["signals"]["gopher_num_words"] == row["num_tokens"] - 2
+    assert Answers(new, Wanted()).details.record(row["split"], row["offset"], doc_id)["url"] == row["url"]
+
+
+def test_a_row_that_was_dropped_while_cleaning_is_in_no_dataset(run: Store, trace: Callable[..., Told]) -> None:
+    gone = rows_of(run)[0]["doc_id"].hex()
+    out = trace("--contains", text_of(rows_of(run)[0])[:60], "--json")[1]
+    assert gone not in {document["doc_id"] for document in json.loads(out)["documents"]}
+
+
+def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Callable[..., Told]) -> None:
+    number = sum(row["domain"] == "site2.co.uk" for row in rows_of(run))
+    code, out, _ = trace("--domain", "site2.co.uk", "--brief", "--limit", "2")
+    assert (code, number > 3) == (0, True)
+    assert f"all {number} document(s), {number - 2} of them not listed: " in out
+    assert "last clean checkpoint none stands, train from the beginning" in out
+    whole = json.loads(trace("--domain", "site2.co.uk", "--json", "--brief", "--limit", "99")[1])
+    steps = {step for document in whole["documents"] for step in document["seen"]["steps"]}
+    assert (whole["seen"]["steps"], len(whole["documents"])) == (sorted(steps), number)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--step", "21"], "--step: promised 1 to 20, the steps of the plan, found 21"),
+        (["--step", "0"], "--step: promised 1 to 20, the steps of the plan, found 0"),
+        (
+            ["--step", "1", "--rank", "2"],
+            "--rank: promised 0 to 1, the ranks of checkpoint train/checkpoints/step-000005",
+        ),
+        (["--step", "1", "--rank", "0", "--micro-batch", "2"], "--micro-batch: promised 0 to 1"),
+        (["--step", "1", "--micro-batch", "0"], "promised --rank with --micro-batch or --ranks"),
+        (["--url", "http://x/", "--rank", "0"], "promised --step with --rank"),
+        (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: promised 1 or more, found 0"),
+        (["--step", "1", "--limit", "0"], "trace --limit: promised 1 or more documents, found 0"),
+        (["--step", "1", "--set", "source.paths=[]"], "trace --set: promised with --refetch"),
+        (["--doc", "xyz"], "--doc: promised 32 hex digits, found 'xyz'"),
+        (["--doc", "abcd"], "--doc: promised 32 hex digits, found 'abcd' of 4; give the whole id"),
+        (["--domain", "http://site1.co.uk/"], "--domain: promised a host such as example.com"),
+        (["--contains", ""], "--contains: promised a string to look for, found an empty one"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(trace: Callable[..., Told], words: list[str], message: str) -> None:
+    code, out, err = trace(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_what_is_not_there_is_said(trace: Callable[..., Told]) -> None:
+    assert trace("--url", "http://site1.co.uk/none")[:2] == (
+        1,
+        "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`\n",
+    )
+    assert trace("--domain", "site99.co.uk")[0] == 1
+    assert trace("--doc", "00" * 16)[0] == 1
+
+
+def test_a_run_without_a_plan_and_tables(trace: Callable[..., Told], tmp_path: Path) -> None:
+    bare = make_tiny_dataset(tmp_path / "bare", {"web": 20})
+    code, _, err = trace("--step", "1", at=bare)
+    assert (code, "promised a plan, found no train/plan.json; make it with `penstock plan`" in err) == (2, True)
+    write_plan(bare, make_plan(bare, open_dataset(bare), load_settings(RECIPE, [], "test")))
+    code, out, _ = trace("--step", "1", at=bare)
+    assert (code, "(without title or signals: the table documents and clean is not there)" in out) == (0, True)
+    code, out, _ = trace("--url", rows_of(bare)[0]["url"], "--brief", at=bare)
+    assert (code, "no checkpoint stands" in out or "in no step" in out) == (0, True)
+
+
+def test_json_has_no_numbers_that_json_has_not() -> None:
+    value = {"a": float("nan"), "b": [1.5, float("inf")], "c": b"\x01", "d": [("en", 1)], "e": None, "f": True}
+    assert plain(value) == {"a": None, "b": [1.5, None], "c": "01", "d": [["en", 1]], "e": None, "f": True}
+
+
+def test_a_look_up_loads_neither_torch_nor_pandas(run: Store) -> None:
+    code = (
+        "import sys; from schemas.storage import Store; from train.trace import documents_of_step, steps_of_url\n"
+        f"found = documents_of_step(Store({run.uri!r}), 3); steps_of_url(Store({run.uri!r}), found[0].url)\n"
+        "print({'torch', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+# ------------------------------------------------------------------------------------------------- the original records
+
+
+@pytest.fixture
+def archive(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
+    """An archive with a record where the index says that one document's lies, and that document's row."""
+    row = next(row for row in rows_of(run) if row["split"] == "web.warc.gz" and row["offset"])
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>A page.</p>"
+    head = f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: {row['url']}\r\nContent-Type: application/http\r\n"
+    record = f"{head}Content-Length: {len(page)}\r\n\r\n".encode() + page + b"\r\n\r\n"
+    path = tmp_path / "web.warc.gz"
+    path.write_bytes(b"\n" * row["offset"] + record.ljust(row["length"], b"\n"))
+    recorded = {"offset": row["offset"], "length": row["length"], "url": row["url"], "record_type": "response"}
+    monkeypatch.setattr("train.trace.documents.Details.record", lambda *arguments: recorded)
+    return path, row
+
+
+def test_the_original_record_is_read_again(trace: Callable[..., Told], archive: tuple[Path, dict[str, Any]]) -> None:
+    path, row = archive
+    words = ("--doc", row["doc_id"].hex(), "--brief", "--refetch", "--set", f'source.paths=["{path}"]')
+    code, out, _ = trace(*words)
+    assert (code, f"{path}@{row['offset']}+{row['length']}: the same record; RAW:" in out) == (0, True)
+    assert "  | <p>A page.</p>" in out
+    (record,) = json.loads(trace(*words, "--json")[1])["records"]
+    assert (record["changes"], record["head"].startswith("WARC/1.0\r\n")) == ([], True)
+    path.write_bytes(path.read_bytes().replace(b"/web/", b"/wob/"))
+    code, out, _ = trace(*words)
+    changed = row["url"].replace("/web/", "/wob/")
+    assert (code, f"no longer the record that was read\n  url: promised {row['url']}, found {changed}\n" in out) == (
+        1,
+        True,
+    )
+
+
+def test_an_archive_that_is_not_there_is_named(
+    trace: Callable[..., Told], archive: tuple[Path, dict[str, Any]]
+) -> None:
+    path, row = archive
+    words = ("--doc", row["doc_id"].hex(), "--brief", "--refetch", "--set")
+    code, _, err = trace(*words, f'source.paths=["{path.parent}/none-*.warc.gz"]')
+    assert (code, "found none that matches" in err) == (2, True)
+    path.rename(path.parent / "other.warc.gz")
+    code, _, err = trace(*words, f'source.paths=["{path.parent}/other.warc.gz"]')
+    assert (code, "--refetch: promised the file web.warc.gz, found it in none of source.paths" in err) == (2, True)
