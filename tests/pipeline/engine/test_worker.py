@@ -58,7 +58,7 @@ def test_a_raising_stage_drops_the_row_and_is_counted_without_its_text():
     assert (row["drop_stage"], row["drop_rule"]) == ("a", "failed")
     assert "b" not in row
     (key,) = fused.errors
-    assert key.startswith("a: ValueError at test_fused.py:")
+    assert key.startswith("a: ValueError at test_worker.py:")
     assert "secret" not in key
 
 
