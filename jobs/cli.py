@@ -73,7 +73,7 @@ def show_command(arguments: Arguments) -> int:
     conditions += [column_equals("doc_id", arguments.doc)] if arguments.doc else []
     conditions += [column_equals("url", arguments.url)] if arguments.url else []
     if not conditions:
-        raise ConfigError("show: promised --doc, --url or --where, found none of them")
+        raise ConfigError("show: expected --doc, --url or --where, got none of them")
     condition = functools.reduce(operator.and_, conditions)
     found = 0
     for row in find_documents(run_at(arguments.run), condition, arguments.limit):
@@ -91,7 +91,7 @@ def models_command(arguments: Arguments) -> int:
             print(row)
         return 0
     if not arguments.name:
-        raise ConfigError(f"models {arguments.action}: promised a name; `penstock models list` shows them")
+        raise ConfigError(f"models {arguments.action}: expected a name. `penstock models list` shows them.")
     print((fetch_model if arguments.action == "fetch" else verify_model)(arguments.name, config))
     return 0
 

@@ -37,5 +37,5 @@ def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
     """The recipe a run was made with, overrides on top. Raises ConfigError if the folder is no run."""
     recipe = read_run(run).recipe
     if not recipe:
-        raise ConfigError(f"{run.uri}: promised a run folder, found no recipe in it; run `penstock run RECIPE --out …`")
+        raise ConfigError(f"{run.uri}: expected a run folder, got no recipe in it. Run `penstock run RECIPE --out …`.")
     return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")

@@ -45,7 +45,7 @@ class LanguageConfig(Section):
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "LanguageConfig":
         if self.excerpts == 1:
-            raise ValueError("excerpts: promised 0 or at least 2, found 1; one excerpt cannot disagree with another")
+            raise ValueError("excerpts: expected 0 or at least 2, got 1. One excerpt cannot disagree with another.")
         if self.min_language_share is not None and not self.excerpts:
             raise ValueError("min_language_share would be ignored: nothing is measured with excerpts = 0")
         return self
@@ -116,7 +116,7 @@ def load_model(path: str) -> Any:
     try:
         return fasttext.load_model(path)
     except ValueError as error:
-        raise ConfigError(f"language.model: promised a fastText model, found {error}; give another file") from error
+        raise ConfigError(f"language.model: expected a fastText model, got {error}. Give another file.") from error
 
 
 def predict(model: Any, text: str) -> tuple[str, float]:
@@ -130,7 +130,7 @@ def _check_languages(wanted: Iterable[str], model: Any, name: str) -> None:
     wrong = [f"{code!r}{nearest(code, known)}" for code in sorted(wanted) if code not in known]
     if wrong:
         raise ConfigError(
-            f"language.languages: promised codes that {name} knows, found {', '.join(wrong)}; correct them"
+            f"language.languages: expected codes that {name} knows, got {', '.join(wrong)}. Correct them."
         )
 
 

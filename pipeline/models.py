@@ -118,7 +118,7 @@ def known_models(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) ->
                 row["sha256"], row["bytes"], TRAINED_HERE, row["purpose"], None, file=row["file"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ContractError(f"{index}: promised a model in line {number}, found {error!r}; remove it") from error
+            raise ContractError(f"{index}: expected a model in line {number}, got {error!r}. Remove it.") from error
     pinned = {
         name: replace(entry, sha256=trained[name].sha256, num_bytes=trained[name].num_bytes)
         for name, entry in registry.items()
@@ -201,7 +201,7 @@ def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str,
         except (_Unavailable, OSError, HTTPException, zipfile.BadZipFile) as error:
             failures.append(f"{place}: {error}")
     raise ConfigError(
-        f"model {name_or_path}: promised a file with SHA-256 {entry.sha256 or 'yet unknown'}, found none:\n  "
+        f"model {name_or_path}: expected a file with SHA-256 {entry.sha256 or 'yet unknown'}, got none:\n  "
         + "\n  ".join(failures)
         + f"\nput the file at {target}, or give its path in the recipe"
     )
@@ -226,7 +226,7 @@ def add_model(
     """
     if not NAME.fullmatch(name) or name in registry:
         why = "that of a registered model" if name in registry else "one that no file can have"
-        raise ConfigError(f"model {name!r}: promised a name of its own, found {why}; give it another name")
+        raise ConfigError(f"model {name!r}: expected a name of its own, got {why}. Give it another name.")
     digest = file_sha256(path)
     target = _cache_folder(config) / f"{digest[:16]}{path.suffix}"
     entry = ModelEntry(digest, path.stat().st_size, TRAINED_HERE, purpose, None, file=target.name)
@@ -257,7 +257,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
     target = _target(config, name, entry)
     remedy = f"run penstock models fetch {name}" if entry.url else "train it again"
     if not target.is_file():
-        raise ConfigError(f"{target}: promised model {name}, found no file; {remedy}")
+        raise ConfigError(f"{target}: expected model {name}, got no file. {remedy}.")
     try:
         _check(target, entry)
     except _Unavailable as error:
@@ -268,7 +268,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
 def _known(name: str, registry: Mapping[str, ModelEntry]) -> ModelEntry:
     if name not in registry:
         raise ConfigError(
-            f"model {name!r}: promised a name of the model store or a file, found neither{nearest(name, registry)}"
+            f"model {name!r}: expected a name of the model store or a file, got neither{nearest(name, registry)}"
         )
     return registry[name]
 
@@ -280,7 +280,7 @@ def _given_path(text: str, registry: Mapping[str, ModelEntry]) -> LocalModel:
     if path.name == text and not path.exists():
         _known(text, registry)
     found = "a folder" if path.is_dir() else "nothing"
-    raise ConfigError(f"model {text}: promised a model file, found {found}; correct the path or copy the file there")
+    raise ConfigError(f"model {text}: expected a model file, got {found}. Correct the path or copy the file there.")
 
 
 def _cache_folder(config: ModelsConfig) -> Path:
@@ -311,7 +311,7 @@ def _check(path: Path, entry: ModelEntry) -> None:
     size, digest = path.stat().st_size, file_sha256(path)
     if digest != entry.sha256:
         raise _Unavailable(
-            f"promised {entry.num_bytes} bytes with SHA-256 {entry.sha256}, found {size} bytes with {digest}"
+            f"expected {entry.num_bytes} bytes with SHA-256 {entry.sha256}, got {size} bytes with {digest}"
         )
 
 
@@ -338,7 +338,7 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
             while block := answer.read(BLOCK_BYTES):
                 stream.write(block)
                 if stream.tell() > (entry.num_bytes or MOST_BYTES):
-                    raise _Unavailable(f"promised {entry.num_bytes or MOST_BYTES} bytes, found more")
+                    raise _Unavailable(f"expected {entry.num_bytes or MOST_BYTES} bytes, got more")
                 if time.monotonic() > deadline:
                     raise _Unavailable(f"no end after {DOWNLOAD_SECONDS:.0f} s")
     except URLError as error:

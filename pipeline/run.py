@@ -265,6 +265,6 @@ def check_inputs(folder: Store, table: str, built: Built, identities: Mapping[st
         same = earlier.run.lineage.get(f"input:{name}") == identities.get(f"input:{name}")
         if same and digests.get(name, now) != now:
             raise ContractError(
-                f"input {name}: promised SHA-256 {digests[name][:16]}… (same name, size and time as before), "
-                f"found {now[:16]}…; restore the file or use a new run folder"
+                f"input {name}: expected SHA-256 {digests[name][:16]}… (same name, size and time as before), "
+                f"found {now[:16]}…. Restore the file or use a new run folder."
             )

@@ -37,7 +37,7 @@ def checked_indexes(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]
     """The earlier indexes of a run. Raises ConfigError if keep rules ask for scores that no step makes."""
     keep = recipe.section(DEDUP.name, DedupConfig)
     if "scores" in order_columns(keep) and not scores.wanted(recipe):
-        raise ConfigError(f"dedup.keep: promised scores of models, found {list(keep.keep)} and no model that is asked")
+        raise ConfigError(f"dedup.keep: expected scores of models, got {list(keep.keep)} and no model that is asked")
     return indexes_of(recipe, splits)
 
 
@@ -47,20 +47,20 @@ def checked_streams(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]
     by, families = config.buckets_by, recipe.section("quality", QualityConfig).families
     if by == BY_PERPLEXITY and recipe.section("perplexity", PerplexityConfig).scorer is None:
         raise ConfigError(
-            "tokens.buckets_by: promised buckets of perplexity, found no perplexity.scorer, so nothing measures it; "
-            "name a scorer and its models, or a signal"
+            "tokens.buckets_by: expected buckets of perplexity, got no perplexity.scorer, so nothing measures it. "
+            "Name a scorer and its models, or a signal."
         )
     if config.measure and config.measure.name and by not in (scored := scores_of(recipe)):
         found = f"{by!r}{nearest(by, scored)}" if scored else f"{by!r} and no model that scores texts"
         section, _, name = by.partition(".")
         raise ConfigError(
-            f"tokens.buckets_by: promised the score of a model of the recipe, found {found}; give {section}.models a "
-            f"model {name!r}, or cut by something else"
+            f"tokens.buckets_by: expected the score of a model of the recipe, got {found}. Give {section}.models a "
+            f"model {name!r}, or cut by something else."
         )
     if by in FAMILY_OF and FAMILY_OF[by] not in families:
         raise ConfigError(
-            f"tokens.buckets_by: promised a signal that is measured, found {by!r} of the family {FAMILY_OF[by]!r}, but "
-            f"quality.families has only {', '.join(families)}; add it, or name another signal"
+            f"tokens.buckets_by: expected a signal that is measured, got {by!r} of the family {FAMILY_OF[by]!r}, but "
+            f"quality.families has only {', '.join(families)}. Add it, or name another signal."
         )
     check_names(config, sorted({split.source for split in splits}))
     return {}

@@ -130,7 +130,7 @@ def read_wordlist(path: str, language: str) -> WordList | UnspacedWordList:
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     entries = [line for line in lines if words_of(line.casefold()) and not line.startswith("#")]
     if not entries:
-        raise ConfigError(f"toxicity.wordlists.{language}: promised words, found none in {path}; give another list")
+        raise ConfigError(f"toxicity.wordlists.{language}: expected words, got none in {path}. Give another list.")
     return UnspacedWordList(entries) if language in UNSPACED else WordList(entries)
 
 
@@ -148,7 +148,7 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
         names, values = model.predict([" ".join(text.split())], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
         if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001
-            raise ContractError(f"toxicity.classifier: {path} promised a probability, found {value}; train it again")
+            raise ContractError(f"toxicity.classifier: {path} expected a probability, got {value}. Train it again.")
         return min(1.0, value)
 
     score("a probe, so that a model of NaN stops the run before the first document")

@@ -143,7 +143,7 @@ def load_recipe(
         path, equals, value = override.partition("=")
         section, dot, key = path.strip().partition(".")
         if not (equals and dot and section and key):
-            raise ConfigError(f"--set {override!r}: promised section.key=value, for example quality.min_words=30")
+            raise ConfigError(f"--set {override!r}: expected section.key=value, for example quality.min_words=30")
         target = values.setdefault(section, {})
         if isinstance(target, dict):
             target[key] = parse_value(value)

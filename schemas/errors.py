@@ -1,6 +1,6 @@
 """The errors a user can act on: wrong settings, and data that breaks its promise.
 
-Every message has the form *where: promised X, found Y; do Z*.
+Every message has the form *where: expected X, got Y. <one fix>*.
 """
 
 import errno
@@ -17,7 +17,7 @@ class ConfigError(PenstockError):
 
 
 class ContractError(PenstockError):
-    """Data disagrees with what its manifest, schema or digest promised; the run stops."""
+    """Data disagrees with what its manifest, schema or digest states; the run stops."""
 
 
 def storage_problem(error: OSError) -> str | None:

@@ -74,8 +74,8 @@ def _take(held: ExitStack, run: Store, name: str, what: str, *, shared: bool = F
         if error.errno != errno.EWOULDBLOCK:
             raise
         raise ContractError(
-            f"{run.uri}/{name}: promised to `{what}` a run that nobody else works on, found {_holders(run, name)}; "
-            "wait for its end, or stop it"
+            f"{run.uri}/{name}: expected to `{what}` a run that nobody else works on, got {_holders(run, name)}. "
+            "Wait for its end, or stop it."
         ) from error
     held.callback(_let_go, file, Path(run.path(name)))
     if not shared:

@@ -157,7 +157,7 @@ def write_manifest(folder: Store, manifest: Manifest) -> None:
         standing = read_manifest(folder)
         if standing.digest != manifest.digest:
             raise ContractError(
-                f"{folder.uri}: promised immutable, holds {standing.digest[:12]}, now found {manifest.digest[:12]}; "
+                f"{folder.uri}: expected immutable, holds {standing.digest[:12]}, now found {manifest.digest[:12]}; "
                 "an input or a library changed under the same settings: use a new run folder"
             )
         return
@@ -170,17 +170,17 @@ def read_manifest(folder: Store) -> Manifest:
         if folder.exists(MOVED_NAME):
             moved = folder.read_json(MOVED_NAME)
             raise ContractError(
-                f"{folder.uri}: promised a table, found that takedown {moved['id']} has put {moved['to']} in its "
-                "place; a run on the old one cannot go on: plan anew, in another folder"
+                f"{folder.uri}: expected a table, got that takedown {moved['id']} has put {moved['to']} in its "
+                "place. A run on the old one cannot go on: plan anew, in another folder."
             )
-        raise ContractError(f"{folder.uri}: promised a table, found no {MANIFEST_NAME}; run the stage that writes it")
+        raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run the stage that writes it.")
     raw = folder.read_json(MANIFEST_NAME)
     content = raw.get("content") if isinstance(raw, dict) else None
     version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
     if version != FORMAT_VERSION:
         raise ContractError(
-            f"{folder.uri}/{MANIFEST_NAME}: promised format version {FORMAT_VERSION}, found {version}; use the version "
-            "of penstock that wrote it, or run its stage again"
+            f"{folder.uri}/{MANIFEST_NAME}: expected format version {FORMAT_VERSION}, got {version}. Use the version "
+            "of penstock that wrote it, or run its stage again."
         )
     try:
         return Manifest.model_validate(raw)
@@ -227,7 +227,7 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
     tables = read_run(run).tables
     if table not in tables:
         raise ContractError(
-            f"{run.uri}: promised a table {table!r}, found {sorted(tables) or 'an empty run'}; run its stage"
+            f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. Run its stage."
         )
     folder = run.child(f"{table}/{tables[table]}")
     return folder, read_manifest(folder)

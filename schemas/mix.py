@@ -56,9 +56,9 @@ class Mix(_Part):
         """The parts of these sources. Raises ConfigError if a source has none, or there are others."""
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
-            raise ConfigError(f"{where}: promised sources of the dataset, found {hints}; correct the names")
+            raise ConfigError(f"{where}: expected sources of the dataset, got {hints}. Correct the names.")
         if lacking := sorted(names - self.sources.keys()):
-            raise ConfigError(f"{where}: promised every source of the dataset, found no {', '.join(lacking)}; add them")
+            raise ConfigError(f"{where}: expected every source of the dataset, got no {', '.join(lacking)}. Add them.")
         return self.sources
 
 
@@ -78,14 +78,12 @@ def parse_mix(data: bytes, where: str) -> Mix:
     try:
         mix = Mix.model_validate(tomllib.loads(data.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
-        raise ConfigError(
-            f"mix {where}: promised a mix, found {error}; `penstock mix suggest RUN` makes one"
-        ) from error
+        raise ConfigError(f"mix {where}: expected a mix, got {error}. `penstock mix suggest RUN` makes one.") from error
     if mix.format != FORMAT:
-        raise ConfigError(f"mix {where}: promised format {FORMAT}, found {mix.format}; make it with this version")
+        raise ConfigError(f"mix {where}: expected format {FORMAT}, got {mix.format}. Make it with this version.")
     total = sum(source.share for source in mix.sources.values())
     if abs(total - 1) > 1e-6:
-        raise ConfigError(f"mix {where}: promised shares that add up to 1, found {total:.6f}; correct them")
+        raise ConfigError(f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct them.")
     return mix
 
 

@@ -71,7 +71,7 @@ class Store:
         """Raises ConfigError if the folder's bucket does not exist: whatever is asked for would only be missing."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
-            raise ConfigError(f"{self.uri}: promised a folder of a bucket, found no bucket {bucket}; create it")
+            raise ConfigError(f"{self.uri}: expected a folder of a bucket, got no bucket {bucket}. Create it.")
 
     def exists(self, name: str) -> bool:
         """Whether a file or folder of this name exists."""
@@ -81,7 +81,7 @@ class Store:
         """The size of a file [bytes]. Raises ContractError if there is none."""
         info = self.fs.get_file_info(self.path(name))
         if info.type != pafs.FileType.File:
-            raise ContractError(f"{self.uri}/{name}: promised by a manifest, found nothing; restore the file")
+            raise ContractError(f"{self.uri}/{name}: expected by a manifest, got nothing. Restore the file.")
         return int(info.size)
 
     def open_input(self, name: str) -> Any:
@@ -115,7 +115,7 @@ class Store:
         try:
             return json.loads(self.read_bytes(name))
         except ValueError as error:
-            raise ContractError(f"{self.uri}/{name}: promised JSON, found {error}; remove or restore it") from error
+            raise ContractError(f"{self.uri}/{name}: expected JSON, got {error}. Remove or restore it.") from error
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Write a small file so that a reader sees either the old or the new content, never a part."""
@@ -172,23 +172,23 @@ def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
     authority, slash, path = place.partition("/")
     shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if scheme in BUCKETS and not authority:
-        raise ConfigError(f"{uri}: promised a bucket behind {scheme}://, found none; write {scheme}://BUCKET/FOLDER")
+        raise ConfigError(f"{uri}: expected a bucket behind {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
     if scheme == "s3" and "@" in authority:
         raise ConfigError(
-            f"{shown}: promised no secrets in a URI, found a key before the bucket; give it by AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or by a profile"
+            f"{shown}: expected no secrets in a URI, got a key before the bucket. Give it by AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or by a profile."
         )
     if scheme in BUCKETS and (odd := {"", ".", ".."}.intersection(path.rstrip("/").split("/") if path else ())):
         found = " and ".join(f"/{part}/" for part in sorted(odd))
-        raise ConfigError(f"{shown}: promised a plain path, found {found} in it; object stores know no such parts")
+        raise ConfigError(f"{shown}: expected a plain path, got {found} in it. Object stores know no such parts.")
     own = [options, *(one for one in [OPTIONS.get(scheme, "")] if one.partition("=")[0] not in options)]
     try:
         plain = re.sub("%(?![0-9A-Fa-f]{2})", "%25", quote(f"{slash}{path}", safe=URI_SAFE))
         fs, root = pafs.FileSystem.from_uri(f"{scheme}://{authority}{plain}?{'&'.join(filter(None, own))}".rstrip("?"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{shown}: promised a place that pyarrow.fs reaches (s3://, gs://, hdfs://), found {_first_line(error)}; "
-            "correct it, or the environment that says how to reach it"
+            f"{shown}: expected a place that pyarrow.fs reaches (s3://, gs://, hdfs://), got {_first_line(error)}. "
+            "Correct it, or the environment that says how to reach it."
         ) from error
     return fs, root if root == "/" else root.rstrip("/")
 
@@ -199,13 +199,13 @@ def remote_problem(error: BaseException) -> str | None:
         where = f"s3://{found['bucket']}/{found['key'] or ''}" if found["bucket"] else "the object store"
         said = re.sub(r" \(Request ID: [^)]*\)", "", found["aws"]).strip()
         return (
-            f"{where}: promised an object store that answers, found {said}; check bucket, endpoint and credentials, "
-            "then run the same command again"
+            f"{where}: expected an object store that answers, got {said}. Check bucket, endpoint and credentials, "
+            "then run the same command again."
         )
     if found := REFUSED_BY_GOOGLE.search(str(error)):
         return (
-            f"gs://: promised an object store that answers, found {found['google']}; check bucket and credentials, "
-            "then run the same command again"
+            f"gs://: expected an object store that answers, got {found['google']}. Check bucket and credentials, "
+            "then run the same command again."
         )
     return None
 

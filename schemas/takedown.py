@@ -225,11 +225,11 @@ def parse_certificate(value: Any, where: str) -> Certificate:
     try:
         found = Certificate.model_validate(value)
     except ValidationError as error:
-        raise ContractError(f"{where}: promised the certificate of a takedown, found {error}; restore it") from error
+        raise ContractError(f"{where}: expected the certificate of a takedown, got {error}. Restore it.") from error
     if found.version != CERTIFICATE_VERSION:
         raise ContractError(
-            f"{where}: promised version {CERTIFICATE_VERSION} of certificates, found {found.version}; read it with the "
-            "version of this package that wrote it"
+            f"{where}: expected version {CERTIFICATE_VERSION} of certificates, got {found.version}. Read it with the "
+            "version of this package that wrote it."
         )
     return found
 
@@ -238,9 +238,7 @@ def read_certificate(run: Store, identifier: str) -> Certificate:
     """The certificate of a takedown of this run. Raises ContractError if there is none or it does not hold together."""
     name = certificate_name(identifier)
     if not run.exists(name):
-        raise ContractError(
-            f"{run.uri}: promised the certificate of takedown {identifier}, found no {name}; restore it"
-        )
+        raise ContractError(f"{run.uri}: expected the certificate of takedown {identifier}, got no {name}. Restore it.")
     return parse_certificate(run.read_json(name), f"{run.uri}/{name}")
 
 
@@ -250,7 +248,7 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
     found = Manifest.model_validate(run.read_json(name))
     if found.digest != change.before:
         raise ContractError(
-            f"{run.uri}/{name}: promised the manifest with digest {change.before}, found {found.digest}; restore it"
+            f"{run.uri}/{name}: expected the manifest with digest {change.before}, got {found.digest}. Restore it."
         )
     return found
 
@@ -263,8 +261,8 @@ def descent_of(manifest: Manifest) -> Descent | None:
     except ValidationError as error:
         where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors())
         raise ContractError(
-            f"{manifest.content.table}: promised what a takedown says of itself, found it wrong in {where}; restore "
-            "the manifest"
+            f"{manifest.content.table}: expected what a takedown says of itself, got it wrong in {where}. Restore "
+            "the manifest."
         ) from error
 
 
@@ -286,9 +284,9 @@ def ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
         said = (change.before, change.after, certificate.mode) if change else None
         if said != (descent.parent, manifest.digest, descent.mode):
             raise ContractError(
-                f"{run.uri}/{certificate_name(descent.id)}: promised by the manifest of {manifest.content.table}: "
-                f"{(descent.parent, manifest.digest, descent.mode)} (before, after, mode), found {said}; "
-                "restore the certificate"
+                f"{run.uri}/{certificate_name(descent.id)}: expected by the manifest of {manifest.content.table}: "
+                f"{(descent.parent, manifest.digest, descent.mode)} (before, after, mode), got {said}. "
+                "Restore the certificate."
             )
         found.append(certificate)
         manifest = read_parent(run, descent.id, manifest.content.table)
@@ -316,8 +314,8 @@ def refuse_half_done(run: Store) -> None:
     """Raises ContractError if a takedown of a run was broken off."""
     if run.exists(PENDING_NAME):
         raise ContractError(
-            f"{run.uri}/{PENDING_NAME}: promised no takedown under way, found one that was broken off; finish it with "
-            "`penstock takedown` on this run"
+            f"{run.uri}/{PENDING_NAME}: expected no takedown under way, got one that was broken off. Finish it with "
+            "`penstock takedown` on this run."
         )
 
 
@@ -325,7 +323,7 @@ def refuse_rebuild(run: Store, table: str) -> None:
     """Raises ContractError if documents were taken down from a run that is about to read its inputs again."""
     if run.exists(TAKEDOWNS):
         raise ContractError(
-            f"{table}: promised a run without the documents that were taken down ({run.uri}/{TAKEDOWNS}), found other "
-            "settings that would read them from the inputs again; restore the settings, or take the documents out of "
-            "the inputs and use a new run folder"
+            f"{table}: expected a run without the documents that were taken down ({run.uri}/{TAKEDOWNS}), got other "
+            "settings that would read them from the inputs again. Restore the settings, or take the documents out of "
+            "the inputs and use a new run folder."
         )

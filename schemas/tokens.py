@@ -101,7 +101,7 @@ BY_URL = pa.schema(
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a stream: where it lies and what it promised."""
+    """One shard of a stream: where it lies and what it states."""
 
     stream: str
     number: int
@@ -180,11 +180,11 @@ def open_dataset(run: Store) -> Dataset:
         }
         chunk_tokens = int(figures["chunk_tokens"])
     except (KeyError, ValidationError) as error:
-        raise ContractError(f"{folder.uri}: promised a token dataset, its manifest lacks {error}") from error
-    promised, found = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
-    names = [name for name in {**promised, **found} if promised.get(name) != found.get(name)]
+        raise ContractError(f"{folder.uri}: expected a token dataset, its manifest lacks {error}") from error
+    expected, found = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
+    names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     if names:
-        wrong = "; ".join(f"{name}: promised {promised.get(name)}, found {found.get(name)}" for name in names)
+        wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {found.get(name)}" for name in names)
         raise ContractError(
             f"{folder.uri}: the run's tokenizer table holds another contract: {wrong}; restore the manifest that was "
             "changed, or run the tokens stage again"

@@ -39,8 +39,8 @@ class PinnedRun(Store):
     def write_atomic(self, name: str, data: bytes) -> None:
         """Raises ContractError: what is made from an earlier version would stand as if made from the current one."""
         raise ContractError(
-            f"{self.uri}/{name}: promised to an earlier version of the run, which is only read; write to the run "
-            "itself, or run its recipe into a folder of its own"
+            f"{self.uri}/{name}: expected to an earlier version of the run, which is only read. Write to the run "
+            "itself, or run its recipe into a folder of its own."
         )
 
 
@@ -57,8 +57,8 @@ def run_at(address: str) -> Store:
         return Store(address)
     if not DIGEST.fullmatch(match["digest"]):
         raise ConfigError(
-            f"{address}: promised a digest behind @, {MIN_DIGITS} to 64 hex digits, found {match['digest']!r}; "
-            "`penstock lineage RUN` shows them"
+            f"{address}: expected a digest behind @, {MIN_DIGITS} to 64 hex digits, got {match['digest']!r}. "
+            "`penstock lineage RUN` shows them."
         )
     table, version = _find(run, match["digest"])
     if read_run(run).tables.get(table) == version:
@@ -88,8 +88,8 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
         name, folder = waiting.pop()
         if pinned.setdefault(name, folder) != folder:
             raise ContractError(
-                f"{run.uri}/{table}/{version}: promised tables of one piece, found it made from {name}/{folder} and "
-                f"{name}/{pinned[name]}; run the recipe again"
+                f"{run.uri}/{table}/{version}: expected tables of one piece, got it made from {name}/{folder} and "
+                f"{name}/{pinned[name]}. Run the recipe again."
             )
         lineage = read_manifest(run.child(f"{name}/{folder}")).run.lineage
         other = posixpath.dirname(posixpath.dirname(folder))  # what another run made was made from its own tables
@@ -105,9 +105,9 @@ def attach(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFi
     Raises ConfigError if the new folder stands on tables already, or lies on another filesystem.
     """
     if new.exists(RUN_NAME):
-        raise ConfigError(f"{new.uri}: promised a new run folder, found a run; name another folder")
+        raise ConfigError(f"{new.uri}: expected a new run folder, got a run. Name another folder.")
     if new.fs != run.fs:
-        raise ConfigError(f"{new.uri}: promised a folder on the filesystem of {run.uri}, found another; move it there")
+        raise ConfigError(f"{new.uri}: expected a folder on the filesystem of {run.uri}, got another. Move it there.")
     standing = read_run(run)
     named = {name: made for name, made in standing.tables.items() if tables is None or name in tables}
     ways = {
@@ -136,8 +136,8 @@ def refuse_attached(run: Store, what: str) -> None:
     if foreign := sorted(table for table, way in read_run(run).tables.items() if way.startswith("../")):
         there = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
         raise ConfigError(
-            f"{run.uri}: promised to `{what}` a run with tables of its own, found {', '.join(foreign)} of {there}; "
-            "do it there"
+            f"{run.uri}: expected to `{what}` a run with tables of its own, got {', '.join(foreign)} of {there}. "
+            "Do it there."
         )
 
 
@@ -155,10 +155,10 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
             return found[0]
         if found:
             places = ", ".join(f"{name}/{version}" for name, version in found)
-            raise ConfigError(f"{run.uri}@{digest}: promised one version, found {places}; give more digits")
+            raise ConfigError(f"{run.uri}@{digest}: expected one version, got {places}. Give more digits.")
     standing = ", ".join(table.manifest.digest[:12] for table in standing_versions(run, DATASET).values())
     raise ConfigError(
-        f"{run.uri}@{digest}: promised a version of this digest, found none; its datasets are {standing or 'none yet'}"
+        f"{run.uri}@{digest}: expected a version of this digest, got none. Its datasets are {standing or 'none yet'}."
     )
 
 

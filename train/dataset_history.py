@@ -39,40 +39,40 @@ class Replay(BaseModel):
     """Checkpoints that were left behind, by their folders relative to the run."""
 
 
-def as_before(run: Store, dataset: Dataset, checkpoint: tuple[str, int], promised: str) -> str:
-    """The digest of a dataset as a checkpoint has to see it: `promised`, its own, where a declared replay allows it.
+def as_before(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
+    """The digest of a dataset as a checkpoint has to see it: `expected`, its own, where a declared replay allows it.
 
     `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if the dataset comes from the
     checkpoint's by takedowns and nobody has chosen to go on from this checkpoint.
     """
     (name, step), found = checkpoint, dataset.digest
-    since = [] if promised == found else since_dataset(run, dataset, promised)
+    since = [] if expected == found else since_dataset(run, dataset, expected)
     if not since:
         return found
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ContractError(
-            f"{name}: promised dataset {promised}, found {found}, in which takedown {moved[-1]} has moved positions "
-            "(--compact), so no checkpoint of the old one can go on; remove the checkpoints and plan again"
+            f"{name}: expected dataset {expected}, got {found}, in which takedown {moved[-1]} has moved positions "
+            "(--compact), so no checkpoint of the old one can go on. Remove the checkpoints and plan again."
         )
     chosen = [one for one in read_replays(run) if one.after == found]
     if chosen and chosen[-1].from_step == step:
-        return promised
+        return expected
     ids = ", ".join(certificate.id for certificate in since)
     raise ContractError(
-        f"{name}: promised dataset {promised}, found {found}, from which takedown {ids} has removed documents; choose "
+        f"{name}: expected dataset {expected}, got {found}, from which takedown {ids} has removed documents. Choose "
         f"where to go on: `penstock train {run.uri} --replay-from {CLEAN}` for the last checkpoint that saw none of "
-        f"them, or --replay-from {step} to keep what this one has learnt"
+        f"them, or --replay-from {step} to keep what this one has learnt."
     )
 
 
-def since_dataset(run: Store, dataset: Dataset, promised: str) -> list[Certificate]:
+def since_dataset(run: Store, dataset: Dataset, expected: str) -> list[Certificate]:
     """The certified takedowns between an earlier dataset and this one, newest first; empty if it does not come of it.
 
     Raises ContractError where a manifest and a certificate do not agree.
     """
     line = ancestry(run, dataset.manifest)
     befores = [certificate.tables["tokens"].before for certificate in line]
-    return line[: befores.index(promised) + 1] if promised in befores else []
+    return line[: befores.index(expected) + 1] if expected in befores else []
 
 
 def read_replays(run: Store) -> list[Replay]:
@@ -82,4 +82,4 @@ def read_replays(run: Store) -> list[Replay]:
     try:
         return [Replay.model_validate(one) for one in run.read_json(REPLAYS_NAME)]
     except ValidationError as error:
-        raise ContractError(f"{run.uri}/{REPLAYS_NAME}: promised replays, found {error}; restore it") from error
+        raise ContractError(f"{run.uri}/{REPLAYS_NAME}: expected replays, got {error}. Restore it.") from error

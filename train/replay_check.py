@@ -22,7 +22,7 @@ def differences(before: Batches, after: Batches, documents: Sequence[Span], tomb
     """Every way in which a step's batch (from 0) is not the old one less the documents. For objective = causal."""
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):
-        yield f"step {step + 1}: promised the same samples, found {again.index.tolist()} for {samples.index.tolist()}"
+        yield f"step {step + 1}: expected the same samples, got {again.index.tolist()} for {samples.index.tolist()}"
         return
     old, new = before.batch(step), after.batch(step)
     gone, asked = (removed(samples, before.order.sources, documents, ahead) for ahead in (0, 1))
@@ -31,10 +31,10 @@ def differences(before: Batches, after: Batches, documents: Sequence[Span], tomb
     pairs = {"input": (inputs, new.inputs_BT.numpy()), "target": (targets, new.targets_BT.numpy())}
     if old.documents_BT is not None and new.documents_BT is not None:
         pairs["document"] = old.documents_BT.numpy(), new.documents_BT.numpy()
-    for name, (promised, found) in pairs.items():
-        for row, column in np.argwhere(promised != found).tolist():
+    for name, (expected, found) in pairs.items():
+        for row, column in np.argwhere(expected != found).tolist():
             yield (
-                f"step {step + 1}, row {row}, position {column}: promised {name} {promised[row, column]}, "
+                f"step {step + 1}, row {row}, position {column}: expected {name} {expected[row, column]}, "
                 f"found {found[row, column]}"
             )
 

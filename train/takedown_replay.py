@@ -107,29 +107,29 @@ def begin_replay(run: Store, choice: str) -> Replay:
 def _begin(run: Store, choice: str) -> Replay:
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
-        raise ConfigError(f"train --replay-from: promised a run with a plan, found no {PLAN_NAME}; train it first")
+        raise ConfigError(f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train it first.")
     standing = [one for one in read_replays(run) if one.after == dataset.digest]
     before = standing[-1].before if standing and plan.dataset == dataset.digest else plan.dataset
     since = since_dataset(run, dataset, before)
     if not since:
         raise ConfigError(
-            f"train --replay-from: promised a dataset that takedowns have made of {before}, for which the plan was "
-            f"made, found {dataset.digest}; without --replay-from training goes on with its own dataset"
+            f"train --replay-from: expected a dataset that takedowns have made of {before}, for which the plan was "
+            f"made, got {dataset.digest}. Without --replay-from training goes on with its own dataset."
         )
     if not dataset.manifest.content.counts.rows_kept:
         raise ConfigError(
-            f"train --replay-from: promised documents to train on, found that all were taken down of {dataset.digest}; "
-            "run the recipe on other inputs, in a folder of its own"
+            f"train --replay-from: expected documents to train on, got that all were taken down of {dataset.digest}. "
+            "Run the recipe on other inputs, in a folder of its own."
         )
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ConfigError(
-            f"train --replay-from: promised a dataset in which every position was kept, found that takedown "
-            f"{moved[-1]} has moved them (--compact); remove {CHECKPOINTS} and plan again"
+            f"train --replay-from: expected a dataset in which every position was kept, got that takedown "
+            f"{moved[-1]} has moved them (--compact). Remove {CHECKPOINTS} and plan again."
         )
     bound = plan.model_copy(update={"dataset": dataset.digest})
     order = standing_order(run, dataset, bound).digest
     if order != plan.order:
-        raise ContractError(f"{PLAN_NAME}: promised samples in order {plan.order}, found {order}; plan again")
+        raise ContractError(f"{PLAN_NAME}: expected samples in order {plan.order}, got {order}. Plan again.")
     notes = standing_notes(run)
     step, clean = _chosen(choice, notes, since, standing)
     later = [note.name for note in notes if note.step > step]
@@ -162,8 +162,8 @@ def _chosen(choice: str, notes: list[Note], since: list[Certificate], standing: 
     steps = [note.step for note in notes]
     if not choice.isdigit() or int(choice) not in {0, *steps}:
         raise ConfigError(
-            f"train --replay-from: promised {CLEAN}, 0 or the step of a checkpoint that stands "
-            f"({', '.join(map(str, steps)) or 'none does'}), found {choice!r}"
+            f"train --replay-from: expected {CLEAN}, 0 or the step of a checkpoint that stands "
+            f"({', '.join(map(str, steps)) or 'none does'}), got {choice!r}"
         )
     return int(choice), int(choice) == 0 or int(choice) in clean
 

@@ -71,18 +71,18 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
     """The change that a command names. Raises ConfigError if it is none, or changes what has to stay."""
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
-        raise ConfigError(f"--set {fixed[0]}: promised one tokenizer for both datasets, found a change of it; leave it")
+        raise ConfigError(f"--set {fixed[0]}: expected one tokenizer for both datasets, got a change of it. Leave it.")
     named = {text.partition("=")[0].strip(): text for text in overrides}
     if "train.seed" in named:
-        raise ConfigError(f"--set {named['train.seed']}: promised seeds that vary from 1 on, found one; give --seeds")
+        raise ConfigError(f"--set {named['train.seed']}: expected seeds that vary from 1 on, got one. Give --seeds.")
     if "guard.patience" in named:
         raise ConfigError(
-            f"--set {named['guard.patience']}: promised proxies that all end behind the same step, found one that may "
-            "end before; leave it out"
+            f"--set {named['guard.patience']}: expected proxies that all end behind the same step, got one that may "
+            "end before. Leave it out."
         )
     data = tuple(text for text, section in sections.items() if section not in SECTIONS)
     if not words and not data:
-        raise ConfigError("ablate: promised --without SECTION.RULE or --set of a data setting, found neither")
+        raise ConfigError("ablate: expected --without SECTION.RULE or --set of a data setting, got neither")
     return Change(tuple(words), data, tuple(text for text in overrides if text not in data))
 
 
@@ -147,7 +147,7 @@ def check_clusters(run: Store) -> None:
     if lacking := [name for name in ("clusters", "dedup") if name not in standing]:
         homes = [home.uri for home in homes_of(run) if home.uri != run.uri]
         there = f"it stands on the dataset of {homes[0]}: ablate that one" if homes else "run its recipe"
-        raise ConfigError(f"{run.uri}: promised a run with its tables, found no {' and no '.join(lacking)}; {there}")
+        raise ConfigError(f"{run.uri}: expected a run with its tables, got no {' and no '.join(lacking)}. {there}.")
 
 
 # What an ablation found: its result from what the proxies lost, and the result as text.
@@ -308,11 +308,11 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     """Train pairs of proxies with and without rules of a run, and say whether the rules are worth it."""
     run = Store(arguments.run)
     if not run.is_local:
-        raise ConfigError(f"{arguments.run}: promised a run on this machine, where proxies are trained; copy it here")
+        raise ConfigError(f"{arguments.run}: expected a run on this machine, where proxies are trained. Copy it here.")
     for name in ("seeds", "params", "tokens", "sequences"):
         value = getattr(arguments, name)
         if value is not None and not value >= 1:
-            raise ConfigError(f"--{name}: promised at least 1, found {value:g}")
+            raise ConfigError(f"--{name}: expected at least 1, got {value:g}")
     change = change_of(arguments.without, arguments.overrides)
     wanted = Wanted(arguments.seeds, arguments.params, arguments.tokens, change.training)
     before, after = stored_recipe(run, change.training), branch_recipe(run, change)
@@ -375,8 +375,8 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
         others = [side for side in sides if side.digest != datasets[name].digest]
         if documents <= copies.union(*(trained_on(documents, side) for side in others)):
             raise ContractError(
-                f"held-out text {name!r}: promised documents that neither side is trained on, found none among "
-                f"{len(documents):,} whose copies are not either; hold out more (tokens.heldout_share)"
+                f"held-out text {name!r}: expected documents that neither side is trained on, got none among "
+                f"{len(documents):,} whose copies are not either. Hold out more (tokens.heldout_share)."
             )
     return copies
 
@@ -384,7 +384,7 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
 def asked_about(names: Sequence[str]) -> dict[str, Dataset]:
     """The datasets of the runs that `--on` names. Raises ConfigError if one is named like a side."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
-        raise ConfigError(f"--on {taken[0]}: promised a run, found the name of a side; write ./{taken[0]}")
+        raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side. Write ./{taken[0]}.")
     return {name: open_dataset(Store(name)) for name in names}
 
 
@@ -415,6 +415,6 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
     for name, other in others:
         if other.tokenizer != first[1].tokenizer:
             raise ContractError(
-                f"{name}: promised the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, found "
-                f"{other.tokenizer.sha256[:12]} or other separators; give both runs one as a file (tokenizer.model)"
+                f"{name}: expected the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, got "
+                f"{other.tokenizer.sha256[:12]} or other separators. Give both runs one as a file (tokenizer.model)."
             )

@@ -17,7 +17,7 @@ Moved = Mapping[tuple[str, str], int]
 def diff_command(arguments: argparse.Namespace) -> int:
     """Print which documents two runs or versions do not share, by source and rule, and their tokens by source."""
     if arguments.list < 0:
-        raise ConfigError(f"diff --list: promised a number from 0 on, found {arguments.list}")
+        raise ConfigError(f"diff --list: expected a number from 0 on, got {arguments.list}")
     a, b = open_side(run_at(arguments.a)), open_side(run_at(arguments.b))
     found = compare(a, b, arguments.list)
     print(tell(found, a, b))

@@ -72,8 +72,8 @@ def dvc_command(arguments: argparse.Namespace) -> int:
         standing = here.read_bytes(DVC_NAME).decode("utf-8", "replace")
         if standing.partition("\n")[0] != FIRST_LINE:
             raise ConfigError(
-                f"{here.uri}/{DVC_NAME}: promised a file that `penstock dvc` wrote, found another one; "
-                "move it away, or call this in another folder"
+                f"{here.uri}/{DVC_NAME}: expected a file that `penstock dvc` wrote, got another one. "
+                "Move it away, or call this in another folder."
             )
     here.write_atomic(DVC_NAME, text.encode())
     for name, decides in deciding_settings(read_recipe(recipe_path, overrides)).items():
@@ -145,7 +145,7 @@ def _below_here(out: str) -> str:
     """The run folder as a path below this one. Raises ConfigError for any other place: DVC tracks its own tree."""
     here, path = Path.cwd(), Path(os.path.abspath(out))
     if "://" in out or not path.is_relative_to(here) or path == here:
-        raise ConfigError(f"dvc --out: promised a run folder below {here}, which DVC looks after, found {out}")
+        raise ConfigError(f"dvc --out: expected a run folder below {here}, which DVC looks after, got {out}")
     return path.relative_to(here).as_posix()
 
 
@@ -250,7 +250,7 @@ def run_whole(recipe_path: str, out: str, overrides: Sequence[str], step_name: s
 
 
 def damaged_files(table: Table) -> list[str]:
-    """The files of a table that are not what its manifest promised, or are not there."""
+    """The files of a table that are not what its manifest states, or are not there."""
     folder, manifest = table.folder, table.manifest
     files = [(manifest.run.paths[entry.key], entry.sha256) for entry in manifest.content.files]
     wrong = [path for path, sha256 in files if not folder.exists(path) or folder.sha256(path) != sha256]
@@ -263,10 +263,10 @@ def _forget(run: Store, tables: Mapping[str, Table], damaged: Sequence[str]) -> 
     if foreign or run.exists(TAKEDOWNS):
         why = "it belongs to another run" if foreign else "documents were taken down since, and would come back"
         raise ContractError(
-            f"{damaged[0]}: promised what its manifest says, found another content, and it is not made again, for "
-            f"{why}; restore the file"
+            f"{damaged[0]}: expected what its manifest says, got another content, and it is not made again, for "
+            f"{why}. Restore the file."
         )
-    print(f"{damaged[0]}: not what its manifest promised; {' and '.join(tables)} are made again", file=sys.stderr)
+    print(f"{damaged[0]}: not what its manifest expected. {' and '.join(tables)} are made again.", file=sys.stderr)
     for table in tables.values():
         table.folder.delete(MANIFEST_NAME)
         for path in table.manifest.paths_of():

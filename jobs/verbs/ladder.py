@@ -69,7 +69,7 @@ def ladder_command(arguments: Arguments) -> int:
     """Train proxies of several sizes and lengths on a run's dataset and fit a law of loss to them."""
     check_intervals(arguments, "ladder")
     if arguments.ranks < 1:
-        raise ConfigError(f"ladder: promised --ranks >= 1, found {arguments.ranks}")
+        raise ConfigError(f"ladder: expected --ranks >= 1, got {arguments.ranks}")
     run = Store(arguments.run)
     local_path(run, FOLDER)
     dataset = open_dataset(run)
@@ -104,8 +104,8 @@ def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[st
     wrong = sorted(name for name in named if name in _names(CHOSEN) or name.partition(".")[0] not in SECTIONS)
     if wrong:
         raise ConfigError(
-            f"ladder --set: promised settings of how all proxies are trained, found {', '.join(wrong)}, which the "
-            "ladder chooses or does not use; leave it out"
+            f"ladder --set: expected settings of how all proxies are trained, got {', '.join(wrong)}, which the "
+            "ladder chooses or does not use. Leave it out."
         )
     standing = stored_recipe(run, overrides).to_json()
     leave = {*_names(CHOSEN), *_names(OF_ONE_SIZE)} - named
@@ -126,13 +126,13 @@ def _check(settings: Settings, dataset: Dataset) -> None:
     check_used(settings, dataset)
     if not heldout_streams(dataset, settings.train.seq_len):
         raise ConfigError(
-            f"{dataset.folder.uri}: promised held-out rows of {settings.train.seq_len} tokens, which the proxies are "
-            "compared by, found none; raise tokens.heldout_share, or lower train.seq_len"
+            f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, which the proxies are "
+            "compared by, got none. Raise tokens.heldout_share, or lower train.seq_len."
         )
     if settings.optim.schedule in ENDLESS:
         raise ConfigError(
-            f"optim.schedule = {settings.optim.schedule}: promised one that fits runs of any length, which a ladder "
-            "compares; take another for it, such as --set optim.schedule=cosine"
+            f"optim.schedule = {settings.optim.schedule}: expected one that fits runs of any length, which a ladder "
+            "compares. Take another for it, such as --set optim.schedule=cosine."
         )
 
 
@@ -152,9 +152,9 @@ def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Argume
         rung, plan = max(short_runs, key=lambda one: LEAST_STEPS / one[1].steps * one[0].tokens)
         least = round(LEAST_STEPS * plan.global_batch * plan.seq_len * RANGE)
         raise ConfigError(
-            f"ladder: promised at least {LEAST_STEPS} steps to the shortest proxy, found {plan.steps} of "
+            f"ladder: expected at least {LEAST_STEPS} steps to the shortest proxy, got {plan.steps} of "
             f"{plan.global_batch} x {plan.seq_len} tokens for {rung.name}: {least:,} unique training tokens are the "
-            f"least, {unique:,} are there; get more data, or lower train.global_batch or train.seq_len by --set"
+            f"least, {unique:,} are there. Get more data, or lower train.global_batch or train.seq_len by --set."
         )
     for _, plan in found:
         check_ranks(plan, arguments.ranks)

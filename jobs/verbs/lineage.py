@@ -23,7 +23,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     run = run_at(arguments.run)
     wanted = [name for name in (arguments.out, arguments.openlineage) if name]
     if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"lineage: promised two files, found --out and --openlineage {wanted[0]}; name another")
+        raise ConfigError(f"lineage: expected two files, got --out and --openlineage {wanted[0]}. Name another.")
     lineage = read_lineage(run, arguments.verify)
     print(tell(folded(lineage), run.uri))
     # A broken chain is shown, and never handed on: an OpenLineage event has no words for it.

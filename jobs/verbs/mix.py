@@ -56,21 +56,21 @@ def mix_command(arguments: Arguments) -> int:
 
 def _check(arguments: Arguments, out: Path) -> None:
     if out.is_dir():
-        raise ConfigError(f"mix suggest: promised a file to write, found the folder {arguments.out}; name a file in it")
+        raise ConfigError(f"mix suggest: expected a file to write, got the folder {arguments.out}. Name a file in it.")
     if out.exists() and not arguments.force:
         raise ConfigError(
-            f"mix suggest: promised a new file, found {arguments.out}; name another by --out, or replace it by --force"
+            f"mix suggest: expected a new file, got {arguments.out}. Name another by --out, or replace it by --force."
         )
     if not out.parent.is_dir():
-        raise ConfigError(f"mix suggest: promised a folder for {arguments.out}, found none; make it first")
+        raise ConfigError(f"mix suggest: expected a folder for {arguments.out}, got none. Make it first.")
     for name in ("tokens", "step_size", "from_step"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"mix suggest: promised --{name.replace('_', '-')} > 0, found {value:g}; correct it")
+            raise ConfigError(f"mix suggest: expected --{name.replace('_', '-')} > 0, got {value:g}. Correct it.")
     unused = ["from_step"] if arguments.reference is not None else ["step_size"]
     if ignored := [name for name in unused if getattr(arguments, name) is not None]:
         wanted = "without --reference" if arguments.reference is not None else "with --reference"
-        raise ConfigError(f"mix suggest: promised --{ignored[0].replace('_', '-')} {wanted}; leave it out")
+        raise ConfigError(f"mix suggest: expected --{ignored[0].replace('_', '-')} {wanted}. Leave it out.")
 
 
 def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:

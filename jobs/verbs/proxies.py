@@ -60,8 +60,8 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     dataset = open_dataset(folder)
     if dataset.digest != open_dataset(parent).digest:
         raise ConfigError(
-            f"{folder.uri}: promised a run on dataset {open_dataset(parent).digest[:12]}, found {dataset.digest[:12]}; "
-            "remove the folder"
+            f"{folder.uri}: expected a run on dataset {open_dataset(parent).digest[:12]}, got {dataset.digest[:12]}. "
+            "Remove the folder."
         )
     settings = settings_of(stored_recipe(folder, overrides))
     if folder.exists(PLAN_NAME):  # a proxy that was trained has its number formats from the device
@@ -70,7 +70,7 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
     elif decided(dataset, read_plan(folder)) != decided(dataset, plan):
-        raise ConfigError(f"{folder.uri}: promised a run with these settings, found another; remove the folder")
+        raise ConfigError(f"{folder.uri}: expected a run with these settings, got another. Remove the folder.")
     return Proxy(folder, plan)
 
 
@@ -96,7 +96,7 @@ def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
         if code or not proxy.done:
             with open(log, encoding="utf-8", errors="replace") as told:
                 last = "\n".join(told.read().splitlines()[-5:])
-            raise ContractError(f"{proxy.run.uri}: promised a trained proxy, its process ended with {code}:\n{last}")
+            raise ContractError(f"{proxy.run.uri}: expected a trained proxy, its process ended with {code}:\n{last}")
     return read_train_manifest(proxy.run)
 
 
@@ -206,11 +206,11 @@ def check_alike(plans: Sequence[Plan]) -> None:
         }
         for plan in plans
     ]
-    for name, promised in facts[0].items():
+    for name, expected in facts[0].items():
         for other in facts[1:]:
-            if other[name] != promised:
+            if other[name] != expected:
                 raise ContractError(
-                    f"ablate: promised proxies alike in {name}, found {promised} and {other[name]}; set it for both"
+                    f"ablate: expected proxies alike in {name}, got {expected} and {other[name]}. Set it for both."
                 )
 
 
@@ -253,7 +253,7 @@ def evaluate_pairs(
     if done.returncode:
         told = "\n".join(done.stderr.splitlines()[-5:])
         raise ContractError(
-            f"{folder.uri}: promised measured proxies, the process ended with {done.returncode}:\n{told}"
+            f"{folder.uri}: expected measured proxies, the process ended with {done.returncode}:\n{told}"
         )
     found = iter(Measurement.model_validate(one) for one in folder.read_json("measurements.json"))
     return {key: [next(found) for _ in on] for key in named}
@@ -271,8 +271,8 @@ def check_settings(settings: Settings, dataset: Dataset) -> None:
     """Raises ConfigError if proxies with these settings could not be trained, or not be asked about held-out text."""
     if (objective := settings.train.objective) not in OBJECTIVES:
         raise ConfigError(
-            f"ablate: promised train.objective = {' or '.join(OBJECTIVES)}, found {objective}; give --set "
-            f"train.objective={next(iter(OBJECTIVES))} for the proxies"
+            f"ablate: expected train.objective = {' or '.join(OBJECTIVES)}, got {objective}. Give --set "
+            f"train.objective={next(iter(OBJECTIVES))} for the proxies."
         )
     check_used(settings, dataset)
 
@@ -284,8 +284,8 @@ def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
         if not heldout_streams(dataset, seq_len):
             found = sum(dataset.num_tokens(HELDOUT).values())
             raise ConfigError(
-                f"{name}: promised held-out rows of {seq_len} tokens, found {found:,} in all; run the recipe with "
-                "a larger tokens.heldout_share"
+                f"{name}: expected held-out rows of {seq_len} tokens, got {found:,} in all. Run the recipe with "
+                "a larger tokens.heldout_share."
             )
 
 

@@ -52,8 +52,8 @@ def check_intervals(arguments: Arguments, verb: str) -> None:
     """Raises ConfigError if intervals cannot be made so."""
     if arguments.draws < 0 or not 0 < arguments.share < 1:
         raise ConfigError(
-            f"{verb}: promised --draws >= 0 and --share between 0 and 1, found {arguments.draws} and "
-            f"{arguments.share:g}; correct them"
+            f"{verb}: expected --draws >= 0 and --share between 0 and 1, got {arguments.draws} and "
+            f"{arguments.share:g}. Correct them."
         )
 
 
@@ -69,21 +69,21 @@ def measured_run(run: Store, name: str) -> Measured:
     try:
         manifest, plan = read_train_manifest(run), read_plan(run)
     except OSError as error:
-        raise ConfigError(f"{name}: promised a run that was trained to its end, found none; train it") from error
+        raise ConfigError(f"{name}: expected a run that was trained to its end, got none. Train it.") from error
     loss = manifest.loss if manifest.heldout_loss is None else manifest.heldout_loss
     if loss is None:
-        raise ConfigError(f"{name}: promised a loss at the end of the run, found none; leave this run out")
+        raise ConfigError(f"{name}: expected a loss at the end of the run, got none. Leave this run out.")
     return Measured(plan.num_params, plan.num_tokens, loss, name, manifest.dataset, manifest.plan)
 
 
 def _of_table(path: Path) -> Iterator[Measured]:
     if not path.is_file():
-        raise ConfigError(f"{path}: promised a table of runs, found no such file; name another")
+        raise ConfigError(f"{path}: expected a table of runs, got no such file. Name another.")
     with path.open(newline="", encoding="utf-8") as lines:
         table = csv.DictReader(lines)
         if lacking := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
             raise ConfigError(
-                f"{path}: promised the columns {', '.join(COLUMNS)}, found no {', '.join(lacking)}; name them so"
+                f"{path}: expected the columns {', '.join(COLUMNS)}, got no {', '.join(lacking)}. Name them so."
             )
         for row in table:
             try:
@@ -91,7 +91,7 @@ def _of_table(path: Path) -> Iterator[Measured]:
                 yield Measured(params, tokens, loss, f"{path}, line {table.line_num}")
             except (TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{path}, line {table.line_num}: promised three numbers, found {list(row.values())}; correct it"
+                    f"{path}, line {table.line_num}: expected three numbers, got {list(row.values())}. Correct it."
                 ) from error
 
 

@@ -53,7 +53,7 @@ def takedown_command(arguments: Arguments) -> int:
     others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]
     if alone and (others or len(alone) > 1):
         found = [f"--{name.replace('_', '-')}" for name in alone] + others
-        raise ConfigError(f"takedown: promised --check or --drop-old by itself, found {', '.join(found)}")
+        raise ConfigError(f"takedown: expected --check or --drop-old by itself, got {', '.join(found)}")
     if arguments.check:
         return _check(run, arguments.check)
     # A dry run changes nothing, so it may look at a run that somebody works on.
@@ -73,7 +73,7 @@ def _listed(name: str) -> tuple[str, ...]:
             found |= {str(json.loads(line)["doc_id"]): None} if line.strip() else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"takedown --docs {name}, line {number}: promised an object with a doc_id, found {line[:60]!r}"
+                f"takedown --docs {name}, line {number}: expected an object with a doc_id, got {line[:60]!r}"
             ) from error
     return tuple(one for one in found if one != REMOVED_ID.hex())
 
@@ -83,7 +83,7 @@ def _take_down(run: Store, request: Request, arguments: Arguments) -> int:
     if (pending := read_pending(run)) is not None:
         print(f"takedown {pending.id} was broken off; it is brought to its end first", flush=True)
         if arguments.dry_run:
-            raise ConfigError("takedown --dry-run: promised a run without a takedown under way; finish that one first")
+            raise ConfigError("takedown --dry-run: expected a run without a takedown under way. Finish that one first.")
         print("\n".join(_said(run, finish(run, pending))))
         if not request.items() or taken_down_before(run, request):
             return 0
@@ -188,7 +188,7 @@ def _check(run: Store, name: str) -> int:
     path = Path(name)
     store, place = (Store(str(path.parent)), path.name) if path.is_file() else (run, name)
     if not store.exists(place):
-        raise ConfigError(f"takedown --check: promised a certificate, found no {name}, here or in {run.uri}")
+        raise ConfigError(f"takedown --check: expected a certificate, got no {name}, here or in {run.uri}")
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)
     print("\n".join(describe_check(certificate, checked)))
@@ -197,7 +197,7 @@ def _check(run: Store, name: str) -> int:
 
 def _drop_old(run: Store) -> int:
     if read_pending(run) is not None:
-        raise ConfigError("takedown --drop-old: promised no takedown under way, found one; run it again to finish it")
+        raise ConfigError("takedown --drop-old: expected no takedown under way, got one. Run it again to finish it.")
     dropped = drop_old(run)
     print(f"{len(dropped)} file(s) deleted that no standing version names", file=sys.stdout)
     return 0

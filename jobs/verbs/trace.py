@@ -46,15 +46,15 @@ def trace_command(arguments: Arguments) -> int:
 def check_trace(arguments: Arguments) -> None:
     """Raises ConfigError if an option would be ignored, or numbers are out of range."""
     if arguments.step is None and (arguments.rank, arguments.micro_batch, arguments.ranks) != (None, None, None):
-        raise ConfigError("trace: promised --step with --rank, --micro-batch or --ranks, found none; leave them out")
+        raise ConfigError("trace: expected --step with --rank, --micro-batch or --ranks, got none. Leave them out.")
     if arguments.rank is None and (arguments.micro_batch, arguments.ranks) != (None, None):
-        raise ConfigError("trace: promised --rank with --micro-batch or --ranks, found none; say which rank")
+        raise ConfigError("trace: expected --rank with --micro-batch or --ranks, got none. Say which rank.")
     if arguments.ranks is not None and arguments.ranks < 1:
-        raise ConfigError(f"trace --ranks: promised 1 or more, found {arguments.ranks}")
+        raise ConfigError(f"trace --ranks: expected 1 or more, got {arguments.ranks}")
     if arguments.limit < 1:
-        raise ConfigError(f"trace --limit: promised 1 or more documents, found {arguments.limit}")
+        raise ConfigError(f"trace --limit: expected 1 or more documents, got {arguments.limit}")
     if arguments.overrides and not arguments.refetch:
-        raise ConfigError("trace --set: promised with --refetch, which reads [source], found without; leave it out")
+        raise ConfigError("trace --set: expected with --refetch, which reads [source], got without. Leave it out.")
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,8 +109,8 @@ def _refetched(arguments: Arguments, answers: Answers, told: Sequence[Told]) -> 
     for doc_id, place in {one.place.doc_id: one.place for one in told}.items():
         if place.split not in splits:
             raise ContractError(
-                f"--refetch: promised the file {place.split}, found it in none of source.paths; name where it lies by "
-                "--set source.paths='[\"…\"]'"
+                f"--refetch: expected the file {place.split}, got it in none of source.paths. Name where it lies by "
+                "--set source.paths='[\"…\"]'."
             )
         recorded = answers.details.record(place.split, place.offset, doc_id)
         # Without the table only the place is known; the URL of the index is redacted.

@@ -103,14 +103,14 @@ def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
     if not run.exists(RUN_NAME):
         if place is not run and not other.is_local:
             raise ConfigError(
-                f"plan --dry-run: promised a dataset on a disk of this machine, found {other.uri}; leave --dry-run out"
+                f"plan --dry-run: expected a dataset on a disk of this machine, got {other.uri}. Leave --dry-run out."
             )
         attach(place, other, ("tokens", "tokenizer"))
         return place
     if (found := open_dataset(run)).digest != dataset.digest:
         raise ConfigError(
-            f"plan --dataset {other.uri}: promised a new run folder or one on dataset {dataset.digest[:12]}, found "
-            f"{run.uri} on {found.digest[:12]}; name another folder"
+            f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
+            f"{run.uri} on {found.digest[:12]}. Name another folder."
         )
     return run
 
@@ -126,13 +126,13 @@ def train_command(arguments: Arguments) -> int:
     """Train on this machine, or go on with it, in as many processes as asked; --dry-run says what that would be."""
     if arguments.ranks < 1 or arguments.restarts < 0:
         raise ConfigError(
-            f"train: promised --ranks >= 1 and --restarts >= 0, found {arguments.ranks} and {arguments.restarts}"
+            f"train: expected --ranks >= 1 and --restarts >= 0, got {arguments.ranks} and {arguments.restarts}"
         )
     run = Store(arguments.run)
     local_path(run, "train")
     if arguments.replay_from is not None:
         if arguments.dry_run:
-            raise ConfigError("train: promised --dry-run or --replay-from, found both; a replay moves checkpoints")
+            raise ConfigError("train: expected --dry-run or --replay-from, got both. A replay moves checkpoints.")
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
@@ -188,7 +188,7 @@ def export_command(arguments: Arguments) -> int:
     if arguments.format == "huggingface":
         return _in_torch("train.export.llama", arguments.run, "--out", arguments.out, *_step(arguments))
     if arguments.step is not None:
-        raise ConfigError("export --step: promised with --format huggingface, found megatron, which takes the dataset")
+        raise ConfigError("export --step: expected with --format huggingface, got megatron, which takes the dataset")
     for made in export_megatron(Store(arguments.run), Store(arguments.out)):
         print(f"{arguments.out}/{made.prefix}: {made.num_documents:,} documents, {made.num_tokens:,} tokens")
     return 0

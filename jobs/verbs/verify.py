@@ -21,8 +21,8 @@ def verify_command(arguments: Arguments) -> int:
     read = verify_dataset(run, dataset, others, arguments.paranoid)
     number = len(dataset.manifest.content.files) + len(others) + 1
     print(
-        f"dataset {dataset.digest[:12]}: all {number} files are what the manifest promised; {read} were read now, "
-        f"{number - read} have not changed since they were"
+        f"dataset {dataset.digest[:12]}: all {number} files are what the manifest expected. {read} were read now, "
+        f"{number - read} have not changed since they were."
     )
     return 0
 

@@ -36,12 +36,12 @@ def train_fasttext(examples: Path, model: Path, settings: dict[str, Any]) -> Non
     try:
         trained = fasttext.train_supervised(input=str(examples), verbose=0, loss="softmax", **settings)
     except RuntimeError as error:
-        raise ContractError(f"fasttext: promised a model, found {error}; train with a lower learning_rate") from error
+        raise ContractError(f"fasttext: expected a model, got {error}. Train with a lower learning_rate.") from error
     for name, matrix in (("input", trained.get_input_matrix()), ("output", trained.get_output_matrix())):
         wrong = int(np.count_nonzero(~np.isfinite(matrix)))
         if wrong:
             raise ContractError(
-                f"fasttext: promised numbers, found {wrong} that are none in the {name} matrix; lower learning_rate"
+                f"fasttext: expected numbers, got {wrong} that are none in the {name} matrix. Lower learning_rate."
             )
     trained.save_model(str(model))
 
@@ -53,17 +53,17 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
     try:
         model = fasttext.load_model(path)
     except ValueError as error:
-        raise ConfigError(f"{where}: promised a linear or fastText model, found {error}; give another file") from error
+        raise ConfigError(f"{where}: expected a linear or fastText model, got {error}. Give another file.") from error
     labels = model.get_labels()
     if label not in labels:
-        raise ConfigError(f"{where}: promised a model with the label {label!r}, found none{nearest(label, labels)}")
+        raise ConfigError(f"{where}: expected a model with the label {label!r}, got none{nearest(label, labels)}")
 
     def score(text: str) -> float:
         # a list: a bare string fails on numpy 2; k=-1: every label
         names, values = model.predict([one_line(text).encode("utf-8", "replace").decode()], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
         if not 0.0 <= value <= 1.001:  # its float sums reach 1.00001
-            raise ContractError(f"{where}: {path} promised a probability, found {value}; train it again")
+            raise ContractError(f"{where}: {path} expected a probability, got {value}. Train it again.")
         return min(1.0, value)
 
     score("a probe, so that a model of no numbers stops the run before the first document")

@@ -116,12 +116,12 @@ def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[s
         header = json.loads(batch.schema.metadata[_KEY])
         columns = {name: batch.column(name).to_numpy() for name in batch.schema.names}
     except (pa.ArrowException, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"{where}: promised a {kind} model, found a file that is none ({error}): {path}") from error
+        raise ConfigError(f"{where}: expected a {kind} model, got a file that is none ({error}): {path}") from error
     if header.get("kind") != kind:
-        raise ConfigError(f"{where}: promised a {kind} model, found one of kind {header.get('kind')!r}: {path}")
+        raise ConfigError(f"{where}: expected a {kind} model, got one of kind {header.get('kind')!r}: {path}")
     if header.get("features") != FEATURES:
         raise ConfigError(
-            f"{where}: promised a model of features {FEATURES}, found {header.get('features')}; train again: {path}"
+            f"{where}: expected a model of features {FEATURES}, got {header.get('features')}. Train again: {path}."
         )
     return header, columns
 

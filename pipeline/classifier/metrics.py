@@ -25,7 +25,7 @@ def auc(scores: Floats, labels: Labels) -> float:
     num_bad = len(labels) - num_good
     if not num_good or not num_bad:
         raise ContractError(
-            f"AUC: promised two classes, found {num_good} good and {num_bad} bad; give documents of both"
+            f"AUC: expected two classes, got {num_good} good and {num_bad} bad. Give documents of both."
         )
     _, place = np.unique(scores, return_inverse=True)
     good = np.bincount(place[labels], minlength=int(place.max()) + 1)

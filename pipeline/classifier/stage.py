@@ -65,7 +65,7 @@ def check_range(config: Section, fields: tuple[str, ...], right: Callable[[float
     for field in fields:
         for name, value in sorted(getattr(config, field).items()):
             if not right(value):
-                raise ValueError(f"{field}.{name}: promised {promise}, found {value}")
+                raise ValueError(f"{field}.{name}: expected {promise}, got {value}")
 
 
 def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary) -> Callable[[Row], float]:

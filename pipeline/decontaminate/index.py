@@ -39,14 +39,14 @@ def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tu
         try:
             item = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{place}: promised a JSON object, found {error}; correct the line") from error
+            raise ConfigError(f"{place}: expected a JSON object, got {error}. Correct the line.") from error
         if not isinstance(item, dict):
-            raise ConfigError(f"{place}: promised a JSON object, found {type(item).__name__}; correct the line")
+            raise ConfigError(f"{place}: expected a JSON object, got {type(item).__name__}. Correct the line.")
         found = [(name, list(_values(item, name.split(".")))) for name in wanted]
         if not any(values for _, values in found):
             raise ConfigError(
-                f"{place}: promised a field {' or '.join(wanted)}, found {', '.join(map(repr, sorted(item))) or 'none'}"
-                f"{nearest(wanted[0], item) if len(wanted) == 1 and item else ''}; name the fields to look at"
+                f"{place}: expected a field {' or '.join(wanted)}, got {', '.join(map(repr, sorted(item))) or 'none'}"
+                f"{nearest(wanted[0], item) if len(wanted) == 1 and item else ''}. Name the fields to look at."
             )
         yield number, [text for _, values in found for value in values for text in _strings(value)]
 
@@ -58,7 +58,7 @@ def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
                 if line := line.strip():
                     yield number, line
     except OSError as error:
-        raise ConfigError(f"{where}: promised a readable file, found {path}: {error}; restore it") from error
+        raise ConfigError(f"{where}: expected a readable file, got {path}: {error}. Restore it.") from error
 
 
 def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
@@ -250,8 +250,8 @@ def _describe(sets: list[dict[str, Any]], item_ngrams: Any, owners: Any, entries
         one["ngrams"] = len(np.unique(entries[(owners >= first) & (owners < last)]))
         if not one["indexed"]:
             raise ConfigError(
-                f"decontaminate.evaluation_sets.{one['name']}: promised items that can be looked for, found none among "
-                f"{one['items']}; name other fields, or a smaller min_item_words"
+                f"decontaminate.evaluation_sets.{one['name']}: expected items that can be looked for, got none among "
+                f"{one['items']}. Name other fields, or a smaller min_item_words."
             )
         first = last
 

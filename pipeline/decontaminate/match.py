@@ -149,9 +149,9 @@ def open_index(path: str) -> Index:
         batch = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
         header = json.loads((batch.schema.metadata or {})[FILE.encode()])
     except (pa.ArrowInvalid, KeyError, ValueError) as error:
-        raise ContractError(f"{path}: promised an index of evaluation sets, found {error}; make it anew") from error
+        raise ContractError(f"{path}: expected an index of evaluation sets, got {error}. Make it anew.") from error
     if header["format"] != FORMAT:
-        raise ContractError(f"{path}: promised format {FORMAT} of the index, found {header['format']}; make it anew")
+        raise ContractError(f"{path}: expected format {FORMAT} of the index, got {header['format']}. Make it anew.")
     arrays = {name: batch.column(name).values.to_numpy() for name in batch.schema.names}
     return Index(arrays, header)
 
@@ -176,8 +176,8 @@ def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
     visible = between([tuple(span) for span in row["cuts"]], len(text))
     if sum(end - start for start, end in visible) != len(body):
         raise ContractError(
-            f"decontaminate: promised a body of the text without its cuts, found {len(body)} code points in place of "
-            f"{sum(end - start for start, end in visible)}; a stage before changed one of them"
+            f"decontaminate: expected a body of the text without its cuts, got {len(body)} code points in place of "
+            f"{sum(end - start for start, end in visible)}. A stage before changed one of them."
         )
     kept, rest = [(0, len(body))], body
     for turn in range(ROUNDS + 1):

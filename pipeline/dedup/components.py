@@ -88,8 +88,8 @@ def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions
     while left.rows > finish_edges:
         if len(levels) == MAX_ROUNDS:
             raise ContractError(
-                f"dedup: promised components within {MAX_ROUNDS} rounds, found {left.rows} edges left; "
-                "raise dedup.finish_edges above them"
+                f"dedup: expected components within {MAX_ROUNDS} rounds, got {left.rows} edges left. "
+                "Raise dedup.finish_edges above them."
             )
         number = _sized(partitions, left.rows)
         step = functools.partial(_small_star, number)

@@ -83,16 +83,14 @@ class DedupConfig(Section):
             side, colon, signal = rule.partition(":")
             if rule in RULES or (colon and side in SIDES and signal in SIGNAL_COLUMNS):
                 continue
-            raise ValueError(
-                f"promised rules of {', '.join(RULES)}, highest:<signal> or lowest:<signal>, found {rule!r}"
-            )
+            raise ValueError(f"expected rules of {', '.join(RULES)}, highest:<signal> or lowest:<signal>, got {rule!r}")
         return value
 
     @field_validator("rehydration")
     @classmethod
     def _starts_at_one(cls, value: dict[int, int]) -> dict[int, int]:
         if 1 not in value or min(value) < 1 or min(value.values()) < 0:
-            raise ValueError(f"promised weights of at least 0 by sizes from 1 on, found {value}")
+            raise ValueError(f"expected weights of at least 0 by sizes from 1 on, got {value}")
         return value
 
     @model_validator(mode="after")
@@ -103,13 +101,13 @@ class DedupConfig(Section):
         if not self.near and (idle := sorted(given & NEAR_ONLY)):
             raise ValueError(f"near is false, so {', '.join(idle)} would be ignored; leave them out")
         if self.threshold is not None and given & {"bands", "rows"}:
-            raise ValueError("promised a threshold or bands and rows, found both; leave one out")
+            raise ValueError("expected a threshold or bands and rows, got both. Leave one out.")
         if self.blocks <= self.max_distance:
             raise ValueError(f"blocks must be more than max_distance, found {self.blocks} and {self.max_distance}")
         if self.write_index and (self.verify == "jaccard" or self.keep[:1] != ("snapshot",)):
             raise ValueError(
-                "write_index: promised keep rules that begin with 'snapshot', and signatures to verify by, or a later "
-                f"snapshot would undo this one or need text; found keep = {list(self.keep)}, verify = {self.verify!r}"
+                "write_index: expected keep rules that begin with 'snapshot', and signatures to verify by, or a later "
+                f"snapshot would undo this one or need text. Found keep = {list(self.keep)}, verify = {self.verify!r}."
             )
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(

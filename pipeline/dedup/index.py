@@ -56,10 +56,10 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     for place, index in zip(config.indexes, found.values()):
         problems = problems_of(index, recipe, splits, digests)
         if index.manifest.digest in digests:
-            problems.append("promised every index once, found it listed before")
+            problems.append("expected every index once, got it listed before")
         snapshots = index.manifest.content.figures["snapshots"]
         if snapshots[0] < last:
-            problems.append(f"promised indexes in the order of their snapshots, found {snapshots[0]!r} after {last!r}")
+            problems.append(f"expected indexes in the order of their snapshots, got {snapshots[0]!r} after {last!r}")
         if problems:
             raise ConfigError(f"dedup.indexes: {place} cannot answer this run\n  " + "\n  ".join(problems))
         digests.add(index.manifest.digest)
@@ -75,12 +75,12 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
         content = table.manifest.content
         if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
             raise ConfigError(
-                f"dedup.indexes: promised a finished run at {place}, found representatives of another index; run its "
-                "recipe to the end of dedup"
+                f"dedup.indexes: expected a finished run at {place}, got representatives of another index. Run its "
+                "recipe to the end of dedup."
             )
         if content.config["dedup"]["by_url"] != config.by_url:
             raise ConfigError(
-                f"dedup.by_url: promised {content.config['dedup']['by_url']!r}, with which {place} was made, found "
+                f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, with which {place} was made, got "
                 f"{config.by_url!r}"
             )
     return found
@@ -92,7 +92,7 @@ def _open(config: DedupConfig, table: str) -> dict[str, Table]:
         try:
             found[f"{EARLIER_NAME}{number}/{table}"] = Table(*open_table(Store(place), table))
         except ContractError as error:
-            raise ConfigError(f"dedup.indexes: promised a finished run at {place}, found none: {error}") from error
+            raise ConfigError(f"dedup.indexes: expected a finished run at {place}, got none: {error}") from error
     return found
 
 
@@ -101,12 +101,12 @@ def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: 
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)
     if not content.config["dedup"]["write_index"]:
-        return ["promised an index, found a run without one; run it with dedup.write_index=true"]
+        return ["expected an index, got a run without one. Run it with dedup.write_index=true."]
     problems = []
     if config.keep[:1] != ("snapshot",):
         problems.append(
-            "dedup.keep: promised to begin with 'snapshot', or an earlier choice could be undone; found "
-            f"{list(config.keep)}"
+            "dedup.keep: expected to begin with 'snapshot', or an earlier choice could be undone. Found "
+            f"{list(config.keep)}."
         )
     wanted = {
         "dedup": {name: config.content()[name] for name in SAME_DEDUP},
@@ -116,21 +116,19 @@ def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: 
         for name, value in values.items():
             theirs = content.config[section].get(name)
             if theirs != value:
-                problems.append(
-                    f"{section}.{name}: promised {theirs!r}, with which the index was made, found {value!r}"
-                )
+                problems.append(f"{section}.{name}: expected {theirs!r}, with which the index was made, got {value!r}")
     versions = {stage.name: stage.version for stage in (SIGNATURE, DEDUP)}
     if content.stages != versions:
-        problems.append(f"promised an index of stages {versions}, found one of {content.stages}; make it again")
+        problems.append(f"expected an index of stages {versions}, got one of {content.stages}. Make it again.")
     for entry in content.inputs:
         if entry.name.startswith(EARLIER_NAME) and entry.sha256 not in digests:
             problems.append(
-                f"promised the indexes that it was made with before it, found none of digest {entry.sha256[:12]}"
+                f"expected the indexes that it was made with before it, got none of digest {entry.sha256[:12]}"
             )
     last, first = content.figures["snapshots"][-1], snapshots_of(splits)[0]
     if first <= last:
         problems.append(
-            f"source.snapshot: promised snapshots that come after {last!r}, the last of the index, found {first!r}"
+            f"source.snapshot: expected snapshots that come after {last!r}, the last of the index, got {first!r}"
         )
     return problems
 
@@ -217,7 +215,7 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
 
     answers = answers_of_partitions(cut, write)
     if (written := sum(answer["rows"] for answer in answers)) != rows:
-        raise ContractError(f"{folder.uri}/{kind}: promised {rows} rows, found {written} written; run again")
+        raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written} written. Run again.")
     return answers
 
 

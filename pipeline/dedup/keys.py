@@ -37,8 +37,8 @@ def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
         return optimal_bands(dedup.threshold, signature.permutations)
     if dedup.bands * dedup.rows > signature.permutations:
         raise ConfigError(
-            f"dedup.bands, dedup.rows: promised at most signature.permutations = {signature.permutations} values, "
-            f"found {dedup.bands} x {dedup.rows} = {dedup.bands * dedup.rows}; lower them or raise permutations"
+            f"dedup.bands, dedup.rows: expected at most signature.permutations = {signature.permutations} values, "
+            f"found {dedup.bands} x {dedup.rows} = {dedup.bands * dedup.rows}. Lower them or raise permutations."
         )
     return dedup.bands, dedup.rows
 
@@ -49,13 +49,13 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
     idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))
     if idle:
         raise ConfigError(
-            f"dedup.{', dedup.'.join(idle)}: promised settings of the method, found signature.family = "
-            f"{signature.family!r}, which ignores them; leave them out or choose another family"
+            f"dedup.{', dedup.'.join(idle)}: expected settings of the method, got signature.family = "
+            f"{signature.family!r}, which ignores them. Leave them out or choose another family."
         )
     if num_keys(dedup, signature) > MAX_KEYS:
         raise ConfigError(
-            f"dedup.blocks, dedup.max_distance: promised at most {MAX_KEYS} keys a document, found "
-            f"{num_keys(dedup, signature)}; take fewer blocks or a smaller distance"
+            f"dedup.blocks, dedup.max_distance: expected at most {MAX_KEYS} keys a document, got "
+            f"{num_keys(dedup, signature)}. Take fewer blocks or a smaller distance."
         )
 
 

@@ -175,7 +175,7 @@ def joined(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
     for matrix in filter(len, matrices):
         if pending and matrix.shape[2] != pending[0].shape[2]:
             widths = f"{pending[0].shape[2]} and {matrix.shape[2]}"
-            raise ContractError(f"dedup: promised nodes of one width, found {widths} bytes; make them equal")
+            raise ContractError(f"dedup: expected nodes of one width, got {widths} bytes. Make them equal.")
         pending.append(matrix)
         count += len(matrix)
         if count >= limit:
@@ -228,7 +228,7 @@ def unpacked(batch: pa.RecordBatch) -> Bytes:
     widths = pc.min_max(batch.column("width"))
     low, high = widths["min"].as_py(), widths["max"].as_py()
     if low != high:
-        raise ContractError(f"dedup: promised nodes of one width, found {low} and {high} bytes; make them equal")
+        raise ContractError(f"dedup: expected nodes of one width, got {low} and {high} bytes. Make them equal.")
     column = batch.column("pack")
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -246,7 +246,7 @@ def pairs_of(batch: pa.RecordBatch) -> Bytes:
     if nulls or len(widths) > 1 or not min(widths):
         found = " and ".join(str(width) for width in sorted(widths - {None}))
         raise ContractError(
-            f"dedup: promised nodes of one width, found {found} bytes and {nulls} nulls; make them equal"
+            f"dedup: expected nodes of one width, got {found} bytes and {nulls} nulls. Make them equal."
         )
     return np.stack([rows_of_bytes(end, min(widths)) for end in ends], axis=1)
 

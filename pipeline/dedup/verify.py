@@ -49,7 +49,7 @@ def attach(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         payloads = pa.concat_arrays([payload, batch.column(4).filter(pa.array(own))])
         owners = np.concatenate([owner, node[own]])
         if (owners[place] != node).any():
-            raise ContractError("dedup: promised a signature for every document of a bucket, found one without")
+            raise ContractError("dedup: expected a signature for every document of a bucket, got one without")
         wanted = (sizes == 1) & (np.concatenate([[before], sizes[:-1]]) == 0)
         if wanted.any():
             count = int(wanted.sum())
@@ -86,7 +86,7 @@ def compared(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
         payloads = pa.concat_arrays([payload, batch.column(2).filter(pa.array(own))])
         owners = np.concatenate([owner, leader[own]])
         if (owners[place] != leader).any():
-            raise ContractError("dedup: promised the signature of every document that leads, found one without")
+            raise ContractError("dedup: expected the signature of every document that leads, got one without")
         pairs = np.flatnonzero(~own)
         if len(pairs):
             members = batch.take(pa.array(pairs))

@@ -114,7 +114,7 @@ def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
     is too little for that many pages.
     """
     if pages < MIN_PAGES:
-        raise ConfigError(f"demo-crawl: promised at least {MIN_PAGES} pages, found pages = {pages}; ask for more")
+        raise ConfigError(f"demo-crawl: expected at least {MIN_PAGES} pages, got pages = {pages}. Ask for more.")
     cases = max(MIN_CASES, pages // 150)
     mean = int(MEDIAN_CHARS * MEAN_OVER_MEDIAN) + OVERSHOOT_CHARS
     stock = Stock(harvest(FIXED_CHARS + cases * CASE_CHARS + pages * mean))

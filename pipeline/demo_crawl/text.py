@@ -215,8 +215,8 @@ class Stock:
             found = next(self._paragraphs, None)
             if found is None:
                 raise ConfigError(
-                    "demo-crawl: promised the pages asked for, found all installed documentation used up; "
-                    "ask for fewer pages"
+                    "demo-crawl: expected the pages asked for, got all installed documentation used up. "
+                    "Ask for fewer pages."
                 )
             topic = topic or found[0]
             taken.append(found[1])

@@ -103,7 +103,7 @@ class PartWriter:
                     column[:] = map(to_entries, column)
                 arrays.append(pa.array(column, field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise ContractError(f"{self._key}: column {field.name} promised {field.type}, found {error}") from error
+                raise ContractError(f"{self._key}: column {field.name} expected {field.type}, got {error}") from error
             column.clear()
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=GROUP_ROWS)
         self.num_rows += self._pending_rows
@@ -221,9 +221,9 @@ class _Rows:
             return taken[0] if taken else self._empty
         return pa.Table.from_batches(taken).combine_chunks().to_batches()[0]
 
-    def check(self, found: pa.Array, promised: pa.Array) -> None:
+    def check(self, found: pa.Array, expected: pa.Array) -> None:
         """Raise ContractError if the documents are not the same."""
-        if not found.equals(promised):
+        if not found.equals(expected):
             raise self._unequal()
 
     def finish(self) -> None:
@@ -233,8 +233,8 @@ class _Rows:
 
     def _unequal(self) -> ContractError:
         return ContractError(
-            f"{part_key(self._part.ordinal)}: promised the same documents in `documents` and `{self._table}`, found "
-            "others; the tables are not of the same run: run the stages again"
+            f"{part_key(self._part.ordinal)}: expected the same documents in `documents` and `{self._table}`, got "
+            "others. The tables are not of the same run: run the stages again."
         )
 
 

@@ -83,7 +83,7 @@ def is_minimum(check: Check) -> bool:
     """Whether the check wants at least its limit. Raises ContractError if its setting does not tell."""
     side = check.setting.rpartition(".")[2][:4]
     if side not in ("min_", "max_"):
-        raise ContractError(f"check {check.reason}: promised a setting min_… or max_…, found {check.setting!r}")
+        raise ContractError(f"check {check.reason}: expected a setting min_… or max_…, got {check.setting!r}")
     return side == "min_"
 
 

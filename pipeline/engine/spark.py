@@ -155,7 +155,7 @@ def task_context() -> TaskContext:
     """The context of the running Spark task. Raises RuntimeError outside of one."""
     context = TaskContext.get()
     if context is None:
-        raise RuntimeError("lift: promised to run inside a Spark task, found none")
+        raise RuntimeError("lift: expected to run inside a Spark task, got none")
     return context
 
 
@@ -170,9 +170,7 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
     for path in sorted(set(paths)):
         other = places.setdefault(os.path.basename(path), path)
         if other != path:
-            raise ConfigError(
-                f"models: promised files of different names, found {other} and {path}; rename one of them"
-            )
+            raise ConfigError(f"models: expected files of different names, got {other} and {path}. Rename one of them.")
     for path in places.values():
         spark.sparkContext.addFile(path)
 
@@ -220,7 +218,7 @@ def answers_of_parts(
 
     answers = answers_of_partitions(_by_part(frame, parts), answer)
     if len(answers) != parts:
-        raise ContractError(f"promised an answer of each of {parts} parts, found {len(answers)}; run again")
+        raise ContractError(f"expected an answer of each of {parts} parts, got {len(answers)}. Run again.")
     return answers
 
 

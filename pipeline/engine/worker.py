@@ -68,7 +68,7 @@ class Fused:
                 continue
             if drop.rule not in reasons:
                 raise ContractError(
-                    f"stage {stage.name}: promised a reason of {sorted(reasons)}, found {drop.rule!r}; declare it"
+                    f"stage {stage.name}: expected a reason of {sorted(reasons)}, got {drop.rule!r}. Declare it."
                 )
             set_verdict(row, stage.name, drop)
             if stage.ends:
@@ -104,7 +104,7 @@ class Books:
             return
         name = f"{row['drop_stage']}/{row['drop_rule']}"
         if name not in self.dropped:
-            raise ContractError(f"books: promised a declared reason, found {name!r}; declare it in its stage")
+            raise ContractError(f"books: expected a declared reason, got {name!r}. Declare it in its stage.")
         self.dropped[name] += 1
         self.dropped_chars[name] += chars
 

@@ -87,7 +87,7 @@ class TrainClassifierConfig(Section):
                 f"kind {self.kind!r} would ignore {', '.join(wrong)}; leave them out or set the other kind"
             )
         if not self.labelled and not (self.positives.given and self.negatives.given):
-            raise ValueError("promised positives and negatives, or labelled files; found neither pair; name them")
+            raise ValueError("expected positives and negatives, or labelled files; found neither pair. Name them.")
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -156,8 +156,8 @@ def split_texts(found: Gathered, config: TrainClassifierConfig) -> dict[str, lis
         good = sum(piece.good for piece in parts[part])
         if not 0 < good < len(parts[part]):
             raise ContractError(
-                f"train_classifier: promised both classes in the part {part}, found {good} good and "
-                f"{len(parts[part]) - good} bad pieces; give more texts, larger shares or another seed"
+                f"train_classifier: expected both classes in the part {part}, got {good} good and "
+                f"{len(parts[part]) - good} bad pieces. Give more texts, larger shares or another seed."
             )
     return parts
 

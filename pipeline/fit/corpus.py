@@ -90,8 +90,8 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
     total = sum(_answers(spark, tasks))
     if not total:
         raise ContractError(
-            f"{run}: promised kept documents of sources {list(sources) or 'all'} and languages "
-            f"{list(languages) or 'all'}, found none; see `penstock report`"
+            f"{run}: expected kept documents of sources {list(sources) or 'all'} and languages "
+            f"{list(languages) or 'all'}, got none. See `penstock report`."
         )
     share = (size + 6 * size**0.5 + 10) / total
     while True:
@@ -179,7 +179,7 @@ class TextFiles:
                 kind = next((kind for kind, suffix in KINDS.items() if suffix.search(split.name)), None)
                 if kind is None or (labelled and kind == "text"):
                     suffixes = "JSON lines or Parquet, which can hold labels" if labelled else f"a file {SUFFIXES}"
-                    raise ConfigError(f"{self._where}: promised {suffixes}, found {split.uri}; rename or convert it")
+                    raise ConfigError(f"{self._where}: expected {suffixes}, got {split.uri}. Rename or convert it.")
                 found.append((kind, split))
         return found
 
@@ -197,9 +197,7 @@ class TextFiles:
                         yield found
                 sha256, size = stream.finish()
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise ContractError(
-                    f"{self._where}: promised texts in {split.uri}, found {error}; repair it"
-                ) from error
+                raise ContractError(f"{self._where}: expected texts in {split.uri}, got {error}. Repair it.") from error
             finally:
                 stream.close()
             self.inputs.append({"name": split.name, "bytes": size, "sha256": sha256})
@@ -236,8 +234,8 @@ class TextFiles:
         missing = [name for name in wanted if name not in file.schema_arrow.names]
         if missing:
             raise ConfigError(
-                f"{self._where}: promised the columns {', '.join(wanted)}, found {', '.join(file.schema_arrow.names)} "
-                f"in {split.uri}; set text_field and label_field"
+                f"{self._where}: expected the columns {', '.join(wanted)}, got {', '.join(file.schema_arrow.names)} "
+                f"in {split.uri}. Set text_field and label_field."
             )
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted):
             yield from batch.to_pylist()

@@ -41,7 +41,7 @@ class TrainImportanceConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> "TrainImportanceConfig":
         if not (self.target.given and self.raw.given):
-            raise ValueError("promised texts of the target and raw ones, found only one of them or none; name both")
+            raise ValueError("expected texts of the target and raw ones, got only one of them or none. Name both.")
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def train_importance(
     bags = {name: count_bag(found.texts[name], config) for name in ("target", "raw")}
     for name, bag in bags.items():
         if not bag.words:
-            raise ContractError(f"train_importance: promised texts with words in {name}, found none; name other files")
+            raise ContractError(f"train_importance: expected texts with words in {name}, got none. Name other files.")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{config.name}.arrow"

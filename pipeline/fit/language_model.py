@@ -101,10 +101,10 @@ def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     """The place of the model. Raises ConfigError if it cannot be one, or if the settings name no text or two."""
     target = Path(out)
     if target.suffix != ".lm" or not target.absolute().parent.is_dir():
-        raise ConfigError(f"train-lm --out: promised a path ….lm in a folder that exists, found {out!r}")
+        raise ConfigError(f"train-lm --out: expected a path ….lm in a folder that exists, got {out!r}")
     if (config.run is None) == (not training.input):
         found = "both" if training.input else "neither"
-        raise ConfigError(f"train-lm: promised lm.run or train_lm.input, found {found}; set one")
+        raise ConfigError(f"train-lm: expected lm.run or train_lm.input, got {found}. Set one.")
     if training.input:
         find_ranges(training.input)
     if config.run is not None:
@@ -118,7 +118,7 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"lm.pieces: promised a SentencePiece model, found {error}; give its path") from error
+        raise ConfigError(f"lm.pieces: expected a SentencePiece model, got {error}. Give its path.") from error
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
@@ -154,8 +154,8 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"lm.num_pieces: promised {config.num_pieces} pieces from the sample, found: {str(error).strip()}; "
-            "set fewer, or sample more documents"
+            f"lm.num_pieces: expected {config.num_pieces} pieces from the sample, got: {str(error).strip()}. "
+            "Set fewer, or sample more documents."
         ) from error
     return model.getvalue()
 

@@ -102,8 +102,8 @@ def open_side(run: Store) -> Side:
             if read in TABLES and found.get(read) != digest:
                 stands = found.get(read, "none")[:12]
                 raise ContractError(
-                    f"{run.uri}: promised `{name}` made from the `{read}` that stands ({stands}), found it "
-                    f"made from {digest[:12]}; run the recipe to its end, or name an earlier version as RUN@digest"
+                    f"{run.uri}: expected `{name}` made from the `{read}` that stands ({stands}), got it "
+                    f"made from {digest[:12]}. Run the recipe to its end, or name an earlier version as RUN@digest."
                 )
     dataset = open_table(run, "tokens")[1] if "tokens" in standing else None
     return Side(run, tables, dataset, mixed(dataset, found["clean"]) if dataset else None)
@@ -178,8 +178,8 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
-                    f"{side.run.uri}: promised the same documents in `documents` and `{name}`, {key}, found others at "
-                    f"{row['doc_id'].hex()}; run the stages again"
+                    f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got others at "
+                    f"{row['doc_id'].hex()}. Run the stages again."
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] not in LOOKS_ONLY:
                 row |= {column: verdict[column] for column in FATE}

@@ -44,14 +44,14 @@ def parse_where(text: str) -> pc.Expression:
     for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
         match = CONDITION.match(part)
         if match is None:
-            raise ConfigError(f"--where {part!r}: promised `column < value` or `column is null`, joined by `and`")
+            raise ConfigError(f"--where {part!r}: expected `column < value` or `column is null`, joined by `and`")
         name, operator, value = match.groups()
         if name not in COLUMNS.names:
             raise ConfigError(f"--where {part!r}: no column {name!r}{nearest(name, COLUMNS.names)}")
         term = _term(name, operator.lower(), value)
         expression = term if expression is None else expression & term
     if expression is None:
-        raise ConfigError("--where: promised a condition, found none")
+        raise ConfigError("--where: expected a condition, got none")
     return expression
 
 

@@ -116,8 +116,8 @@ def open_tables(run: Store) -> dict[str, Table]:
         standing = tables[name].folder.uri.rsplit("/", 1)[-1]
         if lineage.get(name) != standing:
             raise ContractError(
-                f"{run.uri}: promised `dedup` made from {name}/{standing}, found it made from {lineage.get(name)}; "
-                "run the recipe to its end first"
+                f"{run.uri}: expected `dedup` made from {name}/{standing}, got it made from {lineage.get(name)}. "
+                "Run the recipe to its end first."
             )
     return tables
 

@@ -142,7 +142,7 @@ def changed_settings(committed: Recipe, wanted: Recipe) -> dict[str, tuple[Any, 
         refused += _follows(name, committed[name].content(), section.content(), changed)
     if refused:
         raise ConfigError(
-            "what-if: promised settings that only decide, found\n  "
+            "what-if: expected settings that only decide, got\n  "
             + "\n  ".join(refused)
             + "\nrun the recipe with them instead; steps that they do not touch are not repeated"
         )

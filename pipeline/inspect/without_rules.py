@@ -43,7 +43,7 @@ def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[V
     known = rules_of(load(left))
     for word in words:
         if words.count(word) > 1:
-            raise ConfigError(f"--without {word}: promised every rule once, found it {words.count(word)} times")
+            raise ConfigError(f"--without {word}: expected every rule once, got it {words.count(word)} times")
         if word not in _words(known):
             close = nearest(word, _words(known)) if known else ""
             raise ConfigError(f"--without {word}: no rule of the recipe{close}; {_told(known)}")

@@ -32,16 +32,16 @@ class Walk:
         self._steps: dict[str, str] = {}
         self._homes = _homes(run, self.standing)
 
-    def visit(self, name: str, version: str, promised: str | None = None) -> str:
+    def visit(self, name: str, version: str, expected: str | None = None) -> str:
         """The key of the node of a table version, read with everything behind it."""
         version = self._way(name, version)
         place = f"{name}/{version}"
         if place not in self.nodes:
-            self._read(name, version, promised)
+            self._read(name, version, expected)
         found = self.manifests.get(place)
-        if found is not None and promised is not None and found.digest != promised:
+        if found is not None and expected is not None and found.digest != expected:
             self.growing.broken(
-                self.nodes[place], f"{place}: promised {promised[:12]}, found {found.digest[:12]}; it was altered"
+                self.nodes[place], f"{place}: expected {expected[:12]}, got {found.digest[:12]}. It was altered."
             )
         return self.nodes[place]
 
@@ -50,13 +50,13 @@ class Walk:
         ways = (version, *(f"{home}/{name}/{version}" for home in self._homes))
         return next((way for way in ways if self.run.exists(f"{name}/{way}/{MANIFEST_NAME}")), version)
 
-    def _read(self, name: str, version: str, promised: str | None) -> None:
+    def _read(self, name: str, version: str, expected: str | None) -> None:
         place = f"{name}/{version}"
         try:
             manifest = read_manifest(self.run.child(place))
         except ContractError as error:
             self.nodes[place] = place
-            self.growing.add(Node(place, "table", name, promised or "", {}, is_current=self._is_current(name, version)))
+            self.growing.add(Node(place, "table", name, expected or "", {}, is_current=self._is_current(name, version)))
             self.growing.broken(place, f"{place}: {str(error).partition(': ')[2]}")
             return
         self.manifests[place] = manifest
@@ -155,7 +155,7 @@ class Walk:
             if found != entry.sha256:
                 self.growing.broken(
                     self.nodes[held.folder],
-                    f"{held.folder}/{path}: promised {entry.sha256[:12]}, found {found[:12]}; restore the file",
+                    f"{held.folder}/{path}: expected {entry.sha256[:12]}, got {found[:12]}. Restore the file.",
                 )
 
 

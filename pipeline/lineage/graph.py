@@ -1,4 +1,4 @@
-"""The graph of a lineage: what was made, from what, and every place where what was promised is not what is found."""
+"""The graph of a lineage: what was made, from what, and every place where what was expected is not what is found."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence

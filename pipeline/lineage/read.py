@@ -14,7 +14,7 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
     What does not hold is a break of the lineage, not an error. Raises ConfigError if the folder is no run.
     """
     if not run.exists(RUN_NAME):
-        raise ConfigError(f"{run.uri}: promised a run folder, found no {RUN_NAME}; run `penstock run RECIPE --out …`")
+        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
     walk = Walk(run, Growing(), verify)
     for name, version in walk.standing.items():
         walk.visit(name, version)
@@ -26,4 +26,4 @@ def check_lineage(lineage: Lineage, where: str) -> None:
     """Raises ContractError that names every link that does not hold."""
     if lineage.breaks:
         says = list(dict.fromkeys(found.says for found in lineage.breaks))
-        raise ContractError(f"{where}: promised an unbroken lineage, found\n  " + "\n  ".join(says))
+        raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(says))

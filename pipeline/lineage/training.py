@@ -29,7 +29,7 @@ def add_mix(walk: Walk, digest: str, at: str | None) -> str:
     found = run.sha256(place) if run.exists(place) else "no file"
     if found != digest:
         key = walk.growing.add(Node(place, "mix", "mix", digest, {}, at))
-        walk.growing.broken(key, f"{place}: promised {digest[:12]}, found {found[:12]}; restore the file")
+        walk.growing.broken(key, f"{place}: expected {digest[:12]}, got {found[:12]}. Restore the file.")
         return key
     mix = parse_mix(run.read_bytes(place), place)
     known = {manifest.digest: walk.nodes[version] for version, manifest in walk.manifests.items()}
@@ -109,8 +109,8 @@ class Quarantines:
             lacking = sum(doc_id not in known for doc_id in doc_ids)
             self._growing.broken(
                 rewind,
-                f"{rewind}: promised {len(doc_ids)} quarantined document(s) of step {step} in {QUARANTINE_NAME}, "
-                f"found {len(doc_ids) - lacking}; restore it",
+                f"{rewind}: expected {len(doc_ids)} quarantined document(s) of step {step} in {QUARANTINE_NAME}, "
+                f"found {len(doc_ids) - lacking}. Restore it.",
             )
         elif found.key not in self._added:
             self._add(found, rewind)
@@ -174,9 +174,7 @@ def add_training(walk: Walk, verify: bool) -> None:
         if outcome is not None:
             _add_end(walk, outcome, last)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ContractError(
-            f"{run.uri}/train: promised what the trainer writes, found {error!r}; restore it"
-        ) from error
+        raise ContractError(f"{run.uri}/train: expected what the trainer writes, got {error!r}. Restore it.") from error
 
 
 def _add_plan(walk: Walk, plan: Json) -> None:
@@ -198,7 +196,7 @@ def _add_plan(walk: Walk, plan: Json) -> None:
         if found != plan.get("tokenizer", found):
             walk.growing.broken(
                 PLAN_NAME,
-                f"{PLAN_NAME}: promised tokenizer {plan['tokenizer'][:12]}, found {str(found)[:12]} in the dataset",
+                f"{PLAN_NAME}: expected tokenizer {plan['tokenizer'][:12]}, got {str(found)[:12]} in the dataset",
             )
 
 
@@ -213,7 +211,7 @@ def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
             return [walk.visit(DATASET, version, digest)]
     known = dict.fromkeys([table.manifest.digest for table in versions.values()], "")
     found = ", ".join(sorted(found[:12] for found in known)) or "none"
-    walk.growing.broken(where, f"{where}: promised dataset {digest[:12]}, found {found}; restore it")
+    walk.growing.broken(where, f"{where}: expected dataset {digest[:12]}, got {found}. Restore it.")
     return []
 
 
@@ -238,7 +236,7 @@ class _Skips:
         found = digest_of(numbers) if len(numbers) == length else f"a list of {len(self.entries)}"
         if found != digest and "skip_length" in identity:
             self.growing.broken(
-                key, f"{key}: promised a skip list {digest[:12]} of {length}, found {found[:12]} in {self.place}"
+                key, f"{key}: expected a skip list {digest[:12]} of {length}, got {found[:12]} in {self.place}"
             )
         if length == before or not length:
             return []
@@ -314,21 +312,21 @@ def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
     found = checkpoint_place(last["step"]) if last is not None else "none"
-    promised = outcome.get("checkpoint", found)
+    expected = outcome.get("checkpoint", found)
     # Who plans again on another dataset is told to remove the checkpoints; the end of what was is then no promise.
-    notes = (f"{promised} was removed",) if last is None else ()
+    notes = (f"{expected} was removed",) if last is None else ()
     at = written_at(walk.run, OUTCOME_NAME)
     node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, at, notes=notes)
-    growing.add(node, promised)
+    growing.add(node, expected)
     if last is None:
         return
-    if found != promised:
-        growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: promised {promised}, found {found}; restore it")
+    if found != expected:
+        growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {expected}, got {found}. Restore it.")
         return
     identity = last["identity"]
     for name, now in (("dataset", identity["dataset"]), ("plan", digest_of(identity["settings"]))):
         if (then := outcome.get(name, now)) != now:
-            growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: promised {name} {then[:12]}, found {now[:12]} in {promised}")
+            growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {name} {then[:12]}, got {now[:12]} in {expected}")
 
 
 def _verify(run: Store, growing: Growing, note: Json) -> None:
@@ -338,7 +336,7 @@ def _verify(run: Store, growing: Growing, note: Json) -> None:
         path = f"{place}/{name}"
         found = run.sha256(path) if run.exists(path) else "no file"
         if found != file["sha256"]:
-            growing.broken(place, f"{path}: promised {file['sha256'][:12]}, found {found[:12]}; restore the file")
+            growing.broken(place, f"{path}: expected {file['sha256'][:12]}, got {found[:12]}. Restore the file.")
 
 
 def _notes(run: Store) -> list[Json]:

@@ -25,8 +25,8 @@ def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
     """
     if signatures.shape[1] < bands * rows:
         raise ContractError(
-            f"signature: promised at least {bands} x {rows} = {bands * rows} values, found {signatures.shape[1]}; "
-            "use one [signature] section"
+            f"signature: expected at least {bands} x {rows} = {bands * rows} values, got {signatures.shape[1]}. "
+            "Use one [signature] section."
         )
     parts = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
     sums: Codes = (parts * odd_numbers(0, "row", rows)).sum(axis=2, dtype=np.uint64)

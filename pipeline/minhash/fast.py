@@ -71,7 +71,7 @@ def minima(numbers: Values, factors: Values, terms: Values | None = None) -> Val
             found: Values = np.minimum.reduce(values, axis=1)
             smallest = found if smallest is None else np.minimum(smallest, found)
     if smallest is None:
-        raise ValueError("promised at least one number, found none")
+        raise ValueError("expected at least one number, got none")
     return smallest
 
 

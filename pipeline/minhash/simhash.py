@@ -56,7 +56,7 @@ def _tables(blocks: int, max_distance: int) -> tuple[Codes, Codes]:
     """The bits of each table, and what sets its keys apart from those of the others."""
     if not 0 <= max_distance < blocks <= BITS:
         raise ConfigError(
-            f"simhash: promised more blocks than max_distance and at most {BITS}, found {blocks} and {max_distance}"
+            f"simhash: expected more blocks than max_distance and at most {BITS}, got {blocks} and {max_distance}"
         )
     edges = [BITS * block // blocks for block in range(blocks + 1)]
     parts = [(1 << end) - (1 << start) for start, end in pairwise(edges)]

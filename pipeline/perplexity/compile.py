@@ -71,7 +71,7 @@ class Arpa:
         try:
             stream = pa.input_stream(path)
         except OSError as error:
-            raise ConfigError(f"{path}: promised an ARPA file, found {error}; give its path") from error
+            raise ConfigError(f"{path}: expected an ARPA file, got {error}. Give its path.") from error
         self._path = path
         self._lines = io.BufferedReader(stream, 1 << 20)
         self.counts = self._header()
@@ -82,7 +82,7 @@ class Arpa:
         self._lines.close()
 
     def entries(self, order: int) -> Iterator[Entries]:
-        """The n-grams of the order whose section comes next. Raises ContractError if they are not as promised."""
+        """The n-grams of the order whose section comes next. Raises ContractError if they are not as expected."""
         left = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
         while left:
@@ -106,12 +106,12 @@ class Arpa:
             raise self._wrong("the number of n-grams of each order", f"{counts}")
         return counts
 
-    def _expect(self, promised: str) -> None:
+    def _expect(self, expected: str) -> None:
         """The next line that is not blank."""
         while (line := self._lines.readline()) and not line.strip():
             pass
-        if line.strip() != promised.encode():
-            raise self._wrong(promised, line or "the end of the file")
+        if line.strip() != expected.encode():
+            raise self._wrong(expected, line or "the end of the file")
 
     def _parse(self, lines: list[bytes], order: int) -> Entries:
         try:
@@ -139,13 +139,13 @@ class Arpa:
             raise self._wrong("numbers", str(error)) from error
         return numbers
 
-    def _check(self, good: npt.NDArray[np.bool_], lines: list[bytes], promised: str) -> None:
+    def _check(self, good: npt.NDArray[np.bool_], lines: list[bytes], expected: str) -> None:
         if not good.all():
-            raise self._wrong(promised, lines[int(good.argmin())])
+            raise self._wrong(expected, lines[int(good.argmin())])
 
-    def _wrong(self, promised: str, found: Any) -> ContractError:
+    def _wrong(self, expected: str, found: Any) -> ContractError:
         shown = found.decode("utf-8", "replace").rstrip("\n") if isinstance(found, bytes) else found
-        return ContractError(f"{self._path}: promised {promised}, found {shown!r}; write the ARPA file again")
+        return ContractError(f"{self._path}: expected {expected}, got {shown!r}. Write the ARPA file again.")
 
 
 STRETCH = 1 << 22
@@ -204,7 +204,7 @@ def _read_pieces(path: str) -> bytes:
     try:
         model = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: promised a SentencePiece model, found {error}; give its path") from error
+        raise ConfigError(f"{path}: expected a SentencePiece model, got {error}. Give its path.") from error
     load_pieces(model, path)
     return model
 
@@ -247,7 +247,7 @@ def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
     entries["backoff"] = np.concatenate([block.backoffs for _, block in blocks])
     begin, end, unknown = word_codes((BEGIN, END, UNKNOWN)).tolist()
     if absent := [name for name, code in ((BEGIN, begin), (END, end)) if code not in entries["key"]]:
-        raise ContractError(f"{where}: promised {BEGIN} and {END}, found no {' and no '.join(absent)}; train it again")
+        raise ContractError(f"{where}: expected {BEGIN} and {END}, got no {' and no '.join(absent)}. Train it again.")
     if unknown not in entries["key"]:
         added = np.array([(unknown, MISSING_UNKNOWN, 0.0)], ENTRY)
         entries = np.concatenate([entries, added])
@@ -282,7 +282,7 @@ def _check_words(codes: Keys, words: Keys, block: Entries, where: str) -> None:
     known = words[np.minimum(np.searchsorted(words, codes), len(words) - 1)] == codes
     if not known.all():
         word = block.words[int(known.ravel().argmin())].as_py()
-        raise ContractError(f"{where}: promised a 1-gram for every word, found none for {word!r}; train it again")
+        raise ContractError(f"{where}: expected a 1-gram for every word, got none for {word!r}. Train it again.")
 
 
 def _spill(keys: Keys, block: Entries, paths: list[Path]) -> None:
@@ -309,7 +309,7 @@ def _sorted(entries: npt.NDArray[np.void], where: str, order: int) -> npt.NDArra
     twice = int((entries["key"][1:] == entries["key"][:-1]).sum())
     if twice:
         raise ContractError(
-            f"{where}: promised each {order}-gram once, found {twice} more than once (or, by a chance of less than "
-            "one in 1,000 up to 100 million n-grams, with equal 64-bit keys); train it again"
+            f"{where}: expected each {order}-gram once, got {twice} more than once (or, by a chance of less than "
+            "one in 1,000 up to 100 million n-grams, with equal 64-bit keys). Train it again."
         )
     return entries

@@ -179,7 +179,7 @@ def load_pieces(model: bytes, where: str) -> Cut:
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
-        raise ConfigError(f"{where}: promised a SentencePiece model, found {error}; give the right file") from error
+        raise ConfigError(f"{where}: expected a SentencePiece model, got {error}. Give the right file.") from error
 
     def cut(lines: Sequence[str]) -> list[list[str]]:
         # Not as one batch: for that it starts threads, which costs more than they save.
@@ -358,8 +358,8 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
     with Path(path).open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:
             raise ConfigError(
-                f"{path}: promised a compiled language model, found another file; compile an ARPA file with "
-                "`penstock train-lm`"
+                f"{path}: expected a compiled language model, got another file. Compile an ARPA file with "
+                "`penstock train-lm`."
             )
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -370,7 +370,7 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
             for name, (kind, count, offset) in header.arrays.items()
         }
     except (ValidationError, ValueError) as error:
-        raise ContractError(f"{path}: promised a whole language model, found a damaged file; copy it again") from error
+        raise ContractError(f"{path}: expected a whole language model, got a damaged file. Copy it again.") from error
     return header, arrays
 
 
@@ -404,7 +404,7 @@ class KenlmModel:
         try:
             self._model = kenlm.Model(path, config)
         except OSError as error:
-            raise ConfigError(f"{path}: promised a model that kenlm reads, found {error}; give another file") from error
+            raise ConfigError(f"{path}: expected a model that kenlm reads, got {error}. Give another file.") from error
         self._cut = words if spm is None else load_pieces(Path(spm).read_bytes(), spm)
 
     def score_text(self, text: str) -> Scores:
@@ -426,8 +426,8 @@ def require_kenlm(path: str) -> None:
     """Raises ConfigError if the package that reads KenLM binaries is not installed."""
     if find_spec("kenlm") is None:
         raise ConfigError(
-            f"{path}: promised a language model, found a KenLM binary and no package to read it; "
-            "run `pip install kenlm==0.3.0`, or train a model with `penstock train-lm`"
+            f"{path}: expected a language model, got a KenLM binary and no package to read it. "
+            "Run `pip install kenlm==0.3.0`, or train a model with `penstock train-lm`."
         )
 
 
@@ -439,11 +439,11 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
     with Path(path).open("rb") as stream:
         start = stream.read(len(MAGIC))
     if start.startswith(ARPA_START):
-        raise ConfigError(f"{path}: promised a compiled language model, found an ARPA file; compile it first")
+        raise ConfigError(f"{path}: expected a compiled language model, got an ARPA file. Compile it first.")
     if not start.startswith(KENLM_MAGIC):
         if spm is not None or alone:
-            raise ConfigError(f"{path}: promised a model that needs pieces, found one with its own; give no pieces")
+            raise ConfigError(f"{path}: expected a model that needs pieces, got one with its own. Give no pieces.")
         return LanguageModel(path)
     if spm is None and not alone:
-        raise ConfigError(f"{path}: promised the pieces of a KenLM binary, found none; give its SentencePiece model")
+        raise ConfigError(f"{path}: expected the pieces of a KenLM binary, got none. Give its SentencePiece model.")
     return KenlmModel(path, spm)

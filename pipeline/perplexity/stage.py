@@ -198,8 +198,8 @@ def checkpoint_files(folder: str) -> dict[str, str]:
         names = sorted(json.loads(note.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: promised a checkpoint folder with {NOTE}, found {error!r}; give "
-            f"{CHECKPOINT}RUN/train/checkpoints/step-…"
+            f"perplexity.scorer: expected a checkpoint folder with {NOTE}, got {error!r}. Give "
+            f"{CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
     return {"checkpoint": str(note)} | {f"checkpoint/{name}": str(note.with_name(name)) for name in names}
 
@@ -217,11 +217,11 @@ def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outpu
         try:
             done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
         except OSError as error:
-            raise ConfigError(f"perplexity.python: promised a Python with torch, found {error}; correct it") from error
+            raise ConfigError(f"perplexity.python: expected a Python with torch, got {error}. Correct it.") from error
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             kind = ConfigError if done.returncode == 2 or "No module named" in lines[-1] else ContractError
-            raise kind(f"perplexity.scorer: promised scores by {checkpoint}, found: {lines[-1]}")
+            raise kind(f"perplexity.scorer: expected scores by {checkpoint}, got: {lines[-1]}")
 
 
 PERPLEXITY = PerDocument(

@@ -123,9 +123,7 @@ def load_names(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Spa
         archive.extractall(folder)
         found = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
         if not found:
-            raise ConfigError(
-                f"pii.ner_model: promised a spaCy pipeline, found no config.cfg in {path}; give its wheel"
-            )
+            raise ConfigError(f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. Give its wheel.")
         pipeline = spacy.load(found[0].parent)
 
     def find_names(text: str) -> list[Span]:

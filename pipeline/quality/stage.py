@@ -187,9 +187,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
     thresholds = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
     unknown = sorted({name for profile in profiles.values() for name in profile.limits} - thresholds)
     if unknown:
-        raise ConfigError(
-            f"language profiles: promised limits of quality thresholds, found {unknown}; derive them anew"
-        )
+        raise ConfigError(f"language profiles: expected limits of quality thresholds, got {unknown}. Derive them anew.")
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
     return [
         Check(rule.reason, rule.signal, rule.setting, limits_of(rule, config, known)) for rule in config.chosen_rules()

@@ -178,7 +178,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Precision:
-    """How many joined pairs are as similar as promised."""
+    """How many joined pairs are as similar as expected."""
 
     kind: str
     near: Share

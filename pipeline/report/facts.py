@@ -124,7 +124,7 @@ def _read_plan(run: Store) -> Plan | None:
         mix = plan.get("settings", {}).get("train", {}).get("mix", "")
         return Plan(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
-        raise ContractError(f"{run.uri}/{PLAN_NAME}: promised a plan, found {error}; plan again") from error
+        raise ContractError(f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Plan again.") from error
 
 
 def _read_metrics(run: Store) -> list[Step]:
@@ -135,7 +135,7 @@ def _read_metrics(run: Store) -> list[Step]:
     try:
         return [_step(json.loads(line)) for line in lines]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ContractError(f"{run.uri}/{METRICS_NAME}: promised one step a line, found {error}; restore it") from error
+        raise ContractError(f"{run.uri}/{METRICS_NAME}: expected one step a line, got {error}. Restore it.") from error
 
 
 def _step(line: Mapping[str, Any]) -> Step:
@@ -153,7 +153,7 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
         except ValueError:
             continue
         if not isinstance(event, dict) or not {"kind", "step", "at"} <= event.keys():
-            raise ContractError(f"{run.uri}/{EVENTS_NAME}: promised one event a line, found {event}; restore it")
+            raise ContractError(f"{run.uri}/{EVENTS_NAME}: expected one event a line, got {event}. Restore it.")
         found.append(event)
     return found
 
@@ -252,7 +252,7 @@ class Facts:
 def collect(run: Store) -> Facts:
     """The facts of a run folder; parts that are not there yet are empty. Raises ConfigError if it is no run folder."""
     if not run.exists(RUN_NAME):
-        raise ConfigError(f"{run.uri}: promised a run folder, found no {RUN_NAME}; run `penstock run RECIPE --out …`")
+        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
     state = read_run(run)
     tables: dict[str, Manifest] = {}
     folders: dict[str, Store] = {}

@@ -101,13 +101,13 @@ def read_truth(path: str) -> list[dict[str, Any]]:
     folder, _, name = path.rpartition("/")
     store = Store(folder or ".")
     if not store.exists(name):
-        raise ConfigError(f"truth {path}: promised a truth file, found nothing; `penstock demo-crawl` writes it")
+        raise ConfigError(f"truth {path}: expected a truth file, got nothing. `penstock demo-crawl` writes it.")
     try:
         lines = [json.loads(line) for line in store.read_bytes(name).splitlines()]
         kinds = [line["kind"] for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"truth {path}: promised one planted record a line, found {error!r}; give truth.jsonl"
+            f"truth {path}: expected one planted record a line, got {error!r}. Give truth.jsonl."
         ) from error
     return lines if kinds else []
 

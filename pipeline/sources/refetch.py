@@ -53,7 +53,7 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
         fs, path = resolve(split.uri)
         data = _read(fs, path, split, offset, length)
     except (OSError, pa.ArrowException) as error:
-        raise ContractError(f"{split.uri}: promised the record at {offset}, found {error}; restore the file") from error
+        raise ContractError(f"{split.uri}: expected the record at {offset}, got {error}. Restore the file.") from error
     rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     return Refetched(split.uri, offset, length, tuple(_changes(row, recorded, split, len(data))), _head(split, data))
@@ -90,12 +90,12 @@ def _read_row(fs: pafs.FileSystem, path: str, number: int) -> bytes:
 
 def _changes(row: Row | None, recorded: Mapping[str, Any], split: Split, size: int) -> list[str]:
     if split.format != "parquet" and size < recorded["length"]:
-        return [f"length: promised {recorded['length']} bytes from {recorded['offset']} on, found {size}"]
+        return [f"length: expected {recorded['length']} bytes from {recorded['offset']} on, got {size}"]
     if row is None:
-        return [f"promised a record at {recorded['offset']}, found bytes of none"]
+        return [f"expected a record at {recorded['offset']}, got bytes of none"]
     named = [name for name in COMPARED if name in recorded]
     return [
-        f"{name}: promised {recorded[name]}, found {row.get(name)}" for name in named if recorded[name] != row.get(name)
+        f"{name}: expected {recorded[name]}, got {row.get(name)}" for name in named if recorded[name] != row.get(name)
     ]
 
 

@@ -45,13 +45,13 @@ def find_splits(config: SourceConfig) -> list[Split]:
             for file in _match(path):
                 if other := files.get(file.name):
                     problems.append(
-                        f"promised one file of the name {file.name!r}, found {other.uri} and {file.uri}; rename one"
+                        f"expected one file of the name {file.name!r}, got {other.uri} and {file.uri}. Rename one."
                     )
                 files[file.name] = file
         except ConfigError as error:
-            problems.append(f"promised files at {re.sub('://[^/]*@', '://', path)}, found {error}")
+            problems.append(f"expected files at {re.sub('://[^/]*@', '://', path)}, got {error}")
         except (OSError, ValueError, re.error) as error:
-            problems.append(f"promised files at {path}, found {error}; correct the path")
+            problems.append(f"expected files at {path}, got {error}. Correct the path.")
     splits: list[Split] = []
     for ordinal, name in enumerate(sorted(files)):
         file = files[name]
@@ -59,7 +59,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
             format_name = config.format if config.format != "auto" else _format_of(name)
             _check_readable(file)
         except (OSError, ValueError) as error:
-            problems.append(f"promised a file at {file.uri}, found {error}")
+            problems.append(f"expected a file at {file.uri}, got {error}")
             continue
         identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
         if config.snapshot is not None:  # ids follow from names, and two crawls may name their files alike

@@ -102,8 +102,8 @@ def survivors(task: CleanTask) -> Iterator[Row]:
         yield {**documents[identifier], **cluster, "title": row["title"], "text": text, "drop_stage": None}
     if found != len(kept):
         raise ContractError(
-            f"clean {part_key(task.ordinal)}: promised the text of {len(kept)} survivors, found {found}; "
-            "documents, text and dedup are not of the same run: run the stages again"
+            f"clean {part_key(task.ordinal)}: expected the text of {len(kept)} survivors, got {found}. "
+            "Documents, text and dedup are not of the same run: run the stages again."
         )
 
 

@@ -121,8 +121,8 @@ def check_size(split: Split, size: int) -> None:
     """Raise ContractError if the file is not of the size [bytes] that it had when the run was planned."""
     if size != split.size:
         raise ContractError(
-            f"{split.uri}: promised {split.size} bytes, found {size} while reading; "
-            "let the file be written to its end and run again"
+            f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
+            "Let the file be written to its end and run again."
         )
 
 
@@ -148,7 +148,7 @@ def write_row(row: Row, writers: Sequence[PartWriter], books: Books, config: Tex
     """Write a finished row to both tables and into the books."""
     unknown = [name for name in row if name not in COLUMNS and name[0] != "_"]
     if unknown:
-        raise ContractError(f"documents pass: promised the columns of its schema, found {unknown}; declare them")
+        raise ContractError(f"documents pass: expected the columns of its schema, got {unknown}. Declare them.")
     chars = row.get("num_chars") or 0
     books.enter(row, chars)
     if row.get("language") is not None:

@@ -120,7 +120,7 @@ def with_scores(task: ScoresTask) -> Iterator[Row]:
         for row, scored in zip(texts(task.part), scores, strict=True):
             if row["doc_id"] != scored["doc_id"]:
                 raise ContractError(
-                    f"scores {part_key(task.part.ordinal)}: promised the documents that were given, found others; "
-                    "score again"
+                    f"scores {part_key(task.part.ordinal)}: expected the documents that were given, got others. "
+                    "Score again."
                 )
             yield row | scored

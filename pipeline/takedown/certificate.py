@@ -48,7 +48,7 @@ class Checked:
     """What a check has found."""
 
     problems: list[str] = field(default_factory=list)
-    """What the certificate promised and the run does not hold; empty = it holds."""
+    """What the certificate states and the run does not hold; empty = it holds."""
     notes: list[str] = field(default_factory=list)
     """What is as declared, and worth saying."""
     absent: list[str] = field(default_factory=list)
@@ -184,7 +184,7 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
     checked = Checked()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
-        checked.problems.append(f"{PENDING_NAME}: promised a takedown that is done, found one under way; run it again")
+        checked.problems.append(f"{PENDING_NAME}: expected a takedown that is done, got one under way. Run it again.")
     here = _tables_here(run, certificate, checked)
     for name, table in here.items():
         if name in certificate.tables:
@@ -196,16 +196,16 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
             else:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
-            checked.problems.append(f"{name}: promised files that can be scanned, found {error}")
+            checked.problems.append(f"{name}: expected files that can be scanned, got {error}")
     for name in left_over(run, here):
         checked.problems.append(
-            f"{name}: promised no old file, found one that no standing version names; `penstock takedown --drop-old`"
+            f"{name}: expected no old file, got one that no standing version names. `penstock takedown --drop-old`."
         )
     for folder in attached_runs(run):
         if own := sorted(name for name, way in read_run(run.child(folder)).tables.items() if not way.startswith("../")):
             checked.problems.append(
-                f"{folder}: promised no copy below the run, found a run with {', '.join(own)} of its own, made from "
-                "tables of this one and not looked at; remove it"
+                f"{folder}: expected no copy below the run, got a run with {', '.join(own)} of its own, made from "
+                "tables of this one and not looked at. Remove it."
             )
     judge_shared(certificate, checked)
     return checked
@@ -219,14 +219,14 @@ def _tables_here(run: Store, certificate: Certificate, checked: Checked) -> dict
         if not any(file for place in places for file in place.walk()):
             checked.absent.append(name)
         elif name not in standing:
-            checked.problems.append(f"{name}: promised by the certificate, {RUN_NAME} names no such table")
+            checked.problems.append(f"{name}: expected by the certificate, {RUN_NAME} names no such table")
         else:
             try:
                 found[name] = Table(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
-                checked.problems.append(f"{name}: promised a table that can be read, found {error}")
+                checked.problems.append(f"{name}: expected a table that can be read, got {error}")
     if not found.keys() & certificate.tables.keys():
-        checked.problems.append(f"{run.uri}: promised tables of the certificate, found none; name the run's folder")
+        checked.problems.append(f"{run.uri}: expected tables of the certificate, got none. Name the run's folder.")
     return found
 
 
@@ -234,15 +234,15 @@ def _check_id(certificate: Certificate, checked: Checked) -> None:
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
-            f"certificate: promised seal {seal}, what it says has {certificate.content_digest}; it was edited"
+            f"certificate: expected seal {seal}, what it says has {certificate.content_digest}. It was edited."
         )
     found = identify_takedown(certificate.standing, certificate.mode, [one.document for one in certificate.documents])
     if found != certificate.id:
-        checked.problems.append(f"certificate: promised id {certificate.id}, what it lists has {found}; it was edited")
+        checked.problems.append(f"certificate: expected id {certificate.id}, what it lists has {found}. It was edited.")
     for name, change in certificate.tables.items():
         if change.before != certificate.standing.get(name):
-            promised = certificate.standing.get(name)
-            checked.problems.append(f"certificate: promised {name} {promised} at its beginning, found {change.before}")
+            expected = certificate.standing.get(name)
+            checked.problems.append(f"certificate: expected {name} {expected} at its beginning, got {change.before}")
 
 
 def _check_versions(run: Store, name: str, standing: Manifest, certificate: Certificate, checked: Checked) -> None:
@@ -252,14 +252,14 @@ def _check_versions(run: Store, name: str, standing: Manifest, certificate: Cert
         if standing.digest != change.after:
             line = [one.tables[name].before for one in ancestry(run, standing)]
             if change.after not in line:
-                checked.problems.append(f"{name}: promised version {change.after}, the run holds {standing.digest}")
+                checked.problems.append(f"{name}: expected version {change.after}, the run holds {standing.digest}")
             else:
                 checked.notes.append(f"{name}: later takedowns have made {standing.digest[:12]} of {change.after[:12]}")
             return
         descent = descent_of(standing)
         said = (descent.id, descent.parent, descent.mode) if descent else None
         if said != (own := (certificate.id, change.before, certificate.mode)):
-            checked.problems.append(f"{name}: promised a version made by {own}, found {said} in its manifest")
+            checked.problems.append(f"{name}: expected a version made by {own}, got {said} in its manifest")
         if not run.exists(parent_name(certificate.id, name)):
             checked.notes.append(f"{name}: the manifest before is not here, so files that were kept were not compared")
             return
@@ -271,9 +271,9 @@ def _check_versions(run: Store, name: str, standing: Manifest, certificate: Cert
     old = {entry.key: entry.sha256 for entry in parent.content.files}
     for entry in standing.content.files:
         one = rewritten.get(entry.key)
-        promised = one.after if one else old.get(entry.key)
-        if entry.sha256 != promised:
-            checked.problems.append(f"{name}/{entry.key}: promised SHA-256 {promised}, found {entry.sha256}")
+        expected = one.after if one else old.get(entry.key)
+        if entry.sha256 != expected:
+            checked.problems.append(f"{name}/{entry.key}: expected SHA-256 {expected}, got {entry.sha256}")
 
 
 def _check_files(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
@@ -286,14 +286,14 @@ def _check_files(name: str, table: Table, certificate: Certificate, checked: Che
             found = table.folder.sha256(path)
             again = canonical_digest(name, table, entry.key) if entry.key in rewritten else found
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            checked.problems.append(f"{name}/{entry.key}: promised a file, found {error}")
+            checked.problems.append(f"{name}/{entry.key}: expected a file, got {error}")
             continue
         checked.files += 1
         if found != entry.sha256:
-            checked.problems.append(f"{name}/{entry.key}: promised SHA-256 {entry.sha256}, found {found}")
+            checked.problems.append(f"{name}/{entry.key}: expected SHA-256 {entry.sha256}, got {found}")
         if again != found:
             checked.problems.append(
-                f"{name}/{entry.key}: promised no byte beside its rows, found some: its rows alone have SHA-256 {again}"
+                f"{name}/{entry.key}: expected no byte beside its rows, got some: its rows alone have SHA-256 {again}"
                 f", the file has {found} (certificate made with pyarrow {certificate.pyarrow_version}, checked with "
                 f"{pa.__version__})"
             )
@@ -329,14 +329,14 @@ def _check_named(name: str, table: Table, removed: tuple[set[str], str], checked
         with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(columns=list(MATCHES[match][0])):
                 if number := sum(salted(salt, "document", one) in gone for one in named_in(batch, match)):
-                    checked.problems.append(f"{name}/{entry.key}: promised no removed document, found {number}")
+                    checked.problems.append(f"{name}/{entry.key}: expected no removed document, got {number}")
 
 
 def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: Checked) -> None:
     said = {one: batch.column(one)[row].as_py() for one in batch.schema.names if one != "doc_id"}
     left = [one for one, value in said.items() if one != "drop_stage" and value is not None]
     if left or said.get("drop_stage", STAGE) != STAGE or name not in ("documents", "text"):
-        checked.problems.append(f"{name}: promised no row of a removed document, found one with {left or 'its id'}")
+        checked.problems.append(f"{name}: expected no row of a removed document, got one with {left or 'its id'}")
 
 
 def _scan_text(where: str, column: pa.Array, ids: list[bytes], with_: tuple[Finder, Checked]) -> None:
@@ -365,9 +365,7 @@ def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> Non
                 index = pa.ipc.open_file(docs).read_all().select(["doc_id", "token_offset", "num_tokens"])
                 named = _Named(index, gone, certificate.salt)
                 if named.removed:
-                    checked.problems.append(
-                        f"{where}: promised no removed document in its index, found {named.removed}"
-                    )
+                    checked.problems.append(f"{where}: expected no removed document in its index, got {named.removed}")
                 reader, first = pa.ipc.open_file(file), 0
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
@@ -384,7 +382,7 @@ def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> Non
         with dataset.folder.open_input(path) as file:
             ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
         if found := [one for one in ids if salted(certificate.salt, "document", one) in gone]:
-            checked.problems.append(f"tokens/{path}: promised no removed document, found {len(found)}")
+            checked.problems.append(f"tokens/{path}: expected no removed document, got {len(found)}")
 
 
 class _Named:
@@ -408,7 +406,7 @@ class _Named:
         """The documents of a batch are those that the index names."""
         found = ids.to_pylist()
         if found != self._ids[self._row : self._row + len(found)]:
-            checked.problems.append(f"{where}: promised the documents of its index, found others")
+            checked.problems.append(f"{where}: expected the documents of its index, got others")
         self._row += len(found)
 
     @cached_property
@@ -421,5 +419,5 @@ class _Named:
             begin, end = int(self._begins[row]) - first, int(self._begins[row] + self._lengths[row]) - first
             own = tokens[max(0, begin) : max(0, end)]
             if (own != tombstone).any():
-                problem = f"promised tombstones at tokens [{begin + first}, {end + first}), found others"
+                problem = f"expected tombstones at tokens [{begin + first}, {end + first}), got others"
                 said[1].problems.append(f"{said[0]}: {problem}")

@@ -102,8 +102,8 @@ def read_pending(run: Store) -> Pending | None:
         return Pending.model_validate(run.read_json(PENDING_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PENDING_NAME}: promised a takedown under way, found {error}; if run.json still names the old "
-            "versions, remove it and begin again"
+            f"{run.uri}/{PENDING_NAME}: expected a takedown under way, got {error}. If run.json still names the old "
+            "versions, remove it and begin again."
         ) from error
 
 
@@ -119,8 +119,8 @@ def finish(run: Store, pending: Pending) -> Certificate:
         after = {name: change.version_after for name, change in certificate.tables.items()}
         if standing.tables != pending.tables | after:
             raise ContractError(
-                f"{run.uri}: promised the tables that takedown {pending.id} began with, found others; something else "
-                f"has changed run.json meanwhile: restore it, or remove {PENDING_NAME} and begin again"
+                f"{run.uri}: expected the tables that takedown {pending.id} began with, got others. Something else "
+                f"has changed run.json meanwhile: restore it, or remove {PENDING_NAME} and begin again."
             )
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}

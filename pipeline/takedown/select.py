@@ -57,9 +57,9 @@ class Selection:
 def select(run: Store, request: Request) -> Selection:
     """The documents of a request. Raises ConfigError if something asked for is not a domain or an id, or not there."""
     if not request.items():
-        raise ConfigError("takedown: promised --domain, --url, --doc or --near, found none of them")
+        raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them")
     if not {"documents", "tokens"} & {*read_run(run).tables}:
-        raise ConfigError(f"takedown: promised a run with documents or a dataset, found neither in {run.uri}")
+        raise ConfigError(f"takedown: expected a run with documents or a dataset, got neither in {run.uri}")
     matchers = _Matchers(request.items())
     for batch in _located(run):
         matchers.look_at(batch)
@@ -68,8 +68,8 @@ def select(run: Store, request: Request) -> Selection:
         mates = _cluster_mates(run, found[item])
         if not mates:
             raise ConfigError(
-                f"--near {item[1]}: promised a document whose near copies are known, found no cluster of it in "
-                f"{run.uri}; run the recipe up to its clusters, or take it alone by --doc"
+                f"--near {item[1]}: expected a document whose near copies are known, got no cluster of it in "
+                f"{run.uri}. Run the recipe up to its clusters, or take it alone by --doc."
             )
         found[item] |= mates
     missing = [item for item in found if not found[item]]
@@ -107,7 +107,7 @@ def _not_there(run: Store, item: tuple[str, str], earlier: str | None) -> str:
     hint = (
         f"it was taken down before, by {earlier}" if earlier else "`penstock show` and `penstock trace` find documents"
     )
-    return f"--{item[0]} {item[1]}: promised a document of {run.uri}, found none; {hint}"
+    return f"--{item[0]} {item[1]}: expected a document of {run.uri}, got none. {hint}."
 
 
 def parse_id(kind: str, text: str) -> bytes:
@@ -117,7 +117,7 @@ def parse_id(kind: str, text: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != DOC_ID_BYTES:
-        raise ConfigError(f"--{kind}: promised a document id of {2 * DOC_ID_BYTES} hex digits, found {text!r}")
+        raise ConfigError(f"--{kind}: expected a document id of {2 * DOC_ID_BYTES} hex digits, got {text!r}")
     return found
 
 
@@ -164,7 +164,7 @@ def _hosts(kind: str, value: str) -> list[str]:
     plain = value.strip().strip(".").lower()
     hosts = host_suffixes(f"http://{plain}/")
     if not hosts or hosts[0] != plain:
-        raise ConfigError(f"--domain: promised a domain such as example.com, found {value!r}")
+        raise ConfigError(f"--domain: expected a domain such as example.com, got {value!r}")
     return hosts
 
 

@@ -80,8 +80,8 @@ def texts(task: CountTask) -> Iterator[tuple[str, str]]:
                 language = text = None
             if not isinstance(language, str) or not isinstance(text, str):
                 raise ConfigError(
-                    f"derive.reference {task.source.name}, line {number}: promised an object with the strings `lang` "
-                    f"and `text`, found {line[:60]!r}; correct the file"
+                    f"derive.reference {task.source.name}, line {number}: expected an object with the strings `lang` "
+                    f"and `text`, got {line[:60]!r}. Correct the file."
                 )
             yield language, text
 
@@ -255,11 +255,11 @@ class DeriveConfig(Section):
     @model_validator(mode="after")
     def _one_reference(self) -> "DeriveConfig":
         if bool(self.reference) == bool(self.run):
-            raise ValueError("promised either reference, files of text, or run, a run folder; give one of them")
+            raise ValueError("expected either reference, files of text, or run, a run folder. Give one of them.")
         if self.sources and not self.run:
             raise ValueError("sources would be ignored: files of text have none")
         if self.max_stop_words < self.min_stop_words:
-            raise ValueError(f"max_stop_words: promised at least min_stop_words, found {self.max_stop_words}")
+            raise ValueError(f"max_stop_words: expected at least min_stop_words, got {self.max_stop_words}")
         return self
 
 
@@ -282,8 +282,8 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
     if not chosen:
         there = dict(sorted(found["documents"].items()))
         raise ConfigError(
-            f"derive: promised languages with {config.min_documents} documents, found {there}; "
-            "give more text or lower derive.min_documents"
+            f"derive: expected languages with {config.min_documents} documents, got {there}. "
+            "Give more text or lower derive.min_documents."
         )
     counted = _counted(spark, word_counts, _asking(tasks, chosen), "word counts")
     counts, holding = counted["counts"], counted["holding"]

@@ -58,7 +58,7 @@ def _load(path: str) -> Mapping[str, Profile]:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"language profiles {path}: promised a TOML file, found {error}; derive it anew") from error
+        raise ConfigError(f"language profiles {path}: expected a TOML file, got {error}. Derive it anew.") from error
     problems = [problem for language, value in values.items() for problem in _problems(language, value)]
     if problems:
         raise ConfigError(f"language profiles {path}: {'; '.join(problems)}; derive the file anew or correct it")
@@ -72,22 +72,22 @@ def _profile(language: str, value: Mapping[str, Any]) -> Profile:
 
 def _problems(language: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
-        return [f"{language}: promised a table [{language}], found {value!r}"]
+        return [f"{language}: expected a table [{language}], got {value!r}"]
     problems = [
         f"{language}.{name}: no such key (valid: script, stop_words, limits)"
         for name in sorted(value.keys() - {"script", "stop_words", "limits"})
     ]
     if not isinstance(value.get("script"), str):
-        problems.append(f"{language}.script: promised an ISO 15924 code, found {value.get('script')!r}")
+        problems.append(f"{language}.script: expected an ISO 15924 code, got {value.get('script')!r}")
     words = value.get("stop_words", [])
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        problems.append(f"{language}.stop_words: promised a list of words, found {words!r}")
+        problems.append(f"{language}.stop_words: expected a list of words, got {words!r}")
     limits = value.get("limits", {})
     if not isinstance(limits, dict):
-        return [*problems, f"{language}.limits: promised a table of numbers, found {limits!r}"]
+        return [*problems, f"{language}.limits: expected a table of numbers, got {limits!r}"]
     for name, limit in limits.items():
         if not name.startswith(("min_", "max_")):
-            problems.append(f"{language}.limits.{name}: promised the name of a threshold, min_… or max_…")
+            problems.append(f"{language}.limits.{name}: expected the name of a threshold, min_… or max_…")
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-            problems.append(f"{language}.limits.{name}: promised a number, found {limit!r}")
+            problems.append(f"{language}.limits.{name}: expected a number, got {limit!r}")
     return problems

@@ -105,7 +105,7 @@ def build_tokens(build: Build) -> dict[str, Built]:
     encoded = persisted(frame_of_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
     totals = stream_totals(encoded)
     if not totals:
-        raise ContractError("tokens: promised clean documents, found none; look at the drops with `penstock report`")
+        raise ContractError("tokens: expected clean documents, got none. Look at the drops with `penstock report`.")
     figures = figures_of(build, contract, totals, mix)
     for line in shortfalls(figures.get(LEFT_OUT, {}), config.mix):
         print(line, file=sys.stderr)
@@ -258,7 +258,7 @@ def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in:
     for name, total in totals.items():
         if sum(streams[name]) != total.tokens:
             raise ContractError(
-                f"tokens: promised {total.tokens} tokens in {name}, found {sum(streams[name])} in its shards"
+                f"tokens: expected {total.tokens} tokens in {name}, got {sum(streams[name])} in its shards"
             )
     left_out = sum(total.left_out for total in totals.values())
     built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{LEFT_OUT}": left_out})

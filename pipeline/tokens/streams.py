@@ -98,9 +98,9 @@ class TokensConfig(Section):
                 f"buckets_by = {by!r} needs bucket_cuts, the values where a bucket ends and the next begins"
             )
         if not (np.diff(np.asarray(cuts, np.float32)) > 0).all():
-            raise ValueError(f"bucket_cuts: promised ascending values, apart in single precision, found {list(cuts)}")
+            raise ValueError(f"bucket_cuts: expected ascending values, apart in single precision, got {list(cuts)}")
         if by.startswith(f"{CLASSIFIER}.") and not all(0 < cut <= 1 for cut in cuts):
-            raise ValueError(f"bucket_cuts: promised probabilities above 0 and up to 1, found {list(cuts)}")
+            raise ValueError(f"bucket_cuts: expected probabilities above 0 and up to 1, got {list(cuts)}")
         return self
 
     @property
@@ -181,8 +181,8 @@ def check_names(config: TokensConfig, sources: Sequence[str]) -> None:
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{nearest(name, possible)}" for name in unknown)
         raise ConfigError(
-            f"tokens.mix {config.mix}: promised sources that this recipe makes, found {hints}; correct the names, or "
-            "set tokens.buckets_by as it was for the dataset of the mix"
+            f"tokens.mix {config.mix}: expected sources that this recipe makes, got {hints}. Correct the names, or "
+            "set tokens.buckets_by as it was for the dataset of the mix."
         )
 
 
@@ -195,8 +195,8 @@ def check_mix(mix: Mix, where: str, found: Mapping[str, tuple[int, int]]) -> Non
     for name, (stays, goes) in found.items():
         if not stays:
             raise ConfigError(
-                f"tokens.mix {where}: promised a share of {name} that keeps some of it, found that keep = "
-                f"{asked[name].keep:g} leaves none of its {goes} training documents; raise it"
+                f"tokens.mix {where}: expected a share of {name} that keeps some of it, got that keep = "
+                f"{asked[name].keep:g} leaves none of its {goes} training documents. Raise it."
             )
 
 
@@ -274,8 +274,8 @@ def bucket_of(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
         if identifier == doc_id:
             return bucket
     raise ContractError(
-        f"{doc_id.hex()}: promised the documents of `clean` in the order of `documents`, found none of this id behind "
-        "the one before; the tables are not of the same run: run the stages again"
+        f"{doc_id.hex()}: expected the documents of `clean` in the order of `documents`, got none of this id behind "
+        "the one before. The tables are not of the same run: run the stages again."
     )
 
 

@@ -145,7 +145,7 @@ def training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 def _explained(message: str, config: TokenizerConfig) -> ConfigError:
     """SentencePiece's complaint as advice."""
-    where = f"tokenizer.vocab_size: promised {config.vocab_size} pieces, the sample"
+    where = f"tokenizer.vocab_size: expected {config.vocab_size} pieces, the sample"
     if limit := re.search(r"value <= (\d+)", message):
         return ConfigError(
             f"{where} has at most {limit[1]}; set vocab_size = {limit[1]} or less, or take a larger sample"
@@ -154,7 +154,7 @@ def _explained(message: str, config: TokenizerConfig) -> ConfigError:
         advice = "set a larger vocab_size or a smaller character_coverage"
         return ConfigError(f"{where}'s characters, bytes and reserved ids alone are {needed[1]}; {advice}")
     if "sentences_.empty()" in message:
-        return ConfigError("tokenizer: promised text to train on, found none; take a larger sample or give a model")
+        return ConfigError("tokenizer: expected text to train on, got none. Take a larger sample or give a model.")
     return ConfigError(f"tokenizer: SentencePiece could not train: {message.strip()}")
 
 
@@ -263,13 +263,13 @@ def _probed(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
         injected = [reserved[number] for number in ids.tolist() if number in reserved]
         if injected:
             raise ConfigError(
-                f"tokenizer.model: promised reserved ids that no text produces, found {injected[0]!r} for {text!r}; "
-                "name a special token of the model in tokenizer.special"
+                f"tokenizer.model: expected reserved ids that no text produces, got {injected[0]!r} for {text!r}. "
+                "Name a special token of the model in tokenizer.special."
             )
         back = tokenizer.decode(ids)
         if back != text and not config.allow_lossy:
             raise ConfigError(
-                f"tokenizer.model: promised decode(encode(x)) == x, found {back!r} for {text!r}; give a byte-level "
-                "model without normaliser, or set tokenizer.allow_lossy = true"
+                f"tokenizer.model: expected decode(encode(x)) == x, got {back!r} for {text!r}. Give a byte-level "
+                "model without normaliser, or set tokenizer.allow_lossy = true."
             )
     return tokenizer

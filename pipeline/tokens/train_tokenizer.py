@@ -81,8 +81,8 @@ def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: B
     total = sum(clean.manifest.content.figures.get("kept_bytes", {}).values())
     if not total:
         raise ContractError(
-            f"tokenizer: promised clean text, found none: all {clean.manifest.content.counts.rows_in} documents were "
-            "dropped; look at the drops by rule with `penstock report`"
+            f"tokenizer: expected clean text, got none: all {clean.manifest.content.counts.rows_in} documents were "
+            "dropped. Look at the drops by rule with `penstock report`."
         )
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()

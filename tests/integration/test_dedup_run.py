@@ -182,16 +182,16 @@ def test_an_index_needs_no_text_of_its_snapshot(run_of, indexed, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (['dedup.keep=["longest"]'], "dedup.keep: promised to begin with 'snapshot'"),
-        (["dedup.min_similarity=0.8"], "dedup.min_similarity: promised 0.7, with which the index was made, found 0.8"),
-        (["signature.seed=5"], "signature.seed: promised 1, with which the index was made, found 5"),
+        (['dedup.keep=["longest"]'], "dedup.keep: expected to begin with 'snapshot'"),
+        (["dedup.min_similarity=0.8"], "dedup.min_similarity: expected 0.7, with which the index was made, got 0.8"),
+        (["signature.seed=5"], "signature.seed: expected 1, with which the index was made, got 5"),
         (
             ['source.snapshot="CC-MAIN-2024-01"'],
             "come after 'CC-MAIN-2024-10', the last of the index, found 'CC-MAIN-2024-01'",
         ),
-        (["dedup.by_url=first"], "dedup.by_url: promised 'off', with which .* was made, found 'first'"),
+        (["dedup.by_url=first"], "dedup.by_url: expected 'off', with which .* was made, got 'first'"),
         (["dedup.scope=['snapshot']"], "scope keeps snapshots apart"),
-        (["dedup.verify=jaccard"], "dedup.verify: promised 'estimate', with which the index was made, found 'jaccard'"),
+        (["dedup.verify=jaccard"], "dedup.verify: expected 'estimate', with which the index was made, got 'jaccard'"),
     ],
 )
 def test_what_an_index_cannot_answer_is_refused(run_of, indexed, tmp_path, settings, message):
@@ -216,13 +216,13 @@ def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, in
         run_of([THIRD], f'dedup.indexes=["{whole.uri}"]', folder=tmp_path / "run")
     second = run_of([SECOND], "dedup.write_index=true", f'dedup.indexes=["{indexed.uri}"]')
     alone = run_of([SECOND], "dedup.write_index=true", until="clusters")
-    with pytest.raises(ConfigError, match="promised the indexes that it was made with before it"):
+    with pytest.raises(ConfigError, match="expected the indexes that it was made with before it"):
         run_of([THIRD], f'dedup.indexes=["{second.uri}"]', folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match="promised every index once, found it listed before"):
+    with pytest.raises(ConfigError, match="expected every index once, got it listed before"):
         run_of([THIRD], f'dedup.indexes=["{indexed.uri}","{indexed.uri}"]', folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match="promised indexes in the order of their snapshots"):
+    with pytest.raises(ConfigError, match="expected indexes in the order of their snapshots"):
         run_of([THIRD], f'dedup.indexes=["{alone.uri}","{indexed.uri}"]', folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"promised a finished run at .*nowhere"):
+    with pytest.raises(ConfigError, match=r"expected a finished run at .*nowhere"):
         run_of([THIRD], f'dedup.indexes=["{tmp_path}/nowhere"]', folder=tmp_path / "run")
 
 

@@ -159,13 +159,13 @@ def test_places_as_people_write_them(server: int, uri: str, root: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "told"),
     [
-        ("s3://", "promised a bucket behind s3://, found none"),
-        ("s3:///run", "promised a bucket behind s3://, found none"),
-        ("s3://key:secret@bucket/run", r"^s3://bucket/run: promised no secrets in a URI"),
+        ("s3://", "expected a bucket behind s3://, got none"),
+        ("s3:///run", "expected a bucket behind s3://, got none"),
+        ("s3://key:secret@bucket/run", r"^s3://bucket/run: expected no secrets in a URI"),
         ("s3://bucket//run", "found // in it"),
         ("s3://bucket/a/../run", r"found /\.\./ in it"),
-        ("s3://bucket/run?regoin=x", "s3://bucket/run: promised a place .*'regoin'"),
-        ("s3a://bucket/run", "s3a://bucket/run: promised a place that pyarrow.fs reaches .*Unrecognized"),
+        ("s3://bucket/run?regoin=x", "s3://bucket/run: expected a place .*'regoin'"),
+        ("s3a://bucket/run", "s3a://bucket/run: expected a place that pyarrow.fs reaches .*Unrecognized"),
     ],
 )
 def test_places_that_are_none(server: int, uri: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,10 +202,10 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_missing_bucket_is_named_before_spark_starts(server: int, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = ["run", str(RECIPE), "--out", "s3://none/run"]
     with mock.patch("jobs.run_all.open_session", side_effect=AssertionError):
-        assert "s3://none/run: promised a folder of a bucket, found no bucket none" in said(capsys, *recipe)
+        assert "s3://none/run: expected a folder of a bucket, got no bucket none" in said(capsys, *recipe)
     with pytest.raises(OSError, match="NO_SUCH_BUCKET") as caught:
         Store("s3://none/run").write_atomic("run.json", b"{}")
-    assert str(remote_problem(caught.value)).startswith("s3://none/run/run.json: promised an object store that answers")
+    assert str(remote_problem(caught.value)).startswith("s3://none/run/run.json: expected an object store that answers")
 
 
 def test_wrong_credentials_are_told(server: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +224,7 @@ def test_a_server_that_is_gone_is_told_in_seconds(
     started = time.monotonic()
     with elsewhere(silent_port):
         told = said(capsys, "verify", "s3://bucket/run")
-    assert told.startswith("penstock: s3://bucket/run/run.json: promised an object store that answers, found NETWORK")
+    assert told.startswith("penstock: s3://bucket/run/run.json: expected an object store that answers, got NETWORK")
     assert time.monotonic() - started < 60
 
 
@@ -234,10 +234,10 @@ def test_an_error_of_a_worker_is_found_in_what_spark_says() -> None:
         "'b': AWS Error SLOW_DOWN during GetObject operation: Reduce (Request ID: 12)\n SQLSTATE: 38000"
     )
     told = str(remote_problem(RuntimeError(text)))
-    assert told.startswith("s3://b/run/it's/x: promised an object store that answers, found SLOW_DOWN during GetObject")
+    assert told.startswith("s3://b/run/it's/x: expected an object store that answers, got SLOW_DOWN during GetObject")
     assert "Request ID" not in told
     assert "SQLSTATE" not in told
-    assert str(remote_problem(OSError("google::cloud::Status(UNAVAILABLE: x"))).startswith("gs://: promised")
+    assert str(remote_problem(OSError("google::cloud::Status(UNAVAILABLE: x"))).startswith("gs://: expected")
     assert remote_problem(OSError("No space left on device")) is None
 
 
@@ -308,7 +308,7 @@ def test_a_dataset_is_verified_planned_and_traced(
         told.append(capsys.readouterr().out)
     assert told[0] == told[1] != ""
     before = {*run.walk()}
-    assert "promised a run folder on a mounted filesystem" in said(capsys, "train", run.uri)
+    assert "expected a run folder on a mounted filesystem" in said(capsys, "train", run.uri)
     assert {*run.walk()} == before
 
 
@@ -418,10 +418,10 @@ def test_every_verb_that_reads_reads_it(finished: Store, tmp_path: Path, capsys:
     assert read_run(Store("s3://bucket/next run")).tables["tokens"].startswith("../../run/tokens/v-")
     assert tells("trace", "s3://bucket/next run", "--step", "1", "--text") == step
     for arguments in (["train", run], ["train", run, "--dry-run"], ["ladder", run]):
-        assert f"promised a run folder on a mounted filesystem, where checkpoints are written, found {run}" in said(
+        assert f"expected a run folder on a mounted filesystem, where checkpoints are written, got {run}" in said(
             capsys, *arguments
         )
-    assert "promised a run on this machine" in said(capsys, "ablate", run, "--without", "quality.fineweb")
+    assert "expected a run on this machine" in said(capsys, "ablate", run, "--without", "quality.fineweb")
     assert not any(name.startswith("train/checkpoints") for name in finished.walk())
 
 
@@ -437,10 +437,10 @@ def test_a_takedown_of_a_whole_run(finished: Store, capsys: pytest.CaptureFixtur
     name = next(name for name in finished.walk() if name.startswith("takedowns/") and name.count("/") == 1)
     assert run_at(f"{run}@{before.digest[:12]}").uri == run
     assert main(["takedown", run, "--check", name]) == 1
-    assert "promised no old file" in capsys.readouterr().out
+    assert "expected no old file" in capsys.readouterr().out
     assert main(["takedown", run, "--drop-old"]) == 0
     capsys.readouterr()
     main(["takedown", run, "--check", name])  # pages of the demo crawl quote each other, and it says so
-    assert "promised no old file" not in capsys.readouterr().out
+    assert "expected no old file" not in capsys.readouterr().out
     assert main(["verify", run]) == 0
     assert open_dataset(finished).digest != before.digest

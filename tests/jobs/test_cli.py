@@ -63,18 +63,18 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["run", "no-such.toml", "--out", "x"], "recipe no-such.toml: cannot be read"),
-        (["plan", "no-such-run"], "promised a run folder"),
-        (["show", "no-such-run"], "promised --doc, --url or --where"),
+        (["plan", "no-such-run"], "expected a run folder"),
+        (["show", "no-such-run"], "expected --doc, --url or --where"),
         (["show", "no-such-run", "--where", "langage = de"], "did you mean 'language'?"),
         (["show", "no-such-run", "--where", "gopher_num_words < many"], "column gopher_num_words is int32"),
         (["show", "no-such-run", "--doc", "xyz"], "column doc_id is fixed_size_binary[16]"),
         (["models", "fetch", "lid.176.ftx"], "lid.176.ftz"),
-        (["models", "verify"], "promised a name"),
+        (["models", "verify"], "expected a name"),
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
-        (["train", "no-such-run", "--dry-run"], "no-such-run: promised a table 'tokens'"),
-        (["train", "no-such-run", "--ranks", "0"], "promised --ranks >= 1 and --restarts >= 0, found 0 and 0"),
+        (["train", "no-such-run", "--dry-run"], "no-such-run: expected a table 'tokens'"),
+        (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
         (["train", "no-such-run", "--restarts", "-1"], "found 1 and -1"),
-        (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: promised a table 'tokens'"),
+        (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
         (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "found megatron, which takes"),
     ],
 )
@@ -91,21 +91,21 @@ def test_errors_are_one_message(arguments, message, capsys):
         (["run", "RECIPE", "--set", "quality.min_word=3"], "did you mean 'min_words'?"),
         (["run", "RECIPE", "--set", "quality.dialect=dcml"], "'dclm'"),
         (["run", "RECIPE", "--set", "quality.families=['c4']"], "which is not measured; add it and run the recipe"),
-        (["run", "RECIPE", "--set", "quality.profiles=no.toml"], "model 'no.toml': promised a"),
+        (["run", "RECIPE", "--set", "quality.profiles=no.toml"], "model 'no.toml': expected a"),
         (["run", "RECIPE", "--set", "perplexity.scorer=ngram", "--set", "perplexity.models={en='no.lm'}"], "no.lm"),
-        (["run", "RECIPE", "--set", "perplexity.scorer='checkpoint:no'"], "promised a checkpoint folder"),
+        (["run", "RECIPE", "--set", "perplexity.scorer='checkpoint:no'"], "expected a checkpoint folder"),
         (["run", "RECIPE", "--set", "classifier.models={q='no.arrow'}"], "no.arrow"),
         (["run", "RECIPE", "--set", "classifier.min_score={q=0.5}"], "q"),
         (["run", "RECIPE", "--set", "decontaminate.evaluation_sets={a='no.jsonl'}"], "no.jsonl"),
-        (["whatif", "no-such-run"], "promised a run folder"),
-        (["train-lm", "--out", "x.lm"], "promised lm.run or train_lm.input, found neither"),
-        (["train-lm", "--out", "x.bin", "--set", "lm.run=r"], "promised a path ….lm"),
+        (["whatif", "no-such-run"], "expected a run folder"),
+        (["train-lm", "--out", "x.lm"], "expected lm.run or train_lm.input, got neither"),
+        (["train-lm", "--out", "x.bin", "--set", "lm.run=r"], "expected a path ….lm"),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
-        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "promised a table 'clean'"),
-        (["train-classifier", "--out", "x"], "promised positives and negatives, or labelled files"),
+        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
+        (["train-classifier", "--out", "x"], "expected positives and negatives, or labelled files"),
         (["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"], "name both"),
         (["derive-profiles", "--out", "x.toml"], "give one of them"),
-        (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "promised a table 'clean'"),
+        (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "expected a table 'clean'"),
     ],
 )
 def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message, capsys, monkeypatch, tmp_path):
@@ -180,10 +180,10 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--ranks 3 --set layout.tensor=2", "layout: promised 3 rank(s), found tensor 2"),
-        ("--ranks 8", "train.global_batch: promised a sequence for each of 8 groups of ranks, found 6"),
+        ("--ranks 3 --set layout.tensor=2", "layout: expected 3 rank(s), got tensor 2"),
+        ("--ranks 8", "train.global_batch: expected a sequence for each of 8 groups of ranks, got 6"),
         ("--set layout.compress=bf16 --set layout.data=ddp", "found one rank"),
-        ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: promised held-out losses"),
+        ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: expected held-out losses"),
         ("--set train.step=3", "train.step"),
         ("--set cluster.device=h100-sxm", "cluster.device=h100-sxm, which size the model or choose its layout"),
         ("--set train.weights={wiki=-1.0}", "shares are >= 0"),
@@ -220,7 +220,7 @@ def test_a_plan_that_a_checkpoint_could_not_go_on_under_is_refused(tmp_path, cap
     run = tiny_runs.trained(tiny_runs.make_run(tmp_path / "run", {"source": {"paths": ["x"]}}), 1)
     before = (run / "train/plan.json").read_bytes()
     assert main(["plan", str(run), "--set", "optim.learning_rate=1e-5"]) == 2
-    assert "optim.learning_rate: promised" in capsys.readouterr().err
+    assert "optim.learning_rate: expected" in capsys.readouterr().err
     assert (run / "train/plan.json").read_bytes() == before
     assert main(["plan", str(run)]) == 0
 

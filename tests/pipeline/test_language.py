@@ -165,7 +165,7 @@ def test_the_share_decides_later(share: float | None, broken: str | None) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"excerpts": 1}, "excerpts: promised 0 or at least 2, found 1"),
+        ({"excerpts": 1}, "excerpts: expected 0 or at least 2, got 1"),
         ({"excerpts": 0, "min_language_share": 0.5}, "min_language_share would be ignored"),
         ({"excerpt_chars": 19}, "greater than or equal to 20"),
     ],
@@ -201,10 +201,10 @@ def test_wrong_languages_are_all_named(lid: str) -> None:
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "x.ftz"
-    with pytest.raises(ConfigError, match=r"promised a fastText model, found .*x\.ftz cannot be opened"):
+    with pytest.raises(ConfigError, match=r"expected a fastText model, got .*x\.ftz cannot be opened"):
         load_model(str(path))
     path.write_bytes(b"no model")
-    with pytest.raises(ConfigError, match=r"promised a fastText model, found .*x\.ftz has wrong file format"):
+    with pytest.raises(ConfigError, match=r"expected a fastText model, got .*x\.ftz has wrong file format"):
         make_language(LanguageConfig(), {MODEL: str(path)})
 
 

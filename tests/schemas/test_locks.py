@@ -94,7 +94,7 @@ def refused(what: str, folder: Path) -> str:
 def test_one_run_is_worked_on_by_one(run: Path, holders: Holders, holds: str, asks: str, lock: str) -> None:
     process = holders.hold(holds, run)
     said = refused(asks, run)
-    assert said.startswith(f"{run}/{lock}: promised to `penstock that` a run that nobody else works on, found ")
+    assert said.startswith(f"{run}/{lock}: expected to `penstock that` a run that nobody else works on, got ")
     assert f"found `penstock {holds}` (process {process.pid} on {socket.gethostname()}, since 20" in said
     assert said.endswith("; wait for its end, or stop it")
     process.communicate("", timeout=60)
@@ -198,7 +198,7 @@ def test_nobody_trains_behind_a_takedown_that_was_broken_off(run: Path, proxy: P
     """Its certificate names the checkpoints that stood when it began: none may come before its end."""
     Store(str(run)).write_atomic(PENDING_NAME, b"{}")
     for folder in (run, proxy):
-        assert f"{run}/{PENDING_NAME}: promised no takedown under way" in refused("training", folder)
+        assert f"{run}/{PENDING_NAME}: expected no takedown under way" in refused("training", folder)
     assert refused("writing_tables", run) == ""  # for the takedown itself
 
 
@@ -214,6 +214,6 @@ def test_a_second_trainer_is_refused_before_it_changes_anything(run: Path, holde
     command = [sys.executable, "-m", "train.pretrain", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
-    assert f"penstock: {run}/{TRAIN_LOCK}: promised to `penstock train` a run" in done.stderr
+    assert f"penstock: {run}/{TRAIN_LOCK}: expected to `penstock train` a run" in done.stderr
     assert f"(process {process.pid} on" in done.stderr
     assert all_bytes(run) == before

@@ -29,7 +29,7 @@ def test_a_mix_is_read_back_equal(tmp_path: Path) -> None:
     ("text", "found"),
     [
         (None, "cannot be read"),
-        ("format = 1\nsources", "promised a mix"),
+        ("format = 1\nsources", "expected a mix"),
         (mix_toml(mix(web=0.5)), "found 0.5"),
         (mix_toml(mix(web=1.0)).replace("format = 1", "format = 7"), "found 7"),
         (mix_toml(mix(web=1.0)).replace("keep = 1.0", "keep = 0.0"), "keep"),

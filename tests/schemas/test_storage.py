@@ -37,8 +37,8 @@ def test_digest_and_size(tmp_path):
 
 def test_missing_file_and_bad_json_say_what_was_found(tmp_path):
     store = Store(str(tmp_path))
-    with pytest.raises(ContractError, match=r"nothing\.arrow: promised by a manifest, found nothing"):
+    with pytest.raises(ContractError, match=r"nothing\.arrow: expected by a manifest, got nothing"):
         store.size("nothing.arrow")
     store.write_atomic("bad.json", b"{")
-    with pytest.raises(ContractError, match=r"bad\.json: promised JSON"):
+    with pytest.raises(ContractError, match=r"bad\.json: expected JSON"):
         store.read_json("bad.json")

@@ -72,7 +72,7 @@ def test_any_table_can_be_addressed(run: Store) -> None:
 def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
     pinned = run_at(f"{run.uri}@{digests[0]}")
     with pytest.raises(
-        ContractError, match=r"train/plan\.json: promised to an earlier version of the run, which is only"
+        ContractError, match=r"train/plan\.json: expected to an earlier version of the run, which is only"
     ):
         pinned.write_atomic("train/plan.json", b"{}")
     again = pickle.loads(pickle.dumps(pinned))
@@ -83,10 +83,10 @@ def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
 @pytest.mark.parametrize(
     ("suffix", "expected"),
     [
-        ("12", "promised a digest behind @, 6 to 64 hex digits, found '12'"),
-        ("latest", "promised a digest behind @, 6 to 64 hex digits, found 'latest'"),
-        ("", "promised a digest behind @, 6 to 64 hex digits, found ''"),
-        ("000000", "promised a version of this digest, found none; its datasets are {0}, {1}"),
+        ("12", "expected a digest behind @, 6 to 64 hex digits, got '12'"),
+        ("latest", "expected a digest behind @, 6 to 64 hex digits, got 'latest'"),
+        ("", "expected a digest behind @, 6 to 64 hex digits, got ''"),
+        ("000000", "expected a version of this digest, got none. Its datasets are {0}, {1}"),
     ],
 )
 def test_a_wrong_digest_is_refused(run: Store, digests: list[str], suffix: str, expected: str) -> None:
@@ -100,13 +100,13 @@ def test_a_digest_that_two_versions_begin_with_is_refused(run: Store) -> None:
     folder = Path(run.uri) / "tokens"
     shutil.copytree(folder / "v-tiny", folder / "v-copy")
     digest = open_table(run, "tokens")[1].digest
-    with pytest.raises(ConfigError, match="promised one version, found tokens/v-copy, tokens/v-tiny; give more digits"):
+    with pytest.raises(ConfigError, match=r"expected one version, got tokens/v-copy, tokens/v-tiny. Give more digits"):
         run_at(f"{run.uri}@{digest[:12]}")
 
 
 def test_an_altered_manifest_has_lost_its_address(run: Store, digests: list[str]) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(bait=1))
-    with pytest.raises(ConfigError, match="promised a version of this digest, found none"):
+    with pytest.raises(ConfigError, match="expected a version of this digest, got none"):
         run_at(f"{run.uri}@{digests[0][:12]}")
 
 
@@ -116,7 +116,7 @@ def test_tables_of_two_pieces_are_refused(run: Store) -> None:
     manifest = run.read_json(name)
     manifest["run"]["lineage"] = {"documents": "v-next", "input:x": "1:2"}
     run.write_atomic(name, json.dumps(manifest).encode())
-    with pytest.raises(ContractError, match="promised tables of one piece, found it made from documents/v-"):
+    with pytest.raises(ContractError, match="expected tables of one piece, got it made from documents/v-"):
         pinned_tables(run, "tokens", "v-tiny")
 
 
@@ -255,7 +255,7 @@ def test_a_damaged_version_no_longer_stands_and_is_made_again(
     assert damaged_files(table) == [str(path)]
     run_whole("recipe.toml", run.uri, [], "tokens")
     assert runs.steps == ["tokens", "tokens"]
-    assert f"{path}: not what its manifest promised; tokens are made again" in capsys.readouterr().err
+    assert f"{path}: not what its manifest expected. Tokens are made again" in capsys.readouterr().err
     assert not table.folder.exists("manifest.json")
     assert not any(table.folder.exists(name) for name in table.manifest.paths_of())
     assert damaged_files(other) == []
@@ -273,7 +273,7 @@ def test_a_damaged_version_that_cannot_be_made_again_stays(
         run.write_atomic("takedowns/1.json", b"{}")
     damage(Table(*open_table(run, "tokens")))
     why = "it belongs to another run" if foreign else "documents were taken down since"
-    with pytest.raises(ContractError, match=rf"promised what its manifest says, found another content, .*{why}"):
+    with pytest.raises(ContractError, match=rf"expected what its manifest says, got another content, .*{why}"):
         run_whole("recipe.toml", holder.uri, [], "tokens")
     assert runs.steps == ["tokens"]
     assert open_table(run, "tokens")[1].content.table == "tokens"
@@ -295,13 +295,13 @@ def test_only_a_file_of_its_own_is_replaced(folder: Path) -> None:
     write_dvc("other")
     assert "other/clean" in Path("dvc.yaml").read_text()
     Path("dvc.yaml").write_text("stages: {}\n")
-    with pytest.raises(ConfigError, match=r"dvc\.yaml: promised a file that `penstock dvc` wrote, found another one"):
+    with pytest.raises(ConfigError, match=r"dvc\.yaml: expected a file that `penstock dvc` wrote, got another one"):
         write_dvc()
 
 
 @pytest.mark.parametrize("out", ["s3://bucket/run", "/elsewhere/run", "../run", "."])
 def test_a_run_that_dvc_cannot_look_after_is_refused(folder: Path, out: str) -> None:
-    with pytest.raises(ConfigError, match=r"dvc --out: promised a run folder below .*, found "):
+    with pytest.raises(ConfigError, match=r"dvc --out: expected a run folder below .*, got "):
         write_dvc(out)
     assert not Path("dvc.yaml").exists()
 

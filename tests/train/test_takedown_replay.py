@@ -93,7 +93,7 @@ def test_one_other_token_is_found(old: Path, new: Path, chosen: Removed) -> None
     forge(new, f"web/train/{size.number:05d}.tokens", swap)
     found = list(compared(old, new, chosen))
     assert found
-    assert {line.rpartition("promised ")[2].split()[0] for line in found} == {"input", "target"}
+    assert {line.rpartition("expected ")[2].split()[0] for line in found} == {"input", "target"}
     assert {line.rpartition("found ")[2] for line in found} == {str(300 + (other["tokens"][7] == 300))}
 
 
@@ -156,7 +156,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     ways = read_run(branch).tables
     write_run(branch, RunFile(tables=ways | {"tokens": "v-own"}))
     (found,) = check_certificate(Store(str(folder)), certificate).problems
-    assert found.startswith("ladder/small: promised no copy below the run, found a run with tokens of its own")
+    assert found.startswith("ladder/small: expected no copy below the run, got a run with tokens of its own")
 
 
 def compared_step(old: Path, chosen: Removed, batches: Batches, step: int) -> Iterator[str]:
@@ -224,7 +224,7 @@ def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
     assert after in told.error
     write_plan(run, read_plan(Store(str(old))).model_copy(update={"dataset": after}))
     told = train(new, 1)[0]
-    assert f"step-000020: promised dataset {before}, found {after}" in told.error
+    assert f"step-000020: expected dataset {before}, got {after}" in told.error
     assert "--replay-from clean" in told.error
     # The certificate no longer says that the new version comes of the old one.
     name = next(path for path in (new / "takedowns").glob("*.json"))
@@ -317,7 +317,7 @@ def test_checkpoints_of_other_positions_are_not_called_clean(
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        ("7", r"promised clean, 0 or the step of a checkpoint that stands \(.*5, 10, 15, 20\), found '7'"),
+        ("7", r"expected clean, 0 or the step of a checkpoint that stands \(.*5, 10, 15, 20\), got '7'"),
         ("latest", "found 'latest'"),
         ("-5", "found '-5'"),
     ],
@@ -330,16 +330,16 @@ def test_other_choices_are_refused_before_anything_is_written(new: Path, choice:
 
 
 def test_no_replay_without_a_takedown(old: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="promised a dataset that takedowns have made"):
+    with pytest.raises(ConfigError, match="expected a dataset that takedowns have made"):
         begin_replay(Store(str(old)), "clean")
-    with pytest.raises(ConfigError, match="promised a run with a plan"):
+    with pytest.raises(ConfigError, match="expected a run with a plan"):
         begin_replay(Store(str(make_run(tmp_path / "run"))), "clean")
 
 
 def test_no_replay_on_nothing(old: Path, tmp_path: Path) -> None:
     folder = copied(old, tmp_path / "run")
     assert take_down(folder, doc=[row["doc_id"].hex() for row in documents_of(opened(folder))]) == 0
-    with pytest.raises(ConfigError, match="promised documents to train on, found that all were taken down"):
+    with pytest.raises(ConfigError, match="expected documents to train on, got that all were taken down"):
         begin_replay(Store(str(folder)), "clean")
 
 
@@ -367,4 +367,4 @@ def test_a_run_that_another_takedown_overtook_names_both(old: Path, chosen: Remo
     run, dataset = Store(str(folder)), opened(folder)
     write_plan(run, read_plan(Store(str(old))).model_copy(update={"dataset": dataset.digest}))
     error = train(folder, 1)[0].error
-    assert f"dataset: promised {opened(old).digest}, found {dataset.digest}" in error
+    assert f"dataset: expected {opened(old).digest}, got {dataset.digest}" in error

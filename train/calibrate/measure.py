@@ -208,11 +208,9 @@ def calibrate(
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks
     if path.suffix != ".json":
-        raise ConfigError(
-            f"calibrate: promised a file FILE.json, by which the device is named, found {path}; rename it"
-        )
+        raise ConfigError(f"calibrate: expected a file FILE.json, by which the device is named, got {path}. Rename it.")
     if number < 1 or (threads is not None and threads < 1):
-        raise ConfigError(f"calibrate: promised a rank and a thread at least, found {number} and {threads}; raise them")
+        raise ConfigError(f"calibrate: expected a rank and a thread at least, got {number} and {threads}. Raise them.")
     device_of(torch.cuda.is_available(), torch.cuda.device_count(), 0, number)  # refuses before any rank starts
     each = max(1, cores // number) if threads is None else threads
     tell(f"measuring {number} rank(s) of {each} thread(s) at once, up to a minute")
@@ -297,11 +295,11 @@ def _listen(pipe: Connection, tell: Callable[[str], None]) -> dict[str, Any]:
         try:
             said = pipe.recv()
         except EOFError:
-            raise ContractError("calibrate: promised measurements, found that a rank died; see above") from None
+            raise ContractError("calibrate: expected measurements, got that a rank died. See above.") from None
         if isinstance(said, dict):
             return said
         tell(f"  {said}")
-    raise ContractError(f"calibrate: promised measurements within {LIMIT} s, found none; start fewer ranks")
+    raise ContractError(f"calibrate: expected measurements within {LIMIT} s, got none. Start fewer ranks.")
 
 
 def _rank(rank: int, number: int, threads: int, store: str, pipe: Connection) -> None:

@@ -68,8 +68,8 @@ def local_path(run: Store, name: str) -> Path:
     """The path of a folder that torch writes. Raises ConfigError if the run is not on a mounted filesystem."""
     if not run.is_local:
         raise ConfigError(
-            f"train: promised a run folder on a mounted filesystem, where checkpoints are written, found {run.uri}; "
-            "mount or copy it"
+            f"train: expected a run folder on a mounted filesystem, where checkpoints are written, got {run.uri}. "
+            "Mount or copy it."
         )
     return Path(run.path(name))
 

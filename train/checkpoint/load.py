@@ -20,7 +20,7 @@ def find_note(run: Store, step: int | None) -> Note:
     notes = {note.step: note for note in standing_notes(run)}
     if not notes or (step is not None and step not in notes):
         wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        raise ContractError(f"{run.uri}: promised {wanted}, found those of steps {sorted(notes)}; train, or choose one")
+        raise ContractError(f"{run.uri}: expected {wanted}, got those of steps {sorted(notes)}. Train, or choose one.")
     return notes[max(notes) if step is None else step]
 
 
@@ -29,8 +29,8 @@ def check_tokenizer(note: Note, dataset: Dataset) -> None:
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
     if note.identity.tokenizer != contract:
         raise ContractError(
-            f"{note.name}: promised tokenizer contract {note.identity.tokenizer[:12]}, the run now holds "
-            f"{contract[:12]}; restore the dataset it was trained on"
+            f"{note.name}: expected tokenizer contract {note.identity.tokenizer[:12]}, the run now holds "
+            f"{contract[:12]}. Restore the dataset it was trained on."
         )
 
 
@@ -39,8 +39,8 @@ def check_objective(note: Note, *objectives: str) -> None:
     found = note.identity.settings["train.objective"]
     if found not in objectives:
         raise ContractError(
-            f"{note.name}: promised a model trained with train.objective = {' or '.join(objectives)}, found {found}; "
-            "choose another checkpoint"
+            f"{note.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got {found}. "
+            "Choose another checkpoint."
         )
 
 
@@ -57,8 +57,8 @@ def read_tokenizer(dataset: Dataset) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != dataset.tokenizer.sha256:
         raise ContractError(
-            f"{dataset.tokenizer_folder.uri}/{dataset.tokenizer_path}: promised SHA-256 {dataset.tokenizer.sha256}, "
-            f"found {found}; restore the file"
+            f"{dataset.tokenizer_folder.uri}/{dataset.tokenizer_path}: expected SHA-256 {dataset.tokenizer.sha256}, "
+            f"found {found}. Restore the file."
         )
     return data
 

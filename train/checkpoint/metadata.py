@@ -63,7 +63,7 @@ class Layout(_Block):
     """What chooses the kernels: version of torch, and the instructions of the CPU or the name of the device."""
 
     def differences(self, found: "Layout") -> list[str]:
-        """Everything in which another layout differs, as `name promised, found`, in fixed order."""
+        """Everything in which another layout differs, as `name expected, found`, in fixed order."""
         pairs = _pairs(_flat(self), _flat(found))
         return [f"{name} {old}, found {new}" for name, (old, new) in pairs.items() if old != new]
 
@@ -131,22 +131,22 @@ def parse_note(data: bytes, where: str) -> Note:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, found['loc'])) or 'JSON'}: {found['msg']}" for found in error.errors()]
         raise ContractError(
-            f"{where}: promised the note of a checkpoint, found {'; '.join(problems[:5])}; it is damaged or of another "
-            "version: remove its folder to go on from the checkpoint before"
+            f"{where}: expected the note of a checkpoint, got {'; '.join(problems[:5])}. It is damaged or of another "
+            "version: remove its folder to go on from the checkpoint before."
         ) from error
     if not where.endswith(f"{note.name}/{NOTE_NAME}"):
         raise ContractError(
-            f"{where}: promised the note of this folder, found one of step {note.step}; name it so again"
+            f"{where}: expected the note of this folder, got one of step {note.step}. Name it so again."
         )
     return note
 
 
 def check_identity(note: Note, found: Identity) -> None:
     """Raises ContractError that names every difference between what a checkpoint belongs to and the run at hand."""
-    promised = note.identity
-    pairs = {name: (getattr(promised, name), getattr(found, name)) for name in ("dataset", "tokenizer", "order")}
-    pairs |= dict(sorted(_pairs(promised.settings, found.settings).items()))
-    wrong = [f"{name}: promised {old}, found {new}" for name, (old, new) in pairs.items() if old != new]
+    expected = note.identity
+    pairs = {name: (getattr(expected, name), getattr(found, name)) for name in ("dataset", "tokenizer", "order")}
+    pairs |= dict(sorted(_pairs(expected.settings, found.settings).items()))
+    wrong = [f"{name}: expected {old}, got {new}" for name, (old, new) in pairs.items() if old != new]
     if wrong:
         raise ContractError(
             f"{note.name}: the run is no longer the one this checkpoint belongs to\n  " + "\n  ".join(wrong) + "\n"
@@ -159,6 +159,6 @@ def _flat(layout: Layout) -> dict[str, Any]:
     return {"ranks": layout.ranks, **layout.axes, **layout.settings, **rest}
 
 
-def _pairs(promised: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = [*promised, *sorted(found.keys() - promised.keys())]
-    return {name: (promised.get(name), found.get(name)) for name in names}
+def _pairs(expected: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [*expected, *sorted(found.keys() - expected.keys())]
+    return {name: (expected.get(name), found.get(name)) for name in names}

@@ -165,7 +165,7 @@ def _cleared(run: Store, note: Note, ranks: Ranks) -> str:
 
 
 def _unwritten(folder: Path, reason: str) -> ContractError:
-    return ContractError(f"{folder}: promised a checkpoint, found {reason}; make room: the checkpoints before it stand")
+    return ContractError(f"{folder}: expected a checkpoint, got {reason}. Make room: the checkpoints before it stand.")
 
 
 class _Digested(io.BufferedWriter):

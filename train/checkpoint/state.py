@@ -51,7 +51,7 @@ def read_state(run: Store, note: Note, state: State, ranks: Ranks | None = None)
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
         error = ContractError(
-            f"{folder}: promised every tensor of the model, found {reasons}; read it into the model it was written from"
+            f"{folder}: expected every tensor of the model, got {reasons}. Read it into the model it was written from."
         )
         if ranks is None:
             raise error from failed
@@ -68,7 +68,7 @@ def stored_shapes(run: Store, note: Note) -> dict[str, torch.Size]:
 def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | None = None) -> None:
     """Compare sizes and digests of a checkpoint's files with its note; ranks share the files out, the largest first.
 
-    Raises ContractError that names every file that differs, with what was promised and what was found.
+    Raises ContractError that names every file that differs, with what was expected and what was found.
     """
     names = sorted(files, key=lambda name: (-files[name].size, name))
     mine = names[ranks.rank :: ranks.world_size] if ranks else names
@@ -82,7 +82,7 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
     if not wrong:
         return
     error = ContractError(
-        f"{folder}: promised files as they were written, found\n  " + "\n  ".join(sorted(wrong)) + "\n"
+        f"{folder}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + "\n"
         "restore them, or remove the folder to go on from the checkpoint before"
     )
     if ranks is None:
@@ -90,16 +90,16 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
     ranks.refuse(error)
 
 
-def _difference(path: Path, promised: StateFile) -> str | None:
-    """How a file differs from what was promised; None if it does not."""
+def _difference(path: Path, expected: StateFile) -> str | None:
+    """How a file differs from what was expected; None if it does not."""
     try:
         size = path.stat().st_size
-        if size != promised.size:
-            return f"{path.name}: promised {promised.size} bytes, found {size}"
+        if size != expected.size:
+            return f"{path.name}: expected {expected.size} bytes, got {size}"
         digest = file_sha256(path)
     except OSError as error:
-        return f"{path.name}: promised {promised.size} bytes, found {error.strerror or error}"
-    return f"{path.name}: promised SHA-256 {promised.sha256}, found {digest}" if digest != promised.sha256 else None
+        return f"{path.name}: expected {expected.size} bytes, got {error.strerror or error}"
+    return f"{path.name}: expected SHA-256 {expected.sha256}, got {digest}" if digest != expected.sha256 else None
 
 
 # The layout that a checkpoint is written in, as its note tells it.

@@ -212,7 +212,7 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
     """
     if found := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
         raise ConfigError(
-            f"--mix {path}: promised shares in one place, found --set {' and '.join(found)} too; leave one out"
+            f"--mix {path}: expected shares in one place, got --set {' and '.join(found)} too. Leave one out."
         )
     parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
     shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
@@ -239,8 +239,8 @@ def check_kept(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
     mix = settings.get("train", {}).get("mix")
     if mix and (found := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(
-            f"--set {' and '.join(found)}: promised the shares of mix {mix[:12]}, which the plan follows; plan again "
-            "without --mix, or with another"
+            f"--set {' and '.join(found)}: expected the shares of mix {mix[:12]}, which the plan follows. Plan again "
+            "without --mix, or with another."
         )
 
 

@@ -66,7 +66,7 @@ class Batches:
     def batch(self, step: int, rows: range | None = None) -> Rows:
         """The rows of a step's global batch; None = all rows.
 
-        Raises ContractError if a shard is unreadable, or holds other than the promised number, type or range of tokens.
+        Raises ContractError if a shard is unreadable, or holds other than the expected number, type or range of tokens.
         """
         return self.read(self.samples(step, rows))
 
@@ -163,8 +163,8 @@ class Batches:
         vocab_size = self._dataset.tokenizer.vocab_size
         if flat.size and flat.max() >= vocab_size:
             raise ContractError(
-                f"tokens: promised ids below the vocabulary of {vocab_size}, found {flat.max()}; "
-                "the shards were not written with this tokenizer"
+                f"tokens: expected ids below the vocabulary of {vocab_size}, got {flat.max()}. "
+                "The shards were not written with this tokenizer."
             )
 
 

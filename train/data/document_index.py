@@ -76,7 +76,7 @@ class IndexFile:
                 yield self.batch(number), begin, end
 
     def _unreadable(self, error: Exception) -> ContractError:
-        return ContractError(f"{self._where}: promised an index file, found {error}; restore it")
+        return ContractError(f"{self._where}: expected an index file, got {error}. Restore it.")
 
 
 class _Index(IndexFile):
@@ -272,7 +272,7 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
         table = pa.ipc.open_file(folder.open_input(path)).read_all()
         return table if columns is None else table.select(columns)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
-        raise ContractError(f"{folder.uri}/{path}: promised an index file, found {error}; restore it") from error
+        raise ContractError(f"{folder.uri}/{path}: expected an index file, got {error}. Restore it.") from error
 
 
 def shard_documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, int]]:

@@ -62,8 +62,8 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
     lost = [f"{name} ({float(shares[name]):.3g})" for name, count in counts.items() if not count]
     if lost:
         raise ConfigError(
-            f"train.weights: promised shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), "
-            f"found {', '.join(lost)}; raise them, or set them to 0 to leave the sources out"
+            f"train.weights: expected shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), "
+            f"found {', '.join(lost)}. Raise them, or set them to 0 to leave the sources out."
         )
     return counts
 
@@ -160,8 +160,8 @@ class Order:
         self.skip, self.seed = skip, seed
         if skip.last_stage >= len(stages):
             raise ConfigError(
-                f"train.skip_file: promised samples of stages 0 to {len(stages) - 1}, found one of stage "
-                f"{skip.last_stage} (index >> {STAGE_BITS}); correct the entry"
+                f"train.skip_file: expected samples of stages 0 to {len(stages) - 1}, got one of stage "
+                f"{skip.last_stage} (index >> {STAGE_BITS}). Correct the entry."
             )
         self._stages: list[_Stage] = []
         position = dict.fromkeys(range(len(self.sources)), 0)
@@ -299,8 +299,8 @@ def open_streams(
         if chunk_tokens % seq_len:
             valid = [length for length in range(1, chunk_tokens + 1) if chunk_tokens % length == 0]
             raise ConfigError(
-                f"{where}.seq_len: promised a divisor of the dataset's chunk_tokens {chunk_tokens}, found {seq_len}; "
-                f"choose one of {', '.join(map(str, valid[-8:]))}"
+                f"{where}.seq_len: expected a divisor of the dataset's chunk_tokens {chunk_tokens}, got {seq_len}. "
+                f"Choose one of {', '.join(map(str, valid[-8:]))}."
             )
         _check_weights(f"{where}.weights", weights, tokens)
         used |= {name for name in tokens if weights.get(name, 0 if weights else 1) > 0}
@@ -308,9 +308,9 @@ def open_streams(
     short = [f"{source} has {tokens[source]} tokens" for source in chunks if not chunks[source].num_chunks]
     if short or not chunks:
         raise ConfigError(
-            f"{dataset.folder.uri}: promised at least {chunk_tokens + 1} training tokens (a chunk and one) in every "
-            f"source, found {'; '.join(short) or 'no training source'}; add data, lower tokens.chunk_tokens, or leave "
-            "the source out with weight 0 in train.weights"
+            f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (a chunk and one) in every "
+            f"source, got {'; '.join(short) or 'no training source'}. Add data, lower tokens.chunk_tokens, or leave "
+            "the source out with weight 0 in train.weights."
         )
     if packings is None:
         return {source: StreamRows(one) for source, one in chunks.items()}
@@ -352,6 +352,6 @@ def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[st
     problems += [f"{name!r} is not named (0 leaves it out)" for name in sources if weights and name not in weights]
     if problems:
         raise ConfigError(
-            f"{where}: promised the dataset's sources {sorted(sources)}, found {sorted(weights)}: "
-            f"{'; '.join(problems)}; correct the names"
+            f"{where}: expected the dataset's sources {sorted(sources)}, got {sorted(weights)}: "
+            f"{'; '.join(problems)}. Correct the names."
         )

@@ -119,7 +119,7 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
         return None
     folder = packing_folder(run, dataset, config.seq_len)
     if not folder.exists(SUMMARY):
-        raise ContractError(f"{folder.uri}: promised an index of packed rows, found no {SUMMARY}; plan the run again")
+        raise ContractError(f"{folder.uri}: expected an index of packed rows, got no {SUMMARY}. Plan the run again.")
     summary = _read_summary(folder, dataset, config.seq_len)
     opened = {}
     for number, source in enumerate(summary.sources):
@@ -131,7 +131,7 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
         found = len(columns["first_piece"]) - 1
         if found != source.num_rows:
             raise ContractError(
-                f"{folder.uri}: promised {source.num_rows} rows of {source.name}, found {found}; remove the folder"
+                f"{folder.uri}: expected {source.num_rows} rows of {source.name}, got {found}. Remove the folder."
             )
         begins = {"row_begins": columns.pop("first_piece"), "chunk_begins": columns.pop("first_row")}
         opened[source.name] = PackedIndex(digest=folder.root.rpartition("/")[2], **columns, **begins)
@@ -139,7 +139,7 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
 
 
 def packed_files(run: Store, dataset: Dataset, config: TrainConfig) -> Iterator[tuple[Store, str, str]]:
-    """Folder, path and promised SHA-256 of every file of the index; none where another packing is set."""
+    """Folder, path and expected SHA-256 of every file of the index; none where another packing is set."""
     if config.packing == "best_fit":
         folder = packing_folder(run, dataset, config.seq_len)
         for source in _read_summary(folder, dataset, config.seq_len).sources:
@@ -152,11 +152,11 @@ def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
         found = Packing.model_validate(folder.read_json(SUMMARY))
     except ValidationError as error:
         raise ContractError(f"{where}: does not hold together: {error}; remove the folder and plan again") from error
-    promised = (PACKING_VERSION, positions_of(dataset.manifest), seq_len)
-    if (found.version, found.dataset, found.seq_len) != promised:
+    expected = (PACKING_VERSION, positions_of(dataset.manifest), seq_len)
+    if (found.version, found.dataset, found.seq_len) != expected:
         raise ContractError(
-            f"{where}: promised version, dataset and seq_len {promised}, found "
-            f"{(found.version, found.dataset, found.seq_len)}; remove the folder and plan again"
+            f"{where}: expected version, dataset and seq_len {expected}, got "
+            f"{(found.version, found.dataset, found.seq_len)}. Remove the folder and plan again."
         )
     return found
 

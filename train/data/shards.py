@@ -31,13 +31,13 @@ class OpenShard:
             self.views: list[Tokens] = [column.flatten().to_numpy(zero_copy_only=True) for column in columns]
             offsets = [column.offsets.to_numpy() for column in columns]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise ContractError(f"{where}: promised a token shard, found {error}; restore it") from error
+            raise ContractError(f"{where}: expected a token shard, got {error}. Restore it.") from error
         ends = np.cumsum([0, *map(len, self.views)])
         found = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
         if found != (shard.num_tokens, {dtype}):
             raise ContractError(
-                f"{where}: promised {shard.num_tokens} tokens of {dtype}, "
-                f"found {found[0]} of {', '.join(found[1])}; restore the shard"
+                f"{where}: expected {shard.num_tokens} tokens of {dtype}, "
+                f"found {found[0]} of {', '.join(found[1])}. Restore the shard."
             )
         self._begins = ends[:-1]
         first = [begin + own[:-1].astype(np.int64) - own[0] for begin, own in zip(ends, offsets)]
@@ -71,7 +71,7 @@ class StreamReader:
     def read(self, out: Tokens, at: Ints, start: Ints, length: Ints) -> None:
         """For each piece, out[at : at + length] = the stream's tokens from `start` on.
 
-        Raises ContractError if a shard is unreadable, or holds other than the promised number or type of tokens.
+        Raises ContractError if a shard is unreadable, or holds other than the expected number or type of tokens.
         """
         for shard, which, offset, shift, taken in self._spans(start, length):
             shard.copy(out, at[which] + shift, offset, taken)

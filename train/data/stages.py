@@ -76,8 +76,8 @@ def resolve_stages(
     wanted = [stage.tokens for stage in config.stages] or [None]
     if config.steps is not None and wanted[-1] is not None:
         raise ConfigError(
-            f"train.steps: promised the run's length in one place, found {config.steps} steps and {wanted[-1]} tokens "
-            f"in {stage_name(config, len(wanted) - 1)}; leave one of them out"
+            f"train.steps: expected the run's length in one place, got {config.steps} steps and {wanted[-1]} tokens "
+            f"in {stage_name(config, len(wanted) - 1)}. Leave one of them out."
         )
     plans: list[StagePlan] = []
     for number, (seq_len, own) in enumerate(zip(lengths, wanted, strict=True)):
@@ -91,13 +91,13 @@ def resolve_stages(
         steps = steps if config.stages or steps > 0 else 1
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
-                f"{stage_name(config, number)}: promised tokens behind the stages before it, found that they take "
-                f"{tokens - left:,} of {tokens:,}; give them less"
+                f"{stage_name(config, number)}: expected tokens behind the stages before it, got that they take "
+                f"{tokens - left:,} of {tokens:,}. Give them less."
             )
         if steps < 1:
             raise ConfigError(
-                f"{stage_name(config, number)}: promised at least a step of {batch} x {seq_len} tokens, found "
-                f"{left if own is None else own} tokens; give it more, or the stages before it less"
+                f"{stage_name(config, number)}: expected at least a step of {batch} x {seq_len} tokens, got "
+                f"{left if own is None else own} tokens. Give it more, or the stages before it less."
             )
         plan = StagePlan(
             first_step=first, num_steps=steps, seq_len=seq_len, global_batch=batch, counts=dict(counts[number])
@@ -124,12 +124,12 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
     if config.objective != "span":
         return seq_len
     if seq_len < 2:
-        raise ConfigError(f"train.seq_len: promised at least 2 tokens for objective = span, found {seq_len}; raise it")
+        raise ConfigError(f"train.seq_len: expected at least 2 tokens for objective = span, got {seq_len}. Raise it.")
     _, spans = num_spans(config, seq_len)
     if spans >= 100:
         raise ConfigError(
-            f"train.mean_span: promised at most 99 spans in a row, one for each sentinel but the last, found {spans} "
-            f"in {seq_len} tokens; raise it, or lower train.mask_share or train.seq_len"
+            f"train.mean_span: expected at most 99 spans in a row, one for each sentinel but the last, got {spans} "
+            f"in {seq_len} tokens. Raise it, or lower train.mask_share or train.seq_len."
         )
     return seq_len + 2 * spans
 
@@ -192,15 +192,15 @@ class SkipList:
         standing = SkipList(self.indices[:length])
         if len(self.indices) < length or standing.digest != digest:
             raise ContractError(
-                f"skip list: promised the checkpoint's {length} entries with digest {digest[:12]} at its head, "
-                f"found {len(self.indices)} entries, head digest {standing.digest[:12]}; restore it, it may only grow"
+                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} at its head, "
+                f"found {len(self.indices)} entries, head digest {standing.digest[:12]}. Restore it, it may only grow."
             )
         reached = (stage << STAGE_BITS) + int(standing.of_stage(stage).pass_over(np.array([used]))[0])
         late = [index for index in self.indices[length:] if index < reached]
         if late:
             raise ContractError(
-                f"skip list: promised new entries from sample {reached} on, found {late[:5]}, which the checkpoint has "
-                "already used; resume from an earlier checkpoint"
+                f"skip list: expected new entries from sample {reached} on, got {late[:5]}, which the checkpoint has "
+                "already used. Resume from an earlier checkpoint."
             )
 
 
@@ -217,15 +217,15 @@ def read_skip_list(run: Store, name: str) -> SkipList:
     path = f"train/{name}"
     if not run.exists(path):
         raise ConfigError(
-            f"train.skip_file: promised a file {run.uri}/{path}, found none; create it, or leave the setting empty"
+            f"train.skip_file: expected a file {run.uri}/{path}, got none. Create it, or leave the setting empty."
         )
     indices = []
     for number, line in enumerate(run.read_bytes(path).decode("utf-8", "replace").splitlines(), start=1):
         entry = line.partition("#")[0].strip()
         if entry and not (entry.isascii() and entry.isdigit() and int(entry) < 1 << 63):
             raise ContractError(
-                f"{run.uri}/{path}, line {number}: promised a sample index from 0 to 2^63 - 1, found "
-                f"{entry!r}; correct the line"
+                f"{run.uri}/{path}, line {number}: expected a sample index from 0 to 2^63 - 1, got "
+                f"{entry!r}. Correct the line."
             )
         if entry:
             indices.append(int(entry))

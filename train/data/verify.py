@@ -1,4 +1,4 @@
-"""The check before training that the bytes on disk are the bytes the manifest promised.
+"""The check before training that the bytes on disk are the bytes the manifest states.
 
 A file that was found right is not read again while its size and modification time stay the same. Files are read by
 several threads, each at the speed of SHA-256 (hashlib leaves the interpreter free meanwhile), and what is right is
@@ -33,7 +33,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class _File:
-    """A file, what it promised, and what it looked like when it was (or will be) read."""
+    """A file, what it states, and what it looked like when it was (or will be) read."""
 
     folder: Store
     path: str
@@ -51,7 +51,7 @@ class _File:
 
 
 Promised = tuple[Store, str, str]
-"""Folder and path of a file, and the SHA-256 that it promised."""
+"""Folder and path of a file, and the SHA-256 that it states."""
 
 
 class _Verified:
@@ -62,7 +62,7 @@ class _Verified:
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):
             raise ContractError(
-                f"{run.uri}/{VERIFIED_NAME}: promised files by name, found {self._marks!r:.40}; remove it"
+                f"{run.uri}/{VERIFIED_NAME}: expected files by name, got {self._marks!r:.40}. Remove it."
             )
         self._changed, self._kept = False, time.monotonic()
 
@@ -99,7 +99,7 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = ()
     """The number of files whose SHA-256 was taken now; the rest were right before and have not changed since.
 
     Covers every file of the dataset, the tokenizer's model file, and `others`; `paranoid`: earlier checks are forgotten
-    and every file is read. Updates `<run>/train/verified.json` as it goes. Raises ContractError with the promised and
+    and every file is read. Updates `<run>/train/verified.json` as it goes. Raises ContractError with the expected and
     the found digest of every file that differs or is missing.
     """
     problems: list[str] = []
@@ -114,7 +114,7 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = ()
             started_ns = time.time_ns()
             found = file_digest(file.folder, file.path, work)
             if found != file.sha256:
-                return f"{file.name}: promised SHA-256 {file.sha256}, found {found}"
+                return f"{file.name}: expected SHA-256 {file.sha256}, got {found}"
             verified.add(file, started_ns)
             return None
 
@@ -143,15 +143,15 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
                 if work is not None:
                     work.add(size)
     except OSError as error:
-        raise ContractError(f"{folder.uri}/{path}: promised a file, found {error}; restore it") from error
+        raise ContractError(f"{folder.uri}/{path}: expected a file, got {error}. Restore it.") from error
     return digest.hexdigest()
 
 
 def _not_as_promised(dataset: Dataset, problems: list[str]) -> ContractError:
     more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     return ContractError(
-        f"{dataset.folder.uri}: {len(problems)} file(s) are not what the manifest promised; restore them or run "
-        "the stage that writes them again (a packing folder: remove it)\n  " + "\n  ".join(problems[:SHOWN]) + more
+        f"{dataset.folder.uri}: {len(problems)} file(s) are not what the manifest expected. Restore them or run "
+        "the stage that writes them again (a packing folder: remove it)\n  ." + "\n  ".join(problems[:SHOWN]) + more
     )
 
 

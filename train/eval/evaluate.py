@@ -70,8 +70,8 @@ def open_candidate(name: str, step: int | None) -> Candidate:
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
-            f"{name}/{note.name}: promised dataset {note.identity.dataset[:12]}, the run now holds "
-            f"{dataset.digest[:12]}, so what it was trained on cannot be told; train on it, or replay the takedown"
+            f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, the run now holds "
+            f"{dataset.digest[:12]}, so what it was trained on cannot be told. Train on it, or replay the takedown."
         )
     return Candidate(name, run, dataset, note)
 
@@ -80,12 +80,12 @@ def check_tokenizers(candidates: Sequence[Candidate], exams: Sequence[tuple[str,
     """Raises ContractError if a dataset has not the tokenizer of the checkpoints: their losses mean other things."""
     contracts = [(one.name, digest_of(one.dataset.tokenizer.model_dump(mode="json"))) for one in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
-    first, promised = contracts[0]
+    first, expected = contracts[0]
     for name, found in contracts:
-        if found != promised:
+        if found != expected:
             raise ContractError(
-                f"{name}: promised the tokenizer contract of {first} ({promised[:12]}), found {found[:12]}; losses per "
-                "token of two tokenizers cannot be compared: give both runs one (tokenizer.model)"
+                f"{name}: expected the tokenizer contract of {first} ({expected[:12]}), got {found[:12]}. Losses per "
+                "token of two tokenizers cannot be compared: give both runs one (tokenizer.model)."
             )
 
 
@@ -95,8 +95,8 @@ def make_exam(on: Dataset, candidates: Sequence[Candidate], number: int, left_ou
     streams = heldout_streams(on, first.seq_len)
     if not streams:
         raise ConfigError(
-            f"{on.folder.uri}: promised held-out rows of {first.seq_len} tokens, found none; run the recipe with a "
-            "larger tokens.heldout_share"
+            f"{on.folder.uri}: expected held-out rows of {first.seq_len} tokens, got none. Run the recipe with a "
+            "larger tokens.heldout_share."
         )
     # The training rows are nobody's concern here, so the order that has to be named is one of held-out rows.
     stage = StagePlan(
@@ -143,8 +143,8 @@ def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
         if not math.isfinite(lost := float(tally.losses_S.sum())):
             raise ContractError(
-                f"{candidate.name}/{candidate.note.name}: promised held-out losses, found {lost}: the model has "
-                "diverged; train it at a lower optim.learning_rate"
+                f"{candidate.name}/{candidate.note.name}: expected held-out losses, got {lost}: the model has "
+                "diverged. Train it at a lower optim.learning_rate."
             )
         sums = zip(exam.heldout.sources, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=True)
         sources = {
@@ -173,7 +173,7 @@ def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Ite
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)
     if len(shapes := {(one.seq_len, _objective(one)) for one in candidates}) > 1:
-        raise ConfigError(f"evaluate: promised checkpoints of one seq_len and objective, found {sorted(shapes)}")
+        raise ConfigError(f"evaluate: expected checkpoints of one seq_len and objective, got {sorted(shapes)}")
     seq_len, runs = candidates[0].seq_len, [*(one.run for one in candidates), *(Store(name) for name in on)]
     held = {one.doc_id for _, dataset in datasets for one in heldout_documents(dataset, seq_len, number)}
     trained = {one.dataset.digest: one.dataset for one in candidates}
@@ -209,9 +209,7 @@ def read_ids(path: str) -> list[bytes]:
         with open(path, encoding="utf-8") as lines:
             return [bytes.fromhex(line) for line in lines.read().split()]
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--leave-out {path}: promised ids of documents in hex, a line each, found {error}"
-        ) from error
+        raise ConfigError(f"--leave-out {path}: expected ids of documents in hex, a line each, got {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[Measurement] = []
     try:
         if a.sequences < 1:
-            raise ConfigError(f"--sequences: promised at least 1, found {a.sequences}")
+            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}")
         left_out, started = read_ids(a.leave_out) if a.leave_out else [], time.monotonic()
         for one in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
             found.append(one)

@@ -45,7 +45,7 @@ def generate(
     token, or belongs to another tokenizer.
     """
     if num_tokens < 0 or temperature < 0:
-        raise ConfigError(f"generate: promised num_tokens and temperature >= 0, found {num_tokens} and {temperature}")
+        raise ConfigError(f"generate: expected num_tokens and temperature >= 0, got {num_tokens} and {temperature}")
     dataset, note = open_dataset(run), find_note(run, step)
     contract = dataset.tokenizer
     check_tokenizer(note, dataset)
@@ -84,10 +84,10 @@ def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> lis
     """Ids of a document that begins with the prompt. Raises ConfigError if the text has control tokens, or no ids."""
     ids, names = codec.encode(prompt), {number: name for name, number in contract.reserved.items()}
     if control := sorted({names[number] for number in ids if number in names}):
-        raise ConfigError(f"generate: promised a prompt of plain text, found {', '.join(control)} in it; leave it out")
+        raise ConfigError(f"generate: expected a prompt of plain text, got {', '.join(control)} in it. Leave it out.")
     ids = [*(contract.reserved[name] for name in contract.before), *ids]
     if not ids:
-        raise ConfigError("generate: promised a prompt, as no token of its own begins a document, found none; give one")
+        raise ConfigError("generate: expected a prompt, as no token of its own begins a document, got none. Give one.")
     return ids
 
 

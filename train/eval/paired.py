@@ -74,7 +74,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
         sources = sorted(set.intersection(*(set(one) for pair in pairs for one in pair)))
         if not sources:
             raise ContractError(
-                f"held-out text {name!r}: promised documents that neither side is trained on, found none; hold out more"
+                f"held-out text {name!r}: expected documents that neither side is trained on, got none. Hold out more."
             )
         found.append(_compared(name, "", [[summed(one.values()) for one in pair] for pair in pairs]))
         if len(sources) > 1:

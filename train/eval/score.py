@@ -223,13 +223,13 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
     try:
         stream = Store(folder or ".").open_input(name)
     except OSError as error:
-        raise ConfigError(f"{uri}: promised a file of texts, found {error}; give its path") from error
+        raise ConfigError(f"{uri}: expected a file of texts, got {error}. Give its path.") from error
     with stream:
         arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
         file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)
         names = (file.schema if arrow else file.schema_arrow).names
         if missing := [name for name in ("doc_id", "text") if name not in names]:
-            raise ContractError(f"{uri}: promised doc_id and text, found no {' and no '.join(missing)}; write it again")
+            raise ContractError(f"{uri}: expected doc_id and text, got no {' and no '.join(missing)}. Write it again.")
         if arrow:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number).select(["doc_id", "text"])
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = parser.parse_args(argv)
     try:
         if len(a.out) not in (1, len(a.inputs)):
-            raise ConfigError(f"--out: promised 1 or {len(a.inputs)} files, found {len(a.out)}; give one for each")
+            raise ConfigError(f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give one for each.")
         groups = [a.inputs] if len(a.out) == 1 else [[uri] for uri in a.inputs]
         scorer = open_scorer(a.checkpoint)
         for group, output in zip(groups, a.out):

@@ -60,9 +60,9 @@ def export_llama(
     Raises ConfigError if Llama has no such shape or the folder holds something, ContractError if weights are amiss.
     """
     if problems := [text for wrong, text in _beyond_llama(shape) if wrong]:
-        raise ConfigError(f"export: promised a shape that Llama has, found {'; '.join(problems)}; keep our own format")
+        raise ConfigError(f"export: expected a shape that Llama has, got {'; '.join(problems)}. Keep our own format.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: promised a new folder, found something in it; name another")
+        raise ConfigError(f"{folder}: expected a new folder, got something in it. Name another.")
     _check_weights(state, shape, "export")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
@@ -95,7 +95,7 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
         try:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an error of its own, which is no OSError
-            raise ContractError(f"{path}: promised weights, found {error}; fetch the file again") from error
+            raise ContractError(f"{path}: expected weights, got {error}. Fetch the file again.") from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
                 continue  # what old versions wrote beside the parameters
@@ -136,8 +136,8 @@ def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ContractError(
-            f"{where}: promised the weights of its shape, found {'; '.join(problems[:5])}{more}; "
-            "take the weights and the shape from one place"
+            f"{where}: expected the weights of its shape, got {'; '.join(problems[:5])}{more}. "
+            "Take the weights and the shape from one place."
         )
 
 
@@ -213,7 +213,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path}: promised a JSON file, found {error}; fetch the folder again") from error
+        raise ContractError(f"{path}: expected a JSON file, got {error}. Fetch the folder again.") from error
     return value
 
 
@@ -238,7 +238,7 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
         (bool(config.get("mlp_bias", False)) != bias, "attention_bias and mlp_bias that differ"),
     ]
     if found := [text for wrong, text in problems if wrong]:
-        raise ConfigError(f"{where}: promised a Llama that our shapes can hold, found {'; '.join(found)}; take another")
+        raise ConfigError(f"{where}: expected a Llama that our shapes can hold, got {'; '.join(found)}. Take another.")
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
@@ -258,7 +258,7 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         )
     except (KeyError, ValidationError) as error:
-        raise ContractError(f"{where}: promised a Llama's configuration, found no usable {error}; fetch it") from error
+        raise ContractError(f"{where}: expected a Llama's configuration, got no usable {error}. Fetch it.") from error
 
 
 # The export of a checkpoint: its model and the dataset's tokenizer as a Llama folder.

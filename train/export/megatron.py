@@ -38,7 +38,7 @@ def export_megatron(run: Store, folder: Store) -> list[Exported]:
     """Write the training documents of every source of a run's dataset into a folder, in the order of the shards.
 
     One shard is open at a time. The .idx is written last, so a source without one is not whole. Raises ContractError
-    if a shard does not hold what it promised.
+    if a shard does not hold what it states.
     """
     dataset = open_dataset(run)
     return [_export(dataset, source, folder) for source in sorted(dataset.num_tokens(TRAIN))]

@@ -64,8 +64,8 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
         model: Any = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)  # type: ignore[attr-defined]
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ConfigError(
-                "export: promised a SentencePiece model of kind bpe, found another, which Llama's tokenizer would cut "
-                "texts by in other ways; train with tokenizer.algorithm = bpe, or export without a tokenizer"
+                "export: expected a SentencePiece model of kind bpe, got another, which Llama's tokenizer would cut "
+                "texts by in other ways. Train with tokenizer.algorithm = bpe, or export without a tokenizer."
             )
         pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
         settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_eos_token": False}

@@ -212,8 +212,8 @@ class MeasuredRun:
         if len(points.losses) < FEWEST_OF_LINE:
             kind = "held-out" if heldout else "training"
             raise ConfigError(
-                f"{self.told}: promised {FEWEST_OF_LINE} {kind} losses of {source}, found {len(points.losses)}; "
-                f"{self.advice() if heldout else 'train for more steps'}"
+                f"{self.told}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
+                f"{self.advice() if heldout else 'train for more steps'}."
             )
         return level_at_end(points.tokens, points.losses, LAST if heldout else len(points.losses))
 
@@ -228,19 +228,19 @@ def measured_run(run: Store) -> MeasuredRun:
     plan, steps = read_plan(run, dataset), read_metrics(run)
     if not steps:
         raise ContractError(
-            f"{run.uri}: promised losses, found no step in {METRICS_NAME}; `penstock train` measures them"
+            f"{run.uri}: expected losses, got no step in {METRICS_NAME}. `penstock train` measures them."
         )
     whole, rows = dataset.num_tokens(TRAIN), _rows(run, dataset, plan)
     if len(rows) < 2:
         left_out = ", ".join(sorted(whole.keys() - rows.keys()))
         more = f"; {left_out} has weight 0, so nothing is known of it" if left_out else ""
         raise ConfigError(
-            f"{run.uri}: promised sources to mix, found one in use: {', '.join(rows)}{more}; there is nothing to mix"
+            f"{run.uri}: expected sources to mix, got one in use: {', '.join(rows)}{more}. There is nothing to mix."
         )
     if unread := sorted(rows.keys() - {name for name, tokens in tokens_drawn(plan.stages).items() if tokens}):
         raise ConfigError(
-            f"{run.uri}: promised a row of every source in use, found none of {', '.join(unread)} in {plan.steps:,} "
-            "steps; train for longer, or leave it out with weight 0 in train.weights"
+            f"{run.uri}: expected a row of every source in use, got none of {', '.join(unread)} in {plan.steps:,} "
+            "steps. Train for longer, or leave it out with weight 0 in train.weights."
         )
     unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
     return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)
@@ -262,7 +262,7 @@ def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
     """Raises ConfigError that names all in which the losses of two runs are not of the same thing."""
     if problems := list(_differences(run, reference)):
         raise ConfigError(
-            f"{reference.told}: promised losses to compare with those of {run.told}, found\n  "
+            f"{reference.told}: expected losses to compare with those of {run.told}, got\n  "
             + "\n  ".join(problems)
             + "\n"
             "choose a reference on the same dataset, or on one with its tokenizer and held-out documents"

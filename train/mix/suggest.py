@@ -228,8 +228,8 @@ def _learnt(run: MeasuredRun, exponent: float | None, from_step: int) -> dict[st
     points = {name: run.heldout(name, from_step) for name in _used(run)}
     if few := [f"{len(one.losses)} of {name}" for name, one in points.items() if len(one.losses) < fewest]:
         raise ConfigError(
-            f"{run.told}: promised at least {fewest} held-out losses of every source from step {from_step} on, found "
-            f"{', '.join(few)}; {run.advice()}, hold documents of every source out, or compare with --reference"
+            f"{run.told}: expected at least {fewest} held-out losses of every source from step {from_step} on, got "
+            f"{', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
         )
     return {name: learning_of(one.tokens, one.losses, exponent) for name, one in points.items()}
 

@@ -32,12 +32,12 @@ def check_fp8(device: torch.device) -> None:
     if device.type == "cpu":
         return
     if device.type != "cuda":
-        raise ConfigError(f"train.precision: promised products in fp8, found a device of type {device.type}; set bf16")
+        raise ConfigError(f"train.precision: expected products in fp8, got a device of type {device.type}. Set bf16.")
     found = torch.cuda.get_device_capability(device)
     if found < MIN_CAPABILITY:
         raise ConfigError(
-            f"train.precision: promised products in fp8, which want CUDA capability {MIN_CAPABILITY[0]}."
-            f"{MIN_CAPABILITY[1]} or more, found {found[0]}.{found[1]}; set bf16"
+            f"train.precision: expected products in fp8, which want CUDA capability {MIN_CAPABILITY[0]}."
+            f"{MIN_CAPABILITY[1]} or more, got {found[0]}.{found[1]}. Set bf16."
         )
 
 

@@ -174,8 +174,8 @@ def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) ->
     widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
     if not widths:
         raise ConfigError(
-            "plan: promised heads that go into a width below 32768, found none for "
-            f"num_heads = {plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}; set d_model"
+            "plan: expected heads that fit a width below 32768, got none for num_heads = "
+            f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Set d_model."
         )
     for num_layers in [plan.num_layers] if plan.num_layers else range(2, MAX_LAYERS + 1):
         low, high = 0, len(widths) - 1
@@ -217,7 +217,7 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
     if num_heads % num_kv_heads:
         problems.append(f"num_kv_heads {num_kv_heads} that divides num_heads {num_heads}")
     if problems:
-        raise ConfigError(f"plan: promised {' and '.join(problems)}, found that it does not; correct the overrides")
+        raise ConfigError(f"plan: expected {' and '.join(problems)}, got that it does not. Correct the overrides.")
     return ModelShape(
         vocab_size=vocab_size,
         num_layers=num_layers,

@@ -227,7 +227,7 @@ def read_events(run: Store) -> list[Event]:
             continue
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{EVENTS_NAME}, line {number}: promised an event, found {error}; restore the file"
+                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. Restore the file."
             ) from error
     return found
 

@@ -162,11 +162,11 @@ def why_stopped(state: GuardState, config: GuardConfig, step: int) -> ContractEr
     """The error that ends a run at `step`, for the state that came with Verdict.STOP."""
     if state.non_finite > config.max_non_finite:
         return ContractError(
-            f"step {step}: promised at most guard.max_non_finite = {config.max_non_finite} steps in a row whose loss "
-            f"or gradient is not finite, found {state.non_finite}; look at the data of the step with `penstock trace`, "
-            "raise guard.max_non_finite, or train anew at a lower optim.learning_rate"
+            f"step {step}: expected at most guard.max_non_finite = {config.max_non_finite} steps in a row whose loss "
+            f"or gradient is not finite, got {state.non_finite}. Look at the data of the step with `penstock trace`, "
+            "raise guard.max_non_finite, or train anew at a lower optim.learning_rate."
         )
     return ContractError(
-        f"step {step}: promised that {config.max_rewinds} rewinds (guard.max_rewinds) are enough, found another "
-        f"spike; raise guard.max_rewinds, or train anew at a lower optim.learning_rate"
+        f"step {step}: expected that {config.max_rewinds} rewinds (guard.max_rewinds) are enough, got another "
+        f"spike. Raise guard.max_rewinds, or train anew at a lower optim.learning_rate."
     )

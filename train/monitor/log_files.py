@@ -124,7 +124,7 @@ class StepTable:
         """Append a step. Raises ContractError if it has a source that the table has no columns for."""
         row = record.flat(".")
         if unknown := row.keys() - self._names:
-            raise ContractError(f"step {record.step}: promised metrics of the run's sources, found {sorted(unknown)}")
+            raise ContractError(f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}")
         self._rows.append(row)
 
     def cut(self, step: int) -> None:

@@ -207,7 +207,7 @@ def read_metrics(run: Store) -> list[StepMetrics]:
             found.append(StepMetrics.model_validate_json(line))
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{METRICS_NAME}, line {number}: promised a step, found {error}; restore the file"
+                f"{run.uri}/{METRICS_NAME}, line {number}: expected a step, got {error}. Restore the file."
             ) from error
     return found
 
@@ -217,9 +217,7 @@ def last_metrics(run: Store, step: int) -> StepMetrics:
     records = read_metrics(run)
     if not records or records[-1].step != step:
         found = f"step {records[-1].step}" if records else "none"
-        raise ContractError(
-            f"{run.uri}/{METRICS_NAME}: promised a last line for step {step}, found {found}; restore it"
-        )
+        raise ContractError(f"{run.uri}/{METRICS_NAME}: expected a last line for step {step}, got {found}. Restore it.")
     return records[-1]
 
 

@@ -36,12 +36,10 @@ def parse_window(text: str, steps: int) -> Window | None:
     window = Window(int(match[1]), int(match[2])) if match else Window(0, 0)
     if not 1 <= window.first <= window.last:
         raise ConfigError(
-            f"train.profile: promised steps FIRST-LAST from 1 on, such as 10-12, found {text!r}; correct it"
+            f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Correct it."
         )
     if window.last > steps:
-        raise ConfigError(
-            f"train.profile: promised steps of the run, 1 to {steps}, found {text!r}; choose earlier ones"
-        )
+        raise ConfigError(f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. Choose earlier ones.")
     return window
 
 

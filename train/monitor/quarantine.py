@@ -72,7 +72,7 @@ def read_quarantine(run: Store) -> list[Quarantined]:
             is_half = not line or (line.startswith(b"{") and not line.rstrip().endswith(b'"}'))
             if not is_half or any(problem["type"] != "json_invalid" for problem in error.errors()):
                 raise ContractError(
-                    f"{run.uri}/{QUARANTINE_NAME}, line {number}: promised a document, found {error}; correct the line"
+                    f"{run.uri}/{QUARANTINE_NAME}, line {number}: expected a document, got {error}. Correct the line."
                 ) from error
     return found
 

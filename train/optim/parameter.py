@@ -51,8 +51,8 @@ def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:
     here, there = getattr(parameter, "placements", None), getattr(gradient, "placements", None)
     if there != here:
         raise ContractError(
-            f"optim: promised a gradient of {name} on the ranks as its parameter, {here or 'a plain tensor'}, found "
-            f"{there or 'a plain tensor'}; reduce it before the update"
+            f"optim: expected a gradient of {name} on the ranks as its parameter, {here or 'a plain tensor'}, got "
+            f"{there or 'a plain tensor'}. Reduce it before the update."
         )
 
 
@@ -90,8 +90,8 @@ def region_of(name: str, tensor: Tensor) -> Region:
     expected, found = tuple(part.stop - part.start for part in region), tuple(local(tensor).shape)
     if expected != found:
         raise ContractError(
-            f"optim: promised a shard of {name} of shape {expected}, as {tensor.placements} says, found {found}; "
-            "choose axes that divide the parameter"
+            f"optim: expected a shard of {name} of shape {expected}, as {tensor.placements} says, got {found}. "
+            "Choose axes that divide the parameter."
         )
     return region
 
@@ -99,7 +99,7 @@ def region_of(name: str, tensor: Tensor) -> Region:
 def _coordinate(tensor: DTensor) -> Coordinate:
     found = tensor.device_mesh.get_coordinate()
     if found is None:
-        raise ContractError("optim: promised parameters of this rank, found one on a mesh without it; leave it out")
+        raise ContractError("optim: expected parameters of this rank, got one on a mesh without it. Leave it out.")
     return tuple(found)
 
 

@@ -380,11 +380,11 @@ class Compressor:
     def sum(self, values: Tensor, pieces: Sequence[Piece]) -> None:
         """Replace flat gradients by their sum over the group; what is to be remembered of it waits for `keep`."""
         if self._step is None:
-            raise ContractError("compress: promised a step, found a gradient before the first; call start(step)")
-        if (found := values.numel()) != (promised := sum(piece.size for piece in pieces)):
+            raise ContractError("compress: expected a step, got a gradient before the first. Call start(step).")
+        if (found := values.numel()) != (expected := sum(piece.size for piece in pieces)):
             names = f"{pieces[0].name} to {pieces[-1].name}" if pieces else "no parameter"
             raise ContractError(
-                f"compress: promised {promised} numbers for {names}, found {found}; every parameter wants a gradient"
+                f"compress: expected {expected} numbers for {names}, got {found}. Every parameter wants a gradient."
             )
         total, updates = self._method.sum(Buffer(values, pieces), self._states, self._step, self._wire)
         self._updates += updates
@@ -422,8 +422,8 @@ def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compres
         for group in param_groups(module):
             if group._is_hsdp:
                 raise ContractError(
-                    "compress: promised a model sharded over one axis, found a mesh with replicas, which torch sums "
-                    "itself; shard over the axis shard alone"
+                    "compress: expected a model sharded over one axis, got a mesh with replicas, which torch sums "
+                    "itself. Shard over the axis shard alone."
                 )
             # The buffer holds the parameters in torch's own order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]

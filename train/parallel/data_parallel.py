@@ -56,7 +56,7 @@ class ShardedStates:
         for name, parameter in self._whole.items():
             if not parameter.is_contiguous():
                 raise ContractError(
-                    f"zero1: promised contiguous parameters, found {name} with strides {parameter.stride()}; make it so"
+                    f"zero1: expected contiguous parameters, got {name} with strides {parameter.stride()}. Make it so."
                 )
             self.shards[name] = nn.Parameter(self._view(parameter.data), requires_grad=parameter.requires_grad)
             if parameter.ndim and parameter.numel():

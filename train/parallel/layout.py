@@ -99,16 +99,16 @@ def problems_of(
     if settings.train.fp8_scaling == "gather" and layout.data not in ("zero2", "zero3"):
         yield f"train.fp8_scaling: expected layout.data = zero2 or zero3 for gather, got {layout.data}. Set row."
     if settings.train.precision == "fp8" and layout.tensor > 1:
-        yield "train.precision: promised another format with tensor > 1, found fp8, whose products are not shared"
+        yield "train.precision: expected another format with tensor > 1, got fp8, whose products are not shared"
     if shape.positions == "relative" and max(layout.context, layout.tensor) > 1:
         yield (
-            f"plan.positions: promised rope with context = {layout.context}, tensor = {layout.tensor}, found relative, "
+            f"plan.positions: expected rope with context = {layout.context}, tensor = {layout.tensor}, got relative, "
             "whose scores are of whole rows and heads"
         )
     for length in sorted(set(seq_lens)):
         if rest := length % (layout.context * layout.tensor):
             yield (
-                f"train.seq_len: promised a multiple of context · tensor = {layout.context * layout.tensor}, found "
+                f"train.seq_len: expected a multiple of context · tensor = {layout.context * layout.tensor}, got "
                 f"{length}, which leaves {rest}"
             )
     if layout.pipeline > 1:
@@ -126,13 +126,13 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"
     if layout.data in ("ddp", "zero1"):
         if layout.shard not in (None, 1):
-            return f"layout.shard = {layout.shard}: promised data = zero2 or zero3, found {layout.data}; leave it out"
+            return f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Leave it out."
     elif world_size % product:
-        return f"layout: promised {world_size} rank(s), found {shown} = {product}, which does not go into them"
+        return f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not go into them"
     elif layout.shard is not None and product != world_size:
         return (
-            f"layout: promised {world_size} rank(s), found {shown} = {product}; leave layout.shard out, and it takes "
-            f"{layout.shard * world_size // product}"
+            f"layout: expected {world_size} rank(s), got {shown} = {product}. Leave layout.shard out, and it takes "
+            f"{layout.shard * world_size // product}."
         )
     return None
 
@@ -148,12 +148,12 @@ def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
         ("d_ffw", shape.d_ffw, layout.tensor, alone),
     ):
         if size % ranks:
-            yield f"plan.{name}: promised a multiple of {by}, found {size}"
+            yield f"plan.{name}: expected a multiple of {by}, got {size}"
     if shape.positions == "relative" and max(layout.tensor, layout.context) > 1:
-        yield "plan.positions: promised rotary positions with tensor or context > 1, found positions = relative"
+        yield "plan.positions: expected rotary positions with tensor or context > 1, got positions = relative"
     # DTensor gives every rank as many ids, and the last ones what is left.
     if -(-shape.vocab_size // layout.tensor) * (layout.tensor - 1) >= shape.vocab_size:
-        yield f"plan: promised ids for each of tensor = {layout.tensor} ranks, found vocab_size {shape.vocab_size}"
+        yield f"plan: expected ids for each of tensor = {layout.tensor} ranks, got vocab_size {shape.vocab_size}"
 
 
 def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
@@ -161,30 +161,30 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
     stages = layout.pipeline * layout.stages
     if shape.num_layers < stages:
         yield (
-            f"layout.pipeline: promised a layer for each of pipeline · stages_per_rank = {layout.pipeline} · "
-            f"{layout.stages} = {stages} stages, found {shape.num_layers} layers"
+            f"layout.pipeline: expected a layer for each of pipeline · stages_per_rank = {layout.pipeline} · "
+            f"{layout.stages} = {stages} stages, got {shape.num_layers} layers"
         )
     wanted = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2)}.get(layout.schedule, (1, shape.num_layers))
     if not wanted[0] <= layout.stages <= wanted[1]:
         yield (
-            f"layout.stages_per_rank: promised {wanted[0]} with schedule = {layout.schedule}, found {layout.stages}; "
-            "leave it out"
+            f"layout.stages_per_rank: expected {wanted[0]} with schedule = {layout.schedule}, got {layout.stages}. "
+            "Leave it out."
         )
     if shape.tie_embeddings and layout.schedule == "zbv":
         yield (
-            "plan.tie_embeddings: promised two matrices with schedule = zbv, whose first and last stage are on one "
-            "rank, found tie_embeddings = true; set it to false, or take another schedule"
+            "plan.tie_embeddings: expected two matrices with schedule = zbv, whose first and last stage are on one "
+            "rank, got tie_embeddings = true. Set it to false, or take another schedule."
         )
     if layout.activation_checkpointing == "selective" and layout.schedule in SPLIT_BACKWARD:
         yield (
-            f"layout.activation_checkpointing: promised a schedule with a whole backward pass, found selective with "
-            f"{layout.schedule}, whose layers torch goes back through twice; set it to full or none, or take another "
-            "schedule"
+            f"layout.activation_checkpointing: expected a schedule with a whole backward pass, got selective with "
+            f"{layout.schedule}, whose layers torch goes back through twice. Set it to full or none, or take another "
+            "schedule."
         )
     if layout.compile is True and layout.schedule in SPLIT_BACKWARD:
         yield (
-            f"layout.compile: promised a schedule with a whole backward pass, found {layout.schedule}, which "
-            "torch.compile cannot split; compile = false, or another schedule"
+            f"layout.compile: expected a schedule with a whole backward pass, got {layout.schedule}, which "
+            "torch.compile cannot split. Compile = false, or another schedule."
         )
 
 
@@ -197,12 +197,12 @@ def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch:
         small = f"set it to {rows // layout.pipeline} or less"
         large = f"set train.global_batch to {data_ranks(axes) * layout.pipeline} or more"
         yield (
-            f"layout.micro_batch: promised a micro-batch for each of {layout.pipeline} stages with schedule = 1f1b, "
-            f"found {shown}; {small if rows >= layout.pipeline else large}"
+            f"layout.micro_batch: expected a micro-batch for each of {layout.pipeline} stages with schedule = 1f1b, "
+            f"found {shown}. {small if rows >= layout.pipeline else large}."
         )
     rounds = max(1, number // layout.pipeline)
     if layout.schedule in IN_ROUNDS and number % rounds:
         yield (
-            f"layout.micro_batch: promised micro-batches for {rounds} equal rounds with schedule = {layout.schedule}, "
-            f"found {shown}; take another micro_batch or train.global_batch"
+            f"layout.micro_batch: expected micro-batches for {rounds} equal rounds with schedule = {layout.schedule}, "
+            f"found {shown}. Take another micro_batch or train.global_batch."
         )

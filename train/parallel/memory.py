@@ -448,8 +448,8 @@ def layers_to_recompute(
     least = max(rank.kept_of_layers(rank.layers) for rank in ranks)
     if least > budget:
         raise ConfigError(
-            f"layout.activation_budget: promised {budget:,} bytes of activations at most, found {least:,} although "
-            "every layer keeps its input alone; raise it, or lower layout.micro_batch"
+            f"layout.activation_budget: expected {budget:,} bytes of activations at most, got {least:,} although "
+            "every layer keeps its input alone. Raise it, or lower layout.micro_batch."
         )
     return max(rank.recomputed() for rank in ranks)
 

@@ -72,18 +72,18 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
     Raises ConfigError if tokens are too few for the largest, naming the least that it needs.
     """
     if not SIZES[0] <= number <= SIZES[1]:
-        raise ConfigError(f"ladder --sizes: promised {SIZES[0]} to {SIZES[1]}, found {number}")
+        raise ConfigError(f"ladder --sizes: expected {SIZES[0]} to {SIZES[1]}, got {number}")
     top = max(SPAN * smallest, unique / 20 / PLANNED_SHARE) if largest is None else largest
     if top <= smallest:
         raise ConfigError(
-            f"ladder --largest: promised more parameters than the smallest proxy's {smallest:,.0f}, found {top:,.0f}; "
-            "raise it, or lower --smallest"
+            f"ladder --largest: expected more parameters than the smallest proxy's {smallest:,.0f}, got {top:,.0f}. "
+            "Raise it, or lower --smallest."
         )
     if unique < LEAST_RATIO * top:
         raise ConfigError(
-            f"ladder: promised at least {LEAST_RATIO * top:,.0f} unique training tokens, {LEAST_RATIO:g} for each "
-            f"parameter of the largest proxy, found {unique:,.0f}, and a ladder repeats none; get more data, or lower "
-            "--largest or --smallest"
+            f"ladder: expected at least {LEAST_RATIO * top:,.0f} unique training tokens, {LEAST_RATIO:g} for each "
+            f"parameter of the largest proxy, got {unique:,.0f}, and a ladder repeats none. Get more data, or lower "
+            "--largest or --smallest."
         )
     return [round(size) for size in np.geomspace(smallest, top, number).tolist()]
 
@@ -94,11 +94,11 @@ def rungs_of(sizes: Mapping[int, int], number: int, unique: float) -> list[Rung]
     Raises ConfigError if two sizes have one shape.
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:
-        raise ConfigError(f"ladder --tokens-per-size: promised {LENGTHS[0]} to {LENGTHS[1]}, found {number}")
+        raise ConfigError(f"ladder --tokens-per-size: expected {LENGTHS[0]} to {LENGTHS[1]}, got {number}")
     if len(set(sizes.values())) < len(sizes):
         raise ConfigError(
-            f"ladder: promised {len(sizes)} sizes, found models of {', '.join(f'{size:,}' for size in sizes.values())} "
-            "parameters and none between them; raise --largest, or ask for fewer --sizes"
+            f"ladder: expected {len(sizes)} sizes, got models of {', '.join(f'{size:,}' for size in sizes.values())} "
+            "parameters and none between them. Raise --largest, or ask for fewer --sizes."
         )
     longest = {wanted: min(MOST_RATIO * params, unique) for wanted, params in sizes.items()}
     return [

@@ -54,8 +54,8 @@ def peak_of(settings: Settings) -> float | None:
     precision = computed_in(settings.formats_for(device.kind, device.capability))
     if precision not in device.peak_flops:
         raise ConfigError(
-            f"train.precision: promised one that {device.name} computes in ({', '.join(device.peak_flops)}), found "
-            f"{precision}; take another"
+            f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
+            f"{precision}. Take another."
         )
     return device.utilisation_peak(precision)
 
@@ -79,12 +79,12 @@ def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
             layout = plan.settings.layout
             sizes = ", ".join(f"{axis} = {getattr(layout, axis)}" for axis in AXES if axis in layout.model_fields_set)
             raise ConfigError(
-                f"layout: promised sizes that divide {cluster.world_size} devices ({cluster}) between them, found "
-                f"{sizes}; correct them, or leave some to the search"
+                f"layout: expected sizes that divide {cluster.world_size} devices ({cluster}) between them, got "
+                f"{sizes}. Correct them, or leave some to the search."
             )
         raise ConfigError(
-            f"cluster: promised a layout of {cluster} that this run fits into, found none of {found.searched:,}: "
-            f"{reasons}; name more devices, or plan a smaller model"
+            f"cluster: expected a layout of {cluster} that this run fits into, got none of {found.searched:,}: "
+            f"{reasons}. Name more devices, or plan a smaller model."
         )
     offers = tuple(
         LayoutOffer(
@@ -143,9 +143,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     Raises ConfigError if settings contradict each other or what the dataset offers.
     """
     if not dataset.manifest.content.counts.rows_kept:
-        raise ConfigError(
-            f"{dataset.folder.uri}: promised documents to train on, found that none is left in the dataset"
-        )
+        raise ConfigError(f"{dataset.folder.uri}: expected documents to train on, got that none is left in the dataset")
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
@@ -224,8 +222,8 @@ def _check_epochs(streams: Mapping[str, SourceOrder], stages: tuple[StagePlan, .
     ]
     if over:
         raise ConfigError(
-            f"train.steps, train.stages, train.weights: promised at most plan.max_epochs = {max_epochs:g} passes over "
-            f"a source, found {', '.join(over)}; ask for fewer steps or tokens, other weights, or raise plan.max_epochs"
+            f"train.steps, train.stages, train.weights: expected at most plan.max_epochs = {max_epochs:g} passes over "
+            f"a source, got {', '.join(over)}. Ask for fewer steps or tokens, other weights, or raise plan.max_epochs."
         )
 
 
@@ -239,13 +237,13 @@ def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan
     ranks, need = next(((size, need) for size, need in needs if need is not None), (0, None))
     if need is None:
         raise ConfigError(
-            f"plan.device_memory: promised a number of ranks in plan.world_sizes = {sizes[::-1]} that the layout "
-            "and the batch are for, found none; name the one that is to train"
+            f"plan.device_memory: expected a number of ranks in plan.world_sizes = {sizes[::-1]} that the layout "
+            "and the batch are for, got none. Name the one that is to train."
         )
     if need.peak > limit:
         parts = ", ".join(f"{name} {size:,}" for name, size in need.at_peak.items() if size)
         raise ConfigError(
-            f"layout: promised to fit into plan.device_memory = {limit:,} bytes, found {need.peak:,} on each of "
-            f"{ranks} ranks ({parts}); lower layout.micro_batch, recompute activations "
-            '(layout.activation_checkpointing = "full"), or split the model (layout.tensor, layout.pipeline)'
+            f"layout: expected to fit into plan.device_memory = {limit:,} bytes, got {need.peak:,} on each of "
+            f"{ranks} ranks ({parts}). Lower layout.micro_batch, recompute activations "
+            '(layout.activation_checkpointing = "full"), or split the model (layout.tensor, layout.pipeline).'
         )

@@ -115,7 +115,7 @@ def write_plan(run: Store, plan: Plan) -> None:
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
     """The run's plan. Raises ContractError if there is none, or if it is for another dataset (None: the run's own)."""
     if not run.exists(PLAN_NAME):
-        raise ContractError(f"{run.uri}: promised a plan, found no {PLAN_NAME}; make it with `penstock plan`")
+        raise ContractError(f"{run.uri}: expected a plan, got no {PLAN_NAME}. Make it with `penstock plan`.")
     try:
         plan = Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
@@ -123,7 +123,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
     found = (dataset or open_dataset(run)).digest
     if plan.dataset != found:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: promised dataset {plan.dataset}, the run now holds {found}; "
+            f"{run.uri}/{PLAN_NAME}: expected dataset {plan.dataset}, the run now holds {found}; "
             "plan again, restore the dataset or, behind a takedown, `penstock train RUN --replay-from clean`"
         )
     return plan
@@ -145,8 +145,8 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     ]
     if sized:
         raise ConfigError(
-            f"--set: promised settings of how to train, found {', '.join(sized)}, which size the model or choose its "
-            "layout; give them to `penstock plan`"
+            f"--set: expected settings of how to train, got {', '.join(sized)}, which size the model or choose its "
+            "layout. Give them to `penstock plan`."
         )
     return load_settings(raw, overrides, run.uri)
 
@@ -223,12 +223,12 @@ def check_used(settings: Settings, dataset: Dataset) -> None:
     train, optim, problems = settings.train, settings.optim, []
     for name in listeners(settings):
         if not train.eval_every:
-            problems.append(f"{name}: promised held-out losses, found train.eval_every = 0; raise it, or leave it out")
+            problems.append(f"{name}: expected held-out losses, got train.eval_every = 0. Raise it, or leave it out.")
         elif not heldout_streams(dataset, train.seq_len):
-            problems.append(f"{name}: promised held-out losses, found no held-out row of {train.seq_len} tokens")
+            problems.append(f"{name}: expected held-out losses, got no held-out row of {train.seq_len} tokens")
     for name in ("initial_loss_scale", "loss_scale_steps"):
         if train.precision not in ("fp16", AUTO) and name in optim.model_fields_set:
-            problems.append(f"optim.{name}: promised train.precision = fp16, found {train.precision}; leave it out")
+            problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Leave it out.")
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -256,11 +256,11 @@ def check_ranks(plan: Plan, world_size: int) -> None:
         groups = data_ranks(axes_of(settings.layout, world_size))
         if groups > stage.global_batch:
             raise ConfigError(
-                f"train.global_batch: promised a sequence for each of {groups} groups of ranks, found "
-                f"{stage.global_batch}; raise it, or start fewer ranks"
+                f"train.global_batch: expected a sequence for each of {groups} groups of ranks, got "
+                f"{stage.global_batch}. Raise it, or start fewer ranks."
             )
     if settings.layout.compress != "none" and world_size == 1:
         raise ConfigError(
-            f"layout.compress = {settings.layout.compress}: promised gradients that travel between replicas, found one "
-            "rank; start more ranks"
+            f"layout.compress = {settings.layout.compress}: expected gradients that travel between replicas, got one "
+            "rank. Start more ranks."
         )

@@ -71,7 +71,7 @@ def law_of(sizing: PlanConfig) -> Law:
     """The law that `plan.law` names, once `read_own_law` has read it."""
     if sizing.law == "own":
         if sizing.own_law is None:
-            raise ConfigError(f"plan.law_file = {sizing.law_file}: promised to have been read, found that it was not")
+            raise ConfigError(f"plan.law_file = {sizing.law_file}: expected to have been read, got that it was not")
         return law_in(sizing.own_law)
     return RatioLaw(sizing.tokens_per_parameter, laws.TWENTY.source) if sizing.law == "ratio" else NAMED[sizing.law]
 
@@ -85,8 +85,8 @@ def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
     if sizing.usd is not None:
         if cluster.usd_per_gpu_hour is None:
             raise ConfigError(
-                f"plan.usd = {sizing.usd:g}: promised a price, found no cluster.usd_per_gpu_hour; set it, or give "
-                "plan.gpu_hours"
+                f"plan.usd = {sizing.usd:g}: expected a price, got no cluster.usd_per_gpu_hour. Set it, or give "
+                "plan.gpu_hours."
             )
         hours = sizing.usd / cluster.usd_per_gpu_hour
     return hours
@@ -106,8 +106,8 @@ def target_of(
         return aim(sizing, vocab_size, unique, most, sizing.compute)
     if peak is None:
         raise ConfigError(
-            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: promised a device that the hours are of, found no "
-            "cluster.device; name one, or give plan.compute"
+            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device that the hours are of, got no "
+            "cluster.device. Name one, or give plan.compute."
         )
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
     target = aim(sizing, vocab_size, unique, most, flops)
@@ -146,8 +146,8 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     params = _total(counted, vocab_size, sizing) if law.counts == "body" else counted
     if params < sizing.min_params:
         raise ConfigError(
-            f"plan: promised a budget for {sizing.min_params:,} parameters (plan.min_params), found one for "
-            f"{params:,.0f} and {tokens:,.0f} tokens; raise it, or lower plan.min_params"
+            f"plan: expected a budget for {sizing.min_params:,} parameters (plan.min_params), got one for "
+            f"{params:,.0f} and {tokens:,.0f} tokens. Raise it, or lower plan.min_params."
         )
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
     if sizing.inference_tokens is not None:
@@ -176,8 +176,8 @@ def check_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None
             f"{target.most:,.0f} in plan.max_epochs: ask for less, or get more data"
         )
     raise ConfigError(
-        f"plan: promised a model of {wanted} parameters, from {target.how}, found {found:,} at {end} with "
-        f"{shape.vocab_size:,} tokens in the vocabulary and what [plan] says of the shape; {better}"
+        f"plan: expected a model of {wanted} parameters, from {target.how}, got {found:,} at {end} with "
+        f"{shape.vocab_size:,} tokens in the vocabulary and what [plan] says of the shape. {better}."
     )
 
 

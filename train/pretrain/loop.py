@@ -91,7 +91,7 @@ def conclude(setup: Setup, note: Note | None, step: int) -> str:
     last = last_metrics(setup.run, step)
     if note is None or note.step != step:
         raise ContractError(
-            f"{setup.run.uri}: promised a checkpoint of step {step}, found {note.name if note else 'none'}; start again"
+            f"{setup.run.uri}: expected a checkpoint of step {step}, got {note.name if note else 'none'}. Start again."
         )
     manifest = TrainManifest(
         dataset=note.identity.dataset,

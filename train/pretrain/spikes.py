@@ -83,9 +83,9 @@ def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after:
         found += [sample for sample in more if sample >> STAGE_BITS == stage]
         if len(found) > trace.num_samples(after):
             raise ContractError(
-                f"guard.quarantine: promised that the run can do without {len(wanted)} document(s), found them in most "
-                f"of its {trace.num_samples(after)} samples behind step {after}; set guard.quarantine = false, or "
-                "take the documents out of the dataset with `penstock takedown`"
+                f"guard.quarantine: expected that the run can do without {len(wanted)} document(s), got them in most "
+                f"of its {trace.num_samples(after)} samples behind step {after}. Set guard.quarantine = false, or "
+                "take the documents out of the dataset with `penstock takedown`."
             )
     return found
 
@@ -151,6 +151,6 @@ def _write(setup: Setup, listed: Sequence[Quarantined], samples: list[int], reas
         append_to_skip_list(setup.run, name, samples, reason)
     except OSError as error:
         raise ContractError(
-            f"{setup.run.uri}/train/{name}: promised room for {len(samples)} samples ({reason}), found {error}; make "
-            "room, and start the run again"
+            f"{setup.run.uri}/train/{name}: expected room for {len(samples)} samples ({reason}), got {error}. Make "
+            "room, and start the run again."
         ) from error

@@ -213,16 +213,16 @@ def _checked(measured: Sequence[Measured]) -> Floats:
     wrong = [f"run {place}: {one}" for place, one in enumerate(values.tolist(), 1) if not _positive(one)]
     if wrong:
         raise ConfigError(
-            f"fit-scaling: promised parameters, tokens and a loss above 0 for every run, found {'; '.join(wrong[:5])}; "
-            "correct or leave out these runs"
+            f"fit-scaling: expected parameters, tokens and a loss above 0 for every run, got {'; '.join(wrong[:5])}. "
+            "Correct or leave out these runs."
         )
     for name, column in (("sizes", 0), ("numbers of tokens", 1)):
         if len(set(values[:, column].tolist())) < 2:
             raise ConfigError(
-                f"fit-scaling: promised runs of several {name}, found {len(set(values[:, column]))}; add some"
+                f"fit-scaling: expected runs of several {name}, got {len(set(values[:, column]))}. Add some."
             )
     if len(values) < FEWEST_RUNS:
-        raise ConfigError(f"fit-scaling: promised at least {FEWEST_RUNS} runs, found {len(values)}; add some")
+        raise ConfigError(f"fit-scaling: expected at least {FEWEST_RUNS} runs, got {len(values)}. Add some.")
     return np.log(values)
 
 

@@ -304,8 +304,8 @@ def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"inference-aware sizing: promised a loss above {law.floor:.4g}, where {law.name}'s law ends, found "
-            f"{loss:.4g}; ask for a higher one"
+            f"inference-aware sizing: expected a loss above {law.floor:.4g}, where {law.name}'s law ends, got "
+            f"{loss:.4g}. Ask for a higher one."
         )
 
     def cost(log_params: float) -> float:

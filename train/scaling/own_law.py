@@ -73,7 +73,7 @@ def law_in(own: OwnLaw) -> LossLaw:
         found = [math.inf]
     if not all(0 < number < math.inf for number in found):
         raise ConfigError(
-            f"own law: promised best sizes where its {own.num_runs} runs are, found none: {law.formula}; fit it again"
+            f"own law: expected best sizes where its {own.num_runs} runs are, got none: {law.formula}. Fit it again."
         )
     return law
 
@@ -98,7 +98,7 @@ def law_file(fit: Fit, measured: Sequence[Measured], share: float, how: str) -> 
             compute=max(6 * one.params * one.tokens for one in measured),
         )
     except ValidationError as error:
-        raise ConfigError(f"the fit: promised numbers of a law, {_wrong(error)}; add runs") from error
+        raise ConfigError(f"the fit: expected numbers of a law, {_wrong(error)}. Add runs.") from error
     return LawFile(law=own, how=how, points=points)
 
 
@@ -128,9 +128,9 @@ def write_law(place: str, found: LawFile) -> None:
         low = law.intervals.get(name, (math.inf, math.inf))[0]
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
-                f"{place}: promised runs whose loss falls with {what}, found {name} = {getattr(found.law, name):.3g} "
-                f"({found.law.told(name)}): no plan can go by such a law, and none is written; fit it to runs that "
-                f"differ more in {more} and see more tokens"
+                f"{place}: expected runs whose loss falls with {what}, got {name} = {getattr(found.law, name):.3g} "
+                f"({found.law.told(name)}): no plan can go by such a law, and none is written. Fit it to runs that "
+                f"differ more in {more} and see more tokens."
             )
     folder, name = _placed(place)
     folder.write_atomic(name, canonical_json(found.model_dump(mode="json")))
@@ -146,16 +146,16 @@ def read_law(place: str, named: str = "plan.law_file =") -> LawFile:
     folder, name = _placed(place)
     where = f"{named} {place}"
     if not folder.exists(name):
-        raise ConfigError(f"{where}: promised a fitted law, found no such file; make it with `penstock ladder`")
+        raise ConfigError(f"{where}: expected a fitted law, got no such file. Make it with `penstock ladder`.")
     try:
         raw = folder.read_json(name)
     except (ContractError, ValueError, OSError) as error:  # bytes that are no text are a ValueError
-        raise ConfigError(f"{where}: promised JSON, found {error}; fit it again") from error
+        raise ConfigError(f"{where}: expected JSON, got {error}. Fit it again.") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != 1:
         raise ConfigError(
-            f"{where}: promised a law of format version 1, found {version}; fit it again with "
-            "`penstock ladder` or `penstock fit-scaling`"
+            f"{where}: expected a law of format version 1, got {version}. Fit it again with "
+            "`penstock ladder` or `penstock fit-scaling`."
         )
     try:
         found = LawFile.model_validate(raw)
@@ -164,7 +164,7 @@ def read_law(place: str, named: str = "plan.law_file =") -> LawFile:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
-        raise ConfigError(f"{where}: promised a law, {_wrong(error)}; fit it again") from error
+        raise ConfigError(f"{where}: expected a law, {_wrong(error)}. Fit it again.") from error
 
 
 def _wrong(error: ValidationError) -> str:

@@ -123,9 +123,9 @@ class Answers:
         try:
             identifier = bytes.fromhex(doc_id)
         except ValueError as error:
-            raise ConfigError(f"--doc: promised 32 hex digits, found {doc_id!r}; {error}") from error
+            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r}. {error}.") from error
         if len(identifier) != 16:
-            raise ConfigError(f"--doc: promised 32 hex digits, found {doc_id!r} of {len(doc_id)}; give the whole id")
+            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} of {len(doc_id)}. Give the whole id.")
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
@@ -135,15 +135,13 @@ class Answers:
         """
         name = host.strip().rstrip(".").lower()
         if not name or set(name) & set("/:@ "):
-            raise ConfigError(
-                f"--domain: promised a host such as example.com, found {host!r}; for a URL there is --url"
-            )
+            raise ConfigError(f"--domain: expected a host such as example.com, got {host!r}. For a URL there is --url.")
         return self._documents(self.trace.steps_of_domain(name), limit)
 
     def containing(self, text: str, limit: int | None) -> DocumentsAnswer:
         """The documents whose text contains a string; the scan ends at `limit` of them. Raises ConfigError for none."""
         if not text:
-            raise ConfigError("--contains: promised a string to look for, found an empty one; give some of the text")
+            raise ConfigError("--contains: expected a string to look for, got an empty one. Give some of the text.")
         ids = islice(documents_containing(self.dataset, text), limit)
         return self._documents((found for one in ids for found in self.trace.steps_of_document(one)), limit)
 

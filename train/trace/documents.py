@@ -112,7 +112,7 @@ class _Part:
         try:
             self._file = pq.ParquetFile(folder.open_input(path))
         except (OSError, pa.ArrowInvalid) as error:
-            raise ContractError(f"{folder.uri}/{path}: promised a Parquet file, found {error}; restore it") from error
+            raise ContractError(f"{folder.uri}/{path}: expected a Parquet file, got {error}. Restore it.") from error
         self._names = set(self._file.schema_arrow.names)
         self._offsets: dict[int, int] = {}
 
@@ -189,7 +189,7 @@ def open_decoder(dataset: Dataset) -> Decode:
     data = folder.read_bytes(path)
     found = hashlib.sha256(data).hexdigest()
     if found != contract.sha256:
-        raise ContractError(f"{folder.uri}/{path}: promised SHA-256 {contract.sha256}, found {found}; restore the file")
+        raise ContractError(f"{folder.uri}/{path}: expected SHA-256 {contract.sha256}, got {found}. Restore the file.")
     if contract.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
 
@@ -232,7 +232,7 @@ def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:
             try:
                 file = pq.ParquetFile(folder.open_input(path))
             except (OSError, pa.ArrowInvalid) as error:
-                raise ContractError(f"{folder.uri}/{path}: promised clean text, found {error}; restore it") from error
+                raise ContractError(f"{folder.uri}/{path}: expected clean text, got {error}. Restore it.") from error
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=["doc_id", "text", "drop_stage"]):
                 hits = pc.and_(pc.match_substring(batch.column("text"), text), batch.column("drop_stage").is_null())
                 yield from batch.filter(hits).column("doc_id").to_pylist()
@@ -247,7 +247,7 @@ def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
                 reader = pa.ipc.open_file(dataset.folder.open_input(shard.path))
             except (OSError, pa.ArrowInvalid) as error:
                 where = f"{dataset.folder.uri}/{shard.path}"
-                raise ContractError(f"{where}: promised a token shard, found {error}; restore it") from error
+                raise ContractError(f"{where}: expected a token shard, got {error}. Restore it.") from error
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 for doc_id, tokens in zip(batch.column("doc_id"), batch.column("tokens"), strict=True):

@@ -35,7 +35,7 @@ class StepLayout:
         """
         if not 0 <= rank < self.ranks:
             raise ConfigError(
-                f"--rank: promised 0 to {self.ranks - 1}, the ranks of {self.named}, found {rank}; choose one of them"
+                f"--rank: expected 0 to {self.ranks - 1}, the ranks of {self.named}, got {rank}. Choose one of them."
             )
         place = {}
         for axis in reversed(AXES):
@@ -54,8 +54,8 @@ class StepLayout:
         number = num_micro_batches(num_rows, self.layout, self.axes)
         if not 0 <= micro_batch < number:
             raise ConfigError(
-                f"--micro-batch: promised 0 to {number - 1}, those of a rank's rows in {self.named}, found "
-                f"{micro_batch}; choose one of them"
+                f"--micro-batch: expected 0 to {number - 1}, those of a rank's rows in {self.named}, got "
+                f"{micro_batch}. Choose one of them."
             )
         size = self.layout.rows_at_once
         return here[micro_batch * size : (micro_batch + 1) * size]

@@ -138,7 +138,7 @@ class Trace:
         """Raises ConfigError if the plan has no such step."""
         if not 1 <= step <= self.num_steps:
             raise ConfigError(
-                f"--step: promised 1 to {self.num_steps}, the steps of the plan, found {step}; choose one of them"
+                f"--step: expected 1 to {self.num_steps}, the steps of the plan, got {step}. Choose one of them."
             )
 
     def documents_of_step(self, step: int, rows: range | None = None) -> list[Appearance]:
@@ -246,8 +246,8 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
     order = standing_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
-            f"{run.uri}: promised a plan with order {plan.order[:12]}, this version orders the samples as "
-            f"{order.digest[:12]}; trace with the version that trained"
+            f"{run.uri}: expected a plan with order {plan.order[:12]}, this version orders the samples as "
+            f"{order.digest[:12]}. Trace with the version that trained."
         )
     return Trace(dataset, order, config.objective == "causal")
 

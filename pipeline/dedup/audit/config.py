@@ -28,7 +28,7 @@ class AuditConfig(Section):
         if not self.documents and others:
             raise ValueError(f"documents = 0 means no audit, so {', '.join(others)} would be ignored; leave them out")
         if 0 < self.documents < MIN_DOCUMENTS:
-            raise ValueError(f"promised 0 (no audit) or at least {MIN_DOCUMENTS} documents, found {self.documents}")
+            raise ValueError(f"expected 0 (no audit) or at least {MIN_DOCUMENTS} documents, got {self.documents}")
         if self.group > self.documents > 0:
             raise ValueError(f"group must be at most documents, found {self.group} and {self.documents}")
         return self

@@ -262,14 +262,14 @@ def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0] if held else None
 
 
-def _same(task: TextsTask, promised: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
-    """The rows, which are those of the promised documents in their order."""
+def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
+    """The rows, which are those of the expected documents in their order."""
     if rows is None:
-        rows = pa.RecordBatch.from_arrays([promised.slice(0, 0)], ["doc_id"])
-    if not rows.column("doc_id").equals(promised):
+        rows = pa.RecordBatch.from_arrays([expected.slice(0, 0)], ["doc_id"])
+    if not rows.column("doc_id").equals(expected):
         raise ContractError(
-            f"audit {part_key(task.part.ordinal)}: promised {len(promised)} sampled documents in `clusters` and "
-            f"`text`, found {rows.num_rows} or others; the tables are not of the same run: run the stages again"
+            f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
+            f"`text`, got {rows.num_rows} or others. The tables are not of the same run: run the stages again."
         )
     return rows
 

@@ -63,7 +63,7 @@ class RepeatsConfig(Section):
         given = self.model_fields_set
         problems = []
         if repeated := sorted({unit for unit in self.units if self.units.count(unit) > 1}):
-            problems.append(f"units: promised each once, found {', '.join(repeated)} more than once")
+            problems.append(f"units: expected each once, got {', '.join(repeated)} more than once")
         if not self.units:
             problems += [f"{name} would be ignored without units" for name in sorted(given - {"units"})]
         else:

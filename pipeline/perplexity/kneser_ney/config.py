@@ -36,17 +36,17 @@ class TrainLmConfig(Section):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if len(self.prune) > self.order:
-            raise ValueError(f"prune: promised at most {self.order} thresholds, one per order, found {self.prune}")
+            raise ValueError(f"prune: expected at most {self.order} thresholds, one per order, got {self.prune}")
         if any(value < 0 for value in self.prune) or self.prune != sorted(self.prune):
-            raise ValueError(f"prune: promised thresholds >= 0 that do not decrease, found {self.prune}")
+            raise ValueError(f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}")
         fallback = self.discount_fallback
         if fallback is not None:
             if not 1 <= len(fallback) <= 3:
-                raise ValueError(f"discount_fallback: promised 1 to 3 discounts, found {fallback}")
+                raise ValueError(f"discount_fallback: expected 1 to 3 discounts, got {fallback}")
             if any(not 0 <= value <= count for count, value in enumerate(fallback, 1)):
-                raise ValueError(f"discount_fallback: promised a discount of count i in [0, i], found {fallback}")
+                raise ValueError(f"discount_fallback: expected a discount of count i in [0, i], got {fallback}")
         if self.vocab_pad is not None and not self.interpolate_unigrams:
-            raise ValueError("vocab_pad: promised to be used, found interpolate_unigrams = false; leave one out")
+            raise ValueError("vocab_pad: expected to be used, got interpolate_unigrams = false. Leave one out.")
         return self
 
     def thresholds(self) -> list[int]:

@@ -109,9 +109,9 @@ def estimated(order: int, tally: Tally, fallback: Sequence[float] | None) -> tup
         return Discounts(*values), None
     if fallback is None:
         raise ContractError(
-            f"train_lm: promised {order}-grams with adjusted counts from which discounts follow, found {problem} "
-            f"(counts of counts 1 to 4: {have}); give more text or one with fewer repeated lines, or set "
-            "discount_fallback, for example to [0.5, 1, 1.5]"
+            f"train_lm: expected {order}-grams with adjusted counts from which discounts follow, got {problem} "
+            f"(counts of counts 1 to 4: {have}). Give more text or one with fewer repeated lines, or set "
+            "discount_fallback, for example to [0.5, 1, 1.5]."
         )
     filled = [*fallback, *[fallback[-1]] * (3 - len(fallback))]
     return Discounts(*filled), problem
@@ -390,7 +390,7 @@ def check(here: int, found: int, order: int) -> None:
     """Raise ContractError if the sums that came back are not those of the n-grams that wait for them."""
     if here != found:
         raise ContractError(
-            f"train_lm: promised sums for {here} {order}-grams of a part, found {found}; workers disagree, run it again"
+            f"train_lm: expected sums for {here} {order}-grams of a part, got {found}. Workers disagree, run it again."
         )
 
 

@@ -35,7 +35,7 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
     Raises ConfigError that names each wrong one.
     """
     if not paths:
-        raise ConfigError(f"train_lm.{setting}: promised files of text, found none; name at least one")
+        raise ConfigError(f"train_lm.{setting}: expected files of text, got none. Name at least one.")
     try:
         files = find_splits(SourceConfig.model_validate({"name": "text", "paths": paths, "format": "jsonl"}))
     except ConfigError as error:
@@ -61,7 +61,7 @@ def lines_of(part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
             with fs.open_input_stream(path, compression="gzip") as stream:
                 yield from _lines(stream, None, block_bytes)
         except OSError as error:
-            raise ContractError(f"{part.name}: promised gzip, found {error}; replace the file") from error
+            raise ContractError(f"{part.name}: expected gzip, got {error}. Replace the file.") from error
         return
     with fs.open_input_file(path) as stream:
         if part.start:
@@ -183,8 +183,8 @@ def _chunk(pending: list[pa.Array], reserved: Literal["refuse", "skip"]) -> Chun
     special = pc.is_in(words, pa.array(RESERVED, pa.binary())).to_numpy(zero_copy_only=False)
     if special.any() and reserved == "refuse":
         raise ContractError(
-            f"train_lm: promised text without the reserved words <s>, </s> and <unk>, found "
-            f"{words.filter(pa.array(special))[0].as_py().decode()}; remove them or set reserved_words to skip"
+            f"train_lm: expected text without the reserved words <s>, </s> and <unk>, got "
+            f"{words.filter(pa.array(special))[0].as_py().decode()}. Remove them or set reserved_words to skip."
         )
     left_out = special | pc.equal(words, b"").to_numpy(zero_copy_only=False)
     stays = ~left_out[tokens]

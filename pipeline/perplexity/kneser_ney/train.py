@@ -118,7 +118,7 @@ def finished(spark: SparkSession, plan: Plan, smoothing: Smoothing, answers: Seq
 def complete(answers: list[Answer], number: int) -> list[Answer]:
     """The answers themselves. Raises ContractError if a part has given none."""
     if len(answers) != number:
-        raise ContractError(f"train_lm: promised {number} parts, found {len(answers)} answers; run it again")
+        raise ContractError(f"train_lm: expected {number} parts, got {len(answers)} answers. Run it again.")
     return answers
 
 
@@ -176,7 +176,7 @@ def train_lm_on(
     `inputs` says what the lines are, name -> digest, and goes into the file beside the model.
     """
     if config.input:
-        raise ConfigError(f"train_lm.input: promised to be read, found {config.input} and a DataFrame; leave one out")
+        raise ConfigError(f"train_lm.input: expected to be read, got {config.input} and a DataFrame. Leave one out.")
     text = lines.select(F.col("sentences").cast("binary").alias("sentences"))
 
     def write(folder: Store) -> list[Answer]:
@@ -202,7 +202,7 @@ class _Training:
     def __init__(self, spark: SparkSession, config: TrainLmConfig, out: str):
         head, slash, self.name = out.rpartition("/")
         if not self.name:
-            raise ConfigError(f"train_lm: promised the path of a file, found {out!r}; name the file")
+            raise ConfigError(f"train_lm: expected the path of a file, got {out!r}. Name the file.")
         self.limits = [] if config.limit_vocab is None else find_ranges([config.limit_vocab], "limit_vocab")
         self.folder = Store((head or "/") if slash else ".")
         self.scratch = self.folder.child(unique_name(f"{self.name}.scratch", "d"))
@@ -230,7 +230,7 @@ class _Training:
         spark, config = self.spark, self.config
         tokens, sentences = (sum(chunk[key] for chunk in chunks) for key in ("tokens", "sentences"))
         if not sentences:
-            raise ContractError(f"train_lm: promised sentences, found none in {', '.join(inputs)}; give other text")
+            raise ContractError(f"train_lm: expected sentences, got none in {', '.join(inputs)}. Give other text.")
         self.done("text")
         cores = spark.sparkContext.defaultParallelism
         number = config.partitions or max(cores, -(-tokens // TOKENS_PER_PART))
@@ -247,7 +247,7 @@ class _Training:
         self.done("probabilities")
         found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
         if found != smoothing.lines():
-            raise ContractError(f"train_lm: promised {smoothing.lines()} lines by order, found {found}; run it again")
+            raise ContractError(f"train_lm: expected {smoothing.lines()} lines by order, got {found}. Run it again.")
         paths = [[section[order]["path"] for section in sections] for order in range(config.order)]
         digest = write_arpa(self.scratch, paths, found, self.folder, self.name)
         self.done("file")

@@ -180,7 +180,7 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
         left("quality", {}, "quality.finweb")
     with pytest.raises(ConfigError, match=r"(?s)the rules that it has.*toxicity: toxic_word_share\n  dedup: exact_dup"):
         left("quality", {}, "zebra")
-    with pytest.raises(ConfigError, match="promised every rule once, found it 2 times"):
+    with pytest.raises(ConfigError, match="expected every rule once, got it 2 times"):
         left("quality", {}, "quality.c4", "quality.c4")
     with pytest.raises(ConfigError, match="exact is off and near is false"):
         left("dedup", {}, "dedup")
@@ -189,11 +189,11 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
 @pytest.mark.parametrize(
     ("words", "overrides", "message"),
     [
-        ([], [], "promised --without SECTION.RULE or --set of a data setting, found neither"),
+        ([], [], "expected --without SECTION.RULE or --set of a data setting, got neither"),
         ([], ["train.seq_len=64"], "found neither"),
-        (["quality.c4"], ["tokenizer.vocab_size=500"], "promised one tokenizer for both datasets"),
-        (["quality.c4"], ["train.seed=3"], "promised seeds that vary from 1 on"),
-        (["quality.c4"], ["guard.patience=3"], "promised proxies that all end behind the same step"),
+        (["quality.c4"], ["tokenizer.vocab_size=500"], "expected one tokenizer for both datasets"),
+        (["quality.c4"], ["train.seed=3"], "expected seeds that vary from 1 on"),
+        (["quality.c4"], ["guard.patience=3"], "expected proxies that all end behind the same step"),
     ],
 )
 def test_changes_that_say_nothing_or_too_much_are_refused(words: list[str], overrides: list[str], message: str) -> None:
@@ -302,7 +302,7 @@ def test_seeds_are_compared_in_pairs_over_all_and_by_source() -> None:
     assert answer.endswith("; 1 more seed would be needed for half the width (mean +0.1500 nats/token).")
     for one in losses.values():
         one[0] = one[0].model_copy(update={"sources": {}})
-    with pytest.raises(ContractError, match="'with': promised documents that neither side is trained on, found none"):
+    with pytest.raises(ContractError, match="'with': expected documents that neither side is trained on, got none"):
         compare_sides([WITH], [1, 2], losses)
 
 
@@ -460,7 +460,7 @@ def test_proxies_that_are_not_alike_are_no_pair(sides: dict[str, Store], tmp_pat
     (pair,) = plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 3000, ASKED))
     plan = pair.proxies[WITH].plan
     assert plan.num_tokens == pytest.approx(3000, rel=0.05)
-    with pytest.raises(ContractError, match=r"promised proxies alike in learning rate, found 0\.01 and 0\.5"):
+    with pytest.raises(ContractError, match=r"expected proxies alike in learning rate, got 0\.01 and 0\.5"):
         check_alike([plan, plan.model_copy(update={"learning_rate": 0.5})])
     with pytest.raises(ConfigError, match="found another; remove the folder"):
         plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 6000, ASKED))
@@ -611,9 +611,9 @@ def test_a_dry_run_says_what_stands_and_what_it_costs(run: Store, capsys: pytest
     assert "proxies    4, each about 200,000 parameters and at most " in printed
     assert not run.exists("ablations/quality.c4")
     for name, value in (("seeds", 0), ("tokens", 0), ("sequences", 0), ("params", 0.5)):
-        with pytest.raises(ConfigError, match=f"--{name}: promised at least 1, found {value:g}"):
+        with pytest.raises(ConfigError, match=f"--{name}: expected at least 1, got {value:g}"):
             ablate.ablate_command(arguments(run, without=["quality.c4"], **{name: value}))
-    with pytest.raises(ConfigError, match="promised a run on this machine"):
+    with pytest.raises(ConfigError, match="expected a run on this machine"):
         ablate.ablate_command(argparse.Namespace(run="mock:///bucket/run"))
 
 
@@ -625,13 +625,13 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
             ablate.ablate_command(arguments(given.get("of", run), **asked))
 
     spans = ("train.objective=span", "train.document_mask=false")
-    refused(ConfigError, "promised train.objective = causal or mlm, found span", *spans)
-    refused(ConfigError, "optim.schedule = plateau: promised held-out losses", "optim.schedule=plateau")
-    refused(ConfigError, "the run: promised held-out rows of 131072 tokens", "train.seq_len=131072")
-    refused(ConfigError, "--on with: promised a run, found the name of a side; write ./with", on=["with"])
+    refused(ConfigError, "expected train.objective = causal or mlm, got span", *spans)
+    refused(ConfigError, "optim.schedule = plateau: expected held-out losses", "optim.schedule=plateau")
+    refused(ConfigError, "the run: expected held-out rows of 131072 tokens", "train.seq_len=131072")
+    refused(ConfigError, "--on with: expected a run, got the name of a side. Write ./with", on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
-    refused(ContractError, f"{other.uri}: promised the tokenizer .* of the run, found", on=[other.uri])
-    refused(ContractError, f"{tmp_path}/none: promised a table 'tokens', found an empty run", on=[f"{tmp_path}/none"])
+    refused(ContractError, f"{other.uri}: expected the tokenizer .* of the run, got", on=[other.uri])
+    refused(ContractError, f"{tmp_path}/none: expected a table 'tokens', got an empty run", on=[f"{tmp_path}/none"])
     # A run on the dataset of another one has no clusters, by which copies are found.
     attached = Store(str(tmp_path / "attached"))
     attach(attached, run, ("tokens", "tokenizer"))

@@ -101,7 +101,7 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
     ]
     found = fit_or_hold(runs, draws=30, share=0.9)
     assert found.held == PUBLISHED
-    with pytest.raises(ConfigError, match=r"promised runs whose loss falls with N, found a = .* none is written"):
+    with pytest.raises(ConfigError, match=r"expected runs whose loss falls with N, got a = .* none is written"):
         write_law(str(tmp_path / "law.json"), law_file(found, runs, 0.9, ""))
     assert not list(tmp_path.iterdir())
 
@@ -160,19 +160,19 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--sizes 2", "ladder --sizes: promised 3 to 5, found 2"),
-        ("--sizes 6", "ladder --sizes: promised 3 to 5, found 6"),
-        ("--tokens-per-size 1", "ladder --tokens-per-size: promised 2 to 6, found 1"),
-        ("--smallest 4e4 --largest 4e4", "promised more parameters than the smallest proxy's 40,000, found 40,000"),
-        ("--largest 1e6", "promised at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
-        ("--sizes 5 --largest 5e4", "promised 5 sizes, found models of 30,880, 30,880, "),
-        ("--set train.global_batch=64", "promised at least 20 steps to the shortest proxy, found 4 of 64 x 64 tokens"),
+        ("--sizes 2", "ladder --sizes: expected 3 to 5, got 2"),
+        ("--sizes 6", "ladder --sizes: expected 3 to 5, got 6"),
+        ("--tokens-per-size 1", "ladder --tokens-per-size: expected 2 to 6, got 1"),
+        ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
+        ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
+        ("--sizes 5 --largest 5e4", "expected 5 sizes, got models of 30,880, 30,880, "),
+        ("--set train.global_batch=64", "expected at least 20 steps to the shortest proxy, got 4 of 64 x 64 tokens"),
         ("--set train.steps=5", "found train.steps, which the ladder chooses or does not use"),
         ("--set quality.min_words=5", "found quality.min_words, which the ladder chooses or does not use"),
         ("--set plan.law=own", "found plan.law, which the ladder chooses"),
-        ("--set optim.schedule=plateau", "optim.schedule = plateau: promised one that fits runs of any length"),
-        ("--set layout.tensor=2", "layout: promised"),
-        ("--share 1", "ladder: promised --draws >= 0 and --share between 0 and 1, found 20 and 1"),
+        ("--set optim.schedule=plateau", "optim.schedule = plateau: expected one that fits runs of any length"),
+        ("--set layout.tensor=2", "layout: expected"),
+        ("--share 1", "ladder: expected --draws >= 0 and --share between 0 and 1, got 20 and 1"),
     ],
 )
 def test_ladders_that_cannot_be_are_refused_before_anything_is_written(
@@ -192,7 +192,7 @@ def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path,
     if tokens <= 256:
         pytest.fail(f"the tiny dataset holds {tokens} tokens out: fewer than a row")
     dataset.streams["web/heldout"].clear()
-    with pytest.raises(ConfigError, match="promised held-out rows of 256 tokens, which the proxies are compared by"):
+    with pytest.raises(ConfigError, match="expected held-out rows of 256 tokens, which the proxies are compared by"):
         job._check(read_settings(run, dataset, []), dataset)
 
 
@@ -347,7 +347,7 @@ def test_a_finished_ladder_trains_nothing_and_a_changed_one_is_refused(
     assert (laddered.run / LAW_NAME).read_bytes() == before
     capsys.readouterr()
     assert ladder(laddered.run, *SMALL, "--set", "optim.weight_decay=0.2") == 2
-    assert f"ladder/{NAMES[0]}: promised a run with these settings, found another" in capsys.readouterr().err
+    assert f"ladder/{NAMES[0]}: expected a run with these settings, got another" in capsys.readouterr().err
     assert ladder(laddered.run, *SMALL) == 0  # and what was refused has changed nothing
 
 
@@ -362,7 +362,7 @@ def test_a_dry_run_writes_nothing(dataset: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("verify", " files are what the manifest promised"),
+        ("verify", " files are what the manifest expected"),
         ("trace --step 3", "step 3, rows 0 to "),
         ("plan --quiet", "plan written to "),
         ("lineage", "end of training"),
@@ -477,17 +477,17 @@ def test_a_law_of_another_dataset_and_one_that_reaches_far_are_warned_of(own: tu
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (None, "promised a fitted law, found no such file; make it with `penstock ladder`"),
-        ("{", "promised JSON, found "),
-        ("[]", "promised a law of format version 1, found None"),
-        ({"format_version": 2}, "promised a law of format version 1, found 2"),
+        (None, "expected a fitted law, got no such file. Make it with `penstock ladder`"),
+        ("{", "expected JSON, got "),
+        ("[]", "expected a law of format version 1, got None"),
+        ({"format_version": 2}, "expected a law of format version 1, got 2"),
         ({"law.alpha": -0.3}, "law.alpha: Input should be greater than 0 (-0.3)"),
         ({"law.beta": 0}, "law.beta: Input should be greater than 0 (0)"),
         ({"law.floor": math.nan}, "law.floor: Input should be a finite number (nan)"),
         ({"law.a": None}, "law.a: Input should be a valid number (None)"),
         (
             {"law.alpha": 1e-6, "law.beta": 1e-6},
-            "own law: promised best sizes where its 12 runs are, found none: least ",
+            "own law: expected best sizes where its 12 runs are, got none: least ",
         ),
         ({"law.more": 1}, "law.more: Extra inputs are not permitted"),
     ],

@@ -189,25 +189,25 @@ def test_a_law_gives_its_exponent(given_run: Path, tmp_path: Path) -> None:
 
 def test_a_law_that_is_none_is_named_as_it_was_given(given_run: Path, tmp_path: Path) -> None:
     (tmp_path / "law.json").write_text("{}")
-    for name, found in (("law.json", "promised a law of format version 1"), ("no.json", "found no such file")):
+    for name, found in (("law.json", "expected a law of format version 1"), ("no.json", "found no such file")):
         with pytest.raises(ConfigError, match=rf"^--law {tmp_path / name}: .*{found}"):
             suggest(str(given_run), "--law", str(tmp_path / name), "--out", str(tmp_path / "mix.toml"))
 
 
 def test_a_folder_is_no_file_to_replace(given_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"promised a file to write, found the folder {tmp_path}; name a file"):
+    with pytest.raises(ConfigError, match=f"expected a file to write, got the folder {tmp_path}. Name a file"):
         suggest(str(given_run), "--out", str(tmp_path), "--force")
 
 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["--tokens", "0"], "promised --tokens > 0, found 0"),
-        (["--tokens", "inf"], "promised --tokens > 0, found inf"),
-        (["--step-size", "2"], "promised --step-size with --reference"),
-        (["--reference", "x", "--from-step", "3"], "promised --from-step without --reference"),
+        (["--tokens", "0"], "expected --tokens > 0, got 0"),
+        (["--tokens", "inf"], "expected --tokens > 0, got inf"),
+        (["--step-size", "2"], "expected --step-size with --reference"),
+        (["--reference", "x", "--from-step", "3"], "expected --from-step without --reference"),
         (["--from-step", "90"], "found 3 of web.head, 3 of web.tail; train with --set train.eval_every=8"),
-        (["--out", "nowhere/mix.toml"], "promised a folder for nowhere/mix.toml"),
+        (["--out", "nowhere/mix.toml"], "expected a folder for nowhere/mix.toml"),
     ],
 )
 def test_words_that_say_nothing(given_run: Path, tmp_path: Path, words: list[str], found: str) -> None:
@@ -222,7 +222,7 @@ def test_a_run_whose_dataset_is_another_now(given_run: Path, tmp_path: Path) -> 
     shutil.copytree(given_run, folder)
     plan = json.loads((folder / "train/plan.json").read_text())
     (folder / "train/plan.json").write_text(json.dumps(plan | {"dataset": "0" * 64}))
-    with pytest.raises(ContractError, match="promised dataset 0000"):
+    with pytest.raises(ContractError, match="expected dataset 0000"):
         suggest(str(folder), "--out", str(tmp_path / "mix.toml"))
 
 
@@ -269,7 +269,7 @@ def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> N
 def test_shares_are_given_in_one_place(given_run: Path, tmp_path: Path, text: str) -> None:
     dataset, path = open_dataset(Store(str(given_run))), tmp_path / "mix.toml"
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=0.5, web_tail=0.5)))
-    with pytest.raises(ConfigError, match=r"promised shares in one place, found --set train\.(weights|mix)"):
+    with pytest.raises(ConfigError, match=r"expected shares in one place, got --set train\.(weights|mix)"):
         mix_overrides(str(path), dataset, [text])
 
 
@@ -285,7 +285,7 @@ def test_a_plan_that_follows_a_mix_keeps_its_shares(given_run: Path, tmp_path: P
     standing = plan.settings.to_json()
     check_kept(standing, ["train.eval_every=7"])
     with pytest.raises(
-        ConfigError, match=r"promised the shares of mix [0-9a-f]{12}, which the plan follows; plan again"
+        ConfigError, match=r"expected the shares of mix [0-9a-f]{12}, which the plan follows\. Plan again"
     ):
         check_kept(standing, ['train.weights={"web+head"=1,"web+tail"=1}'])
     check_kept(planned(folder).settings.to_json(), ['train.weights={"web+head"=1,"web+tail"=1}'])

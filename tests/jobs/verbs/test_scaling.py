@@ -55,11 +55,11 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("params,tokens,loss\n1e9,2e9,x\n", [], "line 2: promised three numbers, found ['1e9', '2e9', 'x']"),
-        ("params,loss\n1e9,3\n", [], "promised the columns params, tokens, loss, found no tokens"),
+        ("params,tokens,loss\n1e9,2e9,x\n", [], "line 2: expected three numbers, got ['1e9', '2e9', 'x']"),
+        ("params,loss\n1e9,3\n", [], "expected the columns params, tokens, loss, got no tokens"),
         ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "found 200 and 1.5"),
-        ("params,tokens,loss\n1e9,2e9,3\n", [], "promised runs of several sizes, found 1"),
-        (None, [], "promised a table of runs, found no such file"),
+        ("params,tokens,loss\n1e9,2e9,3\n", [], "expected runs of several sizes, got 1"),
+        (None, [], "expected a table of runs, got no such file"),
     ],
 )
 def test_what_no_law_can_be_made_of(tmp_path: Path, capsys, text: str | None, words: list[str], message: str) -> None:
@@ -165,10 +165,10 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
     [
         (
             "--flops 2e10 --set plan.min_params=1",
-            "promised a model of 12,910 parameters, from the budget, found 43,168",
+            "expected a model of 12,910 parameters, from the budget, got 43,168",
         ),
-        ("--params 0.5", "promised a model of 0.5 parameters, from plan.params, found 43,168 at least with 512 tokens"),
-        ("--params 1e30", "promised a model of 1e+30 parameters, from plan.params, found 1,6"),
+        ("--params 0.5", "expected a model of 0.5 parameters, from plan.params, got 43,168 at least with 512 tokens"),
+        ("--params 1e30", "expected a model of 1e+30 parameters, from plan.params, got 1,6"),
         ("--flops 1e60", "parameters, from the budget and the tokens, found 1,6"),
         ("--flops 1e21", "this budget is for 2,886,751,346 parameters on 57,735,026,919 tokens, and there are "),
         (
@@ -194,10 +194,10 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--flops 1e3", "promised a budget for 200,000 parameters (plan.min_params), found one for"),
+        ("--flops 1e3", "expected a budget for 200,000 parameters (plan.min_params), got one for"),
         ("--flops 1e10 --params 1e6", "compute and params: one budget is wanted"),
-        ("--usd 100", "plan.usd = 100: promised a price, found no cluster.usd_per_gpu_hour"),
-        ("--gpu-hours 5", "promised a device that the hours are of, found no cluster.device"),
+        ("--usd 100", "plan.usd = 100: expected a price, got no cluster.usd_per_gpu_hour"),
+        ("--gpu-hours 5", "expected a device that the hours are of, got no cluster.device"),
         ("--flops -1", "plan.compute"),
         ("--set plan.inference_tokens=1e9", "inference_tokens wants compute, gpu_hours or usd"),
         ("--gpus 4", "gpus: device is wanted"),
@@ -276,9 +276,9 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
     [
         ("--gpu h101", "found h101; did you mean"),
         ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
-        ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "promised sizes that divide 8 devices"),
+        ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected sizes that divide 8 devices"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "found context = 4, tensor = 4"),
-        ("--gpu a100-80gb --set train.precision=fp8", "promised one that a100-80gb computes in"),
+        ("--gpu a100-80gb --set train.precision=fp8", "expected one that a100-80gb computes in"),
         ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "found none of"),
     ],
 )

@@ -172,8 +172,8 @@ def test_whole_weights_decide_in_resampling_not_weights_per_word() -> None:
     ("values", "message"),
     [
         ({"min_importance": {"x": 0}}, r"min_importance\.x: no such model \(valid: books\)"),
-        ({"min_quantile": {"books": 1.0}}, r"min_quantile\.books: promised a share between 0 and 1, found 1\.0"),
-        ({"min_gumbel_quantile": {"books": -1}}, r"min_gumbel_quantile\.books: promised a share between 0 and 1"),
+        ({"min_quantile": {"books": 1.0}}, r"min_quantile\.books: expected a share between 0 and 1, got 1\.0"),
+        ({"min_gumbel_quantile": {"books": -1}}, r"min_gumbel_quantile\.books: expected a share between 0 and 1"),
         ({"seed": 4}, "seed would be ignored without min_gumbel_quantile"),
         ({"models": {}, "length_correction": True}, "length_correction would be ignored without models"),
     ],
@@ -224,9 +224,9 @@ def test_training_counts_exactly_and_whatever_the_order(tmp_path: Path) -> None:
 
 
 def test_training_without_words_or_without_a_side_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="promised texts with words in target, found none"):
+    with pytest.raises(ContractError, match="expected texts with words in target, got none"):
         trained(tmp_path, ["..."], ["a"])
-    with pytest.raises(ConfigError, match="promised texts of the target and raw ones"):
+    with pytest.raises(ConfigError, match="expected texts of the target and raw ones"):
         build_recipe(
             {"train_importance": {"target": {"files": ["x"]}}}, {"train_importance": TrainImportanceConfig}, "test"
         )
@@ -236,6 +236,6 @@ def test_a_model_of_another_kind_is_refused(books: str) -> None:
     from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 
     with pytest.raises(
-        ConfigError, match=r"classifier\.models\.x: promised a linear classifier model, found one of kind"
+        ConfigError, match=r"classifier\.models\.x: expected a linear classifier model, got one of kind"
     ):
         CLASSIFIER.make(ClassifierConfig(models={"x": "x"}), {"x": books})

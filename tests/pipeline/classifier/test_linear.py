@@ -190,11 +190,11 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     path.write_bytes(b"ARROW1 and then nothing of the kind")
     with pytest.raises(
-        ConfigError, match=r"there: promised a linear classifier model, found a file that is none .*x\.arrow"
+        ConfigError, match=r"there: expected a linear classifier model, got a file that is none .*x\.arrow"
     ):
         load_linear(str(path), "there")
     write_model(path, "importance weights", {}, {"weight": np.zeros(2, np.float32)})
-    with pytest.raises(ConfigError, match="promised a linear classifier model, found one of kind 'importance weights'"):
+    with pytest.raises(ConfigError, match="expected a linear classifier model, got one of kind 'importance weights'"):
         load_linear(str(path), "there")
     import pyarrow as pa
 
@@ -202,7 +202,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     schema = pa.schema([("weight", pa.float32())], metadata=metadata)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch([pa.array([1.0], pa.float32())], schema=schema))
-    with pytest.raises(ConfigError, match="promised a model of features 1, found 99; train again"):
+    with pytest.raises(ConfigError, match=r"expected a model of features 1, got 99. Train again"):
         read_model(str(path), "linear classifier", "there")
 
 

@@ -75,7 +75,7 @@ def test_scores_fit_the_table(wiki: str) -> None:
 def test_a_file_that_is_no_model_and_a_label_for_none(wiki: str, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"not fastText")
     with pytest.raises(
-        ConfigError, match=r"classifier\.models\.wiki: promised a linear or fastText model, found .*x\.bin"
+        ConfigError, match=r"classifier\.models\.wiki: expected a linear or fastText model, got .*x\.bin"
     ):
         CLASSIFIER.make(config(), {"wiki": str(tmp_path / "x.bin")})
     with pytest.raises(ConfigError, match=r"classifier\.labels\.wiki: .* is a linear model without labels"):
@@ -90,10 +90,10 @@ def test_a_file_that_is_no_model_and_a_label_for_none(wiki: str, tmp_path: Path)
         ({"min_alpha": {"x": 9}}, r"min_alpha\.x: no such model"),
         ({"labels": {"x": "y"}}, r"labels\.x: no such model"),
         ({"models": {}, "min_score": {"wiki": 0.5}}, r"min_score\.wiki: no such model, models is empty"),
-        ({"min_score": {"wiki": 1.5}}, r"min_score\.wiki: promised a probability in 0\.\.1, found 1\.5"),
-        ({"min_quantile": {"wiki": 1}}, r"min_quantile\.wiki: promised a share between 0 and 1, found 1"),
-        ({"min_quantile": {"wiki": 0}}, r"min_quantile\.wiki: promised a share between 0 and 1, found 0"),
-        ({"min_alpha": {"wiki": 0}}, r"min_alpha\.wiki: promised a positive shape of at most 1e6, found 0"),
+        ({"min_score": {"wiki": 1.5}}, r"min_score\.wiki: expected a probability in 0\.\.1, got 1\.5"),
+        ({"min_quantile": {"wiki": 1}}, r"min_quantile\.wiki: expected a share between 0 and 1, got 1"),
+        ({"min_quantile": {"wiki": 0}}, r"min_quantile\.wiki: expected a share between 0 and 1, got 0"),
+        ({"min_alpha": {"wiki": 0}}, r"min_alpha\.wiki: expected a positive shape of at most 1e6, got 0"),
         ({"seed": 3}, "seed would be ignored without min_alpha"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_fasttext_model_scores_by_its_label(tmp_path: Path) -> None:
     model = fasttext.train_supervised(str(tmp_path / "train.txt"), thread=11, dim=8, epoch=25, verbose=0, bucket=100)
     model.save_model(str(tmp_path / "m.bin"))
     models = {"wiki": str(tmp_path / "m.bin")}
-    with pytest.raises(ConfigError, match="promised a model with the label '__label__good', found none"):
+    with pytest.raises(ConfigError, match="expected a model with the label '__label__good', got none"):
         CLASSIFIER.make(config(), models)
     settings = config(labels={"wiki": "__label__hq"})
     assert score(settings, models, "fine\nwords\n__label__cc")["wiki"] > 0.8
@@ -244,5 +244,5 @@ def test_a_fasttext_model_of_nan_is_refused(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(fasttext, "load_model", lambda path: Broken())
     (tmp_path / "m.bin").write_bytes(b"anything")
-    with pytest.raises(ContractError, match="promised a probability, found nan; train it again"):
+    with pytest.raises(ContractError, match=r"expected a probability, got nan. Train it again"):
         CLASSIFIER.make(config(), {"wiki": str(tmp_path / "m.bin")})

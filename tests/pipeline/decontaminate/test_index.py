@@ -38,12 +38,12 @@ def config_of(**paths: str) -> tuple[DecontaminateConfig, dict[str, str]]:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"question": "cut', r"exam\.jsonl:3: promised a JSON object, found Unterminated string"),
-        (b'["a", "list"]', r"exam\.jsonl:3: promised a JSON object, found list"),
-        (b'{"question": "\xff\xfe"}', r"exam\.jsonl:3: promised a JSON object, found 'utf-8' codec"),
-        (b'{"questoin": "x", "id": 1}', r"exam\.jsonl:3: promised a field question or .*, found 'id', 'questoin'"),
-        (b"{}", r"exam\.jsonl:3: promised a field question or .*, found none; name the fields to look at"),
-        (b"[" * 100_000, r"exam\.jsonl:3: promised a JSON object, found maximum recursion"),
+        (b'{"question": "cut', r"exam\.jsonl:3: expected a JSON object, got Unterminated string"),
+        (b'["a", "list"]', r"exam\.jsonl:3: expected a JSON object, got list"),
+        (b'{"question": "\xff\xfe"}', r"exam\.jsonl:3: expected a JSON object, got 'utf-8' codec"),
+        (b'{"questoin": "x", "id": 1}', r"exam\.jsonl:3: expected a field question or .*, got 'id', 'questoin'"),
+        (b"{}", r"exam\.jsonl:3: expected a field question or .*, got none\. Name the fields to look at"),
+        (b"[" * 100_000, r"exam\.jsonl:3: expected a JSON object, got maximum recursion"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -57,7 +57,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: bytes, message: str) -> No
 
 def test_a_field_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "exam.jsonl", {"quesiton": "x"})
-    with pytest.raises(ConfigError, match=r"exam.jsonl:1: promised a field question, .*did you mean 'quesiton'"):
+    with pytest.raises(ConfigError, match=r"exam.jsonl:1: expected a field question, .*did you mean 'quesiton'"):
         list(read_items(path, "where", ("question",)))
 
 
@@ -66,7 +66,7 @@ def test_a_set_without_anything_to_look_for_is_refused(tmp_path: Path, content: 
     path = tmp_path / "exam.jsonl"
     path.write_bytes(content)
     config, paths = config_of(exam=str(path))
-    with pytest.raises(ConfigError, match=rf"sets.exam: promised items .* found none among {content.count(b'{')};"):
+    with pytest.raises(ConfigError, match=rf"sets.exam: expected items .* found none among {content.count(b'{')};"):
         compile_index(config, paths, str(tmp_path))
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_breaks_off_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "exam.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(LINE).encode() * 50)[:-20])
     config, paths = config_of(exam=str(path))
-    with pytest.raises(ConfigError, match=r"exam: promised a readable file, found .*exam\.jsonl\.gz"):
+    with pytest.raises(ConfigError, match=r"exam: expected a readable file, got .*exam\.jsonl\.gz"):
         compile_index(config, paths, str(tmp_path))
 
 
@@ -127,7 +127,7 @@ def test_the_file_is_named_by_what_it_is_made_of(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "index.arrow").write_bytes(b"no arrow file")
-    with pytest.raises(ContractError, match=r"index.arrow: promised an index of evaluation sets, found "):
+    with pytest.raises(ContractError, match=r"index.arrow: expected an index of evaluation sets, got "):
         open_index(str(tmp_path / "index.arrow"))
 
 

@@ -142,7 +142,7 @@ def test_rounds_that_do_not_end_are_refused(spark, scratch, tmp_path, monkeypatc
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
     pairs, names = mixed_graph()
-    with pytest.raises(ContractError, match=r"promised components within 1 rounds, found \d+ edges left; raise"):
+    with pytest.raises(ContractError, match=r"expected components within 1 rounds, got \d+ edges left\. Raise"):
         components(frame_of(spark, pairs, names, tmp_path), scratch, 0, 3)
 
 

@@ -102,14 +102,14 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": ("newest",)}, "promised rules of source_rank, .*found 'newest'"),
+        ({"keep": ("newest",)}, "expected rules of source_rank, .*found 'newest'"),
         ({"keep": ("highest:url",)}, "found 'highest:url'"),
-        ({"threshold": 0.8, "rows": 5}, "promised a threshold or bands and rows, found both"),
+        ({"threshold": 0.8, "rows": 5}, "expected a threshold or bands and rows, got both"),
         ({"near": False, "exact": "off"}, "no copy would be found"),
         ({"near": False, "rounds": 2, "bands": 3}, "near is false, so bands, rounds would be ignored"),
         ({"blocks": 3}, "blocks must be more than max_distance, found 3 and 3"),
         ({"keep": ("longest",), "source_ranks": ("web",)}, "keep does not name source_rank"),
-        ({"write_index": True}, "promised keep rules that begin with 'snapshot'"),
+        ({"write_index": True}, "expected keep rules that begin with 'snapshot'"),
         ({"write_index": True, "keep": ("snapshot",), "verify": "jaccard"}, "verify = 'jaccard'"),
         ({"indexes": ("run",), "by_url": "newest"}, "by_url must be off or first, found 'newest'"),
         ({"rehydration": {2: 1}}, "sizes from 1 on, found"),

@@ -119,7 +119,7 @@ def test_pairs_meet_their_signatures_and_those_at_the_limit_are_joined(size):
 
 def test_a_document_without_a_signature_is_an_error_and_not_a_loss():
     rows = [row for row in met() if row["leader"] or row["node"] != node(2)]
-    with pytest.raises(ContractError, match="promised a signature for every document of a bucket"):
+    with pytest.raises(ContractError, match="expected a signature for every document of a bucket"):
         list(attach(iter(cut(rows, MET, 4))))
 
 
@@ -180,7 +180,7 @@ def test_bands_must_fit_the_signature():
     assert layout(DedupConfig(bands=20, rows=5), SignatureConfig()) == (20, 5)
     with pytest.raises(ConfigError, match=r"at most signature\.permutations = 112 values, found 20 x 6 = 120"):
         layout(DedupConfig(bands=20, rows=6), SignatureConfig())
-    with pytest.raises(ConfigError, match=r"dedup\.blocks: promised settings of the method, found .* = 'fast'"):
+    with pytest.raises(ConfigError, match=r"dedup\.blocks: expected settings of the method, got .* = 'fast'"):
         check_method(DedupConfig(blocks=7), SignatureConfig())
     with pytest.raises(ConfigError, match=r"dedup\.bands, dedup\.rows: .* = 'simhash', which ignores them"):
         check_method(DedupConfig(bands=7, rows=2), SignatureConfig(family="simhash"))

@@ -240,7 +240,7 @@ def test_pairs_are_read_back_from_their_rows():
 )
 def test_nodes_of_other_widths_are_refused(first, second, found):
     batch = pa.RecordBatch.from_arrays([pa.array(first, pa.binary()), pa.array(second, pa.binary())], names=["a", "b"])
-    with pytest.raises(ContractError, match=f"promised nodes of one width, found {found}; make them equal"):
+    with pytest.raises(ContractError, match=f"expected nodes of one width, got {found}. Make them equal"):
         pairs_of(batch)
 
 

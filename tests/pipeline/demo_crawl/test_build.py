@@ -452,5 +452,5 @@ def test_a_stock_that_runs_out_and_too_few_pages_are_refused(tmp_path: Path) -> 
     assert stock.paragraphs(20) == ("numpy", ["One paragraph that is all there is in this stock of text."])
     with pytest.raises(ConfigError, match="all installed documentation used up; ask for fewer pages"):
         stock.paragraphs(1)
-    with pytest.raises(ConfigError, match="promised at least 100 pages, found pages = 99; ask for more"):
+    with pytest.raises(ConfigError, match=r"expected at least 100 pages, got pages = 99. Ask for more"):
         build_demo_crawl(tmp_path, pages=99)

@@ -44,7 +44,7 @@ def test_row_groups_are_cut_by_rows_and_by_text_size(tmp_path, monkeypatch):
 def test_a_wrong_type_names_the_column(tmp_path):
     writer = PartWriter(Store(str(tmp_path)), "part-00000", SCHEMA)
     writer.add({"id": "seven", "text": "x"})
-    with pytest.raises(ContractError, match="column id promised int64"):
+    with pytest.raises(ContractError, match="column id expected int64"):
         writer.close()
     writer.abandon()
     assert list(tmp_path.iterdir()) == []

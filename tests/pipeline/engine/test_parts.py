@@ -51,7 +51,7 @@ def test_a_column_of_two_tables_keeps_its_table_name(tmp_path):
 def test_tables_of_other_documents_are_refused(tmp_path, numbers):
     other = {"doc_id": ids(*numbers), "drop_stage": pa.array([None] * len(numbers), pa.string())}
     whole = part(tmp_path, {"documents": DOCUMENTS, "verdicts": other})
-    with pytest.raises(ContractError, match="part-00000: promised the same documents in `documents` and `verdicts`"):
+    with pytest.raises(ContractError, match="part-00000: expected the same documents in `documents` and `verdicts`"):
         list(measured(whole, {"verdicts": ["drop_stage"]}))
 
 

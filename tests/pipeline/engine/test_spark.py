@@ -35,7 +35,7 @@ def test_no_table_is_gathered_on_one_node():
 
 
 def test_two_models_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match=r"promised files of different names, found a/en\.lm and b/en\.lm"):
+    with pytest.raises(ConfigError, match=r"expected files of different names, got a/en\.lm and b/en\.lm"):
         ship_models(None, ["b/en.lm", "a/en.lm", "a/en.lm"])
 
 
@@ -52,8 +52,8 @@ def test_a_full_disk_is_an_answer_and_other_errors_fail_the_task():
         checked(answer)
     with pytest.raises(OSError, match="other"):
         guarded(raises(OSError(errno.EIO, "other")))
-    with pytest.raises(ContractError, match="promised X"):
-        checked(guarded(raises(ContractError("promised X"))))
+    with pytest.raises(ContractError, match="expected X"):
+        checked(guarded(raises(ContractError("expected X"))))
 
 
 def make_task():

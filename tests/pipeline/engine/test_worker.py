@@ -64,7 +64,7 @@ def test_a_raising_stage_drops_the_row_and_is_counted_without_its_text():
 
 def test_a_broken_promise_stops_the_run_and_is_no_drop():
     def broken(row):
-        raise ContractError("promised a probability, found 3.5")
+        raise ContractError("expected a probability, got 3.5")
 
     with pytest.raises(ContractError, match=r"found 3\.5"):
         run({}, stage("a", broken))

@@ -177,17 +177,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)none that matches"):
         gather({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ConfigError, match=r"good\.files: promised a file \.jsonl, .*found .*x\.csv"):
+    with pytest.raises(ConfigError, match=r"good\.files: expected a file \.jsonl, .*found .*x\.csv"):
         gather({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
     (tmp_path / "x.txt").write_text("a")
-    with pytest.raises(ConfigError, match="labelled: promised JSON lines or Parquet, which can hold labels"):
+    with pytest.raises(ConfigError, match="labelled: expected JSON lines or Parquet, which can hold labels"):
         gather({GOOD: corpus(), BAD: corpus()}, (str(tmp_path / "x.txt"),), READING, 0)
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 9999)[:-20])
-    with pytest.raises(ContractError, match=r"good\.files: promised texts in .*cut\.jsonl\.gz, found .*repair it"):
+    with pytest.raises(ContractError, match=r"good\.files: expected texts in .*cut\.jsonl\.gz, got .*repair it"):
         gather({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match=r"promised the columns text, found body in .*set text_field"):
+    with pytest.raises(ConfigError, match=r"expected the columns text, got body in .*set text_field"):
         gather({GOOD: corpus(files=[str(tmp_path / "x.parquet")])}, (), READING, 0)
 
 
@@ -250,7 +250,7 @@ def test_pieces_of_a_text_stay_on_its_side(tmp_path: Path, files: dict[str, str]
         ({"epochs": 3}, "kind 'linear' would ignore epochs"),
         ({"kind": "fasttext", "l2": 0.1, "calibrate_share": 0.2}, "kind 'fasttext' would ignore calibrate_share, l2"),
         ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, found 10"),
-        ({"negatives": {}}, "promised positives and negatives, or labelled files"),
+        ({"negatives": {}}, "expected positives and negatives, or labelled files"),
         ({"positives": {"files": ["x"], "sources": ["web"]}}, "sources and languages choose documents of a run"),
         ({"name": "a/b"}, "name: String should match pattern"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),
@@ -264,9 +264,7 @@ def test_settings_that_are_refused(values: dict[str, Any], message: str) -> None
 
 def test_a_part_without_a_class_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
     few = write_lines(tmp_path / "few.jsonl", [{"text": "only one"}])
-    with pytest.raises(
-        ContractError, match=r"promised both classes in the part \w+, found \d+ good and \d+ bad pieces"
-    ):
+    with pytest.raises(ContractError, match=r"expected both classes in the part \w+, got \d+ good and \d+ bad pieces"):
         train_classifier(config(files, positives={"files": [few]}), str(tmp_path / "out"))
 
 
@@ -317,7 +315,7 @@ def test_dropped_rows_and_other_languages_are_not_sampled(tmp_path: Path) -> Non
     assert [text for _, text in sample_run(None, run, ((), ("en",), 0), 9).texts] == [rows[0]["text"]]
     assert len(sample_run(None, run, ((), (), 0), 9).texts) == 3
     with pytest.raises(
-        ContractError, match=r"promised kept documents of sources \['books'\] and languages all, found none"
+        ContractError, match=r"expected kept documents of sources \['books'\] and languages all, got none"
     ):
         sample_run(None, run, (("books",), (), 0), 9)
 

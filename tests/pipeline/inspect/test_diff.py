@@ -168,13 +168,13 @@ def test_tombstones_are_no_tokens(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path / "run")
-    with pytest.raises(ConfigError, match="promised a number from 0 on, found -1"):
+    with pytest.raises(ConfigError, match="expected a number from 0 on, got -1"):
         diff(capsys, run, run, list=-1)
-    with pytest.raises(ContractError, match="promised a table 'documents', found an empty run"):
+    with pytest.raises(ContractError, match="expected a table 'documents', got an empty run"):
         diff(capsys, run, str(tmp_path / "nothing"))
     edit(run, "verdicts", lambda content: content["figures"].update(bait=1))
     with pytest.raises(
-        ContractError, match=r"promised `dedup` made from the `verdicts` that stands \(\w{12}\), found it"
+        ContractError, match=r"expected `dedup` made from the `verdicts` that stands \(\w{12}\), got it"
     ):
         diff(capsys, run, run)
 
@@ -193,7 +193,7 @@ def test_tables_whose_rows_do_not_belong_together_are_refused(tmp_path: Path) ->
     one, other = (b.read_bytes(f"verdicts/v-tiny/{path}") for path in parts)
     b.write_atomic(f"verdicts/v-tiny/{parts[0]}", other)
     b.write_atomic(f"verdicts/v-tiny/{parts[1]}", one)
-    with pytest.raises(ContractError, match="promised the same documents in `documents` and `verdicts`, part-0000"):
+    with pytest.raises(ContractError, match="expected the same documents in `documents` and `verdicts`, part-0000"):
         compare(open_side(a), open_side(b), 0)
 
 

@@ -132,7 +132,7 @@ def test_a_mix_that_is_not_the_one_that_was_followed(run: Store, change: bytes |
     run.delete(place)
     if change is not None:
         run.write_atomic(place, change)
-    with pytest.raises(ContractError, match=rf"{place}: promised .*, {found}; restore the file"):
+    with pytest.raises(ContractError, match=rf"{place}: expected .*, {found}\. Restore the file"):
         check_lineage(read_lineage(run), "run")
 
 
@@ -173,13 +173,13 @@ def another_tokenizer(run: Store) -> None:
 @pytest.mark.parametrize(
     ("harm", "where", "expected"),
     [
-        (an_altered_table, "dedup", r"^dedup/v-tiny: promised \w{12}, found \w{12}; it was altered$"),
-        (an_altered_dataset, "plan", r"^train/plan\.json: promised dataset \w{12}, found \w{12}; restore it$"),
-        (a_lost_table, "verdicts", r"^verdicts/v-tiny: promised a table, found no manifest\.json"),
-        (an_edited_skip_list, "checkpoint 8", r"^train/checkpoints/step-000008: promised a skip list \w+ of 2, found"),
-        (another_end, "end of training", r"promised dataset 999999999999, found \w{12} in train/checkpoints/step-0000"),
-        (an_end_elsewhere, "end of training", r"promised train/checkpoints/step-000099, found .*step-000012; restore"),
-        (another_tokenizer, "plan", r"promised tokenizer 777777777777, found \w{12} in the dataset$"),
+        (an_altered_table, "dedup", r"^dedup/v-tiny: expected \w{12}, got \w{12}\. It was altered\.$"),
+        (an_altered_dataset, "plan", r"^train/plan\.json: expected dataset \w{12}, got \w{12}\. Restore it\.$"),
+        (a_lost_table, "verdicts", r"^verdicts/v-tiny: expected a table, got no manifest\.json"),
+        (an_edited_skip_list, "checkpoint 8", r"^train/checkpoints/step-000008: expected a skip list \w+ of 2, got"),
+        (another_end, "end of training", r"expected dataset 999999999999, got \w{12} in train/checkpoints/step-0000"),
+        (an_end_elsewhere, "end of training", r"expected train/checkpoints/step-000099, got .*step-000012\. Restore"),
+        (another_tokenizer, "plan", r"expected tokenizer 777777777777, got \w{12} in the dataset$"),
     ],
 )
 def test_a_broken_promise_is_marked_where_it_is_and_refused(
@@ -192,7 +192,7 @@ def test_a_broken_promise_is_marked_where_it_is_and_refused(
     with pytest.raises(ContractError, match=f"(?m){expected.replace('^', '^ *')}"):
         check_lineage(lineage, run.uri)
     out = Path(run.uri) / "out.json"
-    with pytest.raises(ContractError, match="promised an unbroken lineage"):
+    with pytest.raises(ContractError, match="expected an unbroken lineage"):
         lineage_command(arguments(run.uri, out=str(out), openlineage=f"{out}l"))
     assert not out.exists()
     assert f"! {lineage.breaks[0].says}" in capsys.readouterr().out
@@ -293,13 +293,13 @@ def test_a_takedown_whose_certificate_says_otherwise_is_broken(run: Store) -> No
     takedown(run)
     certificate = run.read_json("takedowns/abc.json")
     run.write_atomic("takedowns/abc.json", canonical_json(certificate | {"mode": "compact"}))
-    assert "takedowns/abc.json: promised by the manifest of tokens" in said(read_lineage(run))[0]
+    assert "takedowns/abc.json: expected by the manifest of tokens" in said(read_lineage(run))[0]
 
 
 def test_a_takedown_that_does_not_say_what_it_is_is_broken(run: Store) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc"}))
     assert (
-        "tokens/v-tiny: promised what a takedown says of itself, found it wrong in parent" in said(read_lineage(run))[0]
+        "tokens/v-tiny: expected what a takedown says of itself, got it wrong in parent" in said(read_lineage(run))[0]
     )
 
 
@@ -385,7 +385,7 @@ def test_what_happened_between_checkpoints_is_never_folded() -> None:
     growing = checkpoints(40)
     growing.add(Node("r", "rewind", "rewound", "", {}), "c20")
     growing.links.append(("r", "c21"))
-    growing.broken("c30", "c30: promised a, found b")
+    growing.broken("c30", "c30: expected a, got b")
     lineage = folded(growing.done())
     assert [node.key for node in lineage.nodes] == ["plan", "c1", "c19", "c20", "r", "c21", "c29", "c30", "c39", "c40"]
     assert [node.title for node in lineage.nodes if "more" in node.title] == [
@@ -427,12 +427,12 @@ def test_the_command_writes_the_graph(run: Store, tmp_path: Path, capsys: pytest
 
 
 def test_bad_arguments_are_refused(tmp_path: Path, run: Store) -> None:
-    with pytest.raises(ConfigError, match=r"promised a run folder, found no run\.json"):
+    with pytest.raises(ConfigError, match=r"expected a run folder, got no run\.json"):
         lineage_command(arguments(str(tmp_path / "nothing")))
-    with pytest.raises(ConfigError, match="promised two files, found --out and --openlineage x"):
+    with pytest.raises(ConfigError, match="expected two files, got --out and --openlineage x"):
         lineage_command(arguments(run.uri, out="x", openlineage="x"))
     run.write_atomic("train/plan.json", b'{"dataset": 3}')
-    with pytest.raises(ContractError, match="train: promised what the trainer writes, found KeyError"):
+    with pytest.raises(ContractError, match="train: expected what the trainer writes, got KeyError"):
         lineage_command(arguments(run.uri))
 
 

@@ -88,7 +88,7 @@ def test_a_list_that_lacks_what_a_rewind_tells_of_breaks_the_chain(run: Store, l
     (found,) = read_lineage(run).breaks
     assert found.key.startswith("rewind/")
     assert found.says.endswith(
-        f"promised 2 quarantined document(s) of step 8 in {QUARANTINE_NAME}, found {len(lines)}; restore it"
+        f"expected 2 quarantined document(s) of step 8 in {QUARANTINE_NAME}, got {len(lines)}. Restore it"
     )
 
 

@@ -83,7 +83,7 @@ def test_band_keys_are_equal_exactly_where_bands_are() -> None:
     same = (band_keys(one) == band_keys(other))[0]
     assert same.tolist() == [True, False, *[True] * 12]
     assert band_keys(one.astype(">u8")).tolist() == band_keys(one).tolist()
-    with pytest.raises(ContractError, match=r"promised at least 12 x 10 = 120 values, found 112"):
+    with pytest.raises(ContractError, match=r"expected at least 12 x 10 = 120 values, got 112"):
         band_keys(one, 12, 10)
 
 

@@ -222,7 +222,7 @@ def test_values_beyond_the_bands_are_not_used() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    with pytest.raises(ContractError, match=r"promised at least 14 x 8 = 112 values, found 111"):
+    with pytest.raises(ContractError, match=r"expected at least 14 x 8 = 112 values, got 111"):
         band_keys(np.zeros((1, 111), np.uint32))
 
 

@@ -225,9 +225,9 @@ def test_a_model_carries_its_pieces(tmp_path: Path) -> None:
     assert scores.tokens.tolist() == [len(sentence) + 1]
     assert scores.log10 == pytest.approx([log10_of(sentence, ngrams)], abs=1e-5)
     (tmp_path / "sp.model").write_bytes(b"no model")
-    with pytest.raises(ConfigError, match=r"sp\.model: promised a SentencePiece model"):
+    with pytest.raises(ConfigError, match=r"sp\.model: expected a SentencePiece model"):
         compile_lm(source, str(tmp_path / "lm.lm"), str(tmp_path / "sp.model"), "en")
-    with pytest.raises(ConfigError, match=r"none\.model: promised a SentencePiece model, found .*No such file"):
+    with pytest.raises(ConfigError, match=r"none\.model: expected a SentencePiece model, got .*No such file"):
         compile_lm(source, str(tmp_path / "lm.lm"), str(tmp_path / "none.model"), "en")
 
 
@@ -239,22 +239,22 @@ ARPA = (
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("\\data\\", "data", r"promised \\data\\, found 'data'"),
-        ("ngram 2=1", "ngram 3=1", "promised `ngram 2=` and a number, found 'ngram 3=1'"),
-        ("ngram 1=3", "ngram 1=2", r"promised \\2-grams:, found '-1\\ta'"),
-        ("ngram 2=1", "ngram 2=9", r"promised 9 n-grams of order 2, found 'the end of the file'"),
-        ("\\end\\", "", r"promised \\end\\, found 'the end of the file'"),
-        ("-1\ta", "-1 a", "promised log10 probability, tab, words"),
+        ("\\data\\", "data", r"expected \\data\\, got 'data'"),
+        ("ngram 2=1", "ngram 3=1", "expected `ngram 2=` and a number, got 'ngram 3=1'"),
+        ("ngram 1=3", "ngram 1=2", r"expected \\2-grams:, got '-1\\ta'"),
+        ("ngram 2=1", "ngram 2=9", r"expected 9 n-grams of order 2, got 'the end of the file'"),
+        ("\\end\\", "", r"expected \\end\\, got 'the end of the file'"),
+        ("-1\ta", "-1 a", "expected log10 probability, tab, words"),
         ("<s> a", "<s>  a", "for 2 words, found '-1\\\\t<s>  a'"),
         ("<s> a", "a", "for 2 words, found '-1\\\\ta'"),
         ("-1\ta", "0.5\ta", "at most 0, found '0.5\\\\ta'"),
         ("-1\ta", "nan\ta", "at most 0, found 'nan\\\\ta'"),
         ("-1\ta", "-1\ta\tinf", "at most 0, found '-1\\\\ta\\\\tinf'"),
-        ("-1\ta", "one\ta", "promised numbers, found .*'one'"),
-        ("<s> a", "<s> b", "promised a 1-gram for every word, found none for 'b'"),
-        ("\ta", "\t</s>", "promised each 1-gram once, found 1 more than once"),
+        ("-1\ta", "one\ta", "expected numbers, got .*'one'"),
+        ("<s> a", "<s> b", "expected a 1-gram for every word, got none for 'b'"),
+        ("\ta", "\t</s>", "expected each 1-gram once, got 1 more than once"),
         ("</s>", "b", "found no </s>"),
-        ("\ta", "\t\udcff", "promised UTF-8"),
+        ("\ta", "\t\udcff", "expected UTF-8"),
     ],
 )
 def test_wrong_arpa_files(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -267,7 +267,7 @@ def test_wrong_arpa_files(tmp_path: Path, old: str, new: str, message: str) -> N
 def test_the_arpa_file_itself_is_good(tmp_path: Path) -> None:
     (tmp_path / "lm.arpa").write_text(ARPA)
     assert compile_lm(str(tmp_path / "lm.arpa"), str(tmp_path / "lm.lm"), None, "en").counts == (3, 1)
-    with pytest.raises(ConfigError, match=r"none\.arpa: promised an ARPA file"):
+    with pytest.raises(ConfigError, match=r"none\.arpa: expected an ARPA file"):
         compile_lm(str(tmp_path / "none.arpa"), str(tmp_path / "lm.lm"), None, "en")
 
 
@@ -276,24 +276,24 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     whole = (tmp_path / "lm.lm").read_bytes()
     for size in (len(MAGIC), len(whole) // 2, len(whole) - 1):
         (tmp_path / "half.lm").write_bytes(whole[:size])
-        with pytest.raises(ContractError, match=r"half\.lm: promised a whole language model"):
+        with pytest.raises(ContractError, match=r"half\.lm: expected a whole language model"):
             LanguageModel(str(tmp_path / "half.lm"))
     (tmp_path / "else.lm").write_bytes(b"something else")
-    with pytest.raises(ConfigError, match=r"else\.lm: promised a compiled language model, found another file"):
+    with pytest.raises(ConfigError, match=r"else\.lm: expected a compiled language model, got another file"):
         open_model(str(tmp_path / "else.lm"), None)
     with pytest.raises(ConfigError, match="found an ARPA file; compile it first"):
         open_model(str(tmp_path / "lm.arpa"), None)
     with pytest.raises(ConfigError, match="found one with its own; give no pieces"):
         open_model(str(tmp_path / "lm.lm"), str(tmp_path / "sp.model"))
     (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
-    with pytest.raises(ConfigError, match="promised the pieces of a KenLM binary, found none"):
+    with pytest.raises(ConfigError, match="expected the pieces of a KenLM binary, got none"):
         open_model(str(tmp_path / "lm.bin"), None)
 
 
 def test_a_broken_kenlm_binary(tmp_path: Path) -> None:
     pytest.importorskip("kenlm")
     (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
-    with pytest.raises(ConfigError, match="promised a model that kenlm reads"):
+    with pytest.raises(ConfigError, match="expected a model that kenlm reads"):
         open_model(str(tmp_path / "lm.bin"), None, alone=True)
 
 

@@ -75,5 +75,5 @@ def test_sentences() -> None:
 
 
 def test_no_pieces() -> None:
-    with pytest.raises(ConfigError, match="here: promised a SentencePiece model, found"):
+    with pytest.raises(ConfigError, match="here: expected a SentencePiece model, got"):
         load_pieces(b"no model", "here")

@@ -249,7 +249,7 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
         "checkpoint/.metadata": f"{tmp_path}/.metadata",
         "checkpoint/b.distcp": f"{tmp_path}/b.distcp",
     }
-    with pytest.raises(ConfigError, match=r"promised a checkpoint folder with checkpoint\.json, found FileNotFound"):
+    with pytest.raises(ConfigError, match=r"expected a checkpoint folder with checkpoint\.json, got FileNotFound"):
         PERPLEXITY.models(PerplexityConfig(scorer=f"checkpoint:{tmp_path}/none"))
 
 
@@ -259,7 +259,7 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
         (
             "import sys; print('x', file=sys.stderr); print('penstock: no checkpoint', file=sys.stderr); sys.exit(2)",
             ConfigError,
-            "promised scores by RUN, found: penstock: no checkpoint",
+            "expected scores by RUN, got: penstock: no checkpoint",
         ),
         ("import no_such_torch", ConfigError, "found: ModuleNotFoundError: No module named 'no_such_torch'"),
         ("import os; os._exit(7)", ContractError, "found: exit status 7"),
@@ -273,7 +273,7 @@ def test_what_a_checkpoints_process_complains_about(tmp_path: Path, code: str, k
     with pytest.raises(kind, match=message):
         score_with_checkpoint(config, ["in.parquet"], ["out.parquet"])
     config = PerplexityConfig(scorer="checkpoint:RUN", python=str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="promised a Python with torch, found"):
+    with pytest.raises(ConfigError, match="expected a Python with torch, got"):
         score_with_checkpoint(config, ["in.parquet"], ["out.parquet"])
 
 

@@ -95,10 +95,10 @@ def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
 
 
 def test_a_truth_file_that_is_none_is_refused(run: Store, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.jsonl: promised a truth file, found nothing"):
+    with pytest.raises(ConfigError, match=r"nowhere\.jsonl: expected a truth file, got nothing"):
         write_report(run, str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "other.json").write_text('{"files": []}\n')
-    with pytest.raises(ConfigError, match=r"other\.json: promised one planted record a line, found KeyError"):
+    with pytest.raises(ConfigError, match=r"other\.json: expected one planted record a line, got KeyError"):
         write_report(run, str(tmp_path / "other.json"))
 
 

@@ -107,7 +107,7 @@ def test_tables_of_an_earlier_version_are_left_out(tmp_path: Path) -> None:
 
 def test_an_empty_run_says_so_and_another_folder_is_refused(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"promised a run folder, found no run\.json"):
+    with pytest.raises(ConfigError, match=r"expected a run folder, got no run\.json"):
         write_report(run, None)
     write_run(run, RunFile())
     assert "No table stands yet" in Path(write_report(run, None)).read_text()
@@ -117,10 +117,10 @@ def test_a_damaged_plan_or_metrics_file_is_named(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     write_run(run, RunFile())
     run.write_atomic("train/metrics.jsonl", b'{"step": 1}\n')
-    with pytest.raises(ContractError, match=r"metrics\.jsonl: promised one step a line, found 'loss'"):
+    with pytest.raises(ContractError, match=r"metrics\.jsonl: expected one step a line, got 'loss'"):
         write_report(run, None)
     run.write_atomic("train/plan.json", b'{"figures": []}')
-    with pytest.raises(ContractError, match=r"plan\.json: promised a plan, found 'stages'"):
+    with pytest.raises(ContractError, match=r"plan\.json: expected a plan, got 'stages'"):
         write_report(run, None)
 
 
@@ -136,7 +136,7 @@ def test_a_run_whose_first_steps_were_skipped_has_a_report(tmp_path: Path) -> No
     assert "No update has been made yet" in text
     assert "1 2026-01-02 update skipped loss 3.5, grad_norm not finite" in text
     run.write_atomic("train/events.jsonl", b'{"kind": "skipped"}\n')
-    with pytest.raises(ContractError, match=r"events\.jsonl: promised one event a line, found {'kind': 'skipped'}"):
+    with pytest.raises(ContractError, match=r"events\.jsonl: expected one event a line, got {'kind': 'skipped'}"):
         write_report(run, None)
 
 

@@ -74,8 +74,8 @@ def test_another_record_at_its_place_is_named_with_both_sides(tmp_path: Path, na
     split, rows = read(tmp_path, name)
     found = refetch(split, rows[0] | {"url": "http://example.com/old", "page_bytes": 7}, CONFIG)
     assert found.changes == (
-        "url: promised http://example.com/old, found http://example.com/one",
-        f"page_bytes: promised 7, found {rows[0]['page_bytes']}",
+        "url: expected http://example.com/old, got http://example.com/one",
+        f"page_bytes: expected 7, got {rows[0]['page_bytes']}",
     )
 
 
@@ -86,11 +86,9 @@ def test_a_file_that_was_cut_or_moved_inside_is_told(tmp_path: Path) -> None:
     path.write_bytes(data[:-9])
     (change,) = refetch(split, rows[2], CONFIG).changes
     length, offset = rows[2]["length"], rows[2]["offset"]
-    assert change == f"length: promised {length} bytes from {offset} on, found {length - 9}"
+    assert change == f"length: expected {length} bytes from {offset} on, got {length - 9}"
     path.write_bytes(b"\0" * len(data))
-    assert refetch(split, rows[1], CONFIG).changes == (
-        f"promised a record at {rows[1]['offset']}, found bytes of none",
-    )
+    assert refetch(split, rows[1], CONFIG).changes == (f"expected a record at {rows[1]['offset']}, got bytes of none",)
     path.unlink()
-    with pytest.raises(ContractError, match=f"promised the record at {offset}, found .*restore the file"):
+    with pytest.raises(ContractError, match=f"expected the record at {offset}, got .*restore the file"):
         refetch(split, rows[2], CONFIG)

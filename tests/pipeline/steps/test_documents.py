@@ -87,7 +87,7 @@ def test_an_input_that_grows_while_it_is_read_is_refused(crawl, tmp_path, monkey
     other = tmp_path / "grown.warc.gz"
     other.write_bytes(Path(task.split.uri).read_bytes() + b"\n\n")
     monkeypatch.setattr(documents, "open_stream", lambda split: _open(other))
-    with pytest.raises(ContractError, match=f"promised {task.split.size} bytes, found {task.split.size + 2}"):
+    with pytest.raises(ContractError, match=f"expected {task.split.size} bytes, got {task.split.size + 2}"):
         documents_part(task, False)
     assert list((tmp_path / "documents").glob("*.parquet")) == []
 

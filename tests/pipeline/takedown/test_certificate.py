@@ -178,7 +178,7 @@ def test_one_byte_in_padding_is_found(run: Path, gone: dict, ending: str) -> Non
     forge(run, key, lambda data: data[:at] + gone["url"].encode()[:1] + data[at + 1 :])
     problems = checked(run).problems
     assert len(problems) == 1
-    assert problems[0].startswith(f"tokens/{key}: promised no byte beside its rows, found some")
+    assert problems[0].startswith(f"tokens/{key}: expected no byte beside its rows, got some")
 
 
 def test_one_byte_behind_the_end_and_in_another_index_is_found(run: Path) -> None:
@@ -187,7 +187,7 @@ def test_one_byte_behind_the_end_and_in_another_index_is_found(run: Path) -> Non
     assert checked(run).problems == []
     at = padding(run, key)
     forge(run, key, lambda data: data[:at] + b"h" + data[at + 1 :])
-    assert "promised no byte beside its rows" in checked(run).problems[0]
+    assert "expected no byte beside its rows" in checked(run).problems[0]
 
 
 def test_a_document_left_in_its_place_is_found(run: Path, gone: dict) -> None:
@@ -196,7 +196,7 @@ def test_a_document_left_in_its_place_is_found(run: Path, gone: dict) -> None:
     blank = np.full(gone["num_tokens"], tombstone, np.uint16).tobytes()
     forge(run, key, lambda data: data.replace(blank, np.array(gone["tokens"], np.uint16).tobytes()))
     problems = checked(run).problems
-    assert any("promised tombstones at tokens" in problem for problem in problems)
+    assert any("expected tombstones at tokens" in problem for problem in problems)
     assert any("outside of every document that stands" in problem for problem in problems)
 
 
@@ -205,7 +205,7 @@ def test_one_token_left_in_its_place_is_found(run: Path, gone: dict) -> None:
     blank = np.full(gone["num_tokens"], tombstone, np.uint16).tobytes()
     one = np.array([gone["tokens"][50]], np.uint16).tobytes()
     forge(run, rewritten(run, ".tokens"), lambda data: data.replace(blank, blank[:100] + one + blank[102:]))
-    assert ["promised tombstones at tokens" in problem for problem in checked(run).problems] == [True]
+    assert ["expected tombstones at tokens" in problem for problem in checked(run).problems] == [True]
 
 
 def test_a_document_hidden_in_another_one_is_found(run: Path, gone: dict) -> None:
@@ -229,7 +229,7 @@ def test_what_was_changed_behind_the_certificate_is_found(run: Path, gone: dict)
     shard = opened(run).streams["books/train"][0]
     path = Path(opened(run).folder.path(shard.path))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert any(f"books/train/00000.tokens: promised SHA-256 {shard.sha256}" in line for line in checked(run).problems)
+    assert any(f"books/train/00000.tokens: expected SHA-256 {shard.sha256}" in line for line in checked(run).problems)
     less = certificate.model_copy(update={"documents": []})
     assert any("it was edited" in line for line in check_certificate(store, less).problems)
     tables = certificate.tables
@@ -237,7 +237,7 @@ def test_what_was_changed_behind_the_certificate_is_found(run: Path, gone: dict)
     problems = check_certificate(store, certificate.model_copy(update={"tables": other})).problems
     assert any(f"found {'0' * 64}" in line for line in problems)
     (run / "tokens/v-tiny/left.arrow").write_bytes(b"")
-    assert any("v-tiny/left.arrow: promised no old file" in line for line in checked(run).problems)
+    assert any("v-tiny/left.arrow: expected no old file" in line for line in checked(run).problems)
 
 
 def test_a_run_that_went_back_is_found(run: Path) -> None:
@@ -251,8 +251,8 @@ def test_a_run_that_went_back_is_found(run: Path) -> None:
     shutil.copytree(run.parent / "old/tokens/v-tiny", run / "tokens/v-tiny")
     write_run(Store(str(run)), state.model_copy(update={"tables": state.tables | {"tokens": "v-tiny"}}))
     problems = checked(run).problems
-    assert any("tokens: promised version" in line for line in problems)
-    assert any("promised no removed document" in line for line in problems)
+    assert any("tokens: expected version" in line for line in problems)
+    assert any("expected no removed document" in line for line in problems)
     assert any("a copy of it" in line for line in problems)
 
 
@@ -312,7 +312,7 @@ def test_every_field_is_under_the_seal(run: Path) -> None:
     for name, value in edits.items():
         assert raw[name] != value
         problems = check_certificate(store, Certificate.model_validate(raw | {name: value})).problems
-        assert any(line.startswith("certificate: promised seal ") for line in problems), name
+        assert any(line.startswith("certificate: expected seal ") for line in problems), name
     told = "\n".join(describe_check(certificate, checked(run)))
     assert f"seal {certificate.seal}" in told  # which who forges a whole certificate cannot meet
 
@@ -331,12 +331,12 @@ def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, t
     (copy / "text").mkdir()
     shutil.copy(next((whole / "text").rglob("*.parquet")), copy / "text")  # something of it is here
     (problem,) = check_certificate(Store(str(copy)), certificate).problems
-    assert problem.startswith("text: promised a table that can be read, found ")
+    assert problem.startswith("text: expected a table that can be read, got ")
     (copy / "run.json").unlink()
     problems = check_certificate(Store(str(copy)), certificate).problems
-    assert "clean: promised by the certificate, run.json names no such table" in problems
+    assert "clean: expected by the certificate, run.json names no such table" in problems
     (problem,) = check_certificate(Store(str(tmp_path / "nothing")), certificate).problems
-    assert problem == f"{tmp_path}/nothing: promised tables of the certificate, found none; name the run's folder"
+    assert problem == f"{tmp_path}/nothing: expected tables of the certificate, got none. Name the run's folder"
 
 
 def test_a_table_that_came_later_is_looked_at_too(run: Path, gone: dict) -> None:
@@ -352,7 +352,7 @@ def test_a_table_that_came_later_is_looked_at_too(run: Path, gone: dict) -> None
     store.write_atomic("scores/v-later/manifest.json", json.dumps(raw).encode())
     state = read_run(store)
     write_run(store, state.model_copy(update={"tables": state.tables | {"scores": "v-later"}}))
-    assert checked(run).problems == ["scores: promised no row of a removed document, found one with its id"]
+    assert checked(run).problems == ["scores: expected no row of a removed document, got one with its id"]
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
@@ -395,7 +395,7 @@ def test_a_row_left_in_a_table_is_found(whole: Path) -> None:
         return rows.set_column(place, rows.schema.field("doc_id"), pa.array(ids, pa.binary(16)))
 
     rewrite(whole, "verdicts", name_it)
-    assert any(line.startswith("verdicts: promised no row of a removed document") for line in checked(whole).problems)
+    assert any(line.startswith("verdicts: expected no row of a removed document") for line in checked(whole).problems)
 
     def say_url(rows: pa.Table) -> pa.Table:
         ids = rows.column("doc_id").to_pylist()
@@ -437,12 +437,12 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_no_certificate_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"a\.json: promised the certificate of a takedown, found"):
+    with pytest.raises(ContractError, match=r"a\.json: expected the certificate of a takedown, got"):
         parse_certificate({"version": 1}, "a.json")
 
 
 def test_a_certificate_of_another_version_is_refused(run: Path) -> None:
     raw = certificates(run)[0].model_dump(mode="json") | {"version": 9}
-    with pytest.raises(ContractError, match="promised version 1 of certificates, found 9"):
+    with pytest.raises(ContractError, match="expected version 1 of certificates, got 9"):
         parse_certificate(raw, "a.json")
     assert Certificate.model_validate(raw | {"version": 1}).to_bytes()

@@ -68,7 +68,7 @@ def num_changes(folder: Path) -> int:
 def test_killed_anywhere_one_version_stands_and_a_rerun_ends_it(tmp_path: Path) -> None:
     number = num_changes(tmp_path / "whole")
     assert number > 15
-    promised = {name: data for name, data in all_bytes(tmp_path / "whole").items() if "takedowns" not in name}
+    expected = {name: data for name, data in all_bytes(tmp_path / "whole").items() if "takedowns" not in name}
     seen = []
     for after in range(number):
         folder = tmp_path / str(after)
@@ -85,7 +85,7 @@ def test_killed_anywhere_one_version_stands_and_a_rerun_ends_it(tmp_path: Path) 
         assert take_down(folder, check=f"takedowns/{certificates(folder)[0].id}.json") == 0
         # Nothing is left of the attempt: the same files, but for the names that no two attempts share.
         found = [name for name in all_bytes(folder) if "takedowns" not in name and not name.startswith("train/")]
-        assert len(found) == len(promised)
+        assert len(found) == len(expected)
     assert seen == sorted(seen, reverse=True)  # old, old, …, new
     assert {*seen} == {"old", "new"}
 
@@ -111,7 +111,7 @@ def test_without_a_request_what_was_broken_off_is_ended(tmp_path: Path) -> None:
         take_down(tmp_path, doc=[document.hex()])
     with pytest.raises(ConfigError, match="finish that one first"):
         take_down(tmp_path, dry_run=True)
-    with pytest.raises(ConfigError, match="promised no takedown under way"):
+    with pytest.raises(ConfigError, match="expected no takedown under way"):
         take_down(tmp_path, drop_old=True)
     assert take_down(tmp_path) == 0
     assert stands(tmp_path, document) == "new"
@@ -138,7 +138,7 @@ def test_tables_that_changed_meanwhile_are_told(tmp_path: Path) -> None:
     state = read_run(run)
     certificates_before = (tmp_path / PENDING_NAME).read_bytes()
     write_run(run, state.model_copy(update={"tables": state.tables | {"tokens": "v-other"}}))
-    with pytest.raises(ContractError, match="promised"):
+    with pytest.raises(ContractError, match="expected"):
         take_down(tmp_path, doc=[document.hex()])
     assert (tmp_path / PENDING_NAME).read_bytes() == certificates_before
     write_run(run, state)
@@ -148,5 +148,5 @@ def test_tables_that_changed_meanwhile_are_told(tmp_path: Path) -> None:
 def test_an_intent_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     document = prepare(tmp_path)
     Store(str(tmp_path)).write_atomic(PENDING_NAME, b'{"id": 1}')
-    with pytest.raises(ContractError, match="promised a takedown under way, found"):
+    with pytest.raises(ContractError, match="expected a takedown under way, got"):
         take_down(tmp_path, doc=[document.hex()])

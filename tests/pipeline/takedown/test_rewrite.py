@@ -183,17 +183,17 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"domain": ["example.com"]}, "--domain example.com: promised a document of .*, found none"),
-        ({"domain": ["co.uk/x"]}, "promised a domain such as example.com, found 'co.uk/x'"),
-        ({"domain": [""]}, "promised a domain such as example.com, found ''"),
-        ({"url": ["http://nowhere.example/"]}, "--url http://nowhere.example/: promised a document"),
-        ({"doc": ["00" * 16]}, f"--doc {'00' * 16}: promised a document"),
-        ({"doc": ["xyz"]}, "--doc: promised a document id of 32 hex digits, found 'xyz'"),
-        ({"near": ["ab" * 15]}, "--near: promised a document id of 32 hex digits"),
-        ({}, "promised --domain, --url, --doc or --near, found none of them"),
-        ({"check": "a.json", "drop_old": True}, "promised --check or --drop-old by itself"),
+        ({"domain": ["example.com"]}, "--domain example.com: expected a document of .*, got none"),
+        ({"domain": ["co.uk/x"]}, "expected a domain such as example.com, got 'co.uk/x'"),
+        ({"domain": [""]}, "expected a domain such as example.com, got ''"),
+        ({"url": ["http://nowhere.example/"]}, "--url http://nowhere.example/: expected a document"),
+        ({"doc": ["00" * 16]}, f"--doc {'00' * 16}: expected a document"),
+        ({"doc": ["xyz"]}, "--doc: expected a document id of 32 hex digits, got 'xyz'"),
+        ({"near": ["ab" * 15]}, "--near: expected a document id of 32 hex digits"),
+        ({}, "expected --domain, --url, --doc or --near, got none of them"),
+        ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old by itself"),
         ({"check": "a.json", "doc": ["00" * 16]}, "by itself, found --check, --doc"),
-        ({"check": "a.json"}, "promised a certificate, found no a.json"),
+        ({"check": "a.json"}, "expected a certificate, got no a.json"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(standing: Path, asked: dict, said: str) -> None:
@@ -210,7 +210,7 @@ def test_one_thing_that_is_not_there_stops_the_others(standing: Path) -> None:
     assert all_bytes(standing) == before
     assert take_down(standing, domain=["site3.co.uk"], dry_run=True) == 0
     assert all_bytes(standing) == before
-    with pytest.raises(ConfigError, match="promised a run with documents or a dataset, found neither"):
+    with pytest.raises(ConfigError, match="expected a run with documents or a dataset, got neither"):
         take_down(standing / "nowhere", domain=["site3.co.uk"])
 
 
@@ -222,7 +222,7 @@ def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
     assert take_down(run, docs=str(listed)) == 0
     assert len(certificates(run)[0].documents) == 2
     listed.write_text('{"doc": 1}\n')
-    with pytest.raises(ConfigError, match=r"line 1: promised an object with a doc_id, found '.\"doc\": 1.'"):
+    with pytest.raises(ConfigError, match=r"line 1: expected an object with a doc_id, got '.\"doc\": 1.'"):
         take_down(run, docs=str(listed))
     with pytest.raises(ConfigError, match="cannot be read"):
         take_down(run, docs=str(tmp_path / "none"))
@@ -339,7 +339,7 @@ def test_a_rerun_neither_brings_them_back_nor_loses_its_place(whole: Path) -> No
     assert take_down(whole, doc=[identifier(35).hex()]) == 0
     assert standing_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
     assert standing_version(run, "clean", "v-other") == "v-other"
-    with pytest.raises(ContractError, match="documents: promised a run without the documents that were taken down"):
+    with pytest.raises(ContractError, match="documents: expected a run without the documents that were taken down"):
         refuse_rebuild(run, "documents")
 
 
@@ -359,7 +359,7 @@ def test_near_copies_that_nobody_has_looked_for_are_not_promised(whole: Path) ->
     unclustered = {name: way for name, way in state.tables.items() if name in ("documents", "text", "verdicts")}
     write_run(store, state.model_copy(update={"tables": unclustered}))
     before = all_bytes(whole)
-    with pytest.raises(ConfigError, match=f"--near {one}: promised a document whose near copies are known, found no"):
+    with pytest.raises(ConfigError, match=f"--near {one}: expected a document whose near copies are known, got no"):
         take_down(whole, near=[one])
     assert all_bytes(whole) == before
     assert take_down(whole, doc=[one]) == 0

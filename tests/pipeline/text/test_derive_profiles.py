@@ -201,23 +201,23 @@ def test_stored_signals_give_the_same_histograms(tmp_path: Path) -> None:
 def test_a_line_that_is_no_document(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"lang": "xa", "text": "a"}\n' + line + "\n")
-    with pytest.raises(ConfigError, match=r"a\.jsonl, line 2: promised an object with the strings `lang` and `text`"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl, line 2: expected an object with the strings `lang` and `text`"):
         derive_profiles(settings(reference=(str(path),)), str(tmp_path / "out.toml"))
 
 
 def test_too_little_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [("xa", "a"), ("en", "a"), ("en", "a"), ("en", "a")])
-    with pytest.raises(ConfigError, match=r"promised languages with 3 documents, found \{'en': 3, 'xa': 1\}"):
+    with pytest.raises(ConfigError, match=r"expected languages with 3 documents, got \{'en': 3, 'xa': 1\}"):
         derive_profiles(settings(reference=(path,)), str(tmp_path / "out.toml"))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "promised either reference, files of text, or run, a run folder"),
-        ({"reference": ("a",), "run": "b"}, "promised either reference"),
+        ({}, "expected either reference, files of text, or run, a run folder"),
+        ({"reference": ("a",), "run": "b"}, "expected either reference"),
         ({"reference": ("a",), "sources": ("web",)}, "sources would be ignored"),
-        ({"reference": ("a",), "min_stop_words": 9, "max_stop_words": 8}, "max_stop_words: promised at least"),
+        ({"reference": ("a",), "min_stop_words": 9, "max_stop_words": 8}, "max_stop_words: expected at least"),
         ({"reference": ("a",), "tail": 0.5}, "less than 0.5"),
     ],
 )

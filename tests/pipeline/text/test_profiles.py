@@ -55,17 +55,17 @@ def test_a_profile_needs_neither_words_nor_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("xx = 3", r"xx: promised a table \[xx\], found 3"),
-        ("[xx]", r"xx.script: promised an ISO 15924 code, found None"),
+        ("xx = 3", r"xx: expected a table \[xx\], got 3"),
+        ("[xx]", r"xx.script: expected an ISO 15924 code, got None"),
         ('[xx]\nscript = "Latn"\nwords = []', r"xx.words: no such key \(valid: script, stop_words, limits\)"),
-        ('[xx]\nscript = "Latn"\nstop_words = ["a", 3]', r"stop_words: promised a list of words, found \['a', 3\]"),
-        ('[xx]\nscript = "Latn"\nstop_words = [""]', r"stop_words: promised a list of words"),
-        ('[xx]\nscript = "Latn"\nlimits = 3', r"xx.limits: promised a table of numbers, found 3"),
-        ('[xx]\nscript = "Latn"\n[xx.limits]\nmin_words = "3"', r"xx.limits.min_words: promised a number, found '3'"),
-        ('[xx]\nscript = "Latn"\n[xx.limits]\nmin_words = true', r"promised a number, found True"),
-        ('[xx]\nscript = "Latn"\n[xx.limits]\nmax_words = inf', r"promised a number, found inf"),
-        ('[xx]\nscript = "Latn"\n[xx.limits]\nwords = 3', r"xx.limits.words: promised the name of a threshold"),
-        ("[xx\n", r"promised a TOML file, found "),
+        ('[xx]\nscript = "Latn"\nstop_words = ["a", 3]', r"stop_words: expected a list of words, got \['a', 3\]"),
+        ('[xx]\nscript = "Latn"\nstop_words = [""]', r"stop_words: expected a list of words"),
+        ('[xx]\nscript = "Latn"\nlimits = 3', r"xx.limits: expected a table of numbers, got 3"),
+        ('[xx]\nscript = "Latn"\n[xx.limits]\nmin_words = "3"', r"xx.limits.min_words: expected a number, got '3'"),
+        ('[xx]\nscript = "Latn"\n[xx.limits]\nmin_words = true', r"expected a number, got True"),
+        ('[xx]\nscript = "Latn"\n[xx.limits]\nmax_words = inf', r"expected a number, got inf"),
+        ('[xx]\nscript = "Latn"\n[xx.limits]\nwords = 3', r"xx.limits.words: expected the name of a threshold"),
+        ("[xx\n", r"expected a TOML file, got "),
         ("[xx]\n[yy]\n", r"xx.script: .*; yy.script: "),
     ],
 )
@@ -77,5 +77,5 @@ def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: promised a TOML file, found .*No such file"):
+    with pytest.raises(ConfigError, match=r"none\.toml: expected a TOML file, got .*No such file"):
         load_profiles(str(tmp_path / "none.toml"))

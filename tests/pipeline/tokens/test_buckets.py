@@ -92,7 +92,7 @@ def test_what_a_config_compares() -> None:
         ({"bucket_cuts": [0.5]}, "bucket_cuts would be ignored: buckets_by names no signal"),
         ({"buckets_by": "perplexity", "bucket_cuts": [0.5]}, r"would be ignored: the shares of \[perplexity\] cut"),
         ({"buckets_by": SIGNAL}, "buckets_by = 'fineweb_terminal_lines' needs bucket_cuts"),
-        ({"buckets_by": SIGNAL, "bucket_cuts": [0.5, 0.5]}, r"promised ascending values, .* found \[0.5, 0.5\]"),
+        ({"buckets_by": SIGNAL, "bucket_cuts": [0.5, 0.5]}, r"expected ascending values, .* found \[0.5, 0.5\]"),
         ({"buckets_by": SIGNAL, "bucket_cuts": [0.7, 0.5]}, r"found \[0.7, 0.5\]"),
         ({"buckets_by": SIGNAL, "bucket_cuts": [0.1, 0.1 + 1e-12]}, "apart in single precision"),
         ({"buckets_by": SIGNAL, "bucket_cuts": [float("nan")]}, "finite number"),
@@ -100,7 +100,7 @@ def test_what_a_config_compares() -> None:
         ({"buckets_by": "classifier"}, r"no such signal 'classifier' \(did you mean 'classifier.NAME'\?\)"),
         ({"buckets_by": "importance."}, r"no such signal 'importance\.' \(did you mean 'importance.NAME'\?\)"),
         ({"buckets_by": "classifier.wiki"}, r"buckets_by = 'classifier\.wiki' needs bucket_cuts"),
-        ({"buckets_by": "classifier.wiki", "bucket_cuts": [0.5, 1.5]}, r"promised probabilities .*found \[0.5, 1.5\]"),
+        ({"buckets_by": "classifier.wiki", "bucket_cuts": [0.5, 1.5]}, r"expected probabilities .*found \[0.5, 1.5\]"),
         ({"buckets_by": "classifier.wiki", "bucket_cuts": [0, 0.5]}, r"above 0 and up to 1, found \[0.0, 0.5\]"),
         ({"mix": 3}, "tokens.mix: Input should be a valid string"),
     ],
@@ -161,8 +161,8 @@ def cut_by(by: str, *models: str, cut: float = 0.5) -> Any:
     ],
 )
 def test_a_score_that_no_model_gives_cuts_nothing(by: str, models: tuple[str, ...], found: str) -> None:
-    promised = "tokens.buckets_by: promised the score of a model of the recipe"
-    with pytest.raises(ConfigError, match=f"{promised}, found {found}"):
+    expected = "tokens.buckets_by: expected the score of a model of the recipe"
+    with pytest.raises(ConfigError, match=f"{expected}, got {found}"):
         checked_streams(cut_by(by, *models), SPLITS)
 
 
@@ -286,7 +286,7 @@ def test_clean_documents_find_their_bucket_in_order_only() -> None:
     for asked in ((ids[1], ids[0]), (ids[2], ids[2])):
         buckets = iter(pairs)
         bucket_of(buckets, asked[0])
-        with pytest.raises(ContractError, match=f"{asked[1].hex()}: promised the documents of `clean` in the order"):
+        with pytest.raises(ContractError, match=f"{asked[1].hex()}: expected the documents of `clean` in the order"):
             bucket_of(buckets, asked[1])
 
 

@@ -111,7 +111,7 @@ def test_sources_that_the_recipe_does_not_make_are_refused_before_anything_runs(
     checked_streams(recipe_with(tmp_path, mix(web_low={}, books_high={}, web_none={}), *two), SPLITS)
     for found, overrides, message in (
         (mix(wbe={}, books={}), WHOLE, r"'wbe' \(did you mean 'web'\?\)"),
-        (mix(web_low={}), WHOLE, r"promised sources that this recipe makes, found 'web\+low'.*tokens.buckets_by"),
+        (mix(web_low={}), WHOLE, r"expected sources that this recipe makes, got 'web\+low'.*tokens.buckets_by"),
         (mix(web={}, web_low={}), two, r"found 'web' \(did you mean 'web\+"),
         (mix(web_middle={}), two, r"found 'web\+middle'"),
         (mix(web_tail={}), (), r"found 'web\+tail'"),
@@ -131,7 +131,7 @@ def test_sources_that_the_dataset_has_and_the_mix_lacks() -> None:
     check_mix(mix(web_low={}, web_high={}), "mix.toml", found)
     with pytest.raises(ConfigError, match=r"tokens\.mix mix\.toml: .* found no web\+high; add them"):
         check_mix(mix(web_low={}), "mix.toml", found)
-    with pytest.raises(ConfigError, match=r"promised sources of the dataset, found 'web\+none'"):
+    with pytest.raises(ConfigError, match=r"expected sources of the dataset, got 'web\+none'"):
         check_mix(mix(web_low={}, web_high={}, web_none={}), "mix.toml", found)
 
 

@@ -231,7 +231,7 @@ def test_a_given_sentencepiece_model_keeps_its_own_ids(bpe_model: bytes, tmp_pat
 def test_a_normalising_model_is_refused_unless_allowed(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     byte_level(normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])).save(str(path))
-    with pytest.raises(ConfigError, match=r"promised decode\(encode\(x\)\) == x, found 'é é ﬁ ½ å № ａｂ' for 'é e"):
+    with pytest.raises(ConfigError, match=r"expected decode\(encode\(x\)\) == x, got 'é é ﬁ ½ å № ａｂ' for 'é e"):
         load_tokenizer(path, "huggingface", given_config(path))
     lossy = load_tokenizer(path, "huggingface", given_config(path, allow_lossy=True))
     assert lossy.decode(lossy.encode("ABC")) == "abc"
@@ -248,7 +248,7 @@ def test_a_model_that_guesses_unknown_characters_is_refused(tmp_path: Path) -> N
     )
     path = tmp_path / "given.model"
     path.write_bytes(model.getvalue())
-    with pytest.raises(ConfigError, match=r"promised decode\(encode\(x\)\) == x, found '' for ' '; give a byte-level"):
+    with pytest.raises(ConfigError, match=r"expected decode\(encode\(x\)\) == x, got '' for ' '\. Give a byte-level"):
         load_tokenizer(path, "sentencepiece", given_config(path))
 
 
@@ -256,7 +256,7 @@ def test_a_model_that_guesses_unknown_characters_is_refused(tmp_path: Path) -> N
     ("special", "message"),
     [
         ({"eos": "<|end|>"}, r"tokenizer\.special\.eos: the model has no token '<\|end\|>'; name one that it has"),
-        ({"eos": "a"}, r"promised reserved ids that no text produces, found 'eos' for "),
+        ({"eos": "a"}, r"expected reserved ids that no text produces, got 'eos' for "),
     ],
 )
 def test_a_reserved_role_needs_a_special_token(given_json: Path, special: dict[str, str], message: str) -> None:
@@ -282,7 +282,7 @@ def test_the_kind_follows_the_name(path: str, kind: str) -> None:
 def test_a_vocabulary_too_large_names_the_largest_possible(config: TokenizerConfig) -> None:
     texts = ["ab ba cab abba " * 9]
     with pytest.raises(
-        ConfigError, match=r"promised 700 pieces, the sample has at most (\d+); set vocab_size = "
+        ConfigError, match=r"expected 700 pieces, the sample has at most (\d+)\. Set vocab_size = "
     ) as error:
         train_tokenizer(texts, config)
     largest = int(str(error.value).split("at most ")[1].split(";")[0])
@@ -295,14 +295,14 @@ def test_a_vocabulary_too_small_names_the_least() -> None:
     texts = ["".join(map(chr, range(0x4E00, 0x4F00)))]
     config = TokenizerConfig(vocab_size=400, character_coverage=1)
     with pytest.raises(
-        ConfigError, match=r"promised 400 pieces, the sample's characters, bytes and reserved ids alone are 619"
+        ConfigError, match=r"expected 400 pieces, the sample's characters, bytes and reserved ids alone are 619"
     ):
         train_tokenizer(texts, config)
     assert train_tokenizer(texts, TokenizerConfig(vocab_size=619, character_coverage=1))
 
 
 def test_no_text_and_a_failing_sample_say_so() -> None:
-    with pytest.raises(ConfigError, match="promised text to train on, found none"):
+    with pytest.raises(ConfigError, match="expected text to train on, got none"):
         train_tokenizer(["", "\n"], BPE)
 
     def broken():

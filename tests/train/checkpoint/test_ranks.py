@@ -327,12 +327,12 @@ def test_the_failure_of_one_rank_is_everyones(savers: list[dict[str, Any]]) -> N
     for rank, found in enumerate(savers):
         ((kind, step, reason),) = found["full on rank 1"]
         assert (kind, step) == ("failed", 3)
-        assert "step-000003: promised a checkpoint, found [Errno 27] File too large; make room" in reason
+        assert "step-000003: expected a checkpoint, got [Errno 27] File too large. Make room" in reason
         assert found["left"] == ["step-000001", "step-000002"]
         assert found["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
         ((kind, step, reason),) = found["no memory on rank 1"]
         assert (kind, step) == ("failed", 4)
-        assert "promised a checkpoint, found no memory for copies" in reason
+        assert "expected a checkpoint, got no memory for copies" in reason
         assert found["well again"] == [["saved", 5]]
         assert found["failures"] == 2
         assert found["standing"] == [2, 5]
@@ -342,7 +342,7 @@ def test_a_changed_byte_stops_every_rank(savers: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(savers):
         kind, text = found["changed byte"]
         assert kind == ("ContractError", "FirstRankFailed")[rank]
-        assert "\n  __1_0.distcp: promised SHA-256 " in text
+        assert "\n  __1_0.distcp: expected SHA-256 " in text
         assert sorted(found["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 

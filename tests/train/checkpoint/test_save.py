@@ -159,13 +159,13 @@ def test_a_full_disk(small_disk: Path, ranks: Ranks, mode: str, capsys: pytest.C
     (failed,) = known(saver, saver.save(note(2), state))
     assert isinstance(failed, SaveFailed)
     assert failed.step == 2
-    assert "step-000002: promised a checkpoint, found [Errno 28] No space left on device; make room" in failed.reason
+    assert "step-000002: expected a checkpoint, got [Errno 28] No space left on device. Make room" in failed.reason
     said = f"penstock: training goes on without a checkpoint of step 2, failure 1: {failed.reason}\n"
     assert capsys.readouterr().err.endswith(said)
     assert [path.name for path in (small_disk / "train/checkpoints").iterdir()] == ["step-000001"]
     assert isinstance(first, Saved)
     read_state(run, first.note, {"model.a": torch.zeros(200_000)})
-    with pytest.raises(ContractError, match=r"step-000002: promised a checkpoint, found \[Errno 28\]"):
+    with pytest.raises(ContractError, match=r"step-000002: expected a checkpoint, got \[Errno 28\]"):
         saver.finish()
 
     (small_disk / "other").unlink()
@@ -196,7 +196,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, saver: Saver) -> None:
     (tmp_path / "train").write_text("a file")
     (failed,) = known(saver, saver.save(note(1), tensors()))
     assert isinstance(failed, SaveFailed)
-    assert "promised a checkpoint, found [Errno 20] Not a directory" in failed.reason
+    assert "expected a checkpoint, got [Errno 20] Not a directory" in failed.reason
 
 
 def test_a_note_that_cannot_be_written(tmp_path: Path, saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_no_memory_for_copies(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.
         patched.setattr(HostCopies, "_buffer", fails)
         (failed,) = known(saver, saver.save(note(1), tensors()))
     assert isinstance(failed, SaveFailed)
-    assert "promised a checkpoint, found not enough memory: you tried to allocate 9 bytes" in failed.reason
+    assert "expected a checkpoint, got not enough memory: you tried to allocate 9 bytes" in failed.reason
     (saved,) = known(saver, saver.save(note(2), tensors()))
     assert isinstance(saved, Saved)
     saver.close()

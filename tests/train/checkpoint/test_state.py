@@ -125,7 +125,7 @@ def test_without_a_process_group_and_in_part(tmp_path: Path, ranks: Ranks) -> No
     some = {"model.half": torch.zeros(4, 4).bfloat16()}
     read_state(run, written, some)
     assert torch.equal(some["model.half"], state["model.half"])
-    with pytest.raises(ContractError, match=r"promised every tensor of the model, found .*model\.other"):
+    with pytest.raises(ContractError, match=r"expected every tensor of the model, got .*model\.other"):
         read_state(run, written, {"model.other": torch.zeros(2)})
     with pytest.raises(ContractError, match=r"Size mismatch .*\[7, 5\].*\[5, 7\].* for model\.weight"):
         read_state(run, written, {"model.weight": torch.zeros(5, 7)}, ranks)
@@ -194,21 +194,21 @@ def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ran
     write_checkpoint(run, note(4), tensors(), ranks)
     path = path_of(run, 4, NOTE_NAME)
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ContractError, match=rf"step-000004/checkpoint\.json: promised .*{message}"):
+    with pytest.raises(ContractError, match=rf"step-000004/checkpoint\.json: expected .*{message}"):
         standing_notes(run)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dataset": "d2"}, "dataset: promised d1, found d2"),
-        ({"tokenizer": "t2"}, "tokenizer: promised t1, found t2"),
-        ({"order": "o2"}, "order: promised o1, found o2"),
+        ({"dataset": "d2"}, "dataset: expected d1, got d2"),
+        ({"tokenizer": "t2"}, "tokenizer: expected t1, got t2"),
+        ({"order": "o2"}, "order: expected o1, got o2"),
         (
             {"settings": IDENTITY.settings | {"optim.learning_rate": 0.003}},
-            "optim.learning_rate: promised 0.001, found 0.003",
+            "optim.learning_rate: expected 0.001, got 0.003",
         ),
-        ({"settings": IDENTITY.settings | {"shape.new": 1}}, "shape.new: promised None, found 1"),
+        ({"settings": IDENTITY.settings | {"shape.new": 1}}, "shape.new: expected None, got 1"),
     ],
 )
 def test_another_identity_is_refused(change: dict, message: str) -> None:
@@ -326,8 +326,8 @@ def test_a_changed_byte_is_refused(tmp_path: Path, ranks: Ranks) -> None:
         path = path_of(run, 3, name)
         data = path.read_bytes()
         path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
-        promised, found = written.files[name].sha256, run.sha256(f"{written.name}/{name}")
-        with pytest.raises(ContractError, match=rf"{name}: promised SHA-256 {promised}, found {found}\n"):
+        expected, found = written.files[name].sha256, run.sha256(f"{written.name}/{name}")
+        with pytest.raises(ContractError, match=rf"{name}: expected SHA-256 {expected}, got {found}\n"):
             read_state(run, written, tensors(1), ranks)
         path.write_bytes(data)
     read_state(run, written, state, ranks)
@@ -342,8 +342,8 @@ def test_a_cut_and_a_lost_file_are_refused_together(tmp_path: Path, ranks: Ranks
     with pytest.raises(ContractError) as caught:
         read_state(run, written, state)
     assert str(caught.value).splitlines()[1:3] == [
-        f"  .metadata: promised {written.files['.metadata'].size} bytes, found No such file or directory",
-        f"  __0_0.distcp: promised {size} bytes, found {size - 1}",
+        f"  .metadata: expected {written.files['.metadata'].size} bytes, got No such file or directory",
+        f"  __0_0.distcp: expected {size} bytes, got {size - 1}",
     ]
 
 

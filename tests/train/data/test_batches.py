@@ -1,4 +1,4 @@
-"""Tests of the reader: every row is the promised pieces of its stream, whoever asks for it."""
+"""Tests of the reader: every row is the expected pieces of its stream, whoever asks for it."""
 
 import dataclasses
 import tempfile
@@ -277,7 +277,7 @@ def test_a_dataset_too_small_for_one_sample_is_refused(tmp_path: Path) -> None:
 
 
 def with_shard(dataset: Dataset, **changes: object) -> Dataset:
-    """The dataset with the books' first shard promised differently."""
+    """The dataset with the books' first shard expected differently."""
     first, *rest = dataset.streams["books/train"]
     changed = Shard(**(dataclasses.asdict(first) | changes))
     return dataclasses.replace(dataset, streams={"books/train": [changed, *rest]})
@@ -285,14 +285,14 @@ def with_shard(dataset: Dataset, **changes: object) -> Dataset:
 
 def test_a_shard_that_does_not_hold_what_it_promised_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     tokens = dataset.streams["books/train"][0].num_tokens
-    with pytest.raises(ContractError, match=rf"promised {tokens + 1} tokens of uint16, found {tokens} of uint16"):
+    with pytest.raises(ContractError, match=rf"expected {tokens + 1} tokens of uint16, got {tokens} of uint16"):
         batches_of(with_shard(dataset, num_tokens=tokens + 1), CONFIG, 32).batch(0)
-    with pytest.raises(ContractError, match=r"gone.arrow: promised a token shard, found .*No such file"):
+    with pytest.raises(ContractError, match=r"gone.arrow: expected a token shard, got .*No such file"):
         batches_of(with_shard(dataset, path="gone.arrow"), CONFIG, 32).batch(0)
     first = dataset.folder.path(dataset.streams["books/train"][0].path)
     (tmp_path / "half.arrow").write_bytes(Path(first).read_bytes()[:1000])
     half = dataclasses.replace(with_shard(dataset, path="half.arrow"), folder=tiny_dataset.Store(str(tmp_path)))
-    with pytest.raises(ContractError, match=r"half.arrow: promised a token shard, found "):
+    with pytest.raises(ContractError, match=r"half.arrow: expected a token shard, got "):
         batches_of(half, CONFIG, 32).batch(0)
 
 

@@ -196,7 +196,7 @@ def test_length_of_a_row_follows_from_the_settings_alone() -> None:
     assert row_length(span(seq_len=64), 100) == 110
     # 99 spans: 1980 tokens of 0.15 are 297 in spans of 3.
     assert row_length(span(seq_len=1980)) == 1980 + 198
-    with pytest.raises(ConfigError, match=r"train.mean_span: promised at most 99 spans .* found 102 in 2048 tokens"):
+    with pytest.raises(ConfigError, match=r"train.mean_span: expected at most 99 spans .* found 102 in 2048 tokens"):
         row_length(span(seq_len=2048))
     with pytest.raises(ConfigError, match=r"at least 2 tokens for objective = span, found 1"):
         row_length(span(seq_len=1))

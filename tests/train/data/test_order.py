@@ -241,7 +241,7 @@ def test_epochs_add_up_over_stages(dataset: Dataset) -> None:
         ({"seq_len": 96}, r"train.seq_len: .* chunk_tokens 256, found 96; choose one of .*64, 128, 256"),
         (
             {"stages": [{"tokens": 999}, {"seq_len": 512}]},
-            r"train.stages\[1\].seq_len: promised a divisor .*256, found 512",
+            r"train.stages\[1\].seq_len: expected a divisor .*256, got 512",
         ),
         ({"weights": {"web": 1, "boks": 1}}, r"'boks' is no source \(did you mean 'books'\?\); 'books' is not named"),
         ({"weights": {"web": 1}}, r"'books' is not named \(0 leaves it out\)"),

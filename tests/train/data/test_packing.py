@@ -173,7 +173,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_the_index_is_written_once_and_for_its_own_length(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(run)
-    with pytest.raises(ContractError, match=r"promised an index of packed rows, found no packing.json; plan the run"):
+    with pytest.raises(ContractError, match=r"expected an index of packed rows, got no packing.json\. Plan the run"):
         open_packings(run, dataset, PACKED)
     first = write_packing(run, dataset, PACKED)
     monkeypatch.setattr(packing, "_write_source", None)
@@ -210,11 +210,11 @@ def test_an_index_that_was_changed_is_refused(tmp_path: Path) -> None:
     assert found is not None
     folder = packing_folder(run, dataset, 64)
     folder.write_atomic("packing.json", found.model_copy(update={"seq_len": 32}).model_dump_json().encode())
-    with pytest.raises(ContractError, match=r"promised version, dataset and seq_len .* found .* 32\); remove"):
+    with pytest.raises(ContractError, match=r"expected version, dataset and seq_len .* found .* 32\)\. Remove"):
         open_packings(run, dataset, PACKED)
     wrong = [source.model_copy(update={"num_rows": 5}) for source in found.sources]
     folder.write_atomic("packing.json", found.model_copy(update={"sources": wrong}).model_dump_json().encode())
-    with pytest.raises(ContractError, match=r"promised 5 rows of books, found \d+; remove the folder"):
+    with pytest.raises(ContractError, match=r"expected 5 rows of books, got \d+\. Remove the folder"):
         open_packings(run, dataset, PACKED)
     folder.write_atomic("packing.json", b"{}")
     with pytest.raises(ContractError, match=r"packing.json: does not hold together"):
@@ -246,13 +246,13 @@ def test_a_changed_byte_of_the_index_is_found_before_training(tmp_path: Path) ->
     run = make_tiny_dataset(tmp_path)
     dataset = open_dataset(run)
     packed = write_packing(run, dataset, PACKED)
-    promised = list(packed_files(run, dataset, PACKED))
-    assert len(promised) == 3 * len(packed.sources)
+    expected = list(packed_files(run, dataset, PACKED))
+    assert len(expected) == 3 * len(packed.sources)
     assert list(packed_files(run, dataset, TrainConfig(seq_len=64))) == []
-    assert verify_dataset(run, dataset, promised) > len(promised)
-    path = Path(promised[0][0].path(promised[0][1]))
+    assert verify_dataset(run, dataset, expected) > len(expected)
+    path = Path(expected[0][0].path(expected[0][1]))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ContractError, match=r"00000\.pieces\.arrow: promised SHA-256 .* found "):
-        verify_dataset(run, dataset, promised)
+    with pytest.raises(ContractError, match=r"00000\.pieces\.arrow: expected SHA-256 .* found "):
+        verify_dataset(run, dataset, expected)

@@ -40,10 +40,10 @@ def test_a_hand_written_file_may_lack_its_last_newline(tmp_path: Path) -> None:
 
 def test_missing_file_and_bad_line_are_refused(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"train.skip_file: promised a file .*train/gone.txt, found none"):
+    with pytest.raises(ConfigError, match=r"train.skip_file: expected a file .*train/gone.txt, got none"):
         read_skip_list(run, "gone.txt")
     run.write_atomic("train/skip.txt", b"4\n-5 # negative\n")
-    with pytest.raises(ContractError, match=r"skip.txt, line 2: promised a sample index from 0 to .* found '-5'"):
+    with pytest.raises(ContractError, match=r"skip.txt, line 2: expected a sample index from 0 to .* found '-5'"):
         read_skip_list(run, "skip.txt")
 
 

@@ -35,8 +35,8 @@ def test_the_last_stage_takes_what_is_left() -> None:
     ("config", "tokens", "message"),
     [
         (staged([{"tokens": 100}, {}]), 10_000, r"train.stages\[0\]: .* a step of 4 x 64 tokens, found 100 tokens"),
-        (staged([{"tokens": 2048}, {}]), 2048, r"train.stages\[1\]: promised tokens behind .* take 2,048 of 2,048"),
-        (staged([{"tokens": 2048}, {}], steps=8), 0, r"train.stages\[1\]: promised at least a step"),
+        (staged([{"tokens": 2048}, {}]), 2048, r"train.stages\[1\]: expected tokens behind .* take 2,048 of 2,048"),
+        (staged([{"tokens": 2048}, {}], steps=8), 0, r"train.stages\[1\]: expected at least a step"),
         (
             staged([{"tokens": 2048}], steps=8),
             0,

@@ -70,10 +70,8 @@ def test_one_flipped_bit_is_refused_with_both_digests(run: Store, kind: str) -> 
     shard = dataset.streams["web/train"][1]
     name = f"{TABLE}/{getattr(shard, kind)}"
     flip_byte(run.path(name))
-    promised = shard.sha256 if kind == "path" else shard.docs_sha256
-    message = (
-        rf"1 file\(s\) are not what .*{getattr(shard, kind)}: promised SHA-256 {promised}, found {run.sha256(name)}"
-    )
+    expected = shard.sha256 if kind == "path" else shard.docs_sha256
+    message = rf"1 file\(s\) are not what .*{getattr(shard, kind)}: expected SHA-256 {expected}, got {run.sha256(name)}"
     with pytest.raises(ContractError, match=f"(?s){message}"):
         verify_dataset(run, dataset)
     flip_byte(run.path(name))
@@ -89,7 +87,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(run: Store) -> None:
     assert len(swapped) == len(text)
     path.write_text(swapped)
     found = run.sha256("tokenizer/v-tiny/tokenizer.json")
-    with pytest.raises(ContractError, match=f"promised SHA-256 {dataset.tokenizer.sha256}, found {found}"):
+    with pytest.raises(ContractError, match=f"expected SHA-256 {dataset.tokenizer.sha256}, got {found}"):
         verify_dataset(run, dataset)
 
 
@@ -98,7 +96,7 @@ def test_all_that_is_wrong_is_told_at_once(run: Store) -> None:
     first, second = dataset.streams["web/train"][:2]
     run.delete(f"{TABLE}/{first.path}")
     flip_byte(run.path(f"{TABLE}/{second.path}"))
-    with pytest.raises(ContractError, match=rf"(?s)2 file\(s\).*{first.path}: promised by a manifest, found nothing"):
+    with pytest.raises(ContractError, match=rf"(?s)2 file\(s\).*{first.path}: expected by a manifest, got nothing"):
         verify_dataset(run, dataset)
 
 
@@ -139,7 +137,7 @@ def test_paranoia_reads_what_looks_unchanged(run: Store) -> None:
     unseen_flip(path)
     assert verify_dataset(run, dataset) == 0
     for paranoid in (True, False):  # what was found wrong is not forgotten
-        with pytest.raises(ContractError, match=f"(?s)1 file.*promised SHA-256 {shard.sha256}"):
+        with pytest.raises(ContractError, match=f"(?s)1 file.*expected SHA-256 {shard.sha256}"):
             verify_dataset(run, dataset, paranoid=paranoid)
     unseen_flip(path)
     assert [verify_dataset(run, dataset, paranoid=paranoid) for paranoid in (False, True, False)] == [
@@ -194,7 +192,7 @@ def test_digests_are_those_of_the_bytes_however_they_are_cut(run: Store, monkeyp
         for block in (1, 8, 1 << 20):
             monkeypatch.setattr(verify, "BLOCK_BYTES", block)
             assert file_digest(run, "bytes") == run.sha256("bytes")
-    with pytest.raises(ContractError, match="no-such-file: promised a file, found "):
+    with pytest.raises(ContractError, match="no-such-file: expected a file, got "):
         file_digest(run, "no-such-file")
 
 
@@ -219,14 +217,14 @@ def test_a_doubled_separator_is_refused_with_both_sides(run: Store) -> None:
     with_separators(run, ["eos", "eos"])
     after = open_dataset(run)
     assert after.digest != before.digest
-    with pytest.raises(ContractError, match=f"promised dataset {before.digest}, the run now holds {after.digest}"):
+    with pytest.raises(ContractError, match=f"expected dataset {before.digest}, the run now holds {after.digest}"):
         read_plan(run)
     found = identify(after, make_plan(run, after, settings), NO_SKIPS)
-    promised = note.identity
+    expected = note.identity
     with pytest.raises(ContractError) as refused:
         check_identity(note, found)
     for name in ("dataset", "tokenizer"):
-        assert f"{name}: promised {getattr(promised, name)}, found {getattr(found, name)}" in str(refused.value)
+        assert f"{name}: expected {getattr(expected, name)}, got {getattr(found, name)}" in str(refused.value)
     with_separators(run, ["eos"])
     check_identity(note, identify(open_dataset(run), plan, NO_SKIPS))
 
@@ -250,7 +248,7 @@ def test_the_command_says_what_it_read(run: Store, capsys: pytest.CaptureFixture
     told = []
     for words in ([], [], ["--paranoid"]):
         assert verify_command(parser.parse_args([run.uri, *words])) == 0
-        told.append(capsys.readouterr().out.partition("promised; ")[2].partition(" were")[0])
+        told.append(capsys.readouterr().out.partition("expected; ")[2].partition(" were")[0])
     number = num_files(run)
     assert told == [str(number), "0", str(number)]
 
@@ -279,7 +277,7 @@ def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest
 )
 def test_a_damaged_memory_of_what_was_right_is_named(run: Store, kept: bytes, found: str) -> None:
     run.write_atomic(VERIFIED_NAME, kept)
-    with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: promised.*{found}"):
+    with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: expected.*{found}"):
         verify_dataset(run, open_dataset(run))
 
 

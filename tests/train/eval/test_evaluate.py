@@ -91,7 +91,7 @@ def test_a_model_that_has_diverged_is_an_error(run: Path, monkeypatch: pytest.Mo
         return model
 
     monkeypatch.setattr(evaluate, "read_model", diverged)
-    with pytest.raises(ContractError, match="promised held-out losses, found nan: the model has diverged"):
+    with pytest.raises(ContractError, match="expected held-out losses, got nan: the model has diverged"):
         measured([run], [run])
 
 
@@ -111,14 +111,14 @@ def test_targets_of_a_hidden_document_are_taken_out_where_they_stand() -> None:
 def test_another_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make_tiny_dataset(other, vocab_size=600)
-    with pytest.raises(ContractError, match=r"other: promised the tokenizer contract of .*run .*give both runs one"):
+    with pytest.raises(ContractError, match=r"other: expected the tokenizer contract of .*run .*give both runs one"):
         measured([run], [other])
 
 
 def test_what_was_trained_on_has_to_be_known(run: Path, tmp_path: Path) -> None:
     changed = other_run(tmp_path / "changed", {"web": 160})
     (changed / "train").symlink_to(run / "train")
-    with pytest.raises(ContractError, match=r"promised dataset \w{12}, the run now holds \w{12}"):
+    with pytest.raises(ContractError, match=r"expected dataset \w{12}, the run now holds \w{12}"):
         measured([changed], [run])
 
 
@@ -151,6 +151,6 @@ def test_the_command_writes_what_it_prints(run: Path, tmp_path: Path, capsys: py
     )
     ids.write_text("zebra\n")
     assert evaluate.main([str(run), "--on", str(run), "--leave-out", str(ids)]) == 2
-    assert "promised ids of documents in hex, a line each, found" in capsys.readouterr().err
+    assert "expected ids of documents in hex, a line each, got" in capsys.readouterr().err
     assert evaluate.main([str(run), "--on", str(run), "--sequences", "0"]) == 2
     assert evaluate.main([str(tmp_path / "none"), "--on", str(run)]) == 2

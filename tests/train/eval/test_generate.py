@@ -63,7 +63,7 @@ def test_main(run: Store, capsys) -> None:
     assert module.main([run.uri, "--prompt", "bebu", "--tokens", "3", "--seed", "4"]) == 0
     assert capsys.readouterr().out == generate(run, "bebu", 3, 1.0, 4) + "\n"
     assert module.main([run.uri, "--step", "7"]) == 2
-    assert "promised a checkpoint of step 7, found those of steps [20, 40]" in capsys.readouterr().err
+    assert "expected a checkpoint of step 7, got those of steps [20, 40]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_wrong_arguments(run: Store, arguments: tuple, message: str) -> None:
 
 
 def test_a_run_without_checkpoint_and_another_tokenizer_are_refused(run: Store, tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match=r"promised a checkpoint, found those of steps \[\]"):
+    with pytest.raises(ContractError, match=r"expected a checkpoint, got those of steps \[\]"):
         generate(make_tiny_dataset(tmp_path / "new"), "bebu", 1)
     other = make_tiny_dataset(tmp_path / "other", vocab_size=500)
     (tmp_path / "other/train").symlink_to(run.path("train"))
-    with pytest.raises(ContractError, match="promised tokenizer contract"):
+    with pytest.raises(ContractError, match="expected tokenizer contract"):
         generate(other, "bebu", 1)
     flip_byte(tmp_path / "new/tokenizer/v-tiny/tokenizer.json")
-    with pytest.raises(ContractError, match="promised SHA-256"):
+    with pytest.raises(ContractError, match="expected SHA-256"):
         open_codec(open_dataset(Store(str(tmp_path / "new"))))
 
 
@@ -126,7 +126,7 @@ def test_prompt_begins_a_document() -> None:
     codec = Codec(encode=lambda text: [3 + len(word) for word in text.split()], decode=str)
     assert encode_prompt("a", CONTRACT, codec) == [1, 4]
     assert encode_prompt("", CONTRACT, codec) == [1]
-    with pytest.raises(ConfigError, match="promised a prompt"):
+    with pytest.raises(ConfigError, match="expected a prompt"):
         encode_prompt("", CONTRACT.model_copy(update={"before": []}), codec)
 
 

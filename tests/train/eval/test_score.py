@@ -215,9 +215,9 @@ def test_wrong_arguments(run: Store, tmp_path: Path, capsys) -> None:
     out = str(tmp_path / "out.parquet")
     pq.write_table(pa.table({"doc_id": [b"x"]}), tmp_path / "half.parquet")
     for arguments, message in (
-        (["--checkpoint", run.uri, "--in", *inputs, inputs[0], "--out", out, out], "promised 1 or 3 files, found 2"),
+        (["--checkpoint", run.uri, "--in", *inputs, inputs[0], "--out", out, out], "expected 1 or 3 files, got 2"),
         (["--checkpoint", f"{run.uri}/train/checkpoints/step-000007", "--in", *inputs, "--out", out], "of step 7"),
-        (["--checkpoint", run.uri, "--in", str(tmp_path / "none"), "--out", out], "promised a file of texts, found"),
+        (["--checkpoint", run.uri, "--in", str(tmp_path / "none"), "--out", out], "expected a file of texts, got"),
         (["--checkpoint", run.uri, "--in", str(tmp_path / "half.parquet"), "--out", out], "found no text; write it"),
     ):
         assert module.main(arguments) == 2

@@ -51,7 +51,7 @@ def test_a_model_of_another_objective_is_refused(run: Store) -> None:
     check_objective(note, "causal")
     masked = with_settings(note, **{"train.objective": "mlm"})
     check_objective(masked, "causal", "mlm")
-    with pytest.raises(ContractError, match=r"step-000020: promised .* train.objective = causal or span, found mlm"):
+    with pytest.raises(ContractError, match=r"step-000020: expected .* train.objective = causal or span, got mlm"):
         check_objective(masked, "causal", "span")
 
 
@@ -77,6 +77,6 @@ def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([run.uri, "--out", out]) == 0
     assert capsys.readouterr().out == f"{out}: the model of train/checkpoints/step-000020 and its tokenizer\n"
     assert main([run.uri, "--out", out]) == 2
-    assert "promised a new folder, found something in it" in capsys.readouterr().err
+    assert "expected a new folder, got something in it" in capsys.readouterr().err
     assert main([run.uri, "--out", f"{out}-7", "--step", "7"]) == 2
-    assert "promised a checkpoint of step 7, found those of steps [10, 20]" in capsys.readouterr().err
+    assert "expected a checkpoint of step 7, got those of steps [10, 20]" in capsys.readouterr().err

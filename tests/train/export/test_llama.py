@@ -141,7 +141,7 @@ def test_shapes_that_llama_has_not(update: dict[str, Any], message: str, tmp_pat
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
     exported(tmp_path / "llama", TINY)  # an empty one is as good as none
-    with pytest.raises(ConfigError, match="llama: promised a new folder, found something in it"):
+    with pytest.raises(ConfigError, match="llama: expected a new folder, got something in it"):
         exported(tmp_path / "llama", TINY)
 
 
@@ -195,9 +195,9 @@ def test_llamas_that_no_shape_can_hold(change: Callable[[Path], None], message: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "config.json: promised a JSON file"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: promised weights"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model.safetensors: promised weights"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: expected a JSON file"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: expected weights"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model.safetensors: expected weights"),
         (changed(hidden_size="gone"), "no usable 'hidden_size'"),
         (changed(num_hidden_layers=3), "blocks.2.attention_norm.weight is missing.* and 4 more"),
         (changed(num_hidden_layers=1), "model.layers.1.input_layernorm.weight is none of its parameters"),

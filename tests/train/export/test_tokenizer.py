@@ -96,6 +96,6 @@ def test_a_sentencepiece_model_goes_along(tmp_path: Path) -> None:
 
 def test_a_unigram_model_is_refused(tmp_path: Path) -> None:
     tokenizer = sentencepiece_model(tmp_path, "unigram")
-    with pytest.raises(ConfigError, match="promised a SentencePiece model of kind bpe, found another"):
+    with pytest.raises(ConfigError, match="expected a SentencePiece model of kind bpe, got another"):
         exported(tmp_path / "llama", tokenizer)
     assert not (tmp_path / "llama").exists()

@@ -71,7 +71,7 @@ EVENTS: list[Event] = [
     FailedSave(step=60, error="[Errno 28] No space left on device"),
     EarlyStop(step=80, heldout_loss=2.5, best=2.4, since_best=3),
     Interrupted(step=81, signal="SIGTERM", checkpoint=None),
-    Stopped(step=82, reason="step 82: promised …"),
+    Stopped(step=82, reason="step 82: expected …"),
     Begun(step=0, layout={"ranks": 2}),
 ]
 
@@ -131,7 +131,7 @@ def test_a_killed_process_has_written_its_events(tmp_path: Path) -> None:
 def test_json_that_is_no_event_is_refused(tmp_path: Path, line: bytes) -> None:
     run = Store(str(tmp_path))
     run.write_atomic(EVENTS_NAME, EVENTS[0].model_dump_json().encode() + b"\n" + line + b"\n")
-    with pytest.raises(ContractError, match=r"events.jsonl, line 2: promised an event"):
+    with pytest.raises(ContractError, match=r"events.jsonl, line 2: expected an event"):
         read_events(run)
 
 

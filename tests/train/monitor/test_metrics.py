@@ -184,17 +184,17 @@ def test_a_rewind_drops_what_it_undoes_everywhere(tmp_path: Path) -> None:
 def test_a_line_that_is_no_step_is_refused(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     run.write_atomic(METRICS_NAME, record(1).line() + b'\n{"step": 2}\n')
-    with pytest.raises(ContractError, match=r"metrics.jsonl, line 2: promised a step"):
+    with pytest.raises(ContractError, match=r"metrics.jsonl, line 2: expected a step"):
         read_metrics(run)
 
 
 def test_last_metrics(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
-    with pytest.raises(ContractError, match="promised a last line for step 3, found none"):
+    with pytest.raises(ContractError, match="expected a last line for step 3, got none"):
         last_metrics(run, 3)
     write(run, 0, record(1), record(2))
     assert last_metrics(run, 2) == record(2)
-    with pytest.raises(ContractError, match="promised a last line for step 3, found step 2"):
+    with pytest.raises(ContractError, match="expected a last line for step 3, got step 2"):
         last_metrics(run, 3)
 
 
@@ -295,7 +295,7 @@ def test_the_table_is_the_same_in_one_piece_or_in_many(tmp_path: Path) -> None:
 
 def test_a_source_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
     log = MetricsLog(Store(str(tmp_path)), SOURCES, 0)
-    with pytest.raises(ContractError, match=r"step 3: promised metrics of the run's sources, found \['loss.books'\]"):
+    with pytest.raises(ContractError, match=r"step 3: expected metrics of the run's sources, got \['loss.books'\]"):
         log.write(record(3, losses={"books": 1.0}))
     log.close()
 

@@ -45,7 +45,7 @@ def test_half_a_line_is_passed_over_wherever_it_was_cut(tmp_path: Path) -> None:
 def test_a_whole_line_that_is_no_document_is_refused(tmp_path: Path, line: bytes) -> None:
     run = Store(str(tmp_path))
     run.write_atomic(QUARANTINE_NAME, LINES[0].model_dump_json().encode() + b"\n" + line + b"\n")
-    with pytest.raises(ContractError, match=r"quarantine.jsonl, line 2: promised a document, found"):
+    with pytest.raises(ContractError, match=r"quarantine.jsonl, line 2: expected a document, got"):
         read_quarantine(run)
     wrong = LINES[0].model_dump() | {"doc_id": "AB" * 16}
     with pytest.raises(ValueError, match="doc_id"):

@@ -60,12 +60,12 @@ def test_shard_takes_what_the_other_axes_leave(layout: dict[str, Any], world_siz
 @pytest.mark.parametrize(
     ("layout", "world_size", "message"),
     [
-        ({"tensor": 3}, 8, r"promised 8 rank\(s\), found tensor 3 = 3, which does not go into them"),
+        ({"tensor": 3}, 8, r"expected 8 rank\(s\), got tensor 3 = 3, which does not go into them"),
         ({"pipeline": 4, "tensor": 4}, 8, r"found pipeline 4 · tensor 4 = 16, which does not"),
         ({"shard": 2, "tensor": 2}, 8, r"found shard 2 · tensor 2 = 4; leave layout.shard out, and it takes 4"),
         ({"shard": 1}, 4, r"found no axis at all = 1; leave layout.shard out, and it takes 4"),
         ({"shard": 16}, 4, r"found shard 16 = 16, which does not"),
-        ({"data": "ddp", "shard": 4}, 4, r"layout.shard = 4: promised data = zero2 or zero3, found ddp"),
+        ({"data": "ddp", "shard": 4}, 4, r"layout.shard = 4: expected data = zero2 or zero3, got ddp"),
     ],
 )
 def test_axes_that_do_not_multiply_up_are_refused(layout: dict[str, Any], world_size: int, message: str) -> None:
@@ -95,27 +95,27 @@ def test_what_goes_in_is_accepted(layout: dict[str, Any], world_size: int) -> No
 @pytest.mark.parametrize(
     ("layout", "world_size", "message"),
     [
-        ({"tensor": 8}, 8, "plan.num_kv_heads: promised a multiple of tensor = 8, found 4"),
-        ({"tensor": 5}, 5, "plan.d_ffw: promised a multiple of tensor = 5, found 192"),
-        ({"tensor": 128}, 128, "promised ids for each of tensor = 128 ranks, found vocab_size 100"),
+        ({"tensor": 8}, 8, "plan.num_kv_heads: expected a multiple of tensor = 8, got 4"),
+        ({"tensor": 5}, 5, "plan.d_ffw: expected a multiple of tensor = 5, got 192"),
+        ({"tensor": 128}, 128, "expected ids for each of tensor = 128 ranks, got vocab_size 100"),
         (
             {"tensor": 4, "context": 4},
             16,
-            r"num_heads: promised a multiple of context · tensor = 16 \(context_by heads\), found 8",
+            r"num_heads: expected a multiple of context · tensor = 16 \(context_by heads\), got 8",
         ),
-        ({"context": 3, "context_by": "keys"}, 3, "seq_len: promised a multiple of context · tensor = 3, found 64"),
-        ({"pipeline": 9}, 9, r"promised a layer for each of pipeline · stages_per_rank = 9 · 1 = 9 stages, found 8"),
+        ({"context": 3, "context_by": "keys"}, 3, "seq_len: expected a multiple of context · tensor = 3, got 64"),
+        ({"pipeline": 9}, 9, r"expected a layer for each of pipeline · stages_per_rank = 9 · 1 = 9 stages, got 8"),
         ({"pipeline": 5, "schedule": "interleaved"}, 5, r"= 5 · 2 = 10 stages, found 8 layers"),
         (
             {"pipeline": 2, "schedule": "zbv", "stages_per_rank": 3, "data": "zero2"},
             2,
-            "promised 2 with schedule = zbv, found 3",
+            "expected 2 with schedule = zbv, got 3",
         ),
-        ({"pipeline": 2, "schedule": "1f1b", "stages_per_rank": 2}, 2, "promised 1 with schedule = 1f1b, found 2"),
+        ({"pipeline": 2, "schedule": "1f1b", "stages_per_rank": 2}, 2, "expected 1 with schedule = 1f1b, got 2"),
         (
             {"pipeline": 2, "schedule": "zero_bubble", "compile": True, "data": "zero2"},
             2,
-            "promised a schedule with a whole backward pass, found zero_bubble",
+            "expected a schedule with a whole backward pass, got zero_bubble",
         ),
         (
             {"pipeline": 4, "micro_batch": 32},
@@ -133,14 +133,14 @@ def test_what_does_not_go_in_is_named(layout: dict[str, Any], world_size: int, m
 def test_relative_positions_stay_whole() -> None:
     settings = Settings(layout=LayoutConfig(tensor=2))
     check_layout(shape(), settings, 2, [64], 64)
-    with pytest.raises(ConfigError, match=r"promised rope with context = 1, tensor = 2, found relative"):
+    with pytest.raises(ConfigError, match=r"expected rope with context = 1, tensor = 2, got relative"):
         check_layout(shape(positions="relative"), settings, 2, [64], 64)
 
 
 def test_a_tied_matrix_is_in_one_stage_of_a_rank() -> None:
     settings = Settings(layout=LayoutConfig(pipeline=2, schedule="zbv", data="zero2"))
     check_layout(shape(), settings, 2, [64], 64)
-    with pytest.raises(ConfigError, match=r"plan\.tie_embeddings: promised two matrices with schedule = zbv"):
+    with pytest.raises(ConfigError, match=r"plan\.tie_embeddings: expected two matrices with schedule = zbv"):
         check_layout(shape(tie_embeddings=True), settings, 2, [64], 64)
 
 

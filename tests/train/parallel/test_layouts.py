@@ -220,7 +220,7 @@ def test_a_wrong_layout_is_found_out(seeds, fault: str) -> None:
     [
         ({"tensor": 2, "context": 2}, {"positions": "relative"}, "positions = relative"),
         ({"pipeline": 2, "schedule": "zbv", "data": "zero2"}, TIED, "tie_embeddings"),
-        ({"tensor": 3}, {}, "num_heads: promised a multiple of tensor = 3, found 4"),
+        ({"tensor": 3}, {}, "num_heads: expected a multiple of tensor = 3, got 4"),
     ],
 )
 def test_what_no_layout_can_do_is_refused(layout: dict, shape: dict, message: str) -> None:

@@ -240,7 +240,7 @@ def test_passes_are_counted_over_all_stages(run: Store) -> None:
         ({"weights": {"web": 1}}, "'books' is not named"),
         ({"stages": [{"tokens": 6400}, {"weights": {"web": 1}}]}, r"train.stages\[1\].*'books' is not named"),
         ({"seq_len": 48}, "48"),
-        ({"steps": 10, "global_batch": 4, "stages": [{"tokens": 64 * 4 * 10}, {}]}, r"train.stages\[1\]: promised at"),
+        ({"steps": 10, "global_batch": 4, "stages": [{"tokens": 64 * 4 * 10}, {}]}, r"train.stages\[1\]: expected at"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(run: Store, train: dict[str, Any], message: str) -> None:
@@ -350,7 +350,7 @@ def test_a_plan_is_read_back_and_belongs_to_its_dataset(run: Store, tmp_path: Pa
     other = make_tiny_dataset(tmp_path, seed=1)
     write_plan(other, plan)
     with pytest.raises(
-        ContractError, match=f"promised dataset {plan.dataset}, the run now holds {open_dataset(other).digest}"
+        ContractError, match=f"expected dataset {plan.dataset}, the run now holds {open_dataset(other).digest}"
     ):
         read_plan(other)
     other.write_atomic(PLAN_NAME, b'{"dataset": "x"}')

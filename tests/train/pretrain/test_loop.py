@@ -438,15 +438,15 @@ def test_the_seed_is_a_checkpoint_that_is_kept(full: Path, tmp_path: Path) -> No
     [
         (["train.learning_rte=1"], "train.learning_rte: no such key"),
         (["optim.learning_rte=1"], "optim.learning_rte: no such key (did you mean 'learning_rate'?)"),
-        (["plan.num_layers=3"], "promised settings of how to train, found plan.num_layers=3, which size the model"),
-        (["optim.learning_rate=0.003"], "optim.learning_rate: promised 0.001, found 0.003"),
-        (["train.seed=1", "optim.clip_norm=2.0"], "optim.clip_norm: promised 1.0, found 2.0\n  train.seed: promised 0"),
+        (["plan.num_layers=3"], "expected settings of how to train, got plan.num_layers=3, which size the model"),
+        (["optim.learning_rate=0.003"], "optim.learning_rate: expected 0.001, got 0.003"),
+        (["train.seed=1", "optim.clip_norm=2.0"], "optim.clip_norm: expected 1.0, got 2.0\n  train.seed: expected 0"),
         (["train.steps=21"], "'num_steps': 21"),
-        (["train.precision=bf16"], "train.precision: promised fp32, found bf16"),
-        (["train.skip_file=none.txt"], "promised a file"),
+        (["train.precision=bf16"], "train.precision: expected fp32, got bf16"),
+        (["train.skip_file=none.txt"], "expected a file"),
         (["train.objective=causal", "train.mask_share=0.2"], "mask_share wants objective = mlm or span"),
-        (["optim.initial_loss_scale=8"], "optim.initial_loss_scale: promised train.precision = fp16, found fp32"),
-        (["optim.loss_scale_steps=8"], "optim.loss_scale_steps: promised train.precision = fp16, found fp32"),
+        (["optim.initial_loss_scale=8"], "optim.initial_loss_scale: expected train.precision = fp16, got fp32"),
+        (["optim.loss_scale_steps=8"], "optim.loss_scale_steps: expected train.precision = fp16, got fp32"),
         (["optim.momentum=0.9"], "momentum is used with optimizer = muon only, found adamw"),
         (["optim.decay_share=0.2"], "decay_share is used with schedule = wsd only, found cosine"),
         (["layout.compress=topk"], "compress wants data = ddp or replicate > 1"),
@@ -455,8 +455,8 @@ def test_the_seed_is_a_checkpoint_that_is_kept(full: Path, tmp_path: Path) -> No
         (["guard.on_spike=rewind"], "on_spike = rewind wants spike_sigmas"),
         (["guard.min_improvement=0.1"], "min_improvement wants patience"),
         (["checkpoint.keep_every=7"], "keep_every wants a multiple of every = 5, found 7"),
-        (["layout.tensor=2"], "promised 1 rank(s), found tensor 2 = 2, which does not go into them"),
-        (["train.profile=30-31"], "promised steps of the run, 1 to 20, found '30-31'"),
+        (["layout.tensor=2"], "expected 1 rank(s), got tensor 2 = 2, which does not go into them"),
+        (["train.profile=30-31"], "expected steps of the run, 1 to 20, got '30-31'"),
     ],
 )
 def test_refusals(halfway: Path, capsys: Any, settings: list[str], message: str) -> None:
@@ -473,11 +473,11 @@ def test_what_listens_to_held_out_losses_wants_some(tmp_path: Path, capsys: Any,
     run = make_run(tmp_path / "run")
     assert command(run, setting, "train.eval_every=0") == 2
     shown = setting.replace("=", " = ")
-    assert f"{shown}: promised held-out losses, found train.eval_every = 0" in capsys.readouterr().err
+    assert f"{shown}: expected held-out losses, got train.eval_every = 0" in capsys.readouterr().err
     changes = {"optim": {"schedule": "plateau"}, "guard": {"patience": 50}}
     listening = trained(make_run(tmp_path / "listening", changes), 1)
     assert command(cut_back(listening, 15), "train.eval_every=5") == 2
-    assert "train.eval_every: promised 7, found 5" in capsys.readouterr().err
+    assert "train.eval_every: expected 7, got 5" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_dataset_is_refused(halfway: Path, tmp_path: Path, capsys: Any) -> None:
@@ -487,11 +487,11 @@ def test_a_checkpoint_of_another_dataset_is_refused(halfway: Path, tmp_path: Pat
     shutil.rmtree(run / "tokenizer")
     new = open_dataset(make_tiny_dataset(run, seed=1)).digest
     assert command(run) == 2
-    assert f"promised dataset {old}, the run now holds {new}" in capsys.readouterr().err
+    assert f"expected dataset {old}, the run now holds {new}" in capsys.readouterr().err
     (run / "train/plan.json").unlink()
     write_run(Store(str(run)), read_run(Store(str(run))).model_copy(update={"recipe": RECIPE}))
     assert command(run) == 2
-    assert f"dataset: promised {old}, found {new}" in capsys.readouterr().err
+    assert f"dataset: expected {old}, got {new}" in capsys.readouterr().err
 
 
 def test_the_skip_list_may_grow_ahead_of_the_checkpoint_only(full: Path, halfway: Path, tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_a_skip_list_that_lost_an_entry_is_refused(halfway: Path, tmp_path: Path
     (run / "train/skips.txt").write_text("76\n90\n")
     trained(run, 1, skips)
     (run / "train/skips.txt").write_text("76\n")
-    assert "promised the checkpoint's 2 entries with digest" in tiny_runs.train(run, 1, skips)[0].error
+    assert "expected the checkpoint's 2 entries with digest" in tiny_runs.train(run, 1, skips)[0].error
 
 
 def test_a_refusal_reaches_every_rank(tmp_path: Path) -> None:
@@ -524,11 +524,11 @@ def test_a_refusal_reaches_every_rank(tmp_path: Path) -> None:
     path = next(run.glob("tokens/*/web/train/shard-00000.arrow"))
     told = tiny_runs.train(run, 2, "train.global_batch=1")
     assert [one.error.partition(":")[0] for one in told] == ["ConfigError", "FirstRankFailed"]
-    assert "promised a sequence for each of 2 groups of ranks, found 1" in told[0].error
+    assert "expected a sequence for each of 2 groups of ranks, got 1" in told[0].error
     flip_byte(path)
     told = tiny_runs.train(run, 2)
     assert [one.error.partition(":")[0] for one in told] == ["ContractError", "FirstRankFailed"]
-    assert "promised SHA-256" in told[0].error
+    assert "expected SHA-256" in told[0].error
     assert str(path) in told[0].error
     assert told[0].error.partition(":")[2] == told[1].error.partition(":")[2]
     assert not (run / "train/plan.json").exists()

@@ -254,7 +254,7 @@ def test_what_compression_remembers_is_dropped_in_another_layout_loudly(tmp_path
     run = cut_back(copied(whole, tmp_path / "run"), KEPT)
     number = sum(key.startswith("compress.") for key in state_at(run, KEPT))
     alone = tiny_runs.train(run, 1)[0].error
-    assert f"layout.compress = {compress}: promised gradients that travel between replicas, found one rank" in alone
+    assert f"layout.compress = {compress}: expected gradients that travel between replicas, got one rank" in alone
     told = tiny_runs.train(run, ranks)
     assert [one.code for one in told] == [0] * ranks
     assert "in another layout, so gradients are compressed otherwise (ranks 2, found 4; replicate 2, found 4)" in (
@@ -311,8 +311,8 @@ def test_another_dataset_tokenizer_or_setting_is_refused_with_both_sides(
     note = notes(run)[-1]
     error = tiny_runs.train(run, 2, "optim.beta2=0.98", 'train.weights={"web"=1, "books"=1}')[0].error
     assert "ContractError: train/checkpoints/step-000006: the run is no longer the one" in error
-    assert "optim.beta2: promised 0.95, found 0.98" in error
-    assert "order: promised " in error
+    assert "optim.beta2: expected 0.95, got 0.98" in error
+    assert "order: expected " in error
     recipe = read_run(Store(str(run))).recipe
     for name in ("tokens", "tokenizer"):
         shutil.rmtree(run / name)
@@ -320,7 +320,7 @@ def test_another_dataset_tokenizer_or_setting_is_refused_with_both_sides(
     make_tiny_dataset(run, vocab_size=640)
     write_run(Store(str(run)), read_run(Store(str(run))).model_copy(update={"recipe": recipe}))
     error = tiny_runs.train(run, 2)[0].error
-    assert f"dataset: promised {note.identity.dataset}, found {open_dataset(Store(str(run))).digest}" in error
-    assert f"tokenizer: promised {note.identity.tokenizer}, found " in error
-    assert "shape.vocab_size: promised 512, found 640" in error
+    assert f"dataset: expected {note.identity.dataset}, got {open_dataset(Store(str(run))).digest}" in error
+    assert f"tokenizer: expected {note.identity.tokenizer}, got " in error
+    assert "shape.vocab_size: expected 512, got 640" in error
     assert notes(run)[-1] == note

@@ -245,7 +245,7 @@ def test_too_many_steps_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"guard": {"max_non_finite": 2}})
     told = tiny_runs.train(run, 2, during=[(poisoned, ((2, 3, 7, 8, 9), "loss"))])
     text = (
-        "step 9: promised at most guard.max_non_finite = 2 steps in a row whose loss or gradient is not finite, found 3"
+        "step 9: expected at most guard.max_non_finite = 2 steps in a row whose loss or gradient is not finite, got 3"
     )
     assert [one.error.partition(": ")[0] for one in told] == ["ContractError", "FirstRankFailed"]
     assert text in told[0].error
@@ -262,7 +262,7 @@ def test_a_learning_rate_that_is_too_high_ends_the_run(tmp_path: Path, capsys: A
     assert main(["--run", str(run)]) == 2
     captured = capsys.readouterr()
     steps = [record.step for record in metrics(run)]
-    assert f"penstock: step {len(steps) + 1}: promised at most guard.max_non_finite = 3 steps in a row" in captured.err
+    assert f"penstock: step {len(steps) + 1}: expected at most guard.max_non_finite = 3 steps in a row" in captured.err
     assert f"step {len(steps)}/20  loss not finite" in captured.out
 
 
@@ -368,7 +368,7 @@ def test_rewinds_are_counted_over_restarts_and_end(whole: Path, tmp_path: Path) 
     told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0)), (signalled, (14, int(signal.SIGTERM), 0))])
     assert [one.code for one in told] == [0, 0]
     told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
-    text = "step 16: promised that 1 rewinds (guard.max_rewinds) are enough, found another spike"
+    text = "step 16: expected that 1 rewinds (guard.max_rewinds) are enough, got another spike"
     assert [text in one.error for one in told] == [True, True]
     assert len(events(run, "rewound")) == 1
     assert text in events(run, "stopped")[0].reason
@@ -450,7 +450,7 @@ def test_training_goes_on_while_the_disk_is_full(whole: Path, tmp_path: Path, mo
     assert [note.step for note in notes(run)] == [5, 15, 20]
     (event,) = events(run, "failed_save")
     assert event.step == 10
-    assert "promised a checkpoint, found" in event.error
+    assert "expected a checkpoint, got" in event.error
     assert "File too large" in event.error
     assert "penstock: training goes on without a checkpoint of step 10, failure 1: " in told[0].err
     assert not (run / "train/checkpoints/step-000010").exists()
@@ -462,7 +462,7 @@ def test_a_last_save_that_fails_is_an_error(whole: Path, tmp_path: Path, mode: s
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode}})
     told = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 17, STEPS + 1))])
     assert [one.error.partition(": ")[0] for one in told] == ["ContractError", "FirstRankFailed"]
-    assert "step-000020: promised a checkpoint, found" in told[0].error
+    assert "step-000020: expected a checkpoint, got" in told[0].error
     assert [event.step for event in events(run, "failed_save")][-1] == 20  # the save before may still be under way
     assert not (run / "train/manifest.json").exists()
     assert notes(run)[-1].step < STEPS
@@ -481,6 +481,6 @@ def test_the_command_ends_with_code_2_if_its_last_save_fails(tmp_path: Path, cap
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     message = capsys.readouterr().err
     assert "penstock: training goes on without a checkpoint of step 3, failure 1: " in message
-    assert message.splitlines()[-1].startswith(f"penstock: {run}/train/checkpoints/step-000003: promised a checkpoint")
+    assert message.splitlines()[-1].startswith(f"penstock: {run}/train/checkpoints/step-000003: expected a checkpoint")
     assert len(metrics(run)) == 3
     assert read_plan(Store(str(run))).steps == 3

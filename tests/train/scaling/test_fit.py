@@ -65,11 +65,11 @@ def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ([], "promised runs of several sizes, found 0"),
-        ([Measured(1e9, 10**d, 3.0) for d in range(8, 16)], "promised runs of several sizes, found 1"),
-        ([Measured(10**n, 1e9, 3.0) for n in range(6, 14)], "promised runs of several numbers of tokens, found 1"),
-        ([Measured(10**n, 10**n, 3.0) for n in range(6, 11)], "promised at least 6 runs, found 5"),
-        ([Measured(1e9, 1e9, math.nan)] * 8, r"promised .* a loss above 0 for every run, found run 1: \[1"),
+        ([], "expected runs of several sizes, got 0"),
+        ([Measured(1e9, 10**d, 3.0) for d in range(8, 16)], "expected runs of several sizes, got 1"),
+        ([Measured(10**n, 1e9, 3.0) for n in range(6, 14)], "expected runs of several numbers of tokens, got 1"),
+        ([Measured(10**n, 10**n, 3.0) for n in range(6, 11)], "expected at least 6 runs, got 5"),
+        ([Measured(1e9, 1e9, math.nan)] * 8, r"expected .* a loss above 0 for every run, got run 1: \[1"),
         ([Measured(0, 1e9, 3.0)] * 8, r"found run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*; correct"),
     ],
 )

@@ -251,22 +251,22 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--step", "21"], "--step: promised 1 to 20, the steps of the plan, found 21"),
-        (["--step", "0"], "--step: promised 1 to 20, the steps of the plan, found 0"),
+        (["--step", "21"], "--step: expected 1 to 20, the steps of the plan, got 21"),
+        (["--step", "0"], "--step: expected 1 to 20, the steps of the plan, got 0"),
         (
             ["--step", "1", "--rank", "2"],
-            "--rank: promised 0 to 1, the ranks of checkpoint train/checkpoints/step-000005",
+            "--rank: expected 0 to 1, the ranks of checkpoint train/checkpoints/step-000005",
         ),
-        (["--step", "1", "--rank", "0", "--micro-batch", "2"], "--micro-batch: promised 0 to 1"),
-        (["--step", "1", "--micro-batch", "0"], "promised --rank with --micro-batch or --ranks"),
-        (["--url", "http://x/", "--rank", "0"], "promised --step with --rank"),
-        (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: promised 1 or more, found 0"),
-        (["--step", "1", "--limit", "0"], "trace --limit: promised 1 or more documents, found 0"),
-        (["--step", "1", "--set", "source.paths=[]"], "trace --set: promised with --refetch"),
-        (["--doc", "xyz"], "--doc: promised 32 hex digits, found 'xyz'"),
-        (["--doc", "abcd"], "--doc: promised 32 hex digits, found 'abcd' of 4; give the whole id"),
-        (["--domain", "http://site1.co.uk/"], "--domain: promised a host such as example.com"),
-        (["--contains", ""], "--contains: promised a string to look for, found an empty one"),
+        (["--step", "1", "--rank", "0", "--micro-batch", "2"], "--micro-batch: expected 0 to 1"),
+        (["--step", "1", "--micro-batch", "0"], "expected --rank with --micro-batch or --ranks"),
+        (["--url", "http://x/", "--rank", "0"], "expected --step with --rank"),
+        (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: expected 1 or more, got 0"),
+        (["--step", "1", "--limit", "0"], "trace --limit: expected 1 or more documents, got 0"),
+        (["--step", "1", "--set", "source.paths=[]"], "trace --set: expected with --refetch"),
+        (["--doc", "xyz"], "--doc: expected 32 hex digits, got 'xyz'"),
+        (["--doc", "abcd"], "--doc: expected 32 hex digits, got 'abcd' of 4. Give the whole id"),
+        (["--domain", "http://site1.co.uk/"], "--domain: expected a host such as example.com"),
+        (["--contains", ""], "--contains: expected a string to look for, got an empty one"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(trace: Callable[..., Told], words: list[str], message: str) -> None:
@@ -287,7 +287,7 @@ def test_what_is_not_there_is_said(trace: Callable[..., Told]) -> None:
 def test_a_run_without_a_plan_and_tables(trace: Callable[..., Told], tmp_path: Path) -> None:
     bare = make_tiny_dataset(tmp_path / "bare", {"web": 20})
     code, _, err = trace("--step", "1", at=bare)
-    assert (code, "promised a plan, found no train/plan.json; make it with `penstock plan`" in err) == (2, True)
+    assert (code, "expected a plan, got no train/plan.json. Make it with `penstock plan`" in err) == (2, True)
     write_plan(bare, make_plan(bare, open_dataset(bare), load_settings(RECIPE, [], "test")))
     code, out, _ = trace("--step", "1", at=bare)
     assert (code, "(without title or signals: the table documents and clean is not there)" in out) == (0, True)
@@ -338,7 +338,7 @@ def test_the_original_record_is_read_again(trace: Callable[..., Told], archive: 
     path.write_bytes(path.read_bytes().replace(b"/web/", b"/wob/"))
     code, out, _ = trace(*words)
     changed = row["url"].replace("/web/", "/wob/")
-    assert (code, f"no longer the record that was read\n  url: promised {row['url']}, found {changed}\n" in out) == (
+    assert (code, f"no longer the record that was read\n  url: expected {row['url']}, got {changed}\n" in out) == (
         1,
         True,
     )
@@ -353,4 +353,4 @@ def test_an_archive_that_is_not_there_is_named(
     assert (code, "found none that matches" in err) == (2, True)
     path.rename(path.parent / "other.warc.gz")
     code, _, err = trace(*words, f'source.paths=["{path.parent}/other.warc.gz"]')
-    assert (code, "--refetch: promised the file web.warc.gz, found it in none of source.paths" in err) == (2, True)
+    assert (code, "--refetch: expected the file web.warc.gz, got it in none of source.paths" in err) == (2, True)

@@ -187,7 +187,7 @@ def test_an_unknown_url_gives_nothing(run: Store, url: str) -> None:
 
 @pytest.mark.parametrize("step", [0, 26])
 def test_steps_outside_the_plan_are_refused(run: Store, step: int) -> None:
-    with pytest.raises(ConfigError, match=f"promised 1 to 25, the steps of the plan, found {step}"):
+    with pytest.raises(ConfigError, match=f"expected 1 to 25, the steps of the plan, got {step}"):
         opened(run, CASES["one stage"])[1].documents_of_step(step)
 
 
@@ -330,10 +330,10 @@ def test_micro_batches_of_all_ranks_are_the_batch() -> None:
 @pytest.mark.parametrize(
     ("rank", "micro_batch", "message"),
     [
-        (24, None, "--rank: promised 0 to 23, the ranks of a test, found 24"),
-        (-1, None, "--rank: promised 0 to 23, the ranks of a test, found -1"),
-        (0, 3, "--micro-batch: promised 0 to 1, those of a rank's rows in a test, found 3"),
-        (0, -1, "--micro-batch: promised 0 to 1, those of a rank's rows in a test, found -1"),
+        (24, None, "--rank: expected 0 to 23, the ranks of a test, got 24"),
+        (-1, None, "--rank: expected 0 to 23, the ranks of a test, got -1"),
+        (0, 3, "--micro-batch: expected 0 to 1, those of a rank's rows in a test, got 3"),
+        (0, -1, "--micro-batch: expected 0 to 1, those of a rank's rows in a test, got -1"),
     ],
 )
 def test_ranks_and_micro_batches_that_are_not_there(rank: int, micro_batch: int | None, message: str) -> None:

@@ -246,8 +246,8 @@ def device_of(name: str) -> Device:
         return known[name.lower()]
     near = _nearest(name.lower(), list(known))
     raise ConfigError(
-        f"device: promised one of {', '.join(known)}, or a profile FILE.json, found {name}; "
-        f"did you mean {' or '.join(near)}?"
+        f"device: expected one of {', '.join(known)}, or a profile FILE.json, got {name}. "
+        f"Did you mean {' or '.join(near)}?"
     )
 
 
@@ -283,14 +283,12 @@ def read_profile(path: Path) -> Device:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(raw, dict) or raw.get("version") != PROFILE_VERSION:
             found = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
-            raise ConfigError(
-                f"{path}: promised a profile of version {PROFILE_VERSION}, found {found}; calibrate again"
-            )
+            raise ConfigError(f"{path}: expected a profile of version {PROFILE_VERSION}, got {found}. Calibrate again.")
         return Device.model_validate(raw["device"])
     except OSError as error:
-        raise ConfigError(f"{path}: promised a device profile, found {error.strerror}; calibrate first") from error
+        raise ConfigError(f"{path}: expected a device profile, got {error.strerror}. Calibrate first.") from error
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, ValidationError) as error:
-        raise ConfigError(f"{path}: promised a device profile, found {error}; calibrate again") from error
+        raise ConfigError(f"{path}: expected a device profile, got {error}. Calibrate again.") from error
 
 
 def write_profile(device: Device, path: Path) -> None:
@@ -317,7 +315,7 @@ class Cluster:
         found = device_of(device)
         per_node = found.gpus_per_node if gpus is None else gpus
         if per_node < 1 or nodes < 1:
-            raise ConfigError(f"cluster: promised a device at least, found {nodes} node(s) of {per_node}; raise both")
+            raise ConfigError(f"cluster: expected a device at least, got {nodes} node(s) of {per_node}. Raise both.")
         return cls(found, per_node, nodes)
 
     @property

@@ -84,7 +84,7 @@ def predict(
     leaves = searching.leaves(whatever_fits=True)
     if not leaves:
         reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.ways.refusals.counted.items())
-        raise ConfigError(f"layout: promised to go into {cluster}, found {reasons or 'axes that do not divide it'}")
+        raise ConfigError(f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}")
     return searching.candidate(leaves[0])
 
 
@@ -99,8 +99,8 @@ class _Search:
         precision = computed_in(settings)
         if precision not in device.peak_flops:
             raise ConfigError(
-                f"train.precision: promised one that {device.name} computes in ({', '.join(device.peak_flops)}), found "
-                f"{precision}; take another"
+                f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
+                f"{precision}. Take another."
             )
         self._begun = time.perf_counter()
         self.shape, self.settings, self.cluster = shape, settings, cluster

@@ -102,7 +102,7 @@ def test_bins_begin_where_a_copy_does(least: float, edges: list[float]) -> None:
     [
         ({"documents": 0, "group": 9}, "documents = 0 means no audit, so group would be ignored"),
         ({"documents": 100, "group": 101}, "group must be at most documents, found 101 and 100"),
-        ({"documents": 99}, r"promised 0 \(no audit\) or at least 100 documents, found 99"),
+        ({"documents": 99}, r"expected 0 \(no audit\) or at least 100 documents, got 99"),
         ({"documents": 20_001}, "less than or equal to 20000"),
         ({"min_jaccard": 0}, "greater than 0"),
     ],
@@ -414,7 +414,7 @@ def test_the_estimate_covers_the_recall_of_a_simulated_run(tmp_path: Path) -> No
                 tried += 1
                 errors.append(row["joined"]["value"] - value)
     assert tried == 120
-    assert covered >= 108  # 95 % are promised; draws of one corpus overlap, so some room is left
+    assert covered >= 108  # 95 % are expected; draws of one corpus overlap, so some room is left
     assert abs(np.mean(errors)) < 0.02  # pairs of every similarity stand for themselves: no bias
     # the measured curve is the theoretical one
     for point in truth["curve"]:

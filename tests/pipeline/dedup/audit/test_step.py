@@ -266,9 +266,7 @@ def test_tables_of_two_runs_are_refused(tmp_path: Path) -> None:
     tables = make_tables(tmp_path, pages, 1)
     for name in ("clusters", "text"):
         part = parts_of(tables | {name: make_tables(tmp_path / name, pages[:4], 1)[name]})[0]
-        with pytest.raises(
-            ContractError, match=r"promised [16] sampled documents in `clusters` and `text`, found [04]"
-        ):
+        with pytest.raises(ContractError, match=r"expected [16] sampled documents in `clusters` and `text`, got [04]"):
             rows(sampled(TextsTask(part, [pages[5].doc], DedupConfig(), SIGNATURE)))
 
 

@@ -192,7 +192,7 @@ def recipe(*overrides: str):
     ("settings", "message"),
     [
         (["units=['lines']"], r"repeats.units.0: Input should be 'paragraph', 'line', 'sentences' or 'substring'"),
-        (["units=['line','line']"], "units: promised each once, found line more than once"),
+        (["units=['line','line']"], "units: expected each once, got line more than once"),
         (["min_count=3"], "min_count would be ignored without units"),
         (["units=['line']", "sentences=2"], "sentences would be ignored without the unit 'sentences'"),
         (["units=['line']", "substring_length=60"], "substring_length would be ignored without the unit 'substring'"),

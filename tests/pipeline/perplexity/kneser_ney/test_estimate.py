@@ -121,7 +121,7 @@ def test_degenerate_counts(ones: int, twos: int, threes: int, fours: int, proble
         assert found.more == pytest.approx(3 - 2 * fours / 2)
         return
     assert found == Discounts(0.5, 1.0, 1.0)
-    with pytest.raises(ContractError, match=rf"promised 3-grams .* found {problem} .*\[{ones}, {twos}, {threes}, "):
+    with pytest.raises(ContractError, match=rf"expected 3-grams .* found {problem} .*\[{ones}, {twos}, {threes}, "):
         estimated(3, tally, None)
 
 
@@ -213,13 +213,13 @@ def test_every_line_is_read_once_at_any_cut(tmp_path: Path, text: bytes) -> None
 
 
 def test_wrong_inputs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train_lm.input: promised files of text, found none"):
+    with pytest.raises(ConfigError, match=r"train_lm.input: expected files of text, got none"):
         find_ranges([])
     with pytest.raises(ConfigError, match=r"train_lm.input: 1 problem.*(?s:.*)none-here.*"):
         find_ranges([str(tmp_path / "none-here*.txt")])
     broken = tmp_path / "broken.gz"
     broken.write_bytes(gzip.compress(b"a b c\n" * 1000)[:30])
-    with pytest.raises(ContractError, match=r"broken.gz: promised gzip, found .*; replace the file"):
+    with pytest.raises(ContractError, match=r"broken.gz: expected gzip, got .*\. Replace the file"):
         list(lines_of(Range(str(broken), "broken.gz", 0, None)))
 
 

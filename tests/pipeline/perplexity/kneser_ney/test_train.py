@@ -159,7 +159,7 @@ def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path
     empty = train(["", ""], "empty.arpa", order=2, discount_fallback=FALLBACK, partitions=2)
     assert_equal(read_arpa(empty), Reference(["", ""], TrainLmConfig(order=2, discount_fallback=FALLBACK)).entries())
 
-    with pytest.raises(ConfigError, match=r"input: promised to be read, found \['x'\] and a DataFrame"):
+    with pytest.raises(ConfigError, match=r"input: expected to be read, got \['x'\] and a DataFrame"):
         train_lm_on(spark, frame, {}, TrainLmConfig(input=["x"]), str(tmp_path / "x.arpa"))
     with pytest.raises(ConfigError, match=r"train_lm.limit_vocab: 1 problem(?s:.*)no-list.txt"):
         train_lm(spark, TrainLmConfig(input=[str(limit)], limit_vocab="no-list.txt"), str(tmp_path / "x.arpa"))
@@ -168,6 +168,6 @@ def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path
     with pytest.raises(ContractError, match=r"found <unk>; remove them or set reserved_words to skip"):
         train(["a <unk> b"], "x.arpa")
     (tmp_path / "none.txt").touch()
-    with pytest.raises(ContractError, match=r"promised sentences, found none in none.txt"):
+    with pytest.raises(ContractError, match=r"expected sentences, got none in none.txt"):
         train_lm(spark, TrainLmConfig(input=[str(tmp_path / "none.txt")]), str(tmp_path / "x.arpa"))
     assert not list(tmp_path.glob("x.arpa*"))

@@ -115,21 +115,21 @@ class Reference:
 def read_arpa(path: Path) -> Entries:
     """The lines of a model in their order; the counts of its head are checked."""
     found: Entries = {}
-    promised, seen, size = {}, Counter(), 0
+    expected, seen, size = {}, Counter(), 0
     for line in path.read_text(encoding="utf-8").split("\n"):
         if line.startswith("ngram "):
             order, count = line.removeprefix("ngram ").split("=")
-            promised[int(order)] = int(count)
+            expected[int(order)] = int(count)
         elif line.endswith("-grams:"):
             size = int(line[1:].split("-")[0])
         elif "\t" in line:
             value, gram, *weight = line.split("\t")
             words = tuple(gram.split(" "))
             assert len(words) == size
-            assert bool(weight) == (size < max(promised))
+            assert bool(weight) == (size < max(expected))
             found[words] = (float(value), float(weight[0]) if weight else 0.0)
             seen[size] += 1
-    assert {order: seen[order] for order in promised} == promised
+    assert {order: seen[order] for order in expected} == expected
     return found
 
 
@@ -300,5 +300,5 @@ def test_degenerate_text_is_refused_with_its_counts(tmp_path: Path) -> None:
 
 def test_sums_that_do_not_match_stop_the_run() -> None:
     check(3, 3, 2)
-    with pytest.raises(ContractError, match="promised sums for 4 2-grams of a part, found 3"):
+    with pytest.raises(ContractError, match="expected sums for 4 2-grams of a part, got 3"):
         check(4, 3, 2)

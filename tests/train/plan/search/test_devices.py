@@ -95,7 +95,7 @@ def test_a_measured_gpu_keeps_its_capability_and_the_shares_of_its_own_kind() ->
 
 def test_a_cluster_has_devices() -> None:
     assert str(Cluster.of("h200", None, 2)) == "16 h200, 2 node(s) of 8"
-    with pytest.raises(ConfigError, match=r"promised a device at least, found 0 node.s. of 8"):
+    with pytest.raises(ConfigError, match=r"expected a device at least, got 0 node.s. of 8"):
         Cluster.of("h200", 8, 0)
 
 
@@ -114,11 +114,11 @@ def test_a_profile_is_read_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "promised a device profile, found No such file"),
-        ("{", "promised a device profile, found Expecting"),
-        ("[]", "promised a profile of version 1, found list"),
-        (json.dumps({"version": 9}), "promised a profile of version 1, found 9; calibrate again"),
-        (json.dumps({"version": 1, "device": {}}), "promised a device profile, found .*validation error"),
+        (None, "expected a device profile, got No such file"),
+        ("{", "expected a device profile, got Expecting"),
+        ("[]", "expected a profile of version 1, got list"),
+        (json.dumps({"version": 9}), "expected a profile of version 1, got 9. Calibrate again"),
+        (json.dumps({"version": 1, "device": {}}), "expected a device profile, got .*validation error"),
     ],
 )
 def test_files_that_are_no_profiles(tmp_path: Path, content: str | None, said: str) -> None:
@@ -130,8 +130,8 @@ def test_files_that_are_no_profiles(tmp_path: Path, content: str | None, said: s
 
 
 def test_calibration_refuses_before_it_measures(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"promised a file FILE.json"):
+    with pytest.raises(ConfigError, match=r"expected a file FILE.json"):
         calibrate(tmp_path / "here.txt", 1)
-    with pytest.raises(ConfigError, match=r"promised a rank and a thread at least, found 0"):
+    with pytest.raises(ConfigError, match=r"expected a rank and a thread at least, got 0"):
         calibrate(tmp_path / "here.json", 0)
     assert not list(tmp_path.iterdir())

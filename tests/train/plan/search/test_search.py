@@ -246,7 +246,7 @@ def test_what_does_not_divide_is_counted() -> None:
     kept = settings({"pipeline": 1})
     count, example = search(odd, kept, (128, 16), Cluster(PLAIN, 4, 1)).refused["does not divide"]
     assert count > 0
-    assert example == "zero2, shard 2 · tensor 2: plan.num_heads: promised a multiple of tensor = 2, found 3"
+    assert example == "zero2, shard 2 · tensor 2: plan.num_heads: expected a multiple of tensor = 2, got 3"
     few = search(SMALL, settings(), (128, 2), Cluster(PLAIN, 4, 1))
     _, example = few.refused["fewer sequences than groups of ranks"]
     assert "4 groups of ranks, 2 sequences a step" in example
@@ -264,7 +264,7 @@ def test_stages_of_a_run_are_weighed_by_their_steps() -> None:
 
 
 def test_a_layout_that_does_not_go_in_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"promised to go into 4 plain, 1 node.s. of 4, found fewer sequences"):
+    with pytest.raises(ConfigError, match=r"expected to go into 4 plain, 1 node.s. of 4, got fewer sequences"):
         predict(SMALL, settings({"data": "ddp"}), (128, 2), Cluster(PLAIN, 4, 1))
     with pytest.raises(ConfigError, match=r"that plain computes in .fp32, bf16., found fp16"):
         search(SMALL, settings(precision="fp16"), (128, 16), Cluster(PLAIN, 4, 1))
