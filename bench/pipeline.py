@@ -32,7 +32,8 @@ from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.steps.documents import MEASURED, DocumentsTask, documents_part
+from pipeline.stages import MEASURED, SOURCE
+from pipeline.steps.documents import DocumentsTask, documents_part
 from schemas.storage import Store
 
 ROOT = Path(__file__).parents[1]
@@ -73,8 +74,8 @@ def fused_pass(paths: list[Path], folder: Path) -> tuple[float, int]:
     rows, store = 0, Store(str(folder))
     started = time.process_time()
     for split in find_splits(recipe.section("source", SourceConfig)):
-        task = DocumentsTask(split, recipe, models, store.child("documents"), store.child("text"))
-        rows += documents_part(task, False)["rows"]
+        task = DocumentsTask(split, SOURCE, MEASURED, recipe, models, store.child("documents"), store.child("text"))
+        rows += documents_part(task, False).counts.rows_in
     return time.process_time() - started, rows
 
 

@@ -53,35 +53,38 @@ TIMES: dict[str, list[tuple[float, float]]] = {}
 
 def write_shard(folder: Store, number: int, numbers: np.random.Generator) -> tuple[list[dict[str, Any]], int, pa.Table]:
     """A shard of random documents: entries of its files, its tokens, and its rows of the index by URL."""
-    tokens_writer = IpcWriter(folder, shard_key(STREAM, number), shard_schema("uint16"))
-    docs_writer = IpcWriter(folder, docs_key(STREAM, number), SHARD_DOCS)
     total, index = 0, []
-    while total < SHARD_TOKENS:
-        lengths = numbers.integers(100, 1900, BATCH_DOCUMENTS)
-        ends = np.cumsum(lengths)
-        flat = numbers.integers(len(RESERVED), 60_000, int(ends[-1])).astype(np.uint16)
-        ids = pa.array([numbers.bytes(16) for _ in lengths], pa.binary(16))
-        kind = shard_schema("uint16").field("tokens").type
-        offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
-        tokens_writer.write([ids, pa.ListArray.from_arrays(offsets, pa.array(flat), type=kind)])
-        site = numbers.integers(0, DOMAINS, len(lengths)).tolist()
-        domains = [f"site{one}.example" for one in site]
-        urls = [f"https://www.{one}/path/to/a/page/{total}-{i}.html" for i, one in enumerate(domains)]
-        said = {"doc_id": ids, "url": pa.array(urls), "domain": pa.array(domains), "cluster": ids}
-        said |= {
-            "source": pa.array(["web"] * len(urls)),
-            "split": pa.array(["crawl/segment/warc-00042.gz"] * len(urls)),
-        }
-        said |= {"date": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * len(urls), SHARD_DOCS.field("date").type)}
-        said |= {"language": pa.array(["en"] * len(urls)), "token_offset": pa.array(total + ends - lengths)}
-        said |= {name: pa.array(lengths) for name in ("offset", "length", "num_tokens", "num_bytes")}
-        docs_writer.write([said.get(f.name, pa.nulls(len(urls), f.type)) for f in SHARD_DOCS])
-        surts = pa.array([f"example,site{one},www)/path" for one in site])
-        columns = [surts, said["url"], said["domain"], ids, pa.array([STREAM] * len(urls))]
-        shards = pa.array([number] * len(urls), pa.int32())
-        index.append(pa.Table.from_arrays([*columns, shards], schema=BY_URL))
-        total += int(ends[-1])
-    return [tokens_writer.close(), docs_writer.close()], total, pa.concat_tables(index)
+    with (
+        IpcWriter(folder, shard_key(STREAM, number), shard_schema("uint16")) as tokens_writer,
+        IpcWriter(folder, docs_key(STREAM, number), SHARD_DOCS) as docs_writer,
+    ):
+        while total < SHARD_TOKENS:
+            lengths = numbers.integers(100, 1900, BATCH_DOCUMENTS)
+            ends = np.cumsum(lengths)
+            flat = numbers.integers(len(RESERVED), 60_000, int(ends[-1])).astype(np.uint16)
+            ids = pa.array([numbers.bytes(16) for _ in lengths], pa.binary(16))
+            kind = shard_schema("uint16").field("tokens").type
+            offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
+            tokens_writer.write([ids, pa.ListArray.from_arrays(offsets, pa.array(flat), type=kind)])
+            site = numbers.integers(0, DOMAINS, len(lengths)).tolist()
+            domains = [f"site{one}.example" for one in site]
+            urls = [f"https://www.{one}/path/to/a/page/{total}-{i}.html" for i, one in enumerate(domains)]
+            said = {"doc_id": ids, "url": pa.array(urls), "domain": pa.array(domains), "cluster": ids}
+            said |= {
+                "source": pa.array(["web"] * len(urls)),
+                "split": pa.array(["crawl/segment/warc-00042.gz"] * len(urls)),
+            }
+            said |= {"date": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * len(urls), SHARD_DOCS.field("date").type)}
+            said |= {"language": pa.array(["en"] * len(urls)), "token_offset": pa.array(total + ends - lengths)}
+            said |= {name: pa.array(lengths) for name in ("offset", "length", "num_tokens", "num_bytes")}
+            docs_writer.write([said.get(f.name, pa.nulls(len(urls), f.type)) for f in SHARD_DOCS])
+            surts = pa.array([f"example,site{one},www)/path" for one in site])
+            columns = [surts, said["url"], said["domain"], ids, pa.array([STREAM] * len(urls))]
+            shards = pa.array([number] * len(urls), pa.int32())
+            index.append(pa.Table.from_arrays([*columns, shards], schema=BY_URL))
+            total += int(ends[-1])
+    entries = [tokens_writer.written.to_json(), docs_writer.written.to_json()]
+    return entries, total, pa.concat_tables(index)
 
 
 def write_dataset(folder: Path, megabytes: int) -> Store:
@@ -96,10 +99,10 @@ def write_dataset(folder: Path, megabytes: int) -> Store:
     keys = np.array([shuffle_key(0, f"site{n}.example".encode()) % buckets for n in range(DOMAINS)])
     site = np.array([int(one[4:-8]) for one in rows.column("domain").to_pylist()])
     for bucket in range(buckets):
-        writer = IpcWriter(store, f"by_url/{bucket:05d}", BY_URL)
-        for batch in rows.filter(pa.array(keys[site] == bucket)).combine_chunks().to_batches(BATCH_DOCUMENTS):
-            writer.write([pa.concat_arrays([one, one.slice(0, 0)]) for one in batch.columns])
-        entries.append(writer.close())
+        with IpcWriter(store, f"by_url/{bucket:05d}", BY_URL) as writer:
+            for batch in rows.filter(pa.array(keys[site] == bucket)).combine_chunks().to_batches(BATCH_DOCUMENTS):
+                writer.write([pa.concat_arrays([column, column.slice(0, 0)]) for column in batch.columns])
+        entries.append(writer.written.to_json())
     figures = old.content.figures | {"streams": {STREAM: [tokens for _, tokens, _ in made]}}
     files = [FileEntry(**{name: entry[name] for name in FileEntry.model_fields}) for entry in entries]
     counts = {"rows_in": rows.num_rows, "rows_kept": rows.num_rows, "dropped": {}}
@@ -121,12 +124,13 @@ def rewrite(run: Store, scratch: Path, threads: int) -> None:
         blank_docs(dataset.folder, place, Store(str(scratch)))
 
     def write_urls(path: str) -> None:
-        writer = IpcWriter(Store(str(scratch)), "by_url/00000", BY_URL)
-        with dataset.folder.open_input(path) as file:
+        with (
+            IpcWriter(Store(str(scratch)), "by_url/00000", BY_URL) as writer,
+            dataset.folder.open_input(path) as file,
+        ):
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 writer.write([fresh(column) for column in reader.get_batch(number).columns])
-        writer.close()
 
     def delete() -> None:
         list(pool.map(Path.unlink, [path for path in scratch.rglob("*") if path.is_file()]))

@@ -1,6 +1,6 @@
-"""A run: each step is skipped if its tables stand for the same inputs and settings, else built and committed.
+"""A run: each step is skipped if its tables exist for the same inputs and settings, else it is built and committed.
 
-Everything that can be wrong before the first task is checked before the first task: inputs, models, output folder.
+Inputs, models and the output folder are checked before the first task starts.
 """
 
 import posixpath
@@ -15,9 +15,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pipeline.engine.part import forget_parts
 from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import PerDocument, Source, Split
-from pipeline.engine.step import PARTS, Build, Built, Model, Stage, TableJob
+from pipeline.engine.step import Build, Built, Model, Stage, TableJob
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
@@ -33,7 +34,6 @@ from schemas.manifest import (
     RunFile,
     Table,
     make_manifest,
-    part_key,
     read_manifest,
     read_run,
     write_manifest,
@@ -47,7 +47,7 @@ Models = dict[str, dict[str, Model]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run whose settings, inputs and models were found and checked; nothing has been started."""
+    """A run whose settings, inputs and models have been checked; nothing has been started."""
 
     recipe: Recipe
     steps: Sequence[TableJob]
@@ -57,7 +57,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Run:
-    """What every step of a run shares."""
+    """The session, settings and inputs that all steps of a run share."""
 
     spark: SparkSession
     recipe: Recipe
@@ -68,7 +68,7 @@ class Run:
 
 
 def prepare(recipe: Recipe, until: str | None) -> Prepared:
-    """The steps up to `until` (None: all) with what they need. Raises ConfigError for whatever is wrong or missing."""
+    """Return the steps up to `until` (None: all) with their inputs and models. Raises ConfigError if any is missing."""
     names = [step.name for step in STEPS]
     if until is not None and until not in names:
         raise ConfigError(f"stage {until!r}: no such step; the steps are {', '.join(names)}")
@@ -80,11 +80,11 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
 
 
 def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
-    """Bring the run up to its last step and return its state. Raises ContractError, as when another works on the run.
+    """Build the missing steps of a run and return its state. Raises ContractError if another process works on the run.
 
-    Steps that stand are skipped; an interrupted step goes on from its finished parts.
+    Complete steps are skipped; an interrupted step resumes from its completed parts.
     """
-    folder.make_parent(RUN_NAME)  # where the lock lies
+    folder.make_parent(RUN_NAME)  # the folder of the lock file
     with writing_tables(folder, "penstock run"):
         return _run_steps(spark, prepared, folder, partitions)
 
@@ -92,9 +92,9 @@ def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions
 def _run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
     recipe, steps = prepared.recipe, prepared.steps
     run = Run(spark, recipe, folder, prepared.splits, prepared.models, partitions)
-    unwanted = {name for step in STEPS if not step.wanted(recipe) for name in step.writes}
-    standing = {name: version for name, version in read_run(folder).tables.items() if name not in unwanted}
-    state = RunFile(tables=standing, recipe=recipe.to_json())
+    unused = {name for step in STEPS if not step.wanted(recipe) for name in step.writes}
+    existing = {name: version for name, version in read_run(folder).tables.items() if name not in unused}
+    state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
     ship_models(spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
     tables: dict[str, Table] = {}
@@ -102,43 +102,43 @@ def _run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partition
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
         folders = run_step(run, step, inputs | step.outside(recipe, prepared.splits))
         tables |= {name: Table(written, read_manifest(written)) for name, written in folders.items()}
-        pointers = {name: way_to(folder, name, written) for name, written in folders.items()}
+        pointers = {name: relative_path(folder, name, written) for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
         write_run(folder, state)
     return state
 
 
 def find_models(recipe: Recipe, steps: Sequence[TableJob]) -> Models:
-    """Every model file the steps need, fetched and verified. Raises ConfigError before anything runs."""
+    """Return every model file that the steps need, fetched and verified. Raises ConfigError before anything runs."""
     config = recipe.section("models", ModelsConfig)
-    found: Models = {}
+    models: Models = {}
     seen: set[str] = set()
     for step in steps:
         for stage in step.stages:
             if stage.name in seen:
                 continue
             seen.add(stage.name)
-            wanted = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
-            for name, place in wanted.items():
+            named = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
+            for name, place in named.items():
                 local = ensure_model(place, config)
-                found.setdefault(stage.name, {})[name] = Model(str(local.path), local.sha256, is_shipped(stage, name))
-            if isinstance(stage, PerDocument) and stage.name in found:
-                found[stage.name] |= compiled(stage, recipe[stage.name], found[stage.name], config)
+                models.setdefault(stage.name, {})[name] = Model(str(local.path), local.sha256, is_shipped(stage, name))
+            if isinstance(stage, PerDocument) and stage.name in models:
+                models[stage.name] |= compiled(stage, recipe[stage.name], models[stage.name], config)
             if isinstance(stage, PerDocument):
-                paths = {name: model.path for name, model in found.get(stage.name, {}).items()}
-                if paths:  # a model that cannot serve the settings is found out here and not on the workers
+                paths = {name: model.path for name, model in models.get(stage.name, {}).items()}
+                if paths:  # a model that does not fit the settings fails here and not on the workers
                     stage.make(recipe[stage.name], paths)
                 stage.checks(recipe[stage.name], paths, {})
-    return found
+    return models
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Whether the stage's workers open this model; what other stages name, such as a mix, the driver alone reads."""
+    """Return True if the stage's workers open this model; models of other stages, such as a mix, stay on the driver."""
     return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 
 def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], store: ModelsConfig) -> dict[str, Model]:
-    """The files a stage makes of its models once, in a folder of the model cache named by what they are made of."""
+    """Return the files that a stage compiles of its models once, in a folder of the model cache named by digest."""
     if stage.compile is None:
         return {}
     identity = digest_of([stage.name, stage.version, config.content(), sorted(m.sha256 for m in models.values())])
@@ -149,52 +149,53 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
 
 
 def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str, Store]:
-    """The folders of the step's tables, committed: those that stood, here or where this run began, or built now."""
+    """Return the folders of the step's tables: complete ones of this run or of a run it is attached to, or new ones."""
     identity = step_identity(run, step, inputs)
-    homes = homes_of(run.folder)
-    places = [places_in(home, step, f"v-{identity[:12]}") for home in homes]
-    for home, folders in zip(homes, places, strict=True):
+    searched = run_folders(run.folder)
+    versions = [version_folders(other, step, f"v-{identity[:12]}") for other in searched]
+    for other, folders in zip(searched, versions, strict=True):
         if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
-            where = "" if home.uri == run.folder.uri else f" in {home.uri}"
-            print(f"{step.name:<10} stands ({identity[:12]}){where}", file=sys.stderr)
+            where = "" if other.uri == run.folder.uri else f" in {other.uri}"
+            print(f"{step.name:<10} is complete ({identity[:12]}){where}", file=sys.stderr)
             return folders
     if not step.reads:
-        for home in homes:
-            refuse_rebuild(home, step.name)
-    folders = places[0]
+        for other in searched:
+            refuse_rebuild(other, step.name)
+    folders = versions[0]
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
-    built = step.build(Build(run.spark, run.recipe, folders, inputs, run.splits, models, run.partitions))
+    built = step.build(Build(run.spark, run.recipe, step.stages, folders, inputs, run.splits, models, run.partitions))
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
     return folders
 
 
-def homes_of(folder: Store) -> list[Store]:
-    """The run folder, and those that its `run.json` stands on tables of: what stands there is not made again."""
-    ways = [f"{name}/{way}" for name, way in read_run(folder).tables.items() if "/" in way]
-    return [folder, *{home.uri: home for way in ways for home in [folder.child(f"{way}/../..")]}.values()]
+def run_folders(folder: Store) -> list[Store]:
+    """Return the run folder, and those whose tables its `run.json` refers to: tables there are not built again."""
+    paths = [f"{name}/{path}" for name, path in read_run(folder).tables.items() if "/" in path]
+    others = [folder.child(f"{path}/../..") for path in paths]
+    return [folder, *{other.uri: other for other in others}.values()]
 
 
-def places_in(home: Store, step: TableJob, version: str) -> dict[str, Store]:
-    """Where a version of a step's tables stands in a run folder, or would be written."""
-    # A takedown puts another version in the place of the one that these inputs and settings made.
-    return {name: home.child(f"{name}/{standing_version(home, name, version)}") for name in step.writes}
+def version_folders(folder: Store, step: TableJob, version: str) -> dict[str, Store]:
+    """Return the folders in which a version of a step's tables is, or would be written, in a run folder."""
+    # A takedown replaces the version that these inputs and settings made by another one.
+    return {name: folder.child(f"{name}/{standing_version(folder, name, version)}") for name in step.writes}
 
 
-def way_to(folder: Store, table: str, written: Store) -> str:
-    """The version folder of a table as `run.json` names it: by its way from the table's folder in this run."""
+def relative_path(folder: Store, table: str, written: Store) -> str:
+    """Return the version folder of a table as `run.json` names it: relative to the table's folder in this run."""
     return posixpath.relpath(written.root, folder.child(table).root)
 
 
 def models_of(run: Run, step: TableJob) -> Models:
-    """The models of a step's stages."""
+    """Return the models of a step's stages."""
     return {stage.name: run.models[stage.name] for stage in step.stages if stage.name in run.models}
 
 
 def step_identity(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> str:
-    """The fingerprint of a step: stages, versions, content settings, models by digest, and what it reads."""
+    """Return the fingerprint of a step: stages, versions, content settings, digests of models, and what it reads."""
     reads: Any = {name: origin_of(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
@@ -202,7 +203,7 @@ def step_identity(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> str:
 
 
 def step_content(run: Run, step: TableJob) -> dict[str, Any]:
-    """Versions, content settings and model digests of a step's stages."""
+    """Return the versions, content settings and model digests of a step's stages."""
     models = models_of(run, step)
     return {
         "stages": {stage.name: stage.version for stage in step.stages},
@@ -212,14 +213,14 @@ def step_content(run: Run, step: TableJob) -> dict[str, Any]:
 
 
 def settings_of(section: Section, step: TableJob) -> dict[str, Any]:
-    """The settings of one section that change what a step writes."""
+    """Return the settings of one section that change what a step writes."""
     return section.decisions() if step.settings == "decision" else section.content()
 
 
 def commit(
     run: Run, step: TableJob, folder: Store, facts: tuple[str, Built, Mapping[str, Table], dict[str, Any]]
 ) -> None:
-    """Write the manifest of one table: from then on it exists. Its part answers are no longer needed and go."""
+    """Write the manifest of one table, which makes it exist, and delete the results of its parts."""
     table, built, inputs, timing = facts
     identities = {f"input:{split.name}": split.identity for split in run.splits} if not step.reads else {}
     check_inputs(run.folder, table, built, identities)
@@ -244,8 +245,7 @@ def commit(
         "notes": {**built.notes, "errors": built.errors},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
-    for ordinal in range(len(built.files)):
-        folder.delete(f"{PARTS}/{part_key(ordinal)}.json")
+    forget_parts(folder, len(built.files))
     for error, count in built.errors.items():
         print(f"{step.name}: {count} record(s) dropped as failed, {error}", file=sys.stderr)
 
@@ -253,7 +253,7 @@ def commit(
 def check_inputs(folder: Store, table: str, built: Built, identities: Mapping[str, str]) -> None:
     """Compare the inputs' digests with those an earlier version read under the same name, size and time.
 
-    Raises ContractError if a file changed its content and kept its looks.
+    Raises ContractError if the content of a file changed while its name, size and time did not.
     """
     tables = read_run(folder).tables
     if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):
@@ -266,5 +266,5 @@ def check_inputs(folder: Store, table: str, built: Built, identities: Mapping[st
         if same and digests.get(name, now) != now:
             raise ContractError(
                 f"input {name}: expected SHA-256 {digests[name][:16]}… (same name, size and time as before), "
-                f"found {now[:16]}…. Restore the file or use a new run folder."
+                f"got {now[:16]}…. Restore the file, or name another folder with --out."
             )

@@ -1,133 +1,135 @@
-"""The table of contents: every step of a run in order, the tables it writes, and the stages that decide them."""
+"""Every stage and every step of a run, in order: what runs, the tables it reads and the tables it writes.
 
-from collections.abc import Mapping, Sequence
+A stage looks at one document, or declares the settings of a step that needs all of them; a step builds tables. Nothing
+else lists stages or steps: the steps are given theirs, and the report, what-if and takedown read them here.
+"""
+
+from collections.abc import Mapping
 from functools import partial
 
-from pipeline.classifier.importance import ImportanceConfig
-from pipeline.classifier.stage import ClassifierConfig
+from pipeline.classifier.importance import IMPORTANCE
+from pipeline.classifier.stage import CLASSIFIER
+from pipeline.decontaminate.stage import DECONTAMINATE
 from pipeline.dedup.audit.config import AUDIT
-from pipeline.dedup.audit.config import wanted as audits
+from pipeline.dedup.audit.config import wanted as is_audited
 from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.clusters import build_clusters
-from pipeline.dedup.config import DEDUP, DedupConfig
-from pipeline.dedup.index import indexes_of, representatives_of
-from pipeline.dedup.keep_order import order_columns
+from pipeline.dedup.config import DEDUP
+from pipeline.dedup.index import representatives_of
 from pipeline.dedup.repeats.config import REPEATS
 from pipeline.dedup.repeats.step import build_repeats
 from pipeline.dedup.repeats.step import wanted as cuts_repeats
 from pipeline.dedup.survivors import build_dedup
-from pipeline.engine.stage import Split
+from pipeline.engine.stage import PerDocument
 from pipeline.engine.step import Stage, TableJob
+from pipeline.extract.extract import EXTRACT
+from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
-from pipeline.perplexity.stage import PerplexityConfig
-from pipeline.quality.config import QualityConfig
-from pipeline.steps import clean, documents, scores
+from pipeline.perplexity.stage import PERPLEXITY
+from pipeline.pii.stage import PII
+from pipeline.quality.stage import QUALITY
+from pipeline.sources.source import SOURCE
 from pipeline.steps.clean import build_clean
-from pipeline.steps.documents import build_documents
-from pipeline.steps.verdicts import JUDGED, Rejudge, build_verdicts
+from pipeline.steps.documents import KEEP_TEXT, build_documents
+from pipeline.steps.requirements import bucket_tables, check_buckets, check_indexes
+from pipeline.steps.scores import build_scores, has_models
+from pipeline.steps.verdicts import Rejudge, build_verdicts
 from pipeline.tokens.dataset import build_tokens
-from pipeline.tokens.streams import BY_PERPLEXITY, CLASSIFIER, FAMILY_OF, IMPORTANCE, TOKENS, TokensConfig, check_names
+from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
-from schemas.config import Recipe, Section, nearest
-from schemas.errors import ConfigError
-from schemas.manifest import Table
+from pipeline.toxicity import TOXICITY
+from schemas.config import Section
 
-
-def checked_indexes(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
-    """The earlier indexes of a run. Raises ConfigError if keep rules ask for scores that no step makes."""
-    keep = recipe.section(DEDUP.name, DedupConfig)
-    if "scores" in order_columns(keep) and not scores.wanted(recipe):
-        raise ConfigError(f"dedup.keep: expected scores of models, got {list(keep.keep)} and no model that is asked")
-    return indexes_of(recipe, splits)
-
-
-def checked_streams(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
-    """No table. Raises ConfigError if sources are to be cut by what is not measured, or the mix names other ones."""
-    config = recipe.section(TOKENS.name, TokensConfig)
-    by, families = config.buckets_by, recipe.section("quality", QualityConfig).families
-    if by == BY_PERPLEXITY and recipe.section("perplexity", PerplexityConfig).scorer is None:
-        raise ConfigError(
-            "tokens.buckets_by: expected buckets of perplexity, got no perplexity.scorer, so nothing measures it. "
-            "Name a scorer and its models, or a signal."
-        )
-    if config.measure and config.measure.name and by not in (scored := scores_of(recipe)):
-        found = f"{by!r}{nearest(by, scored)}" if scored else f"{by!r} and no model that scores texts"
-        section, _, name = by.partition(".")
-        raise ConfigError(
-            f"tokens.buckets_by: expected the score of a model of the recipe, got {found}. Give {section}.models a "
-            f"model {name!r}, or cut by something else."
-        )
-    if by in FAMILY_OF and FAMILY_OF[by] not in families:
-        raise ConfigError(
-            f"tokens.buckets_by: expected a signal that is measured, got {by!r} of the family {FAMILY_OF[by]!r}, but "
-            f"quality.families has only {', '.join(families)}. Add it, or name another signal."
-        )
-    check_names(config, sorted({split.source for split in splits}))
-    return {}
-
-
-def scores_of(recipe: Recipe) -> list[str]:
-    """The scores that the models of a recipe give each text, as `section.name`."""
-    models = {
-        CLASSIFIER: recipe.section(CLASSIFIER, ClassifierConfig).models,
-        IMPORTANCE: recipe.section(IMPORTANCE, ImportanceConfig).models,
-    }
-    return [f"{section}.{name}" for section, names in models.items() for name in names]
-
-
-def cut_by(recipe: Recipe) -> tuple[str, ...]:
-    """The tables that the buckets of a recipe's sources are read from."""
-    config = recipe.section(TOKENS.name, TokensConfig)
-    if config.measure and config.measure.name:
-        return ("documents", config.measure.table)
-    return ("documents", "verdicts", "repeats") if config.buckets_by else ()
-
+MEASURED: tuple[PerDocument, ...] = (EXTRACT, LANGUAGE, QUALITY, DECONTAMINATE, TOXICITY, SIGNATURE)
+"""Measure a document in the worker that reads it, in this order."""
+SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
+"""Score the stored text with models."""
+CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED)
+"""State the checks that decide, in this order, whether a document is kept."""
 
 STEPS: tuple[TableJob, ...] = (
-    TableJob(("documents", "text"), documents.STAGES, (), build_documents),
-    TableJob(("scores",), scores.STAGES, ("documents", "text"), scores.build_scores, wanted=scores.wanted),
-    TableJob(("verdicts",), JUDGED, ("documents", "scores"), build_verdicts, settings="decision"),
     TableJob(
-        ("clusters", "index"),
-        (SIGNATURE, DEDUP),
-        ("documents", "text", "scores"),
-        build_clusters,
-        outside=checked_indexes,
+        writes=("documents", "text"),
+        stages=(SOURCE, *MEASURED, KEEP_TEXT),
+        reads=(),
+        build=build_documents,
     ),
     TableJob(
-        ("dedup", "representatives"),
-        (DEDUP,),
-        ("documents", "scores", "verdicts", "clusters", "index"),
-        build_dedup,
+        writes=("scores",),
+        stages=SCORED,
+        reads=("documents", "text"),
+        build=build_scores,
+        wanted=partial(has_models, SCORED),
+    ),
+    TableJob(
+        writes=("verdicts",),
+        stages=CHECKED,
+        reads=("documents", "scores"),
+        build=build_verdicts,
+        settings="decision",
+    ),
+    TableJob(
+        writes=("clusters", "index"),
+        stages=(SIGNATURE, DEDUP),
+        reads=("documents", "text", "scores"),
+        build=build_clusters,
+        outside=partial(check_indexes, partial(has_models, SCORED)),
+    ),
+    TableJob(
+        writes=("dedup", "representatives"),
+        stages=(DEDUP,),
+        reads=("documents", "scores", "verdicts", "clusters", "index"),
+        build=build_dedup,
         settings="decision",
         outside=representatives_of,
     ),
-    TableJob(("audit",), (AUDIT,), ("documents", "text", "clusters"), build_audit, wanted=audits),
     TableJob(
-        ("repeats",),
-        (REPEATS, *JUDGED),
-        ("documents", "text", "scores", "verdicts", "dedup"),
-        partial(build_repeats, make_judge=Rejudge),
+        writes=("audit",),
+        stages=(AUDIT,),
+        reads=("documents", "text", "clusters"),
+        build=build_audit,
+        wanted=is_audited,
+    ),
+    TableJob(
+        writes=("repeats",),
+        stages=(REPEATS, *CHECKED),
+        reads=("documents", "text", "scores", "verdicts", "dedup"),
+        build=partial(build_repeats, make_judge=partial(Rejudge, CHECKED)),
         wanted=cuts_repeats,
     ),
-    TableJob(("clean",), clean.STAGES, ("documents", "text", "dedup", "repeats"), build_clean),
-    TableJob(("tokenizer",), (TOKENIZER,), ("clean",), build_tokenizer),
     TableJob(
-        ("tokens",),
-        (TOKENS,),
-        ("clean", "tokenizer"),
-        build_tokens,
-        asks=cut_by,
-        outside=checked_streams,
+        writes=("clean",),
+        stages=(PII,),
+        reads=("documents", "text", "dedup", "repeats"),
+        build=build_clean,
+    ),
+    TableJob(
+        writes=("tokenizer",),
+        stages=(TOKENIZER,),
+        reads=("clean",),
+        build=build_tokenizer,
+    ),
+    TableJob(
+        writes=("tokens",),
+        stages=(TOKENS,),
+        reads=("clean", "tokenizer"),
+        build=build_tokens,
+        asks=bucket_tables,
+        outside=check_buckets,
     ),
 )
 
 
+def stages_of(step: str) -> tuple[Stage, ...]:
+    """Return the stages of a step, by the step's name."""
+    return {known.name: known.stages for known in STEPS}[step]
+
+
 def all_stages() -> list[Stage]:
-    """Every stage of a run, once, in order."""
+    """Return every stage of a run once, in order."""
     return list({stage.name: stage for step in STEPS for stage in step.stages}.values())
 
 
 def sections() -> Mapping[str, type[Section]]:
-    """The recipe sections of the data half: one for each stage."""
+    """Return the recipe sections of the data half: one for each stage."""
     return {stage.name: stage.config for stage in all_stages()}

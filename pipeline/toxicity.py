@@ -206,4 +206,5 @@ TOXICITY = PerDocument(
     checks=checks,
     models=model_files,
     ends=False,
+    again="rest",
 )

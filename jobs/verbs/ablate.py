@@ -23,7 +23,7 @@ from jobs.verbs.proxies import (
 from pipeline.engine.step import TableJob
 from pipeline.inspect.diff import KEPT, Difference, compare, open_side
 from pipeline.inspect.without_rules import leave_out
-from pipeline.run import homes_of, prepare, run_steps, settings_of
+from pipeline.run import prepare, run_folders, run_steps, settings_of
 from pipeline.stages import STEPS
 from pipeline.tokens.tokenizer import TO_TRAIN
 from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, Interval, Moved, Proxies, Side
@@ -145,7 +145,7 @@ def check_clusters(run: Store) -> None:
     """Raises ConfigError if a run has no clusters of its own, by which copies of held-out documents are found."""
     standing = read_run(run).tables
     if lacking := [name for name in ("clusters", "dedup") if name not in standing]:
-        homes = [home.uri for home in homes_of(run) if home.uri != run.uri]
+        homes = [home.uri for home in run_folders(run) if home.uri != run.uri]
         there = f"it stands on the dataset of {homes[0]}: ablate that one" if homes else "run its recipe"
         raise ConfigError(f"{run.uri}: expected a run with its tables, got no {' and no '.join(lacking)}. {there}.")
 

@@ -11,7 +11,7 @@ from pipeline.inspect.whatif import Prediction, open_tables, predict
 from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.inspect.whatif_text import tell, to_json
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.steps.verdicts import JUDGED
+from pipeline.stages import CHECKED
 from schemas.config import Recipe
 from schemas.ids import canonical_json
 from schemas.storage import Store
@@ -47,6 +47,6 @@ def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
     config = recipe.section("models", ModelsConfig)
     return {
         stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
-        for stage in JUDGED
+        for stage in CHECKED
         if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
     }

@@ -223,4 +223,5 @@ IMPORTANCE = PerDocument(
     },
     checks=importance_checks,
     quantiles=importance_quantiles,
+    again="rest",
 )

@@ -178,4 +178,5 @@ CLASSIFIER = PerDocument(
     },
     checks=classifier_checks,
     quantiles=classifier_quantiles,
+    again="rest",
 )

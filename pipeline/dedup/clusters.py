@@ -3,7 +3,6 @@
 It depends on documents only, so other thresholds for quality choose other survivors from the same clusters.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,13 +19,14 @@ from pipeline.dedup.keep_order import EARLIER, Bytes, binary_array
 from pipeline.dedup.keys import DedupTask, Window, layout, num_keys, payloads_of, windows
 from pipeline.dedup.verify import BEST, FAILED, JOINED
 from pipeline.engine.materialize import Scratch, shuffled_bytes
-from pipeline.engine.parquet import PartWriter, parts_of
+from pipeline.engine.parquet import parts_of
+from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.spark import answers_of_parts, frame_of_tasks
 from pipeline.engine.stage import Row
-from pipeline.engine.step import Answer, Build, Built, gather
+from pipeline.engine.step import Build, Built, gather
 from pipeline.minhash.stage import SignatureConfig
 from schemas.ids import DOC_ID_BYTES
-from schemas.manifest import part_key
+from schemas.manifest import Counts, part_key
 from schemas.storage import Store
 from schemas.tables import CLUSTERS
 
@@ -119,12 +119,12 @@ def rows_of_parts(links: DataFrame, found: Found, parts: int) -> DataFrame:
     return rows.withColumn("part", F.col("part").cast("int"))
 
 
-def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[Answer]:
+def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
     """Write one part of `clusters` for each documents part, and its leaders where an index is wanted."""
     shared = build.spark.sparkContext.broadcast(task)
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return write_part(shared.value, number, links_of(batches))
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
+        return write_clusters(shared.value, number, links_of(batches))
 
     return answers_of_parts(rows, len(task.tasks), write)
 
@@ -145,36 +145,27 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> Links:
     return links
 
 
-def write_part(task: ClustersTask, number: int, links: Links) -> Answer:
-    """Write the clusters of one part; returns files, books and figures."""
-    started = time.process_time()
-    writer = PartWriter(task.clusters, part_key(number), CLUSTERS)
-    leaders: list[pa.RecordBatch] = []
+def write_clusters(task: ClustersTask, number: int, links: Links) -> PartResult:
+    """Write the clusters of one part and, for an index, its leaders."""
     own = task.tasks[number]
-    rows = joined = 0
-    try:
+
+    def fill(output: PartOutput) -> None:
+        leaders: list[pa.RecordBatch] = []
+        rows = joined = 0
         for window in windows(own):
             clusters = clusters_of(window, links)
             for row in part_rows(window, clusters, links):
-                writer.add(row)
+                output.write(row)
                 rows += 1
                 joined += row["similarity"] is not None
             if own.dedup.write_index:
                 leaders.append(leaders_of(window, clusters, own))
-    except BaseException:
-        writer.abandon()
-        raise
-    files = {"clusters": writer.close()}
-    if own.dedup.write_index:
-        files["leaders"] = write_file(iter(leaders), task.index, f"leaders/{part_key(number)}", LEADERS)
-    return {
-        "files": files,
-        "rows": rows,
-        "errors": {},
-        "cpu_seconds": time.process_time() - started,
-        "counts": {"rows_in": rows, "rows_kept": rows, "dropped": {}},
-        "figures": {"joined_documents": joined},
-    }
+        if own.dedup.write_index:
+            output.files["leaders"] = write_file(iter(leaders), task.index, f"leaders/{part_key(number)}", LEADERS)
+        output.counts = Counts(rows_in=rows, rows_kept=rows)
+        output.figures["joined_documents"] = joined
+
+    return write_part(PartTarget(number, {"clusters": TableTarget(task.clusters, CLUSTERS)}), fill)
 
 
 def clusters_of(window: Window, links: Links) -> list[bytes]:
@@ -211,7 +202,7 @@ def leaders_of(window: Window, clusters: Sequence[bytes], task: DedupTask) -> pa
     return pa.RecordBatch.from_arrays([binary_array(ids), cluster, binary_array(payload)], schema=LEADERS)
 
 
-def build_index(answers: Sequence[Answer], found: Found, links: DataFrame, task: ClustersTask) -> Built:
+def build_index(answers: Sequence[PartResult], found: Found, links: DataFrame, task: ClustersTask) -> Built:
     """The table `index`: the snapshot's own buckets where that was asked for, and the earlier clusters it joins."""
     built = Built()
     if task.tasks and task.tasks[0].dedup.indexes:
@@ -219,16 +210,15 @@ def build_index(answers: Sequence[Answer], found: Found, links: DataFrame, task:
             F.substring("node", 1, DOC_ID_BYTES).alias("earlier"),
             F.substring("cluster", 1, DOC_ID_BYTES).alias("cluster"),
         )
-        for answer in write_files(earlier, earlier.count(), task.index, "merged", MERGED):
-            built.add_file(answer)
+        for file in write_files(earlier, earlier.count(), task.index, "merged", MERGED):
+            built.add_file(file)
     if found.leads:
         bands = found.leads[0]
         for frame in found.leads[1:]:
             bands = bands.union(frame)
-        for answer in write_files(bands, bands.count(), task.index, "bands", BANDS):
-            built.add_file(answer)
+        for file in write_files(bands, bands.count(), task.index, "bands", BANDS):
+            built.add_file(file)
         for answer in answers:
-            built.add_file(answer["files"]["leaders"])
-    rows = sum(entry.rows for entry in built.files)
-    built.counts = built.counts.model_copy(update={"rows_in": rows, "rows_kept": rows})
+            built.add_file(answer.files["leaders"])
+    built.count_rows()
     return built

@@ -18,8 +18,9 @@ from pipeline.dedup.candidates import Earlier
 from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES
 from pipeline.dedup.keys import check_method
-from pipeline.engine.parquet import HashingSink, unique_name
-from pipeline.engine.spark import Answer, answers_of_partitions, frame_of_tasks
+from pipeline.engine.parquet import FileWriter, WrittenFile
+from pipeline.engine.part import Answer
+from pipeline.engine.spark import answers_of_partitions, frame_of_tasks
 from pipeline.engine.stage import Split
 from pipeline.minhash.stage import SIGNATURE, SignatureConfig
 from schemas.config import Recipe
@@ -198,7 +199,7 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
             yield batch.cast(schema)
 
 
-def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[Answer]:
+def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
     """Write a frame as files `<kind>/00000` …, cut by a hash of the first column and sorted; returns their entries.
 
     Raises ContractError if they do not hold all `rows` of the frame.
@@ -211,31 +212,49 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
     cut = cut.repartitionById(count, F.col("part")).drop("part").sortWithinPartitions(*schema.names)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return write_file(batches, folder, f"{kind}/{number:05d}", schema)
+        return write_file(batches, folder, f"{kind}/{number:05d}", schema).to_json()
 
-    answers = answers_of_partitions(cut, write)
-    if (written := sum(answer["rows"] for answer in answers)) != rows:
+    files = [WrittenFile(**answer) for answer in answers_of_partitions(cut, write)]
+    if (written := sum(file.rows for file in files)) != rows:
         raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written} written. Run again.")
-    return answers
+    return files
 
 
-def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> Answer:
+def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> WrittenFile:
     """Write one file of rows that arrive sorted; row groups are cut by the rows alone."""
-    path = unique_name(key, "parquet")
-    folder.make_parent(path)
-    sink = HashingSink(folder.open_output(path))
-    rows = 0
-    with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd", write_statistics=False) as writer:
-        held: list[pa.RecordBatch] = []
+    folder.make_parent(key)
+    with IndexWriter(folder, key, schema) as writer:
         for batch in batches:
-            held.append(batch.select(schema.names).cast(schema))
-            rows += batch.num_rows
-            if sum(item.num_rows for item in held) >= 1 << 17:
-                whole = pa.Table.from_batches(held)
-                writer.write_table(whole.slice(0, 1 << 17), row_group_size=1 << 17)
-                held = whole.slice(1 << 17).to_batches()
-        if any(batch.num_rows for batch in held):  # a row group of no rows is more than some readers take
-            writer.write_table(pa.Table.from_batches(held, schema))
-    sink.close()
-    folder.sync(path)
-    return {"key": key, "path": path, "rows": rows, "bytes": sink.num_bytes, "sha256": sink.sha256}
+            writer.add(batch)
+    return writer.written
+
+
+class IndexWriter(FileWriter):
+    """A Parquet file of sorted batches, in row groups of a fixed number of rows."""
+
+    GROUP_ROWS = 1 << 17
+
+    def __init__(self, folder: Store, key: str, schema: pa.Schema):
+        super().__init__(folder, key, "parquet")
+        self._schema = schema
+        sink = pa.PythonFile(self._sink, mode="w")
+        self._writer = pq.ParquetWriter(sink, schema, compression="zstd", write_statistics=False)
+        self._pending: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Append the rows of a batch."""
+        self._pending.append(batch.select(self._schema.names).cast(self._schema))
+        self.num_rows += batch.num_rows
+        if sum(pending.num_rows for pending in self._pending) >= self.GROUP_ROWS:
+            whole = pa.Table.from_batches(self._pending)
+            self._writer.write_table(whole.slice(0, self.GROUP_ROWS), row_group_size=self.GROUP_ROWS)
+            self._pending = whole.slice(self.GROUP_ROWS).to_batches()
+
+    def _finish(self) -> None:
+        # Some readers fail on a row group without rows.
+        if any(batch.num_rows for batch in self._pending):
+            self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
+        self._writer.close()
+
+    def _drop(self) -> None:
+        self._writer.close()

@@ -4,7 +4,6 @@ Documents of one URL come first, then copies of one text. Each part tallies its 
 parts that hold them, so the largest cluster costs one row a part.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,11 +28,11 @@ from pipeline.dedup.decide import (
 )
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
 from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
-from pipeline.engine.parquet import Part, PartWriter, measured, parts_of
+from pipeline.engine.parquet import Part, measured, parts_of
+from pipeline.engine.part import Books, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.spark import answers_of_parts, by_part, frame_of_tasks, persisted
 from pipeline.engine.stage import Drop, Row
-from pipeline.engine.step import Answer, Build, Built, gather
-from pipeline.engine.worker import Books, set_verdict
+from pipeline.engine.step import Build, Built, gather
 from schemas.manifest import Table, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
@@ -75,10 +74,9 @@ def build_dedup(build: Build) -> dict[str, Built]:
     other = built["representatives"]
     for answer in answers:
         for name in ("clusters", "urls"):
-            if name in answer["files"]:
-                other.add_file(answer["files"][name])
-    count = sum(entry.rows for entry in other.files)
-    other.counts = other.counts.model_copy(update={"rows_in": count, "rows_kept": count})
+            if name in answer.files:
+                other.add_file(answer.files[name])
+    other.count_rows()
     return built
 
 
@@ -159,47 +157,38 @@ def known_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]
     return known
 
 
-def write_parts(build: Build, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[Answer]:
+def write_parts(build: Build, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
     """Write one part of `dedup` for each documents part, including those without a copy; returns their answers."""
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return write_part(shared.value[number], known_of(batches))
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
+        return write_survivors(shared.value[number], known_of(batches))
 
     return answers_of_parts(rows, len(tasks), write)
 
 
-def write_part(task: SurvivorsTask, known: Known) -> Answer:
-    """Write the verdicts of one part and, for an index, its tallies; returns files, books and figures."""
-    started = time.process_time()
-    books = Books([(DEDUP.name, DEDUP.reasons)], raises=False)
-    writer = PartWriter(task.dedup, part_key(task.part.ordinal), DEDUP_SCHEMA)
-    clusters: dict[bytes, tuple[int, bytes]] = {}
-    urls: dict[bytes, tuple[int, bytes]] = {}
-    try:
+def write_survivors(task: SurvivorsTask, known: Known) -> PartResult:
+    """Write the verdicts of one part and, for an index, its tallies."""
+
+    def fill(output: PartOutput) -> None:
+        clusters: dict[bytes, tuple[int, bytes]] = {}
+        urls: dict[bytes, tuple[int, bytes]] = {}
         for facts in facts_of_part(task):
             for row, reason, chars in decide(facts, known):
-                write_verdict(row, reason, chars, task.config, books)
-                writer.add(row)
+                write_verdict(row, reason, chars, task.config, output.books)
+                output.write(row)
             if task.config.write_index:
                 cluster_tallies(facts, known, clusters, alone=True)
                 url_tallies(facts, urls)
-    except BaseException:
-        writer.abandon()
-        raise
-    files = {"dedup": writer.close()}
-    if task.config.write_index:
-        for name, found in (("clusters", clusters), ("urls", urls)):
-            rows = tallies(found, task.part.ordinal)
-            key = f"{name}/{part_key(task.part.ordinal)}"
-            files[name] = write_file(iter([rows]), task.representatives, key, COUNTED)
-    return {
-        "files": files,
-        "rows": books.rows_in,
-        "errors": {},
-        "cpu_seconds": time.process_time() - started,
-        **books.to_json(),
-    }
+        if task.config.write_index:
+            for name, found in (("clusters", clusters), ("urls", urls)):
+                rows = tallies(found, task.part.ordinal)
+                key = f"{name}/{part_key(task.part.ordinal)}"
+                output.files[name] = write_file(iter([rows]), task.representatives, key, COUNTED)
+
+    reasons = [(DEDUP.name, DEDUP.reasons)]
+    tables = {"dedup": TableTarget(task.dedup, DEDUP_SCHEMA)}
+    return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
 
 
 def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: Books) -> None:

@@ -1,13 +1,15 @@
-"""Part files: rows go in one by one, a Parquet file of known SHA-256 comes out.
+"""Part files: written as Parquet files of known SHA-256, and read side by side, a batch at a time.
 
 Row groups are cut by the rows alone (count and text size), so equal rows give equal bytes on every machine.
 """
 
 import hashlib
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,68 +25,135 @@ GROUP_BYTES = 32 << 20
 
 
 class HashingSink:
-    """A file object that takes the SHA-256 of what is written through it."""
+    """A file object that counts the bytes written through it and computes their SHA-256, unless `hashes` is False."""
 
-    def __init__(self, stream: Any):
+    def __init__(self, stream: Any, hashes: bool = True):
         self._stream = stream
-        self._digest = hashlib.sha256()
+        self._digest = hashlib.sha256() if hashes else None
         self.num_bytes = 0
         self.closed = False
         self.discards = False
 
     def write(self, data: Any) -> int:
-        """Write and hash one buffer; returns its size [bytes]. Nothing is written once `discards` is set."""
+        """Write and hash one buffer and return its size [bytes]; once `discards` is set, nothing is written."""
         view = memoryview(data)
         if self.discards:
             return view.nbytes
-        self._digest.update(view)
+        if self._digest is not None:
+            self._digest.update(view)
         self._stream.write(view)
         self.num_bytes += view.nbytes
         return view.nbytes
 
     def tell(self) -> int:
-        """Position [bytes]."""
+        """Return the position [bytes]."""
         return self.num_bytes
 
     def flush(self) -> None:
-        """Flush the stream below."""
+        """Flush the underlying stream."""
         self._stream.flush()
 
     def close(self) -> None:
-        """Close the stream below."""
+        """Close the underlying stream."""
         if not self.closed:
             self._stream.close()
             self.closed = True
 
     @property
     def sha256(self) -> str:
-        """SHA-256 (hex) of everything written so far."""
-        return self._digest.hexdigest()
+        """The SHA-256 (hex) of everything written so far; empty if nothing is hashed."""
+        return self._digest.hexdigest() if self._digest is not None else ""
 
 
 def unique_name(stem: str, suffix: str) -> str:
-    """A file name no other attempt uses; it counts only once a manifest lists it."""
+    """Return a file name that no other attempt uses; the file counts only when a manifest lists it."""
     return f"{stem}-{uuid.uuid4().hex[:12]}.{suffix}"
 
 
-class PartWriter:
-    """Writes rows to one Parquet file; `close` returns its entry for the manifest."""
+@dataclass(frozen=True)
+class WrittenFile:
+    """A finished file, as a manifest lists it: its key, its path in the version's folder, rows, bytes and SHA-256."""
+
+    key: str
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {name: getattr(self, name) for name in ("key", "path", "rows", "bytes", "sha256")}
+
+
+class FileWriter(ABC):
+    """A file under a unique name, written through a hash, as a context manager.
+
+    Leaving the block closes the file and makes it durable; `written` then describes it. An exception removes it as far
+    as the storage allows; no manifest will list it. Subclasses define the format.
+    """
+
+    def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True):
+        self._folder, self._key = folder, key
+        self._path = unique_name(key, suffix)
+        self._sink = HashingSink(folder.open_output(self._path), hashes)
+        self._written: WrittenFile | None = None
+        self.num_rows = 0
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Write the pending rows and the footer of the format."""
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Close the format's writer, whose output is discarded."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._remove()
+            return
+        try:
+            self._finish()
+            self._sink.close()
+            self._folder.sync(self._path)
+        except BaseException:
+            self._remove()
+            raise
+        self._written = WrittenFile(self._key, self._path, self.num_rows, self._sink.num_bytes, self._sink.sha256)
+
+    def _remove(self) -> None:
+        self._sink.discards = True
+        self._drop()
+        self._sink.close()
+        self._folder.delete(self._path)
+
+    @property
+    def written(self) -> WrittenFile:
+        """The finished file. Raises RuntimeError inside the block."""
+        if self._written is None:
+            raise RuntimeError(f"{self._key}: expected a finished file, got an open one. Leave its block first.")
+        return self._written
+
+
+class PartWriter(FileWriter):
+    """A Parquet file that is written row by row."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema, size_column: str | None = None):
-        self._folder, self._key, self._schema = folder, key, schema
-        self._path = unique_name(key, "parquet")
-        self._sink = HashingSink(folder.open_output(self._path))
+        super().__init__(folder, key, "parquet")
+        self._schema, self._size_column = schema, size_column
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1, write_statistics=False
         )
         self._names = schema.names
-        self._allowed = frozenset(schema.names)
         self._columns: list[list[Any]] = [[] for _ in self._names]
-        self._size_column = size_column
-        self._pending_rows = self._pending_bytes = self.num_rows = 0
+        self._pending_rows = self._pending_bytes = 0
 
     def add(self, row: Row) -> None:
-        """Append one row; columns it lacks are null. The caller sees to it that all its columns belong here."""
+        """Append one row; columns that it lacks are null. The caller checks that all its columns are of the schema."""
         for column, name in zip(self._columns, self._names):
             column.append(row.get(name))
         self._pending_rows += 1
@@ -109,42 +178,27 @@ class PartWriter:
         self.num_rows += self._pending_rows
         self._pending_rows = self._pending_bytes = 0
 
-    def close(self) -> dict[str, Any]:
-        """Finish the file and make it durable; returns key, path, rows, bytes and SHA-256."""
+    def _finish(self) -> None:
         self._flush()
         self._writer.close()
-        self._sink.close()
-        self._folder.sync(self._path)
-        return {
-            "key": self._key,
-            "path": self._path,
-            "rows": self.num_rows,
-            "bytes": self._sink.num_bytes,
-            "sha256": self._sink.sha256,
-        }
 
-    def abandon(self) -> None:
-        """Close and remove the unfinished file, as far as the storage lets us; no manifest will list it."""
-        self._sink.discards = True
+    def _drop(self) -> None:
         self._writer.close()
-        self._sink.close()
-        self._folder.delete(self._path)
 
 
-# The parts of a run's document-wise tables, read side by side: same documents, same order, a batch at a time.
-#
-# `documents` has a row for every record; `scores`, `verdicts` and `dedup` have one for every document that was
-# measured.
+# The tables of a run have the same number of parts, and part N of each holds the same documents in the same order.
+# `documents` and `text` have a row for every record; `scores`, `verdicts` and `dedup` have one for every document that
+# was measured.
 
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 512
 EVERY_ROW = ("text",)
-"""Tables beside `documents` that have a row for every record."""
+"""Tables besides `documents` that have a row for every record."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of several tables: the folder of each table and the part's path in it."""
+    """One part of several tables: the folder of each table, and the path of the part in it."""
 
     ordinal: int
     folders: Mapping[str, Store]
@@ -152,7 +206,7 @@ class Part:
 
 
 def parts_of(tables: Mapping[str, Table]) -> list[Part]:
-    """The parts of these tables, which all have the same number of them."""
+    """Return the parts of these tables, of which each table has the same number."""
     folders = {name: table.folder for name, table in tables.items()}
     count = len(tables["documents"].manifest.content.files)
     keys = [part_key(ordinal) for ordinal in range(count)]
@@ -163,10 +217,10 @@ def parts_of(tables: Mapping[str, Table]) -> list[Part]:
 def measured(
     part: Part, columns: Mapping[str, Sequence[str]], rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of the documents that were measured, with these columns of these tables, `doc_id` first.
+    """Yield batches of the measured documents, with these columns of these tables, `doc_id` first.
 
-    A column that two tables have is named `table.column` but for the first of them. Raises ContractError if a table
-    does not hold the same documents in the same order.
+    A column name that occurs in several tables is qualified as `table.column` in all but the first. Raises
+    ContractError if a table does not hold the same documents in the same order.
     """
     own = list(dict.fromkeys(["doc_id", *columns.get("documents", ())]))
     others = {
@@ -192,13 +246,13 @@ def measured(
 def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> Iterator[pa.RecordBatch]:
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
-        # an empty batch first, so that a table without rows still has its columns
+        # An empty batch comes first, so that a table without rows still has its columns.
         yield pa.RecordBatch.from_pylist([], pa.schema([file.schema_arrow.field(name) for name in columns]))
         yield from file.iter_batches(batch_size=rows_at_once, columns=columns)
 
 
 class _Rows:
-    """The rows of one part of a table, taken in any number."""
+    """The rows of one part of a table, read in batches of any size."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], table: str, part: Part):
         self._batches, self._table, self._part = batches, table, part
@@ -206,7 +260,7 @@ class _Rows:
         self._held: list[pa.RecordBatch] = []
 
     def take(self, count: int) -> pa.RecordBatch:
-        """The next `count` rows as one batch. Raises ContractError if there are fewer."""
+        """Return the next `count` rows as one batch. Raises ContractError if fewer are left."""
         taken: list[pa.RecordBatch] = []
         while count:
             batch = self._held.pop() if self._held else next(self._batches, None)
@@ -221,30 +275,30 @@ class _Rows:
             return taken[0] if taken else self._empty
         return pa.Table.from_batches(taken).combine_chunks().to_batches()[0]
 
-    def check(self, found: pa.Array, expected: pa.Array) -> None:
-        """Raise ContractError if the documents are not the same."""
-        if not found.equals(expected):
+    def check(self, doc_ids: pa.Array, expected: pa.Array) -> None:
+        """Raise ContractError if the documents are not the expected ones."""
+        if not doc_ids.equals(expected):
             raise self._unequal()
 
     def finish(self) -> None:
-        """Raise ContractError if rows are left."""
+        """Raise ContractError if any rows are left."""
         if self._held or next(self._batches, None) is not None:
             raise self._unequal()
 
     def _unequal(self) -> ContractError:
         return ContractError(
             f"{part_key(self._part.ordinal)}: expected the same documents in `documents` and `{self._table}`, got "
-            "others. The tables are not of the same run: run the stages again."
+            "different ones. Run `penstock run` again, so that both tables are of the same run."
         )
 
 
 def apply_cuts(text: str, cuts: Sequence[Mapping[str, int]]) -> str:
-    """The text without the spans that line rules cut."""
+    """Return the text without the spans that line rules cut."""
     if not cuts:
         return text
-    pieces, end = [], 0
+    kept, end = [], 0
     for cut in cuts:
-        pieces.append(text[end : cut["start"]])
+        kept.append(text[end : cut["start"]])
         end = cut["end"]
-    pieces.append(text[end:])
-    return "".join(pieces)
+    kept.append(text[end:])
+    return "".join(kept)

@@ -1,7 +1,7 @@
-"""The one place where a pure function meets Spark: tasks go out one per partition, small JSON answers come back.
+"""The Spark runner: pure functions run as tasks, one per partition, and return small JSON results to the driver.
 
-Answers are what committed attempts returned, so retries and speculation count once. An error the user can act on
-travels back as an answer instead of failing the task four times.
+Results are those of committed attempts, so retries and speculation count once. An error that the user can act on is
+returned as a result instead of failing the task four times.
 """
 
 import functools
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,13 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
+from pipeline.engine.part import Answer, PartResult
 from schemas.errors import ConfigError, ContractError, PenstockError, storage_problem
-
-# The progress line of a long step: parts, rows, rate and time left.
 
 
 def progress_line(label: str, done: int, total: int, rows: int, seconds: float) -> str:
-    """One line such as `documents  3/8 parts  1,203 rows  240 rows/s  0:12 left`."""
+    """Return a progress line such as `documents  3/8 parts  1,203 rows  240 rows/s  0:12 left`."""
     rate = rows / seconds if seconds > 0 else 0.0
     left = f"{_clock(seconds / done * (total - done))} left" if 0 < done < total else f"{_clock(seconds)}"
     return f"{label:<10} {done}/{total} parts  {rows:,} rows  {rate:,.0f} rows/s  {left}"
@@ -39,7 +38,7 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """Prints `read()` = (parts done, rows done) every few seconds while it is open, and once at the end."""
+    """Prints `read()` = (parts done, rows done) every few seconds inside its block, and once at the end."""
 
     def __init__(self, label: str, total: int, read: Callable[[], tuple[int, int]], stream: TextIO | None = None):
         self._label, self._total, self._read = label, total, read
@@ -69,7 +68,6 @@ class Progress:
 
 
 T = TypeVar("T")
-Answer = dict[str, Any]
 ANSWER = pa.schema([pa.field("ordinal", pa.int64()), pa.field("answer", pa.string())])
 KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
 
@@ -77,9 +75,9 @@ KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
 def run_tasks(
     spark: SparkSession, function: Callable[[T, bool], Answer], tasks: Sequence[T], label: str, partitions: int | None
 ) -> list[Answer]:
-    """The answers of `function(task, retried)` in task order; an answer's `rows` feeds the progress line.
+    """Return the results of `function(task, retried)` in task order; `rows` of a result feeds the progress line.
 
-    Tasks are spread over `partitions` (None: one each). Raises the PenstockError that a task met.
+    Tasks are distributed over `partitions` (None: one each). Raises the PenstockError that a task raised.
     """
     if not tasks:
         return []
@@ -103,10 +101,25 @@ def run_tasks(
     return [checked(answers[ordinal]) for ordinal in range(len(tasks))]
 
 
+def run_parts(
+    spark: SparkSession,
+    function: Callable[[T, bool], PartResult],
+    tasks: Sequence[T],
+    label: str,
+    partitions: int | None,
+) -> list[PartResult]:
+    """Return the results of tasks that write one part each, in task order; otherwise as `run_tasks`."""
+
+    def write(task: T, retried: bool) -> Answer:
+        return function(task, retried).to_json()
+
+    return [PartResult.from_json(result) for result in run_tasks(spark, write, tasks, label, partitions)]
+
+
 def frame_of_tasks(
     spark: SparkSession, function: Callable[[T], Iterator[pa.RecordBatch]], tasks: Sequence[T], schema: str
 ) -> DataFrame:
-    """The rows that `function(task)` yields for every task, as a DataFrame of Spark schema `schema`."""
+    """Return the rows that `function(task)` yields for every task, as a DataFrame of the Spark schema `schema`."""
     shared = spark.sparkContext.broadcast(list(tasks))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -120,7 +133,7 @@ def frame_of_tasks(
 def answers_of_partitions(
     frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], Answer]
 ) -> list[Answer]:
-    """The answers of `function(partition number, its batches)`, one per partition, empty partitions included."""
+    """Return the results of `function(partition number, its batches)`, one per partition, also for empty partitions."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
@@ -132,7 +145,7 @@ def answers_of_partitions(
 
 
 def guarded(call: Callable[[], Answer]) -> Answer:
-    """The call's answer, or its actionable error as an answer; any other error fails the task, which is retried."""
+    """Return the call's result, or as a result its error if the user can act on it; other errors fail the task."""
     try:
         return call()
     except PenstockError as error:
@@ -145,27 +158,29 @@ def guarded(call: Callable[[], Answer]) -> Answer:
 
 
 def checked(answer: Answer) -> Answer:
-    """The answer itself. Raises the error it carries."""
+    """Return the result. Raises the error that it contains."""
     if "error" in answer:
         raise KINDS.get(answer.get("kind", ""), PenstockError)(answer["error"])
     return answer
 
 
 def task_context() -> TaskContext:
-    """The context of the running Spark task. Raises RuntimeError outside of one."""
+    """Return the context of the running Spark task. Raises RuntimeError outside of a task."""
     context = TaskContext.get()
     if context is None:
-        raise RuntimeError("lift: expected to run inside a Spark task, got none")
+        raise RuntimeError(
+            "engine: expected to run inside a Spark task, got no context. Call it from a task's function."
+        )
     return context
 
 
 def is_retry() -> bool:
-    """Whether the running task is a second or later attempt."""
+    """Return True if the running task is a second or later attempt."""
     return task_context().attemptNumber() > 0
 
 
 def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
-    """Make model files available to every worker, under their base names. Raises ConfigError if two share one."""
+    """Copy model files to every worker, under their base names. Raises ConfigError if two share a base name."""
     places: dict[str, str] = {}
     for path in sorted(set(paths)):
         other = places.setdefault(os.path.basename(path), path)
@@ -176,12 +191,12 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
 
 
 def worker_path(path: str) -> str:
-    """Where a model file lies on this worker: its own path if it is there, else the shipped copy."""
+    """Return the path of a model file on this worker: its own path if that exists, else the copy that was shipped."""
     return path if os.path.exists(path) else SparkFiles.get(os.path.basename(path))
 
 
 def persisted(frame: DataFrame) -> DataFrame:
-    """The frame kept on the workers' disks, so that it is computed once."""
+    """Return the frame, persisted on the workers' disks so that it is computed once."""
     return frame.persist(StorageLevel.DISK_ONLY)
 
 
@@ -191,10 +206,10 @@ def by_part(
     function: Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """The rows that `function(part number, its rows)` yields for every part, also for those without a row.
+    """Return the rows that `function(part number, its rows)` yields for every part, also for parts without a row.
 
-    The column `part` of `frame` says where a row goes, 0 to `parts` - 1. Every part gets a row of its own that names
-    it, because the number of a partition is another one inside a union.
+    The column `part` of `frame`, 0 to `parts` - 1, is the part of a row. Every part gets a marker row with its number,
+    because the number of a partition changes inside a union.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -206,24 +221,24 @@ def by_part(
 
 
 def answers_of_parts(
-    frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], Answer]
-) -> list[Answer]:
-    """The answers of `function(part number, its rows)` for every part, also for those without a row.
+    frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult]
+) -> list[PartResult]:
+    """Return the results of `function(part number, its rows)` for every part, also for parts without a row.
 
-    Raises ContractError if a part did not answer.
+    Raises ContractError if a part has no result.
     """
 
-    def answer(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return function(number, map(_without_marks, batches))
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+        return function(number, map(_without_marks, batches)).to_json()
 
-    answers = answers_of_partitions(_by_part(frame, parts), answer)
-    if len(answers) != parts:
-        raise ContractError(f"expected an answer of each of {parts} parts, got {len(answers)}. Run again.")
-    return answers
+    results = answers_of_partitions(_by_part(frame, parts), write)
+    if len(results) != parts:
+        raise ContractError(f"expected results of {parts} parts, got {len(results)}. Start `penstock run` again.")
+    return [PartResult.from_json(result) for result in results]
 
 
 def _by_part(frame: DataFrame, parts: int) -> DataFrame:
-    """One partition for each part, with a row of its own: Spark leaves out a shuffle of what it knows to be empty."""
+    """Return one partition for each part, with a marker row: Spark skips the shuffle of a frame it knows is empty."""
     marks = frame.sparkSession.range(parts).select(
         *(
             F.col("id").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)

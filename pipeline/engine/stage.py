@@ -5,7 +5,7 @@ A row is a dict of column values; names that begin with `_` live only inside the
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +122,9 @@ class PerDocument:
     """
     stays: tuple[str, ...] = ()
     """What the names of models begin with that its workers never open, such as those another process reads."""
+    again: Literal["text", "rest"] | None = None
+    """How a document is measured again after passages were cut from it: by its text without the passages, by what all
+    cuts leave of it, or not at all (None: the stored values are used)."""
     ends: bool = True
     """Whether a drop ends the pass for the document; otherwise later stages still measure it (law 6)."""
     verdicts: Mapping[str, str] = field(default_factory=dict)

@@ -1,44 +1,57 @@
-"""What the builder of a table is given and what it gives back; versions, resume and commits live around it in `run`."""
+"""A step of a run: what it declares, the context that its builder is given, and the tables that it returns.
+
+Fingerprints, resume and commits are not the builder's concern: they are in `pipeline/run.py`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.engine.parquet import WrittenFile
+from pipeline.engine.part import Answer, PartResult
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from schemas.config import Recipe
-from schemas.manifest import Counts, FileEntry, Table, part_key
+from schemas.manifest import Counts, FileEntry, Table
 from schemas.storage import Store
 
+__all__ = ["Answer", "Build", "Built", "Model", "Stage", "TableJob", "add_figures", "gather"]
+
 Stage = Source | PerDocument | Relation
-Answer = dict[str, Any]
-PARTS = "parts"
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model file on the driver, by its content."""
+    """A model file on the driver, identified by its content."""
 
     path: str
     sha256: str
     shipped: bool = True
-    """Whether workers open it; what it was compiled from, or another process reads, stays where it is."""
+    """Whether workers open it. A model that another file was compiled from, or that another process reads, is not
+    shipped."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """Everything a builder may look at. `folders` has one folder for each table it writes."""
+    """Everything that the builder of a step may use. `folders` has one folder for each table that it writes."""
 
     spark: Any
-    """The SparkSession, for builders to hand on to `lift`."""
+    """The SparkSession, to be passed on to `engine/spark.py`."""
     recipe: Recipe
+    stages: tuple[Stage, ...]
+    """The stages of the step, in order."""
     folders: Mapping[str, Store]
     inputs: Mapping[str, Table]
     splits: Sequence[Split]
     models: Mapping[str, Mapping[str, Model]]
     partitions: int | None
 
+    @property
+    def per_document(self) -> tuple[PerDocument, ...]:
+        """The per-document stages of the step, in order."""
+        return tuple(stage for stage in self.stages if isinstance(stage, PerDocument))
+
     def model_paths(self) -> dict[str, dict[str, str]]:
-        """Model paths by stage and name, as the workers' `make` functions want them."""
+        """Return the paths of shipped models by stage and name, as the stages' `make` functions take them."""
         return {
             stage: {name: model.path for name, model in models.items() if model.shipped}
             for stage, models in self.models.items()
@@ -47,7 +60,7 @@ class Build:
 
 @dataclass
 class Built:
-    """The files, books and exact figures of one written table."""
+    """One written table: its files, its row counts and its exact figures."""
 
     files: list[FileEntry] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
@@ -56,89 +69,80 @@ class Built:
     cpu_seconds: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
-    sources: list[dict[str, Any]] = field(default_factory=list)
-    """Name, size and SHA-256 of every outside file that was read."""
+    sources: list[Mapping[str, Any]] = field(default_factory=list)
+    """Name, size and SHA-256 of every input file from outside the run."""
 
-    def add_file(self, entry: Mapping[str, Any]) -> None:
-        """List one written file, as `PartWriter.close` describes it."""
-        self.files.append(FileEntry(key=entry["key"], rows=entry["rows"], bytes=entry["bytes"], sha256=entry["sha256"]))
-        self.paths[entry["key"]] = entry["path"]
+    def add_file(self, written: WrittenFile) -> None:
+        """List one finished file."""
+        self.files.append(FileEntry(key=written.key, rows=written.rows, bytes=written.bytes, sha256=written.sha256))
+        self.paths[written.key] = written.path
+
+    def count_rows(self) -> None:
+        """Count the rows of all files as rows in and rows kept, for a table without verdicts."""
+        rows = sum(entry.rows for entry in self.files)
+        self.counts = Counts(rows_in=rows, rows_kept=rows)
 
 
 def _always(recipe: Recipe) -> bool:
     return True
 
 
-def _no_more(recipe: Recipe) -> tuple[str, ...]:
+def _no_tables(recipe: Recipe) -> tuple[str, ...]:
     return ()
 
 
-def _nothing(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+def _nothing_external(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     return {}
 
 
 @dataclass(frozen=True)
 class TableJob:
-    """One step of a run: the tables it writes, the stages whose settings decide them, the tables it reads."""
+    """One step of a run: the tables it writes, the stages whose settings decide them, and the tables it reads."""
 
     writes: tuple[str, ...]
     stages: tuple[Stage, ...]
     reads: tuple[str, ...]
-    """Those that the recipe does not want are not there."""
+    """Tables of steps that the recipe does not use are left out."""
     build: Callable[[Build], dict[str, Built]]
     settings: Literal["content", "decision"] = "content"
-    """Which settings of the stages change what this step writes."""
+    """The kind of settings that change what this step writes."""
     wanted: Callable[[Recipe], bool] = _always
-    """Whether the recipe asks for the step at all."""
-    outside: Callable[[Recipe, Sequence[Split]], dict[str, Table]] = _nothing
-    """Tables of other runs that it reads too; raises ConfigError for what cannot serve, before anything runs."""
-    asks: Callable[[Recipe], tuple[str, ...]] = _no_more
-    """Tables of the run that it reads with some settings only."""
+    """Returns True if the recipe uses the step."""
+    outside: Callable[[Recipe, Sequence[Split]], dict[str, Table]] = _nothing_external
+    """Returns the tables of other runs that it reads too; raises ConfigError for what it cannot use, before Spark."""
+    asks: Callable[[Recipe], tuple[str, ...]] = _no_tables
+    """Returns the tables of the run that it reads with some settings only."""
 
     def inputs(self, recipe: Recipe) -> tuple[str, ...]:
-        """Every table of the run that it reads with these settings."""
+        """Return the name of every table of the run that it reads with these settings."""
         return (*self.reads, *self.asks(recipe))
 
     @property
     def name(self) -> str:
-        """The step's name: its first table."""
+        """The name of the step: that of its first table."""
         return self.writes[0]
 
 
-def gather(answers: Sequence[Answer], tables: Sequence[str]) -> dict[str, Built]:
-    """The answers of all parts as one Built per table; the books belong to the first table, figures are summed."""
+def gather(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, Built]:
+    """Return the results of all parts as one table each; the first table has the verdict counts, figures are summed."""
     built = {table: Built() for table in tables}
     first = built[tables[0]]
-    for answer in answers:
+    for result in results:
         for table in tables:
-            built[table].add_file(answer["files"][table])
-        counts = Counts.model_validate(answer["counts"])
-        first.counts = first.counts.plus(counts)
-        first.figures = add_figures(first.figures, answer["figures"]) if first.figures else answer["figures"]
-        first.errors = add_figures(first.errors, answer["errors"])
-        first.cpu_seconds += answer["cpu_seconds"]
-        if "source" in answer:
-            first.sources.append(answer["source"])
+            built[table].add_file(result.files[table])
+        first.counts = first.counts.plus(result.counts)
+        first.figures = add_figures(first.figures, result.figures) if first.figures else dict(result.figures)
+        first.errors = add_figures(first.errors, result.errors)
+        first.cpu_seconds += result.cpu_seconds
+        if result.source is not None:
+            first.sources.append(result.source)
     for table in tables[1:]:
-        rows = sum(entry.rows for entry in built[table].files)
-        built[table].counts = Counts(rows_in=rows, rows_kept=rows)
+        built[table].count_rows()
     return built
 
 
-def standing_answer(folder: Store, ordinal: int) -> Answer | None:
-    """The answer of a part that an earlier, interrupted run has finished."""
-    name = f"{PARTS}/{part_key(ordinal)}.json"
-    return folder.read_json(name) if folder.exists(name) else None
-
-
-def keep_answer(folder: Store, ordinal: int, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
-    """The answer, made durable so that a resumed run need not do the part again."""
-    folder.write_atomic(f"{PARTS}/{part_key(ordinal)}.json", encode(answer))
-    return answer
-
-
 def add_figures(left: Any, right: Any) -> Any:
-    """Two figures summed: numbers add, mappings add key by key."""
+    """Return the sum of two figures: numbers add, mappings add key by key."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = sorted({*left, *right})
         return {

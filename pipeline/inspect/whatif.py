@@ -20,13 +20,14 @@ from pipeline.dedup.survivors import earlier_clusters, earlier_urls
 from pipeline.engine.parquet import Part, measured, parts_of
 from pipeline.engine.rules import KEPT, columns_of, judge
 from pipeline.engine.spark import frame_of_tasks, persisted, run_tasks
+from pipeline.engine.worker import local_models
 from pipeline.inspect.whatif_limits import Curve, curves_of, sensitivity_part
+from pipeline.stages import CHECKED
 from pipeline.steps.verdicts import (
     VerdictsTask,
     checks_of,
     cutoffs_of,
     histograms_of_part,
-    local_models,
     quantiles_of,
     split_columns,
 )
@@ -84,9 +85,9 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     """The fate of every measured document under `recipe`. Raises ContractError if the run has no `dedup` yet."""
     tables = open_tables(run)
     parts = parts_of({name: table for name, table in tables.items() if name != "index"})
-    empty = VerdictsTask(parts[0], recipe, models, {}, run)
+    empty = VerdictsTask(parts[0], CHECKED, recipe, models, {}, run)
     tasks = [replace(empty, part=part) for part in parts]
-    wanted = quantiles_of(recipe)
+    wanted = quantiles_of(CHECKED, recipe)
     if wanted:
         answers = run_tasks(spark, histograms_of_part, tasks, "cut-offs", None)
         cutoffs = cutoffs_of(wanted, [answer["histograms"] for answer in answers])
@@ -140,7 +141,7 @@ def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Reco
 
     `sorting` says which of them the dataset's mix leaves out; None: none of them.
     """
-    named = checks_of(task.recipe, local_models(task.models), task.cutoffs)
+    named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
     names = np.array([*(f"{stage}/{check.reason}" for stage, check in named), KEEP], object)
     config = task.recipe.section("dedup", DedupConfig)

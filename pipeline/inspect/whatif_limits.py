@@ -13,9 +13,9 @@ from pipeline.engine.parquet import measured
 from pipeline.engine.rules import columns_of, count_bins, is_minimum, judge, lower_edge
 from pipeline.engine.stage import Check
 from pipeline.engine.step import Answer, add_figures
-from pipeline.steps.documents import STAGES as DOCUMENTS_STAGES
-from pipeline.steps.scores import STAGES as SCORES_STAGES
-from pipeline.steps.verdicts import JUDGED, VerdictsTask, checks_of, local_models, split_columns
+from pipeline.engine.worker import local_models
+from pipeline.stages import CHECKED, SCORED, stages_of
+from pipeline.steps.verdicts import VerdictsTask, checks_of, split_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.tables import DOCUMENTS, SCORES
@@ -40,7 +40,7 @@ class Curve:
 def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[Curve]:
     """The curve of every check, from the answers of all parts."""
     first = tasks[0]
-    named = checks_of(first.recipe, first.models, first.cutoffs)
+    named = checks_of(first.stages, first.recipe, first.models, first.cutoffs)
     total: Any = {}
     for answer in answers:
         total = add_figures(total, answer["alone"])
@@ -88,7 +88,9 @@ def _last_value(key: int) -> float:
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
     """For each check, what the documents of a part measure that break no other check."""
-    checks: list[Check] = [check for _, check in checks_of(task.recipe, local_models(task.models), task.cutoffs)]
+    checks: list[Check] = [
+        check for _, check in checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
+    ]
     alone: Any = {str(row): {"bins": {}, "free": 0} for row in range(len(checks))}
     rows = 0
     for batch in measured(task.part, split_columns(columns_of(checks), task.part.paths)):
@@ -111,8 +113,8 @@ SURVIVORS = {("dedup", "keep"), ("dedup", "source_ranks")}
 """Settings that choose among copies. They also say which document of a bucket the others are compared with, so a run
 could find a few other pairs; a what-if takes the clusters as they are."""
 WHY = {
-    **{stage.name: "it changes what is measured, or the text itself" for stage in DOCUMENTS_STAGES},
-    **{stage.name: "it changes the scores" for stage in SCORES_STAGES},
+    **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
+    **{stage.name: "it changes the scores" for stage in SCORED},
     "dedup": "it changes which documents are copies of one another",
     "pii": "it changes the text that is kept, not which documents are",
     "tokens": "it changes the shards, and which clean documents a mix leaves out of them",
@@ -126,7 +128,7 @@ def changed_settings(committed: Recipe, wanted: Recipe) -> dict[str, tuple[Any, 
     """
     changed: dict[str, tuple[Any, Any]] = {}
     refused: list[str] = []
-    judged = {DEDUP.name, *(stage.name for stage in JUDGED)}
+    judged = {DEDUP.name, *(stage.name for stage in CHECKED)}
     for name, section in wanted.items():
         before, after = committed[name].model_dump(mode="json"), section.model_dump(mode="json")
         decides = section.fields_of("decision") if name in judged else set()

@@ -244,4 +244,5 @@ PERPLEXITY = PerDocument(
     },
     checks=_checks,
     quantiles=_quantiles,
+    again="rest",
 )

@@ -224,4 +224,5 @@ QUALITY = PerDocument(
     ends=False,
     verdicts=REASONS,
     checks=checks,
+    again="text",
 )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipeline.engine.worker import EVERY_STAGE
+from pipeline.engine.part import EVERY_STAGE
 from pipeline.report.facts import BEFORE, FROM_OUTSIDE, Facts, of_another_run
 from schemas.manifest import Counts
 

@@ -1,6 +1,6 @@
-"""The scores pass: what models say of the stored text after cuts; left out where the recipe asks for no model.
+"""The step `scores`: scores that models give the stored text after cuts; left out if the recipe names no model.
 
-It stands apart from the documents pass because models are what users try again: another model reads text, never pages.
+It is separate from the step `documents` because models change more often: a new model reads text, never pages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,62 +8,61 @@ from dataclasses import dataclass, replace
 
 import pyarrow.parquet as pq
 
-from pipeline.classifier.importance import IMPORTANCE
-from pipeline.classifier.stage import CLASSIFIER
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, PartWriter, apply_cuts, measured, parts_of, unique_name
-from pipeline.engine.spark import run_tasks
+from pipeline.engine.part import Answer, PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import PerDocument, Row
-from pipeline.engine.step import Answer, Build, Built, gather
-from pipeline.engine.worker import Books, PartOutput, run_part
-from pipeline.perplexity.stage import CHECKPOINT, PERPLEXITY, TO_SCORE, PerplexityConfig, score_with_checkpoint
+from pipeline.engine.step import Build, Built, gather
+from pipeline.engine.worker import Fused, local_models, run_rows
+from pipeline.perplexity.stage import CHECKPOINT, TO_SCORE, PerplexityConfig, score_with_checkpoint
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import part_key
 from schemas.storage import Store
 from schemas.tables import SCORES
 
-STAGES: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
-
 
 @dataclass(frozen=True)
 class ScoresTask:
-    """One part to score, and where its scores go."""
+    """One part to score, and the folder of its scores."""
 
     part: Part
+    stages: tuple[PerDocument, ...]
     recipe: Recipe
     models: dict[str, dict[str, str]]
     folder: Store
     scored: str | None = None
-    """File of what a checkpoint has said of the part."""
+    """The file of a checkpoint's scores of the part, if a checkpoint scores it."""
 
 
-def wanted(recipe: Recipe) -> bool:
-    """Whether any of the stages has a model to ask."""
-    return any(stage.models(recipe[stage.name]) for stage in STAGES)
+def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
+    """Return True if the recipe gives any of the stages a model."""
+    return any(stage.models(recipe[stage.name]) for stage in stages)
 
 
 def build_scores(build: Build) -> dict[str, Built]:
-    """The table `scores`, one part for each part of `documents`."""
+    """Return the table `scores`, with one part for each part of `documents`."""
     folder = build.folders["scores"]
-    tasks = [ScoresTask(part, build.recipe, build.model_paths(), folder) for part in parts_of(build.inputs)]
+    models = build.model_paths()
+    tasks = [ScoresTask(part, build.per_document, build.recipe, models, folder) for part in parts_of(build.inputs)]
     perplexity = build.recipe.section("perplexity", PerplexityConfig)
     scored: list[str] = []
     if (perplexity.scorer or "").startswith(CHECKPOINT):
         scored = scored_by_checkpoint(build, perplexity, tasks)
         tasks = [replace(task, scored=name) for task, name in zip(tasks, scored)]
-    built = gather(run_tasks(build.spark, scores_part, tasks, "scores", build.partitions), ("scores",))
+    built = gather(run_parts(build.spark, scores_part, tasks, "scores", build.partitions), ("scores",))
     for name in scored:
         folder.delete(name)
     return built
 
 
 def scored_by_checkpoint(build: Build, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
-    """Files of what a checkpoint says of each part, found by a process apart that has torch; the workers need none.
+    """Return the files of a checkpoint's scores of each part, computed by a separate process that has torch.
 
-    The texts go through the table's own folder, which therefore lies on a local or mounted file system.
+    The texts pass through the table's own folder, which must therefore be on a local or mounted file system.
     """
     folder = build.folders["scores"]
-    texts = [answer["path"] for answer in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]
+    texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]
     scored = [unique_name(f"scored/{part_key(task.part.ordinal)}", "parquet") for task in tasks]
     for name in scored:
         folder.make_parent(name)
@@ -74,35 +73,39 @@ def scored_by_checkpoint(build: Build, config: PerplexityConfig, tasks: Sequence
 
 
 def texts_part(task: ScoresTask, retried: bool) -> Answer:
-    """Write the texts of one part for a scorer of another process; returns where they are."""
-    writer = PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text")
-    rows = 0
-    try:
+    """Write the texts of one part for a scorer in another process, and return the path of the file."""
+    with PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text") as writer:
         for row in texts(task.part):
             writer.add(row | {"text": row["_body"]})
-            rows += 1
-    except BaseException:
-        writer.abandon()
-        raise
-    return {"path": writer.close()["path"], "rows": rows}
+    return {"path": writer.written.path, "rows": writer.written.rows}
 
 
-def scores_part(task: ScoresTask, retried: bool) -> Answer:
-    """Score one part and write it; returns files, books and figures."""
-    output = PartOutput("scores", task.folder, task.part.ordinal, SCORES, STAGES, "_body")
-    return run_part(output, task.recipe, task.models, retried, lambda: with_scores(task), enter)
+def scores_part(task: ScoresTask, retried: bool) -> PartResult:
+    """Score one part and write it."""
+
+    def fill(output: PartOutput) -> None:
+        fused = Fused(task.stages, task.recipe, local_models(task.models))
+        rows = ((row, None) for row in with_scores(task))
+        for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
+            _count(row, output)
+            output.write(row)
+        output.errors.update(fused.errors)
+
+    reasons = [(stage.name, stage.reasons) for stage in task.stages]
+    tables = {"scores": TableTarget(task.folder, SCORES)}
+    return write_part(PartTarget(task.part.ordinal, tables, reasons), fill)
 
 
-def enter(row: Row, chars: int, books: Books) -> None:
-    """Count one row; no score is no verdict: the document stays, its scores are null."""
+def _count(row: Row, output: PartOutput) -> None:
+    """Count one row; a missing score is no verdict: the document stays, and its scores are null."""
     if row.get("drop_stage") is not None:
-        books.tally("unscored", f"{row['drop_stage']}/{row['drop_rule']}")
+        output.books.tally("unscored", f"{row['drop_stage']}/{row['drop_rule']}")
         row["drop_stage"] = None
-    books.enter(row, chars)
+    output.books.enter(row, len(row["_body"]))
 
 
 def texts(part: Part) -> Iterator[Row]:
-    """The measured documents of a part with their text after cuts."""
+    """Yield the measured documents of a part with their text after cuts."""
     columns = {"documents": ["source", "language"], "text": ["text", "cuts"]}
     for batch in measured(part, columns, TEXTS_AT_ONCE):
         for row in batch.to_pylist():
@@ -111,7 +114,7 @@ def texts(part: Part) -> Iterator[Row]:
 
 
 def with_scores(task: ScoresTask) -> Iterator[Row]:
-    """The texts of a part, with what a checkpoint has said of them if one was asked."""
+    """Yield the texts of a part, with the scores of a checkpoint if one computed them."""
     if task.scored is None:
         yield from texts(task.part)
         return
@@ -120,7 +123,7 @@ def with_scores(task: ScoresTask) -> Iterator[Row]:
         for row, scored in zip(texts(task.part), scores, strict=True):
             if row["doc_id"] != scored["doc_id"]:
                 raise ContractError(
-                    f"scores {part_key(task.part.ordinal)}: expected the documents that were given, got others. "
-                    "Score again."
+                    f"scores {part_key(task.part.ordinal)}: expected the scores of its own documents, got others. "
+                    "Start `penstock run` again."
                 )
             yield row | scored

@@ -1,10 +1,9 @@
-"""The table `verdicts`: limits of the recipe compared with what was measured; no text is read.
+"""The step `verdicts`: the limits of the recipe compared with stored signals; no text is read.
 
-Cut-offs that the data decide (percentiles of a language) come first, from exact histograms; then every document is
-judged, and what the report draws is counted on the way.
+Cut-offs that depend on the data (percentiles of a language) come first, from exact histograms. Then the checks of every
+document are evaluated, and the report's distributions are counted in the same pass.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.engine.parquet import Part, PartWriter, measured, parts_of
+from pipeline.engine.parquet import Part, measured, parts_of
+from pipeline.engine.part import (
+    CRASHED,
+    EVERY_STAGE,
+    Answer,
+    Books,
+    PartOutput,
+    PartResult,
+    PartTarget,
+    TableTarget,
+    set_verdict,
+    write_part,
+)
 from pipeline.engine.rules import (
     COARSE,
     FINE,
@@ -27,71 +38,66 @@ from pipeline.engine.rules import (
     quantile,
     values_of,
 )
-from pipeline.engine.spark import run_tasks, worker_path
+from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row
-from pipeline.engine.step import Answer, Build, Built, add_figures, gather, keep_answer, standing_answer
-from pipeline.engine.worker import CRASHED, EVERY_STAGE, Books, Crashed, Fused, Isolated, set_verdict
+from pipeline.engine.step import Build, Built, add_figures, gather
+from pipeline.engine.worker import Crashed, Fused, Isolated, ModelPaths, local_models
 from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, bucket
-from pipeline.quality.stage import QUALITY
-from pipeline.steps import scores
-from pipeline.steps.documents import MEASURED
-from pipeline.toxicity import TOXICITY
 from schemas.config import Recipe
-from schemas.ids import canonical_json
-from schemas.manifest import part_key
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, SCORES, VERDICTS, to_entries
 
 SHOWN_LANGUAGES = 12
 FACTS = ["source", "body_chars", "perplexity"]
-JUDGED: tuple[PerDocument, ...] = (*MEASURED, *scores.STAGES)
-Paths = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class VerdictsTask:
-    """One part to judge, and where its verdicts go."""
+    """One part whose checks are evaluated, and the folder of its verdicts."""
 
     part: Part
+    stages: tuple[PerDocument, ...]
     recipe: Recipe
-    models: Paths
+    models: ModelPaths
     cutoffs: Cutoffs
     folder: Store
 
 
 def build_verdicts(build: Build) -> dict[str, Built]:
-    """The table `verdicts`, one part for each part of `documents`."""
+    """Return the table `verdicts`, with one part for each part of `documents`."""
     tasks = [
-        VerdictsTask(part, build.recipe, build.model_paths(), {}, build.folders["verdicts"])
+        VerdictsTask(part, build.per_document, build.recipe, build.model_paths(), {}, build.folders["verdicts"])
         for part in parts_of(build.inputs)
     ]
     cutoffs: dict[str, dict[str, float]] = {}
     measures: dict[str, Any] = {}
-    wanted = quantiles_of(build.recipe)
+    wanted = quantiles_of(build.per_document, build.recipe)
     if wanted:
         answers = run_tasks(build.spark, histograms_of_part, tasks, "cut-offs", build.partitions)
         histograms = [answer["histograms"] for answer in answers]
         cutoffs, measures = cutoffs_of(wanted, histograms), measures_of(wanted, histograms)
     tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
-    built = gather(run_tasks(build.spark, verdicts_part, tasks, "verdicts", build.partitions), ("verdicts",))
+    built = gather(run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions), ("verdicts",))
     figures = built["verdicts"].figures
     figures["cutoffs"] = cutoffs
-    figures["limits"] = limits_of(checks_of(build.recipe, build.model_paths(), cutoffs))
+    figures["limits"] = limits_of(checks_of(build.per_document, build.recipe, build.model_paths(), cutoffs))
     figures["measures"] = {column: fold(found) for column, found in measures.items()}
     figures["distributions"] = {name: fold(found) for name, found in figures.get("distributions", {}).items()}
     return built
 
 
-def quantiles_of(recipe: Recipe) -> list[Quantile]:
-    """Every cut-off that the stages ask of the data."""
-    return [quantile for stage in JUDGED for quantile in stage.quantiles(recipe[stage.name])]
+def quantiles_of(stages: Sequence[PerDocument], recipe: Recipe) -> list[Quantile]:
+    """Return every cut-off of the stages that depends on the data."""
+    return [quantile for stage in stages for quantile in stage.quantiles(recipe[stage.name])]
 
 
-def checks_of(recipe: Recipe, models: Paths, cutoffs: Cutoffs) -> list[tuple[str, Check]]:
-    """Every check with the name of its stage, in the order in which they decide."""
+def checks_of(
+    stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths, cutoffs: Cutoffs
+) -> list[tuple[str, Check]]:
+    """Return every check with the name of its stage, in the order in which the checks decide."""
     return [
         (stage.name, check)
-        for stage in JUDGED
+        for stage in stages
         for check in stage.checks(recipe[stage.name], models.get(stage.name, {}), cutoffs)
     ]
 
@@ -114,11 +120,6 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
     }
 
 
-def local_models(models: Paths) -> dict[str, dict[str, str]]:
-    """The model paths as they are on this worker."""
-    return {stage: {name: worker_path(path) for name, path in paths.items()} for stage, paths in models.items()}
-
-
 def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, list[str]]:
     """The columns by the table that holds them: `documents` first, then `scores` where the run has it."""
     columns = {"documents": [name for name in names if name in DOCUMENTS.names]}
@@ -129,7 +130,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> Answer:
     """Exact histograms of the quantiles' columns in one part, by quantile and language."""
-    wanted = quantiles_of(task.recipe)
+    wanted = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(wanted), task.part.paths)
     found: dict[str, Any] = {}
     rows = 0
@@ -174,21 +175,16 @@ def measures_of(wanted: Sequence[Quantile], histograms: Sequence[Mapping[str, An
     return found
 
 
-def verdicts_part(task: VerdictsTask, retried: bool) -> Answer:
-    """Judge one part and write its verdicts; returns files, books and figures."""
-    standing = standing_answer(task.folder, task.part.ordinal)
-    if standing is not None:
-        return standing
-    started = time.process_time()
-    named = checks_of(task.recipe, local_models(task.models), task.cutoffs)
-    checks = [check for _, check in named]
-    books = Books([(stage.name, stage.verdicts) for stage in JUDGED], raises=False)
-    distributions: Any = {}
-    beyond: Any = {}
-    buckets: dict[str, Counter[str]] = {}
-    columns = split_columns(list(dict.fromkeys([*columns_of(checks), *FACTS])), task.part.paths)
-    writer = PartWriter(task.folder, part_key(task.part.ordinal), VERDICTS)
-    try:
+def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
+    """Evaluate the checks on one part and write its verdicts."""
+
+    def fill(output: PartOutput) -> None:
+        named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
+        checks = [check for _, check in named]
+        distributions: Any = {}
+        beyond: Any = {}
+        buckets: dict[str, Counter[str]] = {}
+        columns = split_columns(list(dict.fromkeys([*columns_of(checks), *FACTS])), task.part.paths)
         for batch in measured(task.part, columns):
             judgement = judge(checks, batch)
             distributions = add_figures(distributions, distributions_of(named, judgement, batch))
@@ -196,21 +192,14 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> Answer:
             for name, (row, chars) in zip(buckets_of(batch, task.cutoffs), rows_of(named, judgement, batch)):
                 row["perplexity_bucket"] = name
                 buckets.setdefault(row["language"] or "?", Counter())[name] += 1
-                enter(row, chars, books)
-                writer.add(row)
-    except BaseException:
-        writer.abandon()
-        raise
-    answer = {
-        "files": {"verdicts": writer.close()},
-        "rows": books.rows_in,
-        "errors": {},
-        "cpu_seconds": time.process_time() - started,
-        **books.to_json(),
-    }
-    answer["figures"] |= {"distributions": distributions, "beyond": beyond}
-    answer["figures"]["buckets"] = {language: dict(counter) for language, counter in buckets.items()}
-    return keep_answer(task.folder, task.part.ordinal, answer, canonical_json)
+                enter(row, chars, output.books)
+                output.write(row)
+        output.figures["distributions"], output.figures["beyond"] = distributions, beyond
+        output.figures["buckets"] = {language: dict(counter) for language, counter in buckets.items()}
+
+    reasons = [(stage.name, stage.verdicts) for stage in task.stages]
+    tables = {"verdicts": TableTarget(task.folder, VERDICTS)}
+    return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
 
 
 def distributions_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -298,28 +287,41 @@ def enter(row: Row, chars: int, books: Books) -> None:
 # read the text after cuts reads what is left. Cut-offs that the data decided stay as they were.
 
 KINDS = {field.name: field.type for schema in (SCORES, DOCUMENTS) for field in schema}
-OF_TEXT: tuple[PerDocument, ...] = (QUALITY,)
-OF_REST: tuple[PerDocument, ...] = (TOXICITY,)
 CONTEXT = ("source", "language")
 """Columns that stages read of a document."""
+
+
+def is_score(stage: PerDocument) -> bool:
+    """Return True if the columns of the stage are stored in the table `scores`."""
+    return not set(stage.adds).isdisjoint(SCORES.names)
 
 
 class Rejudge:
     """Measures and judges documents after their cuts; built once for a part."""
 
-    def __init__(self, recipe: Recipe, models: Paths, cutoffs: Cutoffs, scored: bool, isolated: bool):
+    def __init__(
+        self,
+        stages: Sequence[PerDocument],
+        recipe: Recipe,
+        models: ModelPaths,
+        cutoffs: Cutoffs,
+        scored: bool,
+        isolated: bool,
+    ):
         """`scored`: the run has scores of models; `isolated`: records are measured in a child process."""
         local = local_models(models)
-        of_rest = (*OF_REST, *scores.STAGES) if scored else OF_REST
-        self._of_text, self._of_rest = Fused(OF_TEXT, recipe, local), Fused(of_rest, recipe, local)
+        of_text = [stage for stage in stages if stage.again == "text"]
+        of_rest = [stage for stage in stages if stage.again == "rest" and (scored or not is_score(stage))]
+        self._first = of_text[0].name
+        self._of_text, self._of_rest = Fused(of_text, recipe, local), Fused(of_rest, recipe, local)
         self._measure = Isolated(self._measured) if isolated else self._measured
-        self._named = checks_of(recipe, local, cutoffs)
+        self._named = checks_of(stages, recipe, local, cutoffs)
         self._checks = [check for _, check in self._named]
         names = list(dict.fromkeys([*columns_of(self._checks), *CONTEXT]))
         self.columns: Mapping[str, Sequence[str]] = split_columns(names, {"scores": None} if scored else {})
-        again = {stage.name for stage in (*OF_TEXT, *of_rest)}
+        again = {stage.name for stage in (*of_text, *of_rest)}
         self.reasons: Sequence[tuple[str, Mapping[str, str]]] = [
-            (stage.name, {**stage.verdicts, **(EVERY_STAGE if stage.name in again else {})}) for stage in JUDGED
+            (stage.name, {**stage.verdicts, **(EVERY_STAGE if stage.name in again else {})}) for stage in stages
         ]
 
     @property
@@ -333,7 +335,7 @@ class Rejudge:
             try:
                 row.update(self._measure(row))
             except Crashed:
-                set_verdict(row, QUALITY.name, Drop(CRASHED))
+                set_verdict(row, self._first, Drop(CRASHED))
         names = columns_of(self._checks)
         columns = [pa.array([_stored(row.get(name)) for row in rows], KINDS[name]) for name in names]
         judgement = judge(self._checks, pa.RecordBatch.from_arrays(columns, names))

@@ -83,39 +83,39 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
 def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
     """Write a shard in which documents have become tombstones; returns its entry and the removed tokens."""
     shard, removed, first = place.shard, [], 0
-    writer = IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype))
-    for ids, tokens, lengths in token_batches(old, shard.path):
-        rows = _inside(place.rows, first, len(lengths))
-        first += len(lengths)
-        if len(rows):
-            tokens, ends = tokens.copy(), np.cumsum(lengths)
-            for row in rows.tolist():
-                begin, end = int(ends[row] - lengths[row]), int(ends[row])
-                removed.append(tokens[begin:end].copy())
-                tokens[begin:end] = tombstone
-            ids = _with(ids, rows, REMOVED_ID)
-        write_tokens(writer, dtype, ids, tokens, lengths)
-    return writer.close(), removed
+    with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
+        for ids, tokens, lengths in token_batches(old, shard.path):
+            rows = _inside(place.rows, first, len(lengths))
+            first += len(lengths)
+            if len(rows):
+                tokens, ends = tokens.copy(), np.cumsum(lengths)
+                for row in rows.tolist():
+                    begin, end = int(ends[row] - lengths[row]), int(ends[row])
+                    removed.append(tokens[begin:end].copy())
+                    tokens[begin:end] = tombstone
+                ids = _with(ids, rows, REMOVED_ID)
+            write_tokens(writer, dtype, ids, tokens, lengths)
+    return writer.written.to_json(), removed
 
 
 def cut_tokens(old: Store, place: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
     """Write a shard without documents, its batches cut at fixed counts again; returns its entry and removed tokens."""
     shard, removed, first = place.shard, list[Tokens](), 0
-    writer = IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype))
-    held: list[tuple[list[bytes], Tokens, Rows]] = []
-    for ids, tokens, lengths in token_batches(old, shard.path):
-        rows = _inside(place.rows, first, len(lengths))
-        first += len(lengths)
-        stays = np.ones(len(lengths), np.bool_)
-        stays[rows] = False
-        ends = np.cumsum(lengths)
-        removed += [tokens[ends[row] - lengths[row] : ends[row]].copy() for row in rows.tolist()]
-        held.append((ids.filter(pa.array(stays)).to_pylist(), tokens[np.repeat(stays, lengths)], lengths[stays]))
-        while sum(len(own) for own, _, _ in held) >= BATCH_DOCUMENTS:
-            held = _write_held(writer, dtype, held, BATCH_DOCUMENTS)
-    if any(len(own) for own, _, _ in held):
-        _write_held(writer, dtype, held, BATCH_DOCUMENTS)
-    return writer.close(), removed
+    with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
+        held: list[tuple[list[bytes], Tokens, Rows]] = []
+        for ids, tokens, lengths in token_batches(old, shard.path):
+            rows = _inside(place.rows, first, len(lengths))
+            first += len(lengths)
+            stays = np.ones(len(lengths), np.bool_)
+            stays[rows] = False
+            ends = np.cumsum(lengths)
+            removed += [tokens[ends[row] - lengths[row] : ends[row]].copy() for row in rows.tolist()]
+            held.append((ids.filter(pa.array(stays)).to_pylist(), tokens[np.repeat(stays, lengths)], lengths[stays]))
+            while sum(len(own) for own, _, _ in held) >= BATCH_DOCUMENTS:
+                held = _write_held(writer, dtype, held, BATCH_DOCUMENTS)
+        if any(len(own) for own, _, _ in held):
+            _write_held(writer, dtype, held, BATCH_DOCUMENTS)
+    return writer.written.to_json(), removed
 
 
 def _write_held(
@@ -132,17 +132,17 @@ def _write_held(
 def blank_docs(old: Store, place: Place, new: Store) -> Entry:
     """Write a document index in which the rows of documents say nothing of them; returns its entry."""
     shard, first = place.shard, 0
-    writer = IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS)
-    for batch in _batches(old, shard.docs_path):
-        rows = _inside(place.rows, first, batch.num_rows)
-        first += batch.num_rows
-        arrays = [batch.column(field.name) for field in SHARD_DOCS]
-        if len(rows):
-            blank = [field.name not in KEPT for field in SHARD_DOCS]
-            values = [BLANK.get(field.name) for field in SHARD_DOCS]
-            arrays = [_with(a, rows, v) if b else a for a, v, b in zip(arrays, values, blank, strict=True)]
-        writer.write([fresh(array) for array in arrays])
-    return writer.close()
+    with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
+        for batch in _batches(old, shard.docs_path):
+            rows = _inside(place.rows, first, batch.num_rows)
+            first += batch.num_rows
+            arrays = [batch.column(field.name) for field in SHARD_DOCS]
+            if len(rows):
+                blank = [field.name not in KEPT for field in SHARD_DOCS]
+                values = [BLANK.get(field.name) for field in SHARD_DOCS]
+                arrays = [_with(a, rows, v) if b else a for a, v, b in zip(arrays, values, blank, strict=True)]
+            writer.write([fresh(array) for array in arrays])
+    return writer.written.to_json()
 
 
 def cut_docs(old: Store, place: Place, new: Store) -> Entry:
@@ -171,11 +171,11 @@ def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array)
 
 def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> Entry:
     """Write the rows of a table in batches of the fixed number of rows, each copied once, into arrays of its own."""
-    writer = IpcWriter(new, key, schema)
-    for first in range(0, table.num_rows, BATCH_DOCUMENTS):
-        rows = table.slice(first, BATCH_DOCUMENTS)
-        writer.write([pa.concat_arrays([*own.chunks, own.chunk(0).slice(0, 0)]) for own in rows.columns])
-    return writer.close()
+    with IpcWriter(new, key, schema) as writer:
+        for first in range(0, table.num_rows, BATCH_DOCUMENTS):
+            rows = table.slice(first, BATCH_DOCUMENTS)
+            writer.write([pa.concat_arrays([*own.chunks, own.chunk(0).slice(0, 0)]) for own in rows.columns])
+    return writer.written.to_json()
 
 
 def _batches(folder: Store, path: str) -> Sequence[pa.RecordBatch]:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.engine.parquet import Part
+from pipeline.engine.parquet import Part, WrittenFile
 from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
 from pipeline.engine.stage import Row
 from pipeline.engine.step import Build, Built
@@ -250,7 +250,7 @@ def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in:
     documents = 0
     for answer in answers:
         for entry in answer["files"]:
-            built.add_file(entry)
+            built.add_file(WrittenFile(**entry))
         built.cpu_seconds += answer["cpu_seconds"]
         if "stream" in answer:
             streams.setdefault(answer["stream"], []).append(answer["tokens"])

@@ -10,23 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.engine.parquet import HashingSink, unique_name
+from pipeline.engine.parquet import FileWriter
+from pipeline.engine.part import Answer
 from schemas.storage import Store
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, docs_key, shard_key, shard_schema
 
-Answer = dict[str, Any]
 
-
-class IpcWriter:
-    """Writes rows to one Arrow IPC file in batches of a fixed number of rows."""
+class IpcWriter(FileWriter):
+    """An uncompressed Arrow IPC file, written batch by batch."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema):
-        self._folder, self._key, self._schema = folder, key, schema
-        self._path = unique_name(key, "arrow")
-        self._sink = HashingSink(folder.open_output(self._path))
+        super().__init__(folder, key, "arrow")
+        self._schema = schema
         options = pa.ipc.IpcWriteOptions(compression=None)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
-        self.num_rows = 0
 
     def write(self, arrays: list[pa.Array]) -> None:
         """Write one batch."""
@@ -34,13 +31,11 @@ class IpcWriter:
         self._writer.write_batch(batch)
         self.num_rows += batch.num_rows
 
-    def close(self) -> dict[str, Any]:
-        """Finish the file and make it durable; returns its manifest entry."""
+    def _finish(self) -> None:
         self._writer.close()
-        self._sink.close()
-        self._folder.sync(self._path)
-        size, sha256 = self._sink.num_bytes, self._sink.sha256
-        return {"key": self._key, "path": self._path, "rows": self.num_rows, "bytes": size, "sha256": sha256}
+
+    def _drop(self) -> None:
+        self._writer.close()
 
 
 def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[str, Any]]]:
@@ -59,23 +54,25 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
     """Write one shard and its index from rows sorted by (key, doc_id); returns their entries and counts."""
     started = time.process_time()
     schema = shard_schema(dtype)
-    tokens_writer = IpcWriter(folder, shard_key(stream, number), schema)
-    docs_writer = IpcWriter(folder, docs_key(stream, number), SHARD_DOCS)
     offset = 0
-    for rows in regroup(batches, BATCH_DOCUMENTS):
-        lengths = np.array([row["num_tokens"] for row in rows], np.int64)
-        ends = np.cumsum(lengths)
-        flat = np.frombuffer(b"".join(row["tokens"] for row in rows), dtype)
-        tokens = pa.ListArray.from_arrays(
-            pa.array(np.concatenate([[0], ends]).astype(np.int32)), pa.array(flat), type=schema.field("tokens").type
-        )
-        tokens_writer.write([pa.array([row["doc_id"] for row in rows], pa.binary(16)), tokens])
-        starts = offset + ends - lengths
-        for row, start in zip(rows, starts.tolist()):
-            row["token_offset"] = start
-        docs_writer.write([pa.array([row[field.name] for row in rows], field.type) for field in SHARD_DOCS])
-        offset += int(ends[-1])
-    entries = [tokens_writer.close(), docs_writer.close()]
+    with (
+        IpcWriter(folder, shard_key(stream, number), schema) as tokens_writer,
+        IpcWriter(folder, docs_key(stream, number), SHARD_DOCS) as docs_writer,
+    ):
+        for rows in regroup(batches, BATCH_DOCUMENTS):
+            lengths = np.array([row["num_tokens"] for row in rows], np.int64)
+            ends = np.cumsum(lengths)
+            flat = np.frombuffer(b"".join(row["tokens"] for row in rows), dtype)
+            tokens = pa.ListArray.from_arrays(
+                pa.array(np.concatenate([[0], ends]).astype(np.int32)), pa.array(flat), type=schema.field("tokens").type
+            )
+            tokens_writer.write([pa.array([row["doc_id"] for row in rows], pa.binary(16)), tokens])
+            starts = offset + ends - lengths
+            for row, start in zip(rows, starts.tolist()):
+                row["token_offset"] = start
+            docs_writer.write([pa.array([row[field.name] for row in rows], field.type) for field in SHARD_DOCS])
+            offset += int(ends[-1])
+    entries = [tokens_writer.written.to_json(), docs_writer.written.to_json()]
     cpu = time.process_time() - started
     return {"files": entries, "stream": stream, "tokens": offset, "rows": entries[0]["rows"], "cpu_seconds": cpu}
 
@@ -83,7 +80,8 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
 def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
     """Write one bucket of the index by URL from rows sorted by (surt, url, doc_id); returns its entry."""
     started = time.process_time()
-    writer = IpcWriter(folder, f"by_url/{number:05d}", BY_URL)
-    for rows in regroup(batches, BATCH_DOCUMENTS):
-        writer.write([pa.array([row[field.name] for row in rows], field.type) for field in BY_URL])
-    return {"files": [writer.close()], "rows": writer.num_rows, "cpu_seconds": time.process_time() - started}
+    with IpcWriter(folder, f"by_url/{number:05d}", BY_URL) as writer:
+        for rows in regroup(batches, BATCH_DOCUMENTS):
+            writer.write([pa.array([row[field.name] for row in rows], field.type) for field in BY_URL])
+    entry = writer.written.to_json()
+    return {"files": [entry], "rows": entry["rows"], "cpu_seconds": time.process_time() - started}

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import HashingSink, unique_name
+from pipeline.engine.parquet import HashingSink, WrittenFile, unique_name
 from pipeline.engine.spark import run_tasks
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import Build, Built
@@ -65,14 +65,14 @@ def build_tokenizer(build: Build) -> dict[str, Built]:
     return {"tokenizer": built}
 
 
-def write_model(folder: Store, data: bytes) -> dict[str, Any]:
+def write_model(folder: Store, data: bytes) -> WrittenFile:
     """Write the model file durably; returns its manifest entry."""
     path = unique_name("tokenizer", "model")
     sink = HashingSink(folder.open_output(path))
     sink.write(data)
     sink.close()
     folder.sync(path)
-    return {"key": "model", "path": path, "rows": 1, "bytes": len(data), "sha256": sink.sha256}
+    return WrittenFile("model", path, 1, len(data), sink.sha256)
 
 
 def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: Built) -> Iterator[str]:

@@ -359,7 +359,7 @@ def test_one_step_goes_on_and_writes_what_it_writes_on_a_local_disk(
     capsys.readouterr()
     written = {*run.walk()}
     run_it(workers, source, out, "documents")
-    assert " stands (" in capsys.readouterr().err
+    assert " is complete (" in capsys.readouterr().err
     assert {*run.walk()} == written
 
 

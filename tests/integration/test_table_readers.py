@@ -53,13 +53,13 @@ def example(kind: pa.DataType, number: int) -> Any:
 def test_every_column_of_every_table(reader: str, tmp_path: Path) -> None:
     """Rows of extreme values, rows without any, and empty lists, for each schema there is."""
     for table, schema in TABLES.items():
-        writer = PartWriter(Store(str(tmp_path)), table, schema)
         empty = {field.name: {} if value_type(field.type) else [] for field in schema if pa.types.is_list(field.type)}
-        for number in (1, 2, 3):
-            writer.add({field.name: example(field.type, number) for field in schema})
-            writer.add({"doc_id": bytes(16)})
-            writer.add({"doc_id": bytes(16), **empty})
-        files = Files(table, "parquet", [str(tmp_path / writer.close()["path"])], 9)
+        with PartWriter(Store(str(tmp_path)), table, schema) as writer:
+            for number in (1, 2, 3):
+                writer.add({field.name: example(field.type, number) for field in schema})
+                writer.add({"doc_id": bytes(16)})
+                writer.add({"doc_id": bytes(16), **empty})
+        files = Files(table, "parquet", [str(tmp_path / writer.written.path)], 9)
         written = files.read().to_pylist()
         assert READERS[reader](files, tmp_path) == written, table
         for field in schema:

@@ -83,8 +83,8 @@ def test_the_order_in_memory_is_not_what_is_written(tmp_path: Any) -> None:
     schema = pa.schema([("scores", KIND)])
     digests = set()
     for row in ({"a": 1.0, "b": np.float32(2.0)}, {"b": 2.0, "a": 1.0}):
-        writer = PartWriter(Store(str(tmp_path)), "part", schema)
-        for one in ({"scores": row}, {"scores": None}, {"scores": {}}):
-            writer.add(one)
-        digests.add(writer.close()["sha256"])
+        with PartWriter(Store(str(tmp_path)), "part", schema) as writer:
+            for values in ({"scores": row}, {"scores": None}, {"scores": {}}):
+                writer.add(values)
+        digests.add(writer.written.sha256)
     assert len(digests) == 1

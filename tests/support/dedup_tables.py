@@ -6,7 +6,7 @@ manifests are made by the functions of a run: `penstock stage dedup` finds the t
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.recipe import recipe_sections
-from pipeline.engine.parquet import PartWriter
+from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.stage import Split
 from pipeline.engine.step import gather
-from pipeline.engine.worker import Books
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.run import Run, commit, prepare, step_identity
 from pipeline.sources.provenance import domain_of
-from pipeline.steps.documents import COUNTED, TextConfig, write_row
+from pipeline.stages import MEASURED, SOURCE
+from pipeline.steps.documents import TextConfig, write_row
 from schemas.config import Recipe, build_recipe
 from schemas.ids import doc_id
-from schemas.manifest import Table, part_key, read_manifest, read_run, write_run
+from schemas.manifest import Table, read_manifest, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
 
@@ -80,50 +80,54 @@ def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterabl
     tasks = [WriteTask(split, recipe, folders, texts) for split in prepared.splits]
     started, clock = datetime.now(UTC), time.monotonic()
     if processes == 1:
-        answers = [write_part(task) for task in tasks]
+        answers = [write_signed(task) for task in tasks]
     else:
         with ProcessPoolExecutor(processes) as pool:
-            answers = list(pool.map(write_part, tasks))
-    built = gather(answers, TABLES)
+            answers = list(pool.map(write_signed, tasks))
+    built = gather([result for result, _ in answers], TABLES)
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for name in reversed(TABLES):
         commit(run, step, folders[name], (name, built[name], {}, timing))
     tables = state.tables | dict.fromkeys(TABLES, version)
     write_run(store, state.model_copy(update={"tables": tables, "recipe": recipe.to_json()}))
-    return sum(answer["signature_seconds"] for answer in answers)
+    return sum(seconds for _, seconds in answers)
 
 
-def write_part(task: WriteTask) -> dict[str, Any]:
-    """Sign and write one part; returns what the documents pass would."""
+def write_signed(task: WriteTask) -> tuple[PartResult, float]:
+    """Sign and write one part; returns its result and the CPU seconds of the signatures."""
     split = task.split
     sign = SIGNATURE.make(task.recipe[SIGNATURE.name], {})
-    books = Books([(stage.name, stage.reasons) for stage in COUNTED])
-    writers = (
-        PartWriter(task.folders["documents"], part_key(split.ordinal), DOCUMENTS),
-        PartWriter(task.folders["text"], part_key(split.ordinal), TEXT, size_column="text"),
-    )
-    started, spent = time.process_time(), 0.0
+    spent = 0.0
+
+    def fill(output: PartOutput) -> None:
+        nonlocal spent
+        for row in rows_of(task):
+            clock = time.process_time()
+            sign(row)
+            spent += time.process_time() - clock
+            write_row(row, output, TextConfig())
+        output.source = {"name": split.name, "bytes": split.size, "sha256": "0" * 64}
+
+    tables = {
+        "documents": TableTarget(task.folders["documents"], DOCUMENTS),
+        "text": TableTarget(task.folders["text"], TEXT, "text"),
+    }
+    reasons = [(stage.name, stage.reasons) for stage in (SOURCE, *MEASURED)]
+    return write_part(PartTarget(split.ordinal, tables, reasons), fill), spent
+
+
+def rows_of(task: WriteTask) -> Iterator[dict[str, Any]]:
+    """The rows of one part, as extraction and the language gate would leave them."""
+    split = task.split
     for position, given in enumerate(task.texts(split.ordinal)):
         size = len(given.text.encode("utf-8", "surrogatepass"))
-        row: dict[str, Any] = {
+        yield {
             "doc_id": doc_id(split.source, split.name, position),
             **{"source": split.source, "split": split.name, "offset": position, "length": size, "record_type": "row"},
             **{"url": given.url, "domain": domain_of(given.url), "date": DATE, "language": given.language},
             **{"num_chars": len(given.text), "body_chars": len(given.text), "num_bytes": size, "text": given.text},
             **{"_body": given.text, "_words": None},
         }
-        clock = time.process_time()
-        sign(row)
-        spent += time.process_time() - clock
-        write_row(row, writers, books, TextConfig())
-    return {
-        "files": {name: writer.close() for name, writer in zip(TABLES, writers)},
-        "source": {"name": split.name, "bytes": split.size, "sha256": "0" * 64},
-        "errors": {},
-        "cpu_seconds": time.process_time() - started,
-        "signature_seconds": spent,
-        **books.to_json(),
-    }
 
 
 def table_of(folder: Path, name: str) -> Table:

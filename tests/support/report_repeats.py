@@ -19,13 +19,16 @@ def add_repeats(run: Store) -> None:
     counts["dropped"] |= {"repeats/dropped_before": 17, "repeats/nothing_left": 1, "quality/gopher_short_doc": 1}
     dropped = iter([("repeats", "nothing_left"), ("quality", "gopher_short_doc")])
     for part in range(2):
-        writer = PartWriter(folder, part_key(part), TABLES["repeats"])
+        written = []
         for row in pq.read_table(*(Path(run.uri) / "dedup/v-tiny").glob(f"{part_key(part)}-*.parquet")).to_pylist():
             stage, rule = ("repeats", "dropped_before") if row["drop_stage"] else next(dropped, (None, None))
             cuts = None if rule == "dropped_before" else [{"start": 3, "end": 9, "reason": "line"}]
             row = {"doc_id": row["doc_id"], "drop_stage": stage, "drop_rule": rule, "cuts": cuts}
-            writer.add(row | ({} if stage == "repeats" else {"body_chars": 894, "gopher_num_words": 8.0}))
-        entry = writer.close()
+            written.append(row | ({} if stage == "repeats" else {"body_chars": 894, "gopher_num_words": 8.0}))
+        with PartWriter(folder, part_key(part), TABLES["repeats"]) as writer:
+            for row in written:
+                writer.add(row)
+        entry = writer.written.to_json()
         paths[entry["key"]] = entry.pop("path")
         files.append(entry)
     figures = {

@@ -17,10 +17,10 @@ import numpy as np
 
 from pipeline.dedup.audit.config import AUDIT
 from pipeline.engine.parquet import PartWriter
+from pipeline.engine.part import Books, set_verdict
 from pipeline.engine.rules import COARSE, count_bins
 from pipeline.engine.stage import Drop, PerDocument, Relation
 from pipeline.engine.step import add_figures
-from pipeline.engine.worker import Books, set_verdict
 from pipeline.pii.stage import PiiConfig
 from pipeline.stages import STEPS, all_stages
 from pipeline.toxicity import ToxicityConfig
@@ -241,17 +241,18 @@ def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, st
     figures: dict[str, Any] = {}
     counts = None
     for part, rows in enumerate(tables.rows[name]):
-        writer = PartWriter(folder, part_key(part), MAKERS[name])
-        for row in rows:
-            writer.add(row)
-        entry = writer.close()
+        with PartWriter(folder, part_key(part), MAKERS[name]) as writer:
+            for row in rows:
+                writer.add(row)
+        entry = writer.written.to_json()
         paths[entry["key"]] = entry.pop("path")
         files.append(entry)
-        answer = tables.books[name][part].to_json()
+        counted = tables.books[name][part].counts.model_dump()
         if name in WITHOUT_BOOKS:
-            answer = {"counts": {"rows_in": len(rows), "rows_kept": len(rows)}, "figures": {}}
-        figures = add_figures(figures, answer["figures"])
-        counts = add_figures(counts, answer["counts"]) if counts else answer["counts"]
+            counted = {"rows_in": len(rows), "rows_kept": len(rows)}
+        else:
+            figures = add_figures(figures, tables.books[name][part].figures)
+        counts = add_figures(counts, counted) if counts else counted
     sizes = [sum(row["length"] for row in rows) for rows in tables.rows["documents"]]
     inputs = [
         {"name": f"crawl-{part}.warc.gz", "bytes": size, "sha256": f"{part}" * 64} for part, size in enumerate(sizes)

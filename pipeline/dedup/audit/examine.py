@@ -5,7 +5,6 @@ are, how many it joined; a pair of documents with one anchor was met with probab
 Thompson 1952). Rows are sorted by doc_id and summed in one place, so the figures are the same at any partitioning.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,12 +29,11 @@ from pipeline.dedup.audit.pairs import (
 from pipeline.dedup.audit.sample import ANCHORED, JOINED, SAMPLED, UNIFORM, Chosen
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
-from pipeline.engine.parquet import PartWriter
+from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.stage import Row
-from pipeline.engine.step import Answer
 from pipeline.minhash.fast import mixed
 from pipeline.minhash.stage import SignatureConfig
-from schemas.manifest import part_key
+from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tables import AUDIT
 
@@ -83,35 +81,27 @@ class Listed:
             self.pairs = self.pairs.take(np.lexsort((b, a, keys))[:MAX_LISTED])
 
 
-def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write the table and return its file, books and figures, from the rows SAMPLED of every wanted document."""
-    started = time.process_time()
-    sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
-    listed: list[Listed] = []
-    figures = {
-        "min_jaccard": task.min_jaccard,
-        "bands_rows": None if task.layout is None else list(task.layout),
-        "not_compared": {"without_text": len(sample.without_text), "too_long": len(sample.too_long)},
-        "precision": precision(task, sample, listed),
-        "recall": {UNIFORM: recall_uniform(task, sample, listed), ANCHORED: recall_anchored(task, sample, listed)},
-    }
-    writer = PartWriter(task.folder, part_key(0), AUDIT)
-    try:
+def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
+    """Write the table from the rows SAMPLED of every wanted document; its figures are those of the manifest."""
+
+    def fill(output: PartOutput) -> None:
+        sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
+        listed: list[Listed] = []
+        output.figures |= {
+            "min_jaccard": task.min_jaccard,
+            "bands_rows": None if task.layout is None else list(task.layout),
+            "not_compared": {"without_text": len(sample.without_text), "too_long": len(sample.too_long)},
+            "precision": precision(task, sample, listed),
+            "recall": {UNIFORM: recall_uniform(task, sample, listed), ANCHORED: recall_anchored(task, sample, listed)},
+        }
+        rows = 0
         for found in listed:
             for row in rows_of(task, sample, found):
-                writer.add(row)
-    except BaseException:
-        writer.abandon()
-        raise
-    entry = writer.close()
-    return {
-        "files": {"audit": entry},
-        "rows": entry["rows"],
-        "errors": {},
-        "cpu_seconds": time.process_time() - started,
-        "counts": {"rows_in": entry["rows"], "rows_kept": entry["rows"]},
-        "figures": figures,
-    }
+                output.write(row)
+                rows += 1
+        output.counts = Counts(rows_in=rows, rows_kept=rows)
+
+    return write_part(PartTarget(0, {"audit": TableTarget(task.folder, AUDIT)}), fill)
 
 
 def precision(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:

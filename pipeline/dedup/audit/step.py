@@ -25,6 +25,7 @@ from pipeline.dedup.audit.sample import (
 )
 from pipeline.dedup.config import DedupConfig
 from pipeline.engine.parquet import parts_of
+from pipeline.engine.part import PartResult
 from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
 from pipeline.engine.step import Build, Built, gather
 from pipeline.minhash.stage import SignatureConfig
@@ -45,8 +46,9 @@ def build_audit(build: Build) -> dict[str, Built]:
     fetches = [TextsTask(part, wanted, dedup, signature) for part in parts]
     texts = frame_of_tasks(build.spark, sampled, fetches, SAMPLED_DDL)
     task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"])
-    answers = answers_of_partitions(texts.repartitionById(1, F.lit(0)), lambda number, batches: examine(task, batches))
-    return gather(answers, ("audit",))
+    one = texts.repartitionById(1, F.lit(0))
+    answers = answers_of_partitions(one, lambda number, batches: examine(task, batches).to_json())
+    return gather([PartResult.from_json(answer) for answer in answers], ("audit",))
 
 
 def lowest(proposals: DataFrame, audit: AuditConfig) -> Any:

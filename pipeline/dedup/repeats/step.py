@@ -9,11 +9,12 @@ from pyspark.sql import functions as F
 
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.keys import SUBSTRING, MakeJudge, RepeatsTask, seeds_of_part, units_of_part, windows_of_part
-from pipeline.dedup.repeats.write import write_part
+from pipeline.dedup.repeats.write import write_repeats
 from pipeline.dedup.totals import TALLIES_DDL, totals
 from pipeline.engine.parquet import parts_of
+from pipeline.engine.part import PartResult
 from pipeline.engine.spark import answers_of_parts, by_part, frame_of_tasks, is_retry
-from pipeline.engine.step import Answer, Build, Built, gather
+from pipeline.engine.step import Build, Built, gather
 from schemas.config import Recipe
 
 
@@ -31,8 +32,8 @@ def build_repeats(build: Build, make_judge: MakeJudge) -> dict[str, Built]:
         return gather([], (REPEATS.name,))
     shared = build.spark.sparkContext.broadcast(tasks)
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return write_part(shared.value[number], batches, is_retry())
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
+        return write_repeats(shared.value[number], batches, is_retry())
 
     return gather(answers_of_parts(repeats_of(build, tasks), len(tasks), write), (REPEATS.name,))
 

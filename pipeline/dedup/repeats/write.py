@@ -1,6 +1,5 @@
 """The cuts of one part: what stands elsewhere goes, what is left is judged again, and the table gets its rows."""
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,13 +11,10 @@ from pipeline.dedup.repeats.config import DROPPED_BEFORE, NOTHING_LEFT, REPEATED
 from pipeline.dedup.repeats.cut import Cut, cuts_of, placed
 from pipeline.dedup.repeats.keys import NOWHERE, SUBSTRING, Document, Judge, Known, RepeatsTask, known_of
 from pipeline.dedup.repeats.units import Tokens, covered, grams, scoped, units_of
-from pipeline.engine.parquet import TEXTS_AT_ONCE, PartWriter, apply_cuts, measured
+from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, measured
+from pipeline.engine.part import Books, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.stage import Drop, Row
-from pipeline.engine.step import Answer, keep_answer, standing_answer
-from pipeline.engine.worker import Books, set_verdict
 from pipeline.text.spans import Span, between, without
-from schemas.ids import canonical_json
-from schemas.manifest import part_key
 from schemas.tables import REPEATS as REPEATS_SCHEMA
 
 ANY = "any"
@@ -54,36 +50,25 @@ def repeated_runs(document: Document, windows: Known, config: RepeatsConfig) -> 
     return tokens.chars(covered(near[gone], config.length))
 
 
-def write_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> Answer:
-    """Cut and judge one part, given its repeats (key, part, first), and write it; returns files, books and figures."""
-    standing = standing_answer(task.folder, task.part.ordinal)
+def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
+    """Cut and re-evaluate one part, given its repeats (key, part, first), and write it."""
     units, windows = known_of(rows, (1, 2))
-    if standing is not None:
-        return standing
-    started = time.process_time()
-    judge = task.make_judge(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
-    books = Books([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
-    writer = PartWriter(task.folder, part_key(task.part.ordinal), REPEATS_SCHEMA)
-    try:
-        for batch in measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
-            written = rows_of(batch, task, units, windows)
-            rejudge(written, batch, judge)
-            for row in written:
-                enter(row, books)
-                writer.add(row)
-    except BaseException:
-        writer.abandon()
-        raise
-    finally:
-        judge.close()
-    answer = {
-        "files": {REPEATS.name: writer.close()},
-        "rows": books.rows_in,
-        "errors": dict(judge.errors),
-        "cpu_seconds": time.process_time() - started,
-        **books.to_json(),
-    }
-    return keep_answer(task.folder, task.part.ordinal, answer, canonical_json)
+
+    def fill(output: PartOutput) -> None:
+        judge = task.make_judge(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
+        output.books = Books([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
+        try:
+            for batch in measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
+                written = rows_of(batch, task, units, windows)
+                rejudge(written, batch, judge)
+                for row in written:
+                    enter(row, output.books)
+                    output.write(row)
+        finally:
+            judge.close()
+        output.errors.update(judge.errors)
+
+    return write_part(PartTarget(task.part.ordinal, {REPEATS.name: TableTarget(task.folder, REPEATS_SCHEMA)}), fill)
 
 
 def columns_for(task: RepeatsTask, judge: Judge) -> dict[str, Sequence[str]]:

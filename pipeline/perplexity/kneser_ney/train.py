@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.engine.parquet import unique_name
-from pipeline.engine.spark import Answer, answers_of_partitions, frame_of_tasks, run_tasks, task_context
+from pipeline.engine.part import Answer
+from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, run_tasks, task_context
 from pipeline.perplexity.kneser_ney import worker as parts
 from pipeline.perplexity.kneser_ney.arpa import LETTER_DDL, write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig

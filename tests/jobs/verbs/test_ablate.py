@@ -26,7 +26,7 @@ from pipeline.quality.stage import checks
 from pipeline.report.facts import collect
 from pipeline.report.losses import ablations
 from pipeline.report.page import write_report
-from pipeline.run import homes_of, places_in, prepare, run_steps, way_to
+from pipeline.run import prepare, relative_path, run_folders, run_steps, version_folders
 from pipeline.stages import STEPS
 from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, Interval, Measurement, SourceLoss
 from schemas.config import Recipe, load_recipe
@@ -230,12 +230,12 @@ def test_what_a_takedown_replaced_is_replaced_for_branches_too(tmp_path: Path) -
     run, folder = Store(str(tmp_path / "run")), Store(str(tmp_path / "run/ablations/x"))
     write_run(folder, RunFile(tables={"documents": "../../../documents/v-old", "tokens": "v-own"}))
     run.write_atomic("documents/v-old/takedown.json", b'{"to": "v-new"}')
-    homes = homes_of(folder)
+    homes = run_folders(folder)
     assert [home.uri for home in homes] == [folder.uri, run.uri]
-    places = [places_in(home, STEPS[0], "v-old")["documents"].uri for home in homes]
+    places = [version_folders(home, STEPS[0], "v-old")["documents"].uri for home in homes]
     assert places == [f"{folder.uri}/documents/v-old", f"{run.uri}/documents/v-new"]
-    assert way_to(folder, "documents", Store(places[1])) == "../../../documents/v-new"
-    assert way_to(folder, "documents", Store(places[0])) == "v-old"
+    assert relative_path(folder, "documents", Store(places[1])) == "../../../documents/v-new"
+    assert relative_path(folder, "documents", Store(places[0])) == "v-old"
 
 
 # ----------------------------------------------------------------------------------------------------------- intervals
@@ -511,7 +511,7 @@ def test_what_a_change_does_not_touch_is_taken_from_the_run(run: Store, same_ses
     for name in ("documents", "text", "clusters", "index", "audit"):
         assert tables[name] == f"../../../{name}/{read_run(run).tables[name]}"
     assert "/" not in tables["verdicts"]
-    assert [home.uri for home in homes_of(folder)] == [folder.uri, run.uri]
+    assert [home.uri for home in run_folders(folder)] == [folder.uri, run.uri]
     # Again: nothing is made a second time.
     started = {name: open_table(folder, name)[1].run.started for name in tables}
     files = sorted(folder.walk())

@@ -22,7 +22,7 @@ from pipeline.dedup.keys import (
 )
 from pipeline.dedup.survivors import write_verdict
 from pipeline.dedup.verify import BEST, FAILED, JOINED, MET, OUTCOMES, attach, compared, comparison
-from pipeline.engine.worker import Books
+from pipeline.engine.part import Books
 from pipeline.minhash.stage import SignatureConfig
 from schemas.errors import ConfigError, ContractError
 

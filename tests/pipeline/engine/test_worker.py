@@ -2,9 +2,10 @@
 
 import pytest
 
+from pipeline.engine.part import Books, reason_names, set_verdict
 from pipeline.engine.stage import Drop, PerDocument
 from pipeline.engine.step import add_figures
-from pipeline.engine.worker import Books, Fused, reason_names, set_verdict
+from pipeline.engine.worker import Fused
 from schemas.config import Section, build_recipe
 from schemas.errors import ContractError
 
@@ -66,12 +67,12 @@ def test_a_broken_promise_stops_the_run_and_is_no_drop():
     def broken(row):
         raise ContractError("expected a probability, got 3.5")
 
-    with pytest.raises(ContractError, match=r"found 3\.5"):
+    with pytest.raises(ContractError, match=r"got 3\.5"):
         run({}, stage("a", broken))
 
 
 def test_an_undeclared_reason_is_refused():
-    with pytest.raises(ContractError, match="found 'other'"):
+    with pytest.raises(ContractError, match="got 'other'"):
         run({}, stage("a", mark("a", Drop("other"))))
 
 
@@ -83,13 +84,12 @@ def test_books_count_every_row_and_report_zeros():
             set_verdict(row, "a", drop)
         books.enter(row, 10)
     books.tally("languages", "de")
-    answer = books.to_json()
-    assert answer["counts"] == {
+    assert books.counts.model_dump() == {
         "rows_in": 3,
         "rows_kept": 1,
         "dropped": {"a/low": 2, "a/high": 0, "a/failed": 0, "a/crashed": 0},
     }
-    assert answer["figures"] == {"kept_chars": 10, "dropped_chars": {"a/low": 20}, "languages": {"de": 1}}
+    assert books.figures == {"kept_chars": 10, "dropped_chars": {"a/low": 20}, "languages": {"de": 1}}
     assert reason_names("a", {"low": ""}) == ["a/low", "a/failed", "a/crashed"]
     with pytest.raises(ContractError, match="'a/new'"):
         books.enter({"drop_stage": "a", "drop_rule": "new"}, 1)

@@ -10,12 +10,13 @@ import pytest
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.engine.stage import Drop
-from pipeline.engine.worker import Isolated
+from pipeline.engine.worker import run_rows
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
+from pipeline.stages import MEASURED, SOURCE
 from pipeline.steps import documents
-from pipeline.steps.documents import DocumentsTask, documents_part, verdicts
+from pipeline.steps.documents import DocumentsTask, documents_part
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from tests.support.paths import ROOT
@@ -38,20 +39,20 @@ def make_task(crawl: Path, out: Path, *overrides: str) -> DocumentsTask:
             stage.name: {
                 name: str(ensure_model(p, ModelsConfig()).path) for name, p in stage.models(recipe[stage.name]).items()
             }
-            for stage in documents.MEASURED
+            for stage in MEASURED
         }
     except ConfigError as error:
         pytest.skip(str(error))
     split = find_splits(recipe.section("source", SourceConfig))[0]
-    return DocumentsTask(split, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
+    return DocumentsTask(split, SOURCE, MEASURED, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
 
 
 def test_a_retry_in_a_child_gives_the_same_bytes_and_a_finished_part_is_not_done_again(crawl, tmp_path):
     first = documents_part(make_task(crawl, tmp_path / "a"), False)
     retried = documents_part(make_task(crawl, tmp_path / "b"), True)
     for table in ("documents", "text"):
-        assert first["files"][table]["sha256"] == retried["files"][table]["sha256"]
-    assert first["counts"] == retried["counts"]
+        assert first.files[table].sha256 == retried.files[table].sha256
+    assert first.counts == retried.counts
     assert documents_part(make_task(crawl, tmp_path / "a"), False) == first
 
 
@@ -61,9 +62,9 @@ def test_text_of_dropped_documents_is_kept_sampled_or_left_out(crawl, tmp_path):
         task = make_task(
             crawl, tmp_path / choice, f"text.dropped={choice}", "text.sample_share=0.3", 'language.languages=["de"]'
         )
-        files = documents_part(task, False)["files"]
-        rows = pq.read_table(task.text.path(files["text"]["path"])).to_pylist()
-        verdict = pq.read_table(task.documents.path(files["documents"]["path"])).to_pylist()
+        files = documents_part(task, False).files
+        rows = pq.read_table(task.text.path(files["text"].path)).to_pylist()
+        verdict = pq.read_table(task.documents.path(files["documents"].path)).to_pylist()
         assert [row["doc_id"] for row in rows] == [row["doc_id"] for row in verdict]
         texts[choice] = [bool(r["text"]) for r, v in zip(rows, verdict) if v["drop_stage"] and v["num_chars"]]
     assert all(texts["keep"])
@@ -78,7 +79,10 @@ def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_goes_
         return row | {"measured": True}
 
     rows = [({"n": 0}, None), ({"n": 1}, None), ({"n": 2}, Drop("empty_page")), ({"n": 3}, None)]
-    found = [(row["n"], row.get("drop_rule"), row.get("measured")) for row in verdicts(iter(rows), Isolated(measure))]
+    found = [
+        (row["n"], row.get("drop_rule"), row.get("measured"))
+        for row in run_rows(rows, measure, ("source", "extract"), True)
+    ]
     assert found == [(0, None, True), (1, "crashed", None), (2, "empty_page", None), (3, None, True)]
 
 

@@ -9,8 +9,8 @@ from jobs.recipe import recipe_sections
 from pipeline.engine.parquet import Part
 from pipeline.engine.rules import COARSE, FINE, bins_of, lower_edge
 from pipeline.engine.stage import Quantile
+from pipeline.stages import CHECKED
 from pipeline.steps.verdicts import (
-    JUDGED,
     SHOWN_LANGUAGES,
     VerdictsTask,
     checks_of,
@@ -41,14 +41,14 @@ def task(tmp_path):
         table = pa.Table.from_pylist(rows, DOCUMENTS)
         pq.write_table(table, tmp_path / "documents.parquet")
         part = Part(0, {"documents": Store(str(tmp_path))}, {"documents": "documents.parquet"})
-        return VerdictsTask(part, recipe(*overrides), {}, {}, Store(str(tmp_path / "verdicts")))
+        return VerdictsTask(part, CHECKED, recipe(*overrides), {}, {}, Store(str(tmp_path / "verdicts")))
 
     return make
 
 
 def judged(task):
     answer = verdicts_part(task, False)
-    path = task.folder.path(answer["files"]["verdicts"]["path"])
+    path = task.folder.path(answer.files["verdicts"].path)
     return answer, pq.read_table(path).to_pylist()
 
 
@@ -66,15 +66,15 @@ def test_each_document_gets_its_verdict_and_the_books_count_it(task):
         (3, "toxicity", "toxic_word_share"),
     ]
     assert (verdicts[1]["drop_value"], verdicts[1]["drop_limit"]) == (40, 50)
-    counts = answer["counts"]
+    counts = answer.counts.model_dump()
     assert (counts["rows_in"], counts["rows_kept"]) == (3, 1)
     assert {name: number for name, number in counts["dropped"].items() if number} == {
         "quality/gopher_short_doc": 1,
         "toxicity/toxic_word_share": 1,
     }
-    declared = {f"{stage.name}/{reason}" for stage in JUDGED for reason in stage.verdicts}
+    declared = {f"{stage.name}/{reason}" for stage in CHECKED for reason in stage.verdicts}
     assert set(counts["dropped"]) == declared
-    figures = answer["figures"]
+    figures = answer.figures
     assert (figures["kept_chars"], figures["kept_sources"], figures["kept_source_chars"]) == (
         300,
         {"web": 1},
@@ -85,13 +85,13 @@ def test_each_document_gets_its_verdict_and_the_books_count_it(task):
 
 def test_where_nothing_is_checked_everything_is_kept(task):
     answer, verdicts = judged(task([document(1), document(2)], "quality.rules=[]", "toxicity.wordlists={}"))
-    assert answer["counts"]["rows_kept"] == len(verdicts) == 2
-    assert answer["figures"]["distributions"] == {}
+    assert answer.counts.rows_kept == len(verdicts) == 2
+    assert answer.figures["distributions"] == {}
 
 
 def test_distributions_count_what_was_compared(task):
     answer, _ = judged(task([document(n, gopher_num_words=n * 30) for n in (1, 2, 3)] + [document(9)]))
-    found = answer["figures"]["distributions"]["quality/gopher_short_doc"]
+    found = answer.figures["distributions"]["quality/gopher_short_doc"]
     assert list(found) == ["en"]
     edges = sorted((lower_edge(int(key), COARSE), count) for key, count in found["en"].items())
     assert [count for _, count in edges] == [1, 1, 1]
@@ -122,7 +122,7 @@ def test_a_stage_without_quantiles_asks_for_no_histogram(task):
 
 
 def test_limits_are_recorded_with_their_setting_and_side():
-    limits = limits_of(checks_of(recipe("quality.min_words=30"), {}, {}))
+    limits = limits_of(checks_of(CHECKED, recipe("quality.min_words=30"), {}, {}))
     assert limits["quality/gopher_short_doc"]["setting"] == "quality.min_words"
     assert limits["quality/gopher_short_doc"]["side"] == "min"
     assert limits["quality/gopher_short_doc"]["limits"]["*"] == 30

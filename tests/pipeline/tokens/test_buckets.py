@@ -12,7 +12,8 @@ from pipeline.engine.parquet import Part
 from pipeline.engine.stage import Split
 from pipeline.inspect.whatif import mix_of, open_tables
 from pipeline.perplexity import stage as perplexity
-from pipeline.stages import STEPS, checked_streams
+from pipeline.stages import STEPS
+from pipeline.steps.requirements import check_buckets
 from pipeline.tokens.streams import (
     FAMILY_OF,
     OF_PERPLEXITY,
@@ -116,7 +117,7 @@ def test_what_is_not_measured_cuts_nothing() -> None:
     def checked(*overrides: str) -> None:
         whole = ['tokens.buckets_by=""', "tokens.bucket_cuts=[]"]
         recipe = read_recipe(str(RECIPE), [*whole, *overrides])
-        assert checked_streams(recipe, SPLITS) == {}
+        assert check_buckets(recipe, SPLITS) == {}
 
     checked()
     checked(f"tokens.buckets_by={SIGNAL}", "tokens.bucket_cuts=[0.5]")
@@ -163,7 +164,7 @@ def cut_by(by: str, *models: str, cut: float = 0.5) -> Any:
 def test_a_score_that_no_model_gives_cuts_nothing(by: str, models: tuple[str, ...], found: str) -> None:
     expected = "tokens.buckets_by: expected the score of a model of the recipe"
     with pytest.raises(ConfigError, match=f"{expected}, got {found}"):
-        checked_streams(cut_by(by, *models), SPLITS)
+        check_buckets(cut_by(by, *models), SPLITS)
 
 
 def test_the_scores_are_read_only_where_they_cut() -> None:
@@ -175,7 +176,7 @@ def test_the_scores_are_read_only_where_they_cut() -> None:
         (SIGNAL, (WIKI,), ("documents", "verdicts", "repeats")),
     ):
         recipe = cut_by(by, *models)
-        assert checked_streams(recipe, SPLITS) == {}
+        assert check_buckets(recipe, SPLITS) == {}
         assert tokens.inputs(recipe) == ("clean", "tokenizer", *tables)
     whole = read_recipe(str(RECIPE), ['tokens.buckets_by=""', "tokens.bucket_cuts=[]", WIKI])
     assert tokens.inputs(whole) == ("clean", "tokenizer")

@@ -8,7 +8,8 @@ import pytest
 
 from jobs.recipe import read_recipe
 from pipeline.run import find_models
-from pipeline.stages import STEPS, checked_streams
+from pipeline.stages import STEPS
+from pipeline.steps.requirements import check_buckets
 from pipeline.tokens.streams import TOKENS, Sorting, TokensConfig, check_mix, mix_figure, shortfalls
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256, shuffle_key
@@ -107,8 +108,8 @@ WHOLE = ('tokens.buckets_by=""', "tokens.bucket_cuts=[]")
 
 def test_sources_that_the_recipe_does_not_make_are_refused_before_anything_runs(tmp_path: Path) -> None:
     two = ("tokens.bucket_cuts=[0.5]",)
-    checked_streams(recipe_with(tmp_path, mix(web={}, books={}), *WHOLE), SPLITS)
-    checked_streams(recipe_with(tmp_path, mix(web_low={}, books_high={}, web_none={}), *two), SPLITS)
+    check_buckets(recipe_with(tmp_path, mix(web={}, books={}), *WHOLE), SPLITS)
+    check_buckets(recipe_with(tmp_path, mix(web_low={}, books_high={}, web_none={}), *two), SPLITS)
     for found, overrides, message in (
         (mix(wbe={}, books={}), WHOLE, r"'wbe' \(did you mean 'web'\?\)"),
         (mix(web_low={}), WHOLE, r"expected sources that this recipe makes, got 'web\+low'.*tokens.buckets_by"),
@@ -117,13 +118,13 @@ def test_sources_that_the_recipe_does_not_make_are_refused_before_anything_runs(
         (mix(web_tail={}), (), r"found 'web\+tail'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            checked_streams(recipe_with(tmp_path, found, *overrides), SPLITS)
+            check_buckets(recipe_with(tmp_path, found, *overrides), SPLITS)
 
 
 def test_a_mix_that_cannot_be_read_is_refused_before_anything_runs(tmp_path: Path) -> None:
     recipe = read_recipe(str(RECIPE), [f'tokens.mix="{tmp_path}/none.toml"'])
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
-        checked_streams(recipe, SPLITS)
+        check_buckets(recipe, SPLITS)
 
 
 def test_sources_that_the_dataset_has_and_the_mix_lacks() -> None:

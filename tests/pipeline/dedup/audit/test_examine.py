@@ -239,7 +239,8 @@ def test_all_pairs_keep_to_a_scope_and_do_not_depend_on_blocks(monkeypatch: pyte
 
 def run(tmp_path: Path, rows: Sequence[dict[str, Any]], chosen: Chosen, **settings: Any) -> dict[str, Any]:
     """What `examine` says of these rows."""
-    task = ExamineTask(chosen, AuditConfig(**settings), DedupConfig(), SIGNATURE, Store(str(tmp_path)))
+    folder = Store(str(tmp_path / f"audit-{len(list(tmp_path.glob('audit-*')))}"))
+    task = ExamineTask(chosen, AuditConfig(**settings), DedupConfig(), SIGNATURE, folder)
     return examine(task, iter(table(rows).to_batches(max_chunksize=3)))
 
 
@@ -249,7 +250,7 @@ def with_samples(**samples: Any) -> Chosen:
 
 def test_recall_by_hand(tmp_path: Path) -> None:
     everyone = with_samples(uniform=[doc(n) for n in range(1, 9)], anchored=[[doc(n) for n in (1, 2, 4)]])
-    figures = run(tmp_path, ROWS, everyone, min_jaccard=0.65)["figures"]
+    figures = run(tmp_path, ROWS, everyone, min_jaccard=0.65).figures
     assert (figures["min_jaccard"], figures["bands_rows"]) == (0.65, [14, 8])
     uniform, anchored = figures["recall"][UNIFORM], figures["recall"][ANCHORED]
     # from 0.65 on all seven pairs; three are in one cluster (1-3, 1-4, 3-4), and two share a key (1-3, 2-4)
@@ -286,7 +287,7 @@ def test_precision_by_hand(tmp_path: Path) -> None:
         (doc(6), doc(99), doc(98)),  # joined with an earlier snapshot
         (doc(5), doc(9), doc(10)),  # its leader has no text, the first of its cluster too much of it
     ]
-    found = run(tmp_path, rows, with_samples(joined=joined))["figures"]
+    found = run(tmp_path, rows, with_samples(joined=joined)).figures
     assert found["not_compared"] == {"without_text": 1, "too_long": 1}
     precision = found["precision"]
     assert precision["documents"] == 6
@@ -298,16 +299,16 @@ def test_precision_by_hand(tmp_path: Path) -> None:
     assert (cluster["all"]["value"], cluster["all"]["pairs"]) == (0.666667, 3)
     assert (cluster["earlier_snapshots"], cluster["not_compared"]) == (1, 1)
     assert leader["all"]["low"] == pytest.approx(wilson(0.75, 4)[0], abs=1e-6)
-    everyone = run(tmp_path, rows, with_samples(joined=joined[:4], every_joined=True))["figures"]["precision"]
+    everyone = run(tmp_path, rows, with_samples(joined=joined[:4], every_joined=True)).figures["precision"]
     assert everyone[JOINED]["all"] == {"value": 0.75, "low": 0.75, "high": 0.75, "pairs": 4}
 
 
 def test_the_table_has_the_pairs(tmp_path: Path) -> None:
     chosen = with_samples(joined=[(doc(4), doc(1), doc(1))], anchored=[[doc(n) for n in (1, 2, 4)]])
     answer = run(tmp_path, ROWS, chosen)
-    rows = pq.read_table(tmp_path / answer["files"]["audit"]["path"])
+    rows = pq.read_table(next(tmp_path.glob("audit-*")) / answer.files["audit"].path)
     assert rows.schema.equals(AUDIT)
-    assert answer["counts"] == {"rows_in": 5, "rows_kept": 5}
+    assert (answer.counts.rows_in, answer.counts.rows_kept) == (5, 5)
     found = rows.to_pylist()
     assert [(row["sample"], row["a"], row["b"]) for row in found] == [
         ("joined", doc(1), doc(4)),
@@ -329,20 +330,20 @@ def test_a_few_of_many_pairs_are_listed_and_all_are_counted(tmp_path: Path, monk
     answers = []
     for cells in (1 << 21, 64):
         monkeypatch.setattr("pipeline.dedup.audit.pairs.BLOCK_CELLS", cells)
-        answers.append(run(tmp_path, rows, with_samples(uniform=[doc(n) for n in range(1, 31)])))
-    assert [answer["figures"]["recall"][UNIFORM]["pairs"] for answer in answers] == [435, 435]
-    assert [answer["rows"] for answer in answers] == [10, 10]
-    assert answers[0]["files"]["audit"]["sha256"] == answers[1]["files"]["audit"]["sha256"]
-    assert answers[0]["figures"] == answers[1]["figures"]
+        answers.append(run(tmp_path / str(cells), rows, with_samples(uniform=[doc(n) for n in range(1, 31)])))
+    assert [answer.figures["recall"][UNIFORM]["pairs"] for answer in answers] == [435, 435]
+    assert [answer.counts.rows_in for answer in answers] == [10, 10]
+    assert answers[0].files["audit"].sha256 == answers[1].files["audit"].sha256
+    assert answers[0].figures == answers[1].figures
 
 
 def test_a_run_without_documents_or_copies_can_be_audited(tmp_path: Path) -> None:
-    figures = run(tmp_path, [], NOBODY)["figures"]
+    figures = run(tmp_path, [], NOBODY).figures
     assert figures["recall"][ANCHORED]["curve"] == []
     assert figures["recall"][UNIFORM]["by_jaccard"][0]["joined"]["value"] is None
     assert figures["precision"][JOINED]["all"]["pairs"] == 0
     everyone = with_samples(uniform=[doc(1), doc(2)], every_document=True)
-    figures = run(tmp_path, [sampled(1, [1, 2]), sampled(2, [3, 4])], everyone)["figures"]
+    figures = run(tmp_path, [sampled(1, [1, 2]), sampled(2, [3, 4])], everyone).figures
     assert (figures["recall"][UNIFORM]["pairs"], figures["recall"][UNIFORM]["is_all"]) == (0, True)
 
 
@@ -396,7 +397,7 @@ def test_the_estimate_covers_the_recall_of_a_simulated_run(tmp_path: Path) -> No
         SIGNATURE,
         Store(str(tmp_path)),
     )
-    truth = examine(task, iter(table(rows).to_batches()))["figures"]["recall"][UNIFORM]
+    truth = examine(task, iter(table(rows).to_batches())).figures["recall"][UNIFORM]
     exact = {row["jaccard"]: row for row in truth["by_jaccard"]}
     assert exact[0.7]["pairs"] > 1000
     assert 0.5 < exact[0.7]["joined"]["value"] < 0.95  # something is missed, or there would be nothing to find
@@ -405,8 +406,8 @@ def test_the_estimate_covers_the_recall_of_a_simulated_run(tmp_path: Path) -> No
     errors = []
     for seed in range(40):
         chosen = with_samples(anchored=groups_of(rows, anchors, seed, 0.3))
-        again = ExamineTask(chosen, task.audit, task.dedup, SIGNATURE, task.folder)
-        found = examine(again, iter(table(rows).to_batches()))["figures"]["recall"][ANCHORED]
+        again = ExamineTask(chosen, task.audit, task.dedup, SIGNATURE, Store(str(tmp_path / f"{seed}")))
+        found = examine(again, iter(table(rows).to_batches())).figures["recall"][ANCHORED]
         for row in found["by_jaccard"]:
             if row["jaccard"] in (0.6, 0.7, 0.8):
                 value = exact[row["jaccard"]]["joined"]["value"]

@@ -104,11 +104,11 @@ def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, Ta
         store, files, paths = Store(str(folder / name)), [], {}
         held = [page for page in pages if page.measured or name != "clusters"]
         for part in range(parts):
-            writer = PartWriter(store, part_key(part), TABLES[name])
-            for place, page in enumerate(pages):
-                if place % parts == part and page in held:
-                    writer.add({key: value for key, value in row_of(page).items() if key in TABLES[name].names})
-            entry = writer.close()
+            with PartWriter(store, part_key(part), TABLES[name]) as writer:
+                for place, page in enumerate(pages):
+                    if place % parts == part and page in held:
+                        writer.add({key: value for key, value in row_of(page).items() if key in TABLES[name].names})
+            entry = writer.written.to_json()
             paths[entry["key"]] = entry.pop("path")
             files.append(entry)
         rows = sum(entry["rows"] for entry in files)
@@ -127,7 +127,7 @@ def recipe_of(dedup: DedupConfig, **audit: Any) -> Recipe:
 
 def audited(spark: Any, folder: Path, tables: dict[str, Table], recipe: Recipe) -> tuple[dict[str, Any], pa.Table, str]:
     """Figures, rows and digest of the audit of these tables."""
-    build = Build(spark, recipe, {"audit": Store(str(folder / "audit"))}, tables, (), {}, None)
+    build = Build(spark, recipe, (), {"audit": Store(str(folder / "audit"))}, tables, (), {}, None)
     built = build_audit(build)["audit"]
     (entry,) = built.files
     rows = pq.read_table(folder / "audit" / built.paths[entry.key])

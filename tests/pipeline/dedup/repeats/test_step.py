@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -12,10 +13,12 @@ from jobs.recipe import recipe_sections
 from pipeline.dedup.repeats import keys as parts
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.step import build_repeats, wanted
-from pipeline.dedup.repeats.write import write_part
+from pipeline.dedup.repeats.write import write_repeats
 from pipeline.engine.parquet import Part
 from pipeline.engine.step import Build
 from pipeline.perplexity.compile import compile_lm
+from pipeline.pii.stage import PII
+from pipeline.stages import CHECKED
 from pipeline.steps.clean import CleanTask, survivors
 from pipeline.steps.verdicts import Rejudge
 from schemas.config import load_recipe
@@ -25,6 +28,8 @@ from schemas.tables import DEDUP, DOCUMENTS, TABLES, TEXT
 from schemas.tables import REPEATS as SCHEMA
 from tests.support.repeats_oracle import of_part, total_rows
 from tests.support.tiny_arpa import TINY, write_arpa
+
+REEVALUATE = partial(Rejudge, CHECKED)
 
 SECTIONS = recipe_sections() | {REPEATS.name: RepeatsConfig}
 QUIET = ("quality.rules=[]", "toxicity.wordlists={}")
@@ -75,11 +80,11 @@ class Tables:
         folders = {name: table.folder for name, table in self.inputs.items()}
         return Part(number, folders, dict.fromkeys(folders, f"{part_key(number)}.parquet"))
 
-    def task(self, number: int, *overrides: str, folder: str = "repeats", make_judge=Rejudge) -> parts.RepeatsTask:
+    def task(self, number: int, *overrides: str, folder: str = "repeats", make_judge=REEVALUATE) -> parts.RepeatsTask:
         store = Store(str(self.root / folder))
         return parts.RepeatsTask(self.part(number), recipe(*overrides), {}, {}, store, make_judge)
 
-    def run(self, *overrides: str, make_judge=Rejudge) -> tuple[list[dict], list[dict]]:
+    def run(self, *overrides: str, make_judge=REEVALUATE) -> tuple[list[dict], list[dict]]:
         """The answers and the rows of the step, its totals taken without Spark."""
         tasks = [self.task(number, *overrides, make_judge=make_judge) for number in range(self.count)]
         config = tasks[0].config
@@ -89,11 +94,11 @@ class Tables:
             seeds = total_rows([b for task in tasks for b in parts.seeds_of_part(task)], config.min_count, False)
             windows = [b for n, task in enumerate(tasks) for b in parts.windows_of_part(task, of_part(seeds, n))]
             known += total_rows(windows, config.min_count, config.keep_first)
-        answers = [write_part(task, of_part(known, number), False) for number, task in enumerate(tasks)]
+        answers = [write_repeats(task, of_part(known, number), False) for number, task in enumerate(tasks)]
         return answers, self.rows(answers)
 
     def rows(self, answers: list[dict]) -> list[dict]:
-        paths = [self.root / "repeats" / answer["files"]["repeats"]["path"] for answer in answers]
+        paths = [self.root / "repeats" / answer.files["repeats"].path for answer in answers]
         assert all(pq.read_schema(path).equals(SCHEMA) for path in paths)
         return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
@@ -143,7 +148,7 @@ def test_what_dedup_dropped_does_not_count_and_is_not_cut(tmp_path):
         (2, "repeats", "dropped_before", None),
     ]
     assert (found[0]["body_chars"], found[0]["num_bytes"], found[1]["body_chars"]) == (10, 10, None)
-    counts = answers[0]["counts"]
+    counts = answers[0].counts.model_dump()
     assert (counts["rows_in"], counts["rows_kept"], counts["dropped"]["repeats/dropped_before"]) == (2, 1, 1)
 
 
@@ -159,7 +164,7 @@ def test_units_repeat_within_their_scope(tmp_path, column):
     assert [left(row, doc["text"]) for row, doc in zip(found, rows)] == ["", texts[1], texts[2]]
     assert [row["drop_rule"] for row in found] == ["nothing_left", None, None]
     assert (found[0]["drop_value"], found[0]["drop_limit"]) == (0, 1)
-    assert answers[0]["figures"]["cut_spans"] == {"line": 1}  # the run asked for the same place
+    assert answers[0].figures["cut_spans"] == {"line": 1}  # the run asked for the same place
 
 
 def test_kinds_of_units_together_and_the_books(tmp_path):
@@ -181,12 +186,12 @@ def test_kinds_of_units_together_and_the_books(tmp_path):
         [("paragraph", 6), ("substring", 28)],
         [("paragraph", 22)],
     ]
-    figures = answers[1]["figures"]
+    figures = answers[1].figures
     assert figures["cut_chars"] == {"paragraph": 28, "substring": 28}
     assert figures["cut_spans"] == {"paragraph": 2, "substring": 1}
     assert figures["cut_documents"] == {"paragraph": 2, "substring": 1, "any": 2}
     assert figures["kept_chars"] == found[1]["body_chars"] + found[2]["body_chars"]
-    assert not any("repeats/repeats" in name for name in answers[1]["counts"]["dropped"])
+    assert not any("repeats/repeats" in name for name in answers[1].counts.dropped)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +245,7 @@ def test_a_document_is_judged_again_without_its_repeats(tmp_path):
         assert found[0]["gopher_num_words"] is None
         assert found[1]["gopher_num_words"] == 24
         assert left(found[1], texts[1]) == f"{PROSE} B."
-        dropped = answers[0]["counts"]["dropped"]
+        dropped = answers[0].counts.dropped
         assert dropped["quality/gopher_short_doc"] == (rule is not None)
         assert {"repeats/nothing_left", "quality/failed", "toxicity/crashed", "language/language_mixed"} <= set(dropped)
     assert (found[1]["drop_stage"], found[1]["drop_value"]) == (None, None)
@@ -274,9 +279,11 @@ class Failing(Rejudge):
 def test_a_stage_that_fails_on_the_rest_drops_it_by_name(tmp_path):
     texts = ["menu\nalpha alpha alpha", "menu\nbeta"]
     rows = [document(n, text) for n, text in enumerate(texts, 1)]
-    answers, found = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET, make_judge=Failing)
+    answers, found = Tables(tmp_path, [rows]).run(
+        'repeats.units=["line"]', *QUIET, make_judge=partial(Failing, CHECKED)
+    )
     assert [(row["drop_stage"], row["drop_rule"]) for row in found] == [(None, None), ("quality", "failed")]
-    (place,) = answers[0]["errors"]
+    (place,) = answers[0].errors
     assert place.startswith("quality: KeyError at ")
 
 
@@ -293,8 +300,8 @@ def test_a_retried_part_gives_the_same_rows(tmp_path):
     _, rows = tables.run('repeats.units=["line"]', *QUIET)
     task = tables.task(0, 'repeats.units=["line"]', *QUIET, folder="again")
     known = total_rows(list(parts.units_of_part(task)), 2, True)
-    answer = write_part(task, known, True)
-    assert pq.read_table(tmp_path / "again" / answer["files"]["repeats"]["path"]).to_pylist() == rows
+    answer = write_repeats(task, known, True)
+    assert pq.read_table(tmp_path / "again" / answer.files["repeats"].path).to_pylist() == rows
 
 
 def test_clean_applies_the_cuts_and_skips_what_was_dropped(tmp_path):
@@ -308,11 +315,11 @@ def test_clean_applies_the_cuts_and_skips_what_was_dropped(tmp_path):
     names = ("documents", "text", "dedup")
     folders = {name: tables.inputs[name].folder for name in names}
     paths = dict.fromkeys(names, f"{part_key(0)}.parquet")
-    task = CleanTask(0, recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))
+    task = CleanTask(0, (PII,), recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))
     assert [row["text"] for row in survivors(task)] == ["menu\nalpha one two", "menu\nbeta is a longer text", "menu"]
     folders["repeats"] = Store(str(tmp_path / "repeats"))
-    paths["repeats"] = answers[0]["files"]["repeats"]["path"]
-    found = list(survivors(CleanTask(0, recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))))
+    paths["repeats"] = answers[0].files["repeats"].path
+    found = list(survivors(CleanTask(0, (PII,), recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))))
     assert [row["text"] for row in found] == ["alpha one two", "menu\nbeta is a longer text"]
     assert (found[0]["title"], found[0]["cluster"]) == ("t", rows[0]["doc_id"])
 
@@ -321,7 +328,7 @@ def test_scores_of_models_are_taken_again_and_judged(tmp_path):
     compile_lm(write_arpa(tmp_path / "en.arpa", TINY), str(tmp_path / "en.lm"), None, "en")
     models = {"perplexity": {"lm_en": str(tmp_path / "en.lm")}}
     settings = ("perplexity.scorer=ngram", 'perplexity.models={en="en.lm"}', "perplexity.max_perplexity=5", *QUIET)
-    judge = Rejudge(recipe(*settings), models, {}, True, False)
+    judge = Rejudge(CHECKED, recipe(*settings), models, {}, True, False)
     assert {"perplexity", "language"} <= {name for names in judge.columns.values() for name in names}
     # `a b` has 10^(0.53125 / 3) = 1.5, words that the model does not know 46 and more
     rows = [
@@ -361,10 +368,10 @@ def test_the_step_on_spark_is_the_step_without(spark, tmp_path):
     assert same == expected
     tables.root = tmp_path / "c"
     folders = {"repeats": Store(str(tables.root / "repeats"))}
-    built = build_repeats(Build(spark, recipe(*asked), folders, tables.inputs, (), {}, None), Rejudge)["repeats"]
+    built = build_repeats(Build(spark, recipe(*asked), (), folders, tables.inputs, (), {}, None), REEVALUATE)["repeats"]
     paths = [tables.root / "repeats" / built.paths[key] for key in sorted(built.paths)]
     assert [row for path in paths for row in pq.read_table(path).to_pylist()] == expected
-    assert [entry.sha256 for entry in built.files] == [answer["files"]["repeats"]["sha256"] for answer in answers]
+    assert [entry.sha256 for entry in built.files] == [answer.files["repeats"].sha256 for answer in answers]
     assert built.counts.rows_in == 12
     assert set(built.figures["cut_documents"]) == {"line", "sentences", "substring", "any"}
 

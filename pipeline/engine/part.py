@@ -1,0 +1,208 @@
+"""One part of a step's tables: the driver that writes it once, and the typed result that describes it.
+
+A part that an interrupted run completed is not written again. Until the manifest exists, the result of each part is a
+small JSON file in the folder of the step's first table.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.engine.parquet import PartWriter, WrittenFile
+from pipeline.engine.stage import Drop, Row
+from schemas.errors import ContractError
+from schemas.ids import canonical_json
+from schemas.manifest import Counts, part_key
+from schemas.storage import Store
+
+Answer = dict[str, Any]
+"""What a task returns to the driver as JSON, where it is not a PartResult."""
+PARTS = "parts"
+FAILED = "failed"
+CRASHED = "crashed"
+EVERY_STAGE = {
+    FAILED: "the stage raised an error on this record",
+    CRASHED: "the worker died on this record, as a retry in a child process showed",
+}
+"""Reasons of every stage that runs code on a record."""
+
+
+def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
+    """Return `stage/reason` for each reason of a stage in declared order, with those of EVERY_STAGE if it `raises`."""
+    return [f"{stage}/{reason}" for reason in (*reasons, *(EVERY_STAGE if raises else ()))]
+
+
+def set_verdict(row: Row, stage: str, drop: Drop) -> None:
+    """Write a verdict into the row unless it already has one."""
+    if row.get("drop_stage") is None:
+        row["drop_stage"], row["drop_rule"] = stage, drop.rule
+        row["drop_value"], row["drop_limit"] = drop.value, drop.limit
+
+
+class Books:
+    """Counts rows, drops by reason, and the report's figures, while a part is written."""
+
+    def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
+        """Start at zero for the reasons of these (stage, reasons), and for failures of stages that run (`raises`)."""
+        names = [name for stage, reasons in stages for name in reason_names(stage, reasons, raises)]
+        self.dropped: dict[str, int] = dict.fromkeys(names, 0)
+        self.dropped_chars: Counter[str] = Counter()
+        self.rows_in = self.rows_kept = self.kept_chars = 0
+        self._figures: dict[str, Counter[str]] = {}
+
+    def enter(self, row: Row, chars: int) -> None:
+        """Count one finished row by its verdict; `chars` is the length of its text [code points]."""
+        self.rows_in += 1
+        if row.get("drop_stage") is None:
+            self.rows_kept += 1
+            self.kept_chars += chars
+            return
+        name = f"{row['drop_stage']}/{row['drop_rule']}"
+        if name not in self.dropped:
+            raise ContractError(f"drop counter: expected a declared reason, got {name!r}. Declare it in its stage.")
+        self.dropped[name] += 1
+        self.dropped_chars[name] += chars
+
+    def tally(self, figure: str, name: str, amount: int = 1) -> None:
+        """Add to one named count of a figure."""
+        self._figures.setdefault(figure, Counter())[name] += amount
+
+    @property
+    def counts(self) -> Counts:
+        """Rows in, rows kept, and rows dropped by reason."""
+        return Counts(rows_in=self.rows_in, rows_kept=self.rows_kept, dropped=self.dropped)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Characters kept and dropped, and every figure that was counted."""
+        return {
+            "kept_chars": self.kept_chars,
+            "dropped_chars": dict(self.dropped_chars),
+            **{name: dict(counter) for name, counter in self._figures.items()},
+        }
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What one task has written: the files of a part by table, its counts, and figures that add up over parts."""
+
+    files: Mapping[str, WrittenFile]
+    counts: Counts
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Records that failed, by stage, kind of error and place in the code."""
+    cpu_seconds: float = 0.0
+    source: Mapping[str, Any] | None = None
+    """Name, size and SHA-256 of the input file that was read, if it was one from outside the run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values; `rows` feeds the progress line."""
+        return {
+            "files": {table: written.to_json() for table, written in self.files.items()},
+            "rows": self.counts.rows_in,
+            "counts": self.counts.model_dump(),
+            "figures": dict(self.figures),
+            "errors": dict(self.errors),
+            "cpu_seconds": self.cpu_seconds,
+            "source": None if self.source is None else dict(self.source),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "PartResult":
+        """Return the result that `to_json` described."""
+        files = {table: WrittenFile(**written) for table, written in values["files"].items()}
+        counts = Counts.model_validate(values["counts"])
+        named = {name: values[name] for name in ("figures", "errors", "cpu_seconds", "source")}
+        return cls(files, counts, **named)
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """Where the part of one table is written: the folder, the schema, and the column whose size limits row groups."""
+
+    folder: Store
+    schema: pa.Schema
+    size_column: str | None = None
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """The part that a task writes: its number, its tables (the first one keeps the result), its reasons to drop."""
+
+    ordinal: int
+    tables: Mapping[str, TableTarget]
+    reasons: Sequence[tuple[str, Mapping[str, str]]] = ()
+    """(stage, reasons) in declared order."""
+    raises: bool = True
+    """Whether the stages run code on records, so that a record may fail or crash."""
+
+
+@dataclass
+class PartOutput:
+    """A part that is being written: its open files, its counters, and what the result will say besides."""
+
+    writers: Mapping[str, PartWriter]
+    books: Books
+    figures: dict[str, Any] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    source: dict[str, Any] | None = None
+    files: dict[str, WrittenFile] = field(default_factory=dict)
+    """Files beside the part's own, by kind, such as the leaders of an index."""
+    counts: Counts | None = None
+    """Counts of rows that have no verdict; None: those of `books`."""
+
+    def write(self, row: Row) -> None:
+        """Append a finished row to every table."""
+        for writer in self.writers.values():
+            writer.add(row)
+
+
+def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartResult:
+    """Return the result of a part, which `fill` writes unless an interrupted run has completed it.
+
+    Files of a part whose `fill` raises are removed.
+    """
+    folder = next(iter(target.tables.values())).folder
+    completed = completed_part(folder, target.ordinal)
+    if completed is not None:
+        return completed
+    started = time.process_time()
+    key = part_key(target.ordinal)
+    with ExitStack() as stack:
+        writers = {
+            name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
+            for name, table in target.tables.items()
+        }
+        output = PartOutput(writers, Books(target.reasons, target.raises))
+        fill(output)
+    result = PartResult(
+        files={name: writer.written for name, writer in writers.items()} | output.files,
+        counts=output.counts or output.books.counts,
+        figures=output.figures if output.counts else output.books.figures | output.figures,
+        errors=output.errors,
+        cpu_seconds=time.process_time() - started,
+        source=output.source,
+    )
+    folder.write_atomic(_result_name(target.ordinal), canonical_json(result.to_json()))
+    return result
+
+
+def completed_part(folder: Store, ordinal: int) -> PartResult | None:
+    """Return the result of a part that an earlier, interrupted run completed; None if there is none."""
+    name = _result_name(ordinal)
+    return PartResult.from_json(folder.read_json(name)) if folder.exists(name) else None
+
+
+def forget_parts(folder: Store, count: int) -> None:
+    """Delete the results of the first `count` parts, which a manifest has replaced."""
+    for ordinal in range(count):
+        folder.delete(_result_name(ordinal))
+
+
+def _result_name(ordinal: int) -> str:
+    return f"{PARTS}/{part_key(ordinal)}.json"
