@@ -12,35 +12,11 @@ RUN apt-get update \
     && python -m venv /venv
 ENV PATH=/venv/bin:$PATH
 
-# What setup.cfg asks for but torch, tensorboard and safetensors, in the versions of constraints.txt.
+# The dependencies first, in the versions of constraints.txt: they change less often than the code.
 WORKDIR /build
-COPY constraints.txt ./
-RUN pip install --no-cache-dir --constraint constraints.txt \
-    brotli \
-    datasketch \
-    fasttext \
-    fastwarc \
-    icu4py \
-    jinja2 \
-    numpy \
-    pandas \
-    phonenumbers \
-    presidio-analyzer \
-    pyarrow \
-    pydantic \
-    pyspark \
-    regex \
-    resiliparse \
-    scipy \
-    sentencepiece \
-    spacy \
-    threadpoolctl \
-    tldextract \
-    tokenizers \
-    trafilatura \
-    xxhash
+COPY constraints.txt setup.cfg pyproject.toml README.md LICENSE ./
+RUN pip install --no-cache-dir --constraint constraints.txt '.[data,pii]'
 
-COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY schemas ./schemas
 COPY pipeline ./pipeline
 COPY jobs ./jobs

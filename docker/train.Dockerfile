@@ -3,21 +3,10 @@
 
 FROM python:3.11.14-slim-bookworm
 
-# What schemas/ and train/ import, in the versions of constraints.txt.
+# The dependencies first, in the versions of constraints.txt: they change less often than the code.
 WORKDIR /app
-COPY constraints.txt ./
-RUN pip install --no-cache-dir --constraint constraints.txt \
-    numpy \
-    pyarrow \
-    pydantic \
-    safetensors \
-    scipy \
-    sentencepiece \
-    tensorboard \
-    threadpoolctl \
-    tokenizers \
-    torch \
-    torchao
+COPY constraints.txt setup.cfg pyproject.toml README.md LICENSE ./
+RUN pip install --no-cache-dir --constraint constraints.txt '.[train,fp8]'
 
 # Only these two: an import of the other half would fail here.
 COPY schemas ./schemas

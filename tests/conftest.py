@@ -10,8 +10,12 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.demo_run import crawl, finished, run_at
+from tests.support.paths import SHARED
+
+__all__ = ["crawl", "finished", "run_at"]
+
 TESTS = Path(__file__).parent
-SHARED = TESTS.parents[1] / "shared" / "data"
 
 
 class WithoutSpark(pytest.Module):

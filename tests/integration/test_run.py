@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.recipe import read_recipe, stored_recipe
+from jobs.recipe import stored_recipe
 from jobs.verbs.whatif import deciding_models
-from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.engine.step import Built
 from pipeline.inspect.diff import compare, open_side
 from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
@@ -22,7 +21,7 @@ from pipeline.inspect.whatif_text import kept_tokens, token_rates
 from pipeline.report.facts import collect
 from pipeline.report.funnel import checks, levels
 from pipeline.report.page import write_report
-from pipeline.run import check_inputs, prepare, run_steps
+from pipeline.run import check_inputs
 from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
@@ -32,7 +31,6 @@ from schemas.tables import TABLES
 from schemas.tokens import open_dataset
 from schemas.versions import run_at as run_at_address
 from tests.pipeline.tokens.test_streams import mix, written
-from tests.support.paths import ROOT
 from tests.support.table_readers import by_every_reader, check_reader
 from tests.support.tiny_takedown import certificates, documents_of, take_down
 from train.config.settings import load_settings
@@ -42,43 +40,10 @@ from train.trace import documents_of_step, steps_of_url
 
 pytestmark = pytest.mark.spark
 
-RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
-SMALL = [
-    "tokenizer.vocab_size=1600",
-    "tokens.shard_tokens=20000",
-    "tokens.chunk_tokens=512",
-    "tokens.heldout_share=0.1",
-]
 NAMES = ("documents", "text", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens")
 STREAMS = tuple(f"web+{bucket}/{split}" for bucket in ("low", "middle", "high") for split in ("train", "heldout"))
 CUTS = {"low": (0.0, 0.75), "middle": (0.75, 0.85), "high": (0.85, 2.0)}
 """Least value of the demo's signal in each of its buckets, and the least above it."""
-
-
-@pytest.fixture(scope="module")
-def crawl(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("crawl")
-    build_demo_crawl(folder, pages=240, seed=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run_at(spark, crawl, tmp_path_factory):
-    """A function that runs the crawl into a folder of its own (or a given one) with some partitions and settings."""
-
-    def run(partitions=None, overrides=(), folder=None, until=None) -> Store:
-        store = Store(str(folder or tmp_path_factory.mktemp("run")))
-        paths = f'source.paths=["{crawl}/*.warc.gz"]'
-        recipe = read_recipe(str(RECIPE), [paths, *SMALL, *overrides])
-        run_steps(spark, prepare(recipe, until), store, partitions)
-        return store
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def finished(run_at) -> Store:
-    return run_at(2)
 
 
 @by_every_reader

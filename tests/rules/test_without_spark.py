@@ -19,9 +19,10 @@ def run(folder: Path, before: str) -> "subprocess.CompletedProcess[str]":
 
 def folder_with(folder: Path, imported: str) -> Path:
     """A project of two test files, one of which imports something."""
-    (folder / "tests").mkdir()
+    (folder / "tests/support").mkdir(parents=True)
     (folder / "train").mkdir()
-    shutil.copy(ROOT / "tests/conftest.py", folder / "tests")
+    for name in ("__init__.py", "conftest.py", "support/__init__.py", "support/demo_run.py", "support/paths.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     (folder / "tests/test_one.py").write_text(f"import {imported}\n\n\ndef test_it():\n    assert False\n")
     (folder / "tests/test_two.py").write_text("def test_it():\n    assert True\n")
     return folder
