@@ -15,9 +15,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 HEAVY := spark or dist or slow or browser or gpu
+QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup requirements demo test versions bench lint report clean
+.PHONY: help setup requirements demo test check coverage versions bench lint report clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,16 @@ test: setup ## the tests that this machine can run, the fast ones first (SLOW=1:
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" || fast=$$?; \
 	$(BIN)/python -m pytest -m "($(HEAVY))$(if $(SLOW),, and not slow)" || rest=$$?; \
 	exit $$(( fast ? fast : rest ))
+
+check: ## before a commit: lint, and the tests that finish in a minute
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" $(QUICK)
+
+coverage: setup ## the fast tests with the share of lines that they run
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" \
+		--cov=schemas --cov=pipeline --cov=jobs --cov=train --cov-report=term:skip-covered
 
 versions: ## the training half in a second environment, .venv-torch2.11 (TORCH=2.12.1, PYTHON2=python3.13: others)
 	.ci/second_environment $(TORCH) $(PYTHON2)
