@@ -21,7 +21,7 @@ from schemas.manifest import Counts, part_key
 from schemas.storage import Store
 
 Answer = dict[str, Any]
-"""What a task returns to the driver as JSON, where it is not a PartResult."""
+"""The JSON object that a task returns to the driver if it returns no PartResult."""
 PARTS = "parts"
 FAILED = "failed"
 CRASHED = "crashed"
@@ -89,7 +89,7 @@ class Books:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one task has written: the files of a part by table, its counts, and figures that add up over parts."""
+    """The output of one task: the files of a part by table, its row counts, and figures that add up over parts."""
 
     files: Mapping[str, WrittenFile]
     counts: Counts
@@ -144,7 +144,7 @@ class PartTarget:
 
 @dataclass
 class PartOutput:
-    """A part that is being written: its open files, its counters, and what the result will say besides."""
+    """A part that is being written: its open files, its counters, and the other fields of its result."""
 
     writers: Mapping[str, PartWriter]
     books: Books

@@ -1,6 +1,6 @@
-"""Judging: checks compared with stored columns, a batch of documents at a time; the first broken one drops.
+"""Checks evaluated on batches of stored columns, and exact histograms and quantiles of those columns.
 
-Nothing here reads text. The same few lines decide in a run, in a what-if and in the report.
+The first check that a document breaks drops it. Nothing here reads text. A run, a what-if and the report use this code.
 """
 
 import math
@@ -21,7 +21,7 @@ KEPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the checks say of a batch of documents."""
+    """The checks of a batch of documents, evaluated."""
 
     broken: npt.NDArray[np.bool_]
     """(checks, documents)"""
@@ -32,37 +32,37 @@ class Judgement:
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """(documents,) the first broken check, KEPT where there is none."""
+        """The number of the first broken check of each document, KEPT if there is none; (documents,)."""
         if not len(self.broken):
             return np.full(self.broken.shape[1], KEPT)
         return np.where(self.broken.any(axis=0), self.broken.argmax(axis=0), KEPT)
 
 
 def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
-    """The stored columns that checks or quantiles look at, `language` included, each once."""
+    """Return the stored columns that checks or quantiles read, `language` included, each once."""
     names = [name for check in checks for name in (check.needs if check.value else (check.column,))]
     return list(dict.fromkeys(["language", *names]))
 
 
 def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
-    """(documents,) what is compared, rounded to float32; NaN where not measured."""
+    """Return the values that are compared, (documents,), rounded to float32; NaN where not measured."""
     if check.value is not None:
-        found = check.value(batch)
+        values = check.value(batch)
     else:
         column = pc.fill_null(pc.cast(batch.column(check.column), pa.float64()), np.nan)
-        found = column.to_numpy(zero_copy_only=False)
-    rounded: Floats = found.astype(np.float32).astype(np.float64)
+        values = column.to_numpy(zero_copy_only=False)
+    rounded: Floats = values.astype(np.float32).astype(np.float64)
     return rounded
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """(documents,) the number of each document's language, and their names; a document without one has EVERY's."""
+    """Return the number of each document's language, (documents,), and the names; EVERY stands for no language."""
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def judge(checks: Sequence[Check], batch: pa.RecordBatch) -> Judgement:
-    """What the checks say of the documents of a batch that has `columns_of(checks)`."""
+    """Evaluate the checks on a batch that has the columns `columns_of(checks)`."""
     shape = (len(checks), batch.num_rows)
     broken, values, limits = np.zeros(shape, bool), np.full(shape, np.nan), np.full(shape, np.nan)
     numbers, names = languages_of(batch)
@@ -75,20 +75,22 @@ def judge(checks: Sequence[Check], batch: pa.RecordBatch) -> Judgement:
 
 
 def limit_of(check: Check, language: str) -> float:
-    """The limit of a check in a language; NaN where it has none."""
+    """Return the limit of a check in a language; NaN if it has none."""
     return check.limits.get(language, check.limits.get(EVERY, np.nan))
 
 
 def is_minimum(check: Check) -> bool:
-    """Whether the check wants at least its limit. Raises ContractError if its setting does not tell."""
+    """Return True if the limit is a minimum. Raises ContractError if the setting is neither min_… nor max_…."""
     side = check.setting.rpartition(".")[2][:4]
     if side not in ("min_", "max_"):
-        raise ContractError(f"check {check.reason}: expected a setting min_… or max_…, got {check.setting!r}")
+        raise ContractError(
+            f"check {check.reason}: expected a setting min_… or max_…, got {check.setting!r}. Rename the setting."
+        )
     return side == "min_"
 
 
 def judge_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, float, float] | None:
-    """Reason, value and limit of the first check that one document breaks, or None; for tests and for `show`."""
+    """Return reason, value and limit of the first check that one document breaks, or None; for tests and `show`."""
     names = columns_of(checks)
     kinds = {"doc_id": pa.binary(16), "language": pa.string()}
     batch = pa.RecordBatch.from_arrays([pa.array([row.get(n)], kinds.get(n)) for n in names], names)
@@ -102,13 +104,12 @@ def judge_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, 
     return checks[first].reason, float(verdict.values[first, 0]), float(verdict.limits[first, 0])
 
 
-# Exact histograms of float32 values: bins are the leading bits of the number, so counts add up in any order.
-#
-# A float32 whose bits are read as an integer sorts as the number does; cutting its last bits gives bins of constant
-# relative width. Sums of counts do not depend on the partitioning, so neither do the quantiles read off them.
+# Histograms. A bin is the leading bits of a float32. Read as an integer, the bits of a float32 sort as the number does,
+# so cutting the last bits gives bins of constant relative width. Counts add up in any order, so neither they nor the
+# quantiles computed from them depend on the partitioning.
 
 FINE = 12
-"""Bits cut for quantiles: bins 0.05 % wide, 2048 to an octave."""
+"""Bits cut for quantiles: bins are 0.05 % wide, 2048 to an octave."""
 COARSE = 21
 """Bits cut for plots: four bins to an octave."""
 _SIGN = np.uint32(1 << 31)
@@ -117,7 +118,7 @@ Counts = dict[int, int]
 
 
 def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
-    """The bin of each value, ascending as the values do; NaN is not allowed."""
+    """Return the bin of each value; bins sort as the values do. NaN is not allowed."""
     bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0 becomes 0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
     keys: npt.NDArray[np.int64] = (ordered >> np.uint32(cut)).astype(np.int64)
@@ -125,26 +126,26 @@ def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
 
 
 def lower_edge(key: int, cut: int) -> float:
-    """The smallest value of a bin."""
+    """Return the smallest value of a bin."""
     ordered = np.uint32(min(max(key << cut, 0), 0xFFFFFFFF))
     bits = ordered ^ _SIGN if ordered & _SIGN else ~ordered
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
 def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
-    """How many values each bin holds; NaN are left out."""
+    """Return the number of values in each bin; NaN are left out."""
     keys, counts = np.unique(bins_of(values[~np.isnan(values)], cut), return_counts=True)
     return dict(zip(keys.tolist(), counts.tolist()))
 
 
 def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
-    """The end of the bin in which the share (0..1) of the values is reached; NaN if there are none.
+    """Return the upper end of the bin in which the share (0..1) of the values is reached; NaN without values.
 
-    At least that share of the values lies below what is returned, and no bin less would do.
+    At least that share of the values is below the result, and the end of no smaller bin has this property.
     """
     keys = sorted(counts)
     if not keys:
         return math.nan
     reached = np.cumsum([counts[key] for key in keys])
-    wanted = max(1, math.ceil(share * int(reached[-1])))
-    return lower_edge(keys[int(np.searchsorted(reached, wanted))] + 1, cut)
+    target = max(1, math.ceil(share * int(reached[-1])))
+    return lower_edge(keys[int(np.searchsorted(reached, target))] + 1, cut)

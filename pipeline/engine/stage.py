@@ -1,6 +1,6 @@
-"""What a stage declares: what it reads and adds, its settings, its closed list of reasons, and its function.
+"""Declarations of stages: columns read and added, settings, the closed list of reasons, and the function.
 
-A row is a dict of column values; names that begin with `_` live only inside the fused pass and are never written.
+A row is a dict of column values; names that begin with `_` exist only inside the fused pass and are never written.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The verdict of a rule: its name, what it measured, and the limit it compared with."""
+    """The verdict of a rule: its name, the value that it measured, and the limit."""
 
     rule: str
     value: float | None = None
@@ -27,7 +27,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Split:
-    """One input that one task reads: `name` has no location, `identity` tells whether it changed."""
+    """One input that one task reads: `name` has no location, `identity` changes when the file does."""
 
     ordinal: int
     name: str
@@ -37,41 +37,41 @@ class Split:
     source: str
     format: str
     snapshot: str | None = None
-    """Crawl that it belongs to."""
+    """The crawl that it belongs to."""
 
 
 EVERY = "*"
-"""In the limits of a check: every language that has no limit of its own."""
+"""In the limits of a check: every language without a limit of its own."""
 
 Cutoffs = Mapping[str, Mapping[str, float]]
-"""Value of each quantile, by its name and the language."""
+"""The value of each quantile by name and language."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of a measured value with a limit, taken after every document has been measured.
+    """One comparison of a measured value with a limit, made after every document has been measured.
 
-    Both sides are rounded to float32. A value that is null was not measured and breaks no limit.
+    Both sides are rounded to float32. A null value was not measured and breaks no limit.
     """
 
     reason: str
     column: str
-    """Stored column that is compared; with `value`, the one it is shown as."""
+    """The stored column that is compared; with `value`, the column under which the result is shown."""
     setting: str
-    """Field of the stage's section that holds the limit; its prefix `min_` or `max_` tells the side, both inclusive."""
+    """The field of the stage's section that holds the limit. Its prefix min_ or max_ is the side, both inclusive."""
     limits: Mapping[str, float]
-    """Limit by language; EVERY stands for all others. A language without one is not checked."""
+    """The limit by language; EVERY is for all others. A language without a limit is not checked."""
     value: Callable[[pa.RecordBatch], npt.NDArray[np.float64]] | None = None
-    """Computes what is compared from stored columns (NaN: not measured); None: the column itself."""
+    """Computes the compared value from stored columns (NaN: not measured); None: the column itself."""
     needs: tuple[str, ...] = ()
-    """Stored columns that `value` looks at."""
+    """The stored columns that `value` reads."""
     label: str = ""
-    """What tells it from others with the same reason, such as the name of a model."""
+    """Distinguishes checks with the same reason, such as by the name of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A cut-off that the data decide: the value below which a share of a language's measured documents lies."""
+    """A cut-off that depends on the data: the value below which a share of a language's measured documents lies."""
 
     name: str
     column: str
@@ -84,27 +84,27 @@ class Quantile:
 
 
 RowFunction = Callable[[Row], Drop | None]
-"""Adds its columns to the row; returns a Drop when a rule says so."""
+"""Adds its columns to the row; returns a Drop if a rule of the stage drops the document."""
 
 
 def no_models(config: Any) -> dict[str, str]:
-    """The models of a stage that needs none."""
+    """Return no models, for a stage that needs none."""
     return {}
 
 
 def no_checks(config: Any, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """The checks of a stage that decides nothing later."""
+    """Return no checks, for a stage without decisions on stored columns."""
     return ()
 
 
 def no_quantiles(config: Any) -> Sequence[Quantile]:
-    """The quantiles of a stage whose limits do not depend on the data."""
+    """Return no quantiles, for a stage whose limits do not depend on the data."""
     return ()
 
 
 @dataclass(frozen=True)
 class PerDocument:
-    """A stage that looks at one document at a time; consecutive ones run fused in one pass."""
+    """A stage that processes one document at a time; consecutive ones run fused in one pass."""
 
     name: str
     version: int
@@ -112,27 +112,27 @@ class PerDocument:
     reads: tuple[str, ...]
     adds: tuple[str, ...]
     reasons: Mapping[str, str]
-    """Reason → what it means; every drop of the stage is one of these."""
+    """Reason → meaning; every drop of the stage has one of these reasons."""
     make: Callable[[Any, Mapping[str, str]], RowFunction]
-    """(config, local model paths by name) → the function; called once per worker, loads heavy resources."""
+    """(config, local model paths by name) → the function. It is called once per worker and loads heavy resources."""
     models: Callable[[Any], dict[str, str]] = no_models
-    """(config) → names in the model store or paths, by the name `make` knows them under."""
+    """(config) → names in the model store or paths, by the name under which `make` gets them."""
     compile: Callable[[Any, Mapping[str, str], str], dict[str, str]] | None = None
     """(config, local model paths, folder) → paths of files made from them once, before anything runs; `make` gets both.
     """
     stays: tuple[str, ...] = ()
-    """What the names of models begin with that its workers never open, such as those another process reads."""
+    """Prefixes of names of models that its workers never open, such as those that another process reads."""
     again: Literal["text", "rest"] | None = None
     """How a document is measured again after passages were cut from it: by its text without the passages, by what all
     cuts leave of it, or not at all (None: the stored values are used)."""
     ends: bool = True
     """Whether a drop ends the pass for the document; otherwise later stages still measure it (law 6)."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
-    """Reason → what it means, of the checks: drops that are decided later, from stored columns alone."""
+    """Reason → meaning of the checks: drops that are decided later, from stored columns alone."""
     checks: Callable[[Any, Mapping[str, str], Cutoffs], Sequence[Check]] = no_checks
     """(config, local model paths by name, cut-offs) → the checks in the order in which they decide."""
     quantiles: Callable[[Any], Sequence[Quantile]] = no_quantiles
-    """(config) → the cut-offs that its checks ask of the data."""
+    """(config) → the cut-offs of its checks that depend on the data."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Relation:
-    """A stage that needs all rows, written in DataFrame expressions; or one that writes what Spark cannot."""
+    """A stage that needs all rows, written in DataFrame expressions, or one that writes files that Spark cannot."""
 
     name: str
     version: int

@@ -103,12 +103,12 @@ def checks_of(
 
 
 def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
-    """`stage/reason` of each check, with its label where it has one."""
+    """Return `stage/reason` of each check, with its label if it has one."""
     return [f"{stage}/{check.reason} {check.label}".strip() for stage, check in named]
 
 
 def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
-    """What each check compared with what, by `stage/reason`."""
+    """Return the setting, column, side and limits of each check, by `stage/reason`."""
     return {
         name: {
             "setting": f"{stage}.{check.setting}",
@@ -121,7 +121,7 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
 
 
 def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The columns by the table that holds them: `documents` first, then `scores` where the run has it."""
+    """Return the columns by the table that holds them: `documents` first, then `scores` if the run has it."""
     columns = {"documents": [name for name in names if name in DOCUMENTS.names]}
     if "scores" in tables:
         columns["scores"] = [name for name in names if name in SCORES.names and name != "doc_id"]
@@ -129,7 +129,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> Answer:
-    """Exact histograms of the quantiles' columns in one part, by quantile and language."""
+    """Return exact histograms of the quantiles' columns in one part, by quantile and language."""
     wanted = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(wanted), task.part.paths)
     found: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def histograms_of_part(task: VerdictsTask, retried: bool) -> Answer:
 
 
 def cutoffs_of(wanted: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The value of every quantile by language, from the histograms of all parts; languages without values have none."""
+    """Return every quantile by language, from the histograms of all parts; a language without values has none."""
     total: Any = {}
     for histogram in histograms:
         total = add_figures(total, histogram)
@@ -163,7 +163,7 @@ def cutoffs_of(wanted: Sequence[Quantile], histograms: Sequence[Mapping[str, Any
 
 
 def measures_of(wanted: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """For each stored column with a quantile, by language, how many documents measured how much, in coarse bins."""
+    """Return coarse histograms of each stored column with a quantile, by language."""
     found: dict[str, Any] = {}
     for item in {item.column: item for item in wanted if item.value is None}.values():
         for histogram in histograms:
@@ -203,7 +203,7 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
 
 
 def distributions_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
-    """For each check, by language, how many documents measured how much, in coarse bins."""
+    """Return coarse histograms of the values of each check, by language."""
     numbers, languages = languages_of(batch)
     found: dict[str, Any] = {}
     for check, values, limits in zip(names_of(named), judgement.values, judgement.limits):
@@ -217,7 +217,7 @@ def distributions_of(named: Sequence[tuple[str, Check]], judgement: Judgement, b
 
 
 def beyond_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
-    """For each check, by language, how many documents break it, whatever the checks before it say."""
+    """Return the number of documents that break each check, by language, regardless of the checks before it."""
     numbers, languages = languages_of(batch)
     counts = [np.bincount(numbers[broken], minlength=len(languages)).tolist() for broken in judgement.broken]
     return {
@@ -227,7 +227,7 @@ def beyond_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: p
 
 
 def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """The distributions of the languages with the most documents; the others' together as `other`."""
+    """Return the histograms of the languages with the most documents, and those of all others as `other`."""
     ranked = sorted(by_language, key=lambda name: (-sum(by_language[name].values()), name))
     folded: dict[str, Any] = {name: dict(by_language[name]) for name in sorted(ranked[:SHOWN_LANGUAGES])}
     for name in ranked[SHOWN_LANGUAGES:]:
@@ -238,10 +238,10 @@ def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 def rows_of(
     named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch
 ) -> Iterator[tuple[Row, int]]:
-    """The verdict of every document of a batch, with its length after cuts [code points]."""
+    """Yield the verdict of every document of a batch, with its length after cuts [code points]."""
     first = judgement.first
     places = np.arange(len(first))
-    # a row of NaN at the end stands for KEPT, which is -1, and is all there is where nothing is checked
+    # The row of NaN at the end is that of KEPT, which is -1; without checks it is the only row.
     nothing = np.full((1, len(first)), np.nan)
     values, limits = (
         np.concatenate((measured_of_all, nothing))[first, places].tolist()
@@ -257,7 +257,7 @@ def rows_of(
 
 
 def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
-    """Head, middle or tail of its language for each document; `all` where no model measured it."""
+    """Return head, middle or tail of its language for each document; `all` if no model measured it."""
     if "perplexity" not in batch.schema.names:
         return [ALL] * batch.num_rows
     numbers, languages = languages_of(batch)
@@ -271,7 +271,7 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
 
 
 def enter(row: Row, chars: int, books: Books) -> None:
-    """Count one verdict, by source and language too."""
+    """Count one verdict, also by source and language."""
     books.enter(row, chars)
     language, source = row.pop("language") or "?", row.pop("source")
     if row.get("drop_stage") is None:
@@ -281,10 +281,10 @@ def enter(row: Row, chars: int, books: Books) -> None:
         books.tally("kept_source_chars", source, chars)
 
 
-# Judging again: documents from which passages were cut are measured anew and compared with the same limits.
+# Re-evaluation: documents from which passages were cut are measured again and compared with the same limits.
 #
-# A document is measured as if the passages had never been there: what read the whole text reads it without them, what
-# read the text after cuts reads what is left. Cut-offs that the data decided stay as they were.
+# A document is measured as if the passages had never existed: a stage that read the whole text reads it without them, a
+# stage that read the text after cuts reads what is left. Cut-offs that depend on the data are not computed again.
 
 KINDS = {field.name: field.type for schema in (SCORES, DOCUMENTS) for field in schema}
 CONTEXT = ("source", "language")
@@ -297,7 +297,7 @@ def is_score(stage: PerDocument) -> bool:
 
 
 class Rejudge:
-    """Measures and judges documents after their cuts; built once for a part."""
+    """Measures documents and evaluates their checks after passages were cut; built once for a part."""
 
     def __init__(
         self,
@@ -326,11 +326,11 @@ class Rejudge:
 
     @property
     def errors(self) -> dict[str, int]:
-        """Kinds and places of the errors met."""
+        """The kinds and places of the errors, counted."""
         return dict(self._of_text.errors + self._of_rest.errors)
 
     def __call__(self, rows: list[Row]) -> None:
-        """Add the signals of each row's `text`, those of its `_rest`, and the verdict if a check is broken."""
+        """Add the signals of each row's `text` and of its `_rest`, and the verdict if a check is broken."""
         for row in rows:
             try:
                 row.update(self._measure(row))
@@ -353,11 +353,11 @@ class Rejudge:
         return row
 
     def close(self) -> None:
-        """End the child process, if there is one."""
+        """End the child process if there is one."""
         if isinstance(self._measure, Isolated):
             self._measure.close()
 
 
 def _stored(value: object) -> object:
-    """A value as Arrow takes it, measured anew (a mapping) or read from the table (entries)."""
+    """Return a value as Arrow stores it: one measured again is a mapping, one from the table has entries."""
     return to_entries(value) if isinstance(value, dict) else value
