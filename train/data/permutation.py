@@ -101,7 +101,7 @@ class Pieces:
     length: Ints
     """Number of inputs; the token after them is the target of the last."""
     closed: NDArray[np.bool_]
-    """Whether the last input has no target, because its document ends there."""
+    """True if the last input has no target, because its document ends there."""
 
     def __len__(self) -> int:
         return len(self.row)

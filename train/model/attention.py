@@ -167,7 +167,7 @@ class Look:
 
     None = no mask but that of `causal`."""
     causal: bool
-    """Whether a position attends only to itself and to earlier positions."""
+    """True if a position attends only to itself and to earlier positions."""
     blocks: BlockMask | Tensor | None = None
     """`seen_B1TT` in the form of FlexAttention, or on a CPU the document numbers of the rows, (B, T)."""
     starts_N: Tensor | None = None
@@ -288,11 +288,11 @@ class Relative(nn.Module):
         # Products in the dtype of the queries: a sum with a float32 parameter would be float32 again.
         by_distance_BHTL = (q_BHTK + v_H1K).type_as(q_BHTK) @ r_LHK.permute(1, 2, 0).type_as(q_BHTK)
         scores_BHTT = shifted(by_distance_BHTL) / math.sqrt(self.head_dim)
-        seen = mask.seen_B1TT
-        if seen is None and mask.causal:
-            seen = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=q_BHTK.device).tril()
-        if seen is not None:
-            scores_BHTT = scores_BHTT.masked_fill(~seen, -math.inf)
+        visible = mask.seen_B1TT
+        if visible is None and mask.causal:
+            visible = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=q_BHTK.device).tril()
+        if visible is not None:
+            scores_BHTT = scores_BHTT.masked_fill(~visible, -math.inf)
         content = (q_BHTK + u_H1K).type_as(q_BHTK)
         grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
         return F.scaled_dot_product_attention(content, k_BGTK, v_BGTK, attn_mask=scores_BHTT, enable_gqa=grouped)

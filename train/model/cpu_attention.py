@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     first: int
     stop: int
     shared: bool
-    """Whether the tile contains several documents."""
+    """True if the tile contains several documents."""
 
 
 def attend_in_tiles(

@@ -55,7 +55,7 @@ class ModelShape(BaseModel):
     activation: Literal["swiglu", "gelu"] = "swiglu"
     """Feed-forward: three matrices with a gate, or two."""
     bias: bool = False
-    """Whether the matrices of the layers have biases; the projection of relative positions never has."""
+    """True if the matrices of the layers have biases; the projection of relative positions never has."""
     positions: Literal["rope", "relative"] = "rope"
     """Rotary, or Transformer-XL's: a projection of the distances and two vectors for each head."""
     rope_theta: float = 10_000.0
@@ -69,9 +69,9 @@ class ModelShape(BaseModel):
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     qk_norm: bool = False
-    """Whether queries and keys go through an RMSNorm of head_dim weights each."""
+    """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
-    """Whether the output projection is the input embedding."""
+    """True if the output projection is the input embedding."""
 
     @property
     def query_width(self) -> int:

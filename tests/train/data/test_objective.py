@@ -116,7 +116,7 @@ def test_rows_do_not_depend_on_the_rows_of_the_same_block(width: int) -> None:
         whole = hide(ids, keys(number))
         for row in (0, number // 2, number - 1):
             alone = hide(ids[row : row + 1], keys(number)[row : row + 1])
-            assert all((one[0] == both[row]).all() for one, both in zip(alone, whole, strict=True))
+            assert all((single[0] == both[row]).all() for single, both in zip(alone, whole, strict=True))
 
 
 def test_masks_have_their_fixed_values() -> None:
@@ -136,17 +136,19 @@ def test_masks_follow_from_the_definition() -> None:
     """Token by token in plain integers: half a 64-bit number decides a token's replacement, another draws its id."""
     ids = np.random.default_rng(0).integers(0, 5000, (3, 101))
     inputs, targets = mask_tokens(ids, keys(3), 0.4)
-    golden, fates = 0x9E3779B97F4A7C15, Counter[str]()
+    golden, replacements = 0x9E3779B97F4A7C15, Counter[str]()
     for row, key in enumerate(keys(3).tolist()):
         for place, token in enumerate(ids[row].tolist()):
             number = mixed(key + golden * (place // 2 + 1)) >> 32 * (place % 2) & 0xFFFFFFFF
             share = number / 2**32 if token >= FIRST else 1.0
             word = FIRST + mixed(key + golden * (2**32 + place)) % (5000 - FIRST)
-            fate = next(n for n, end in (("mask", 0.32), ("word", 0.36), ("kept", 0.4), ("free", 2.0)) if share < end)
-            fates[fate] += 1
-            assert inputs[row, place] == {"mask": MASK, "word": word}.get(fate, token)
-            assert targets[row, place] == (IGNORED if fate == "free" else token)
-    assert min(fates.values()) >= 5
+            replacement = next(
+                n for n, end in (("mask", 0.32), ("word", 0.36), ("kept", 0.4), ("free", 2.0)) if share < end
+            )
+            replacements[replacement] += 1
+            assert inputs[row, place] == {"mask": MASK, "word": word}.get(replacement, token)
+            assert targets[row, place] == (IGNORED if replacement == "free" else token)
+    assert min(replacements.values()) >= 5
 
 
 # --------------------------------------------------------------------------------------------------------------- span
@@ -180,11 +182,11 @@ def test_a_row_of_two_spans() -> None:
     ids = np.arange(FIRST, FIRST + 8)[None]
     inputs, targets = cut_spans(ids, keys(1), span(mask_share=0.5, mean_span=2.0), SENTINELS)
     sequence = [*inputs[0].tolist(), int(targets[0, -1])]
-    one, two, three = SENTINELS[:3].tolist()
-    a, b = sequence.index(one), sequence.index(two)
-    shown = [token for token in sequence[:6] if token not in (one, two)]
+    first, second, third = SENTINELS[:3].tolist()
+    a, b = sequence.index(first), sequence.index(second)
+    shown = [token for token in sequence[:6] if token not in (first, second)]
     spans = sequence[7 : sequence.index(two, 7)], sequence[sequence.index(two, 7) + 1 : -1]
-    assert (b, sequence[6], sequence[-1]) == (5, one, three)
+    assert (b, sequence[6], sequence[-1]) == (5, first, third)
     assert shown[:a] + spans[0] + shown[a:] + spans[1] == ids[0].tolist()
     assert targets[0].tolist() == [IGNORED] * 5 + sequence[6:]
 
@@ -209,17 +211,17 @@ def restored(inputs: list[int], targets: list[int]) -> tuple[list[int], list[int
     """Return the text of a row from its two parts, and the lengths of its spans."""
     sequence = [*inputs, targets[-1]]
     first = next(place for place, target in enumerate(targets) if target != IGNORED) + 1
-    text, behind = sequence[:first], sequence[first:]
+    text, tail = sequence[:first], sequence[first:]
     spans: dict[int, list[int]] = {}
-    for token in behind:
+    for token in tail:
         if token in SENTINELS:
             current = spans.setdefault(token, [])
         else:
             current.append(token)
     assert list(spans) == SENTINELS[: len(spans)].tolist()
-    assert spans[behind[-1]] == []
-    whole = [token for one in text for token in spans.get(one, [one])]
-    return whole, [len(one) for one in list(spans.values())[:-1]]
+    assert spans[tail[-1]] == []
+    whole = [token for entry in text for token in spans.get(entry, [entry])]
+    return whole, [len(span) for span in list(spans.values())[:-1]]
 
 
 @settings(max_examples=80, deadline=None)
@@ -261,8 +263,8 @@ def test_spans_have_the_lengths_of_random_segments() -> None:
 
 def test_spans_have_their_fixed_values() -> None:
     inputs, _ = cut_spans(np.arange(FIRST, FIRST + 20)[None], keys(1), span(mask_share=0.3), SENTINELS)
-    one, two = SENTINELS[:2].tolist()
-    text, spans = [105, 106, 107, one, *range(113, 124), two], [one, *range(108, 113), two, 124]
+    first, second = SENTINELS[:2].tolist()
+    text, spans = [105, 106, 107, first, *range(113, 124), second], [first, *range(108, 113), second, 124]
     assert inputs[0].tolist() == text + spans
 
 

@@ -78,7 +78,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     assert packing is not None
     (source,) = packing.sources
     # Chunk 0: parts 3, 8+2 (cut at a row), 2, 1 (of the 6, cut by the chunk): rows 8 | 3+2+2+1.
-    # Chunk 1: parts 5 (of the 6), 4, 5, 2 (of the 9): rows 5 | 5 | 4: 2 fits best behind the first 5.
+    # Chunk 1: parts 5 (of the 6), 4, 5, 2 (of the 9): rows 5 | 5 | 4: 2 fits best after the first 5.
     files = packing_folder(Store(str(tmp_path)), dataset, 8)
     names = ("00000.pieces.arrow", "00000.rows.arrow", "00000.chunks.arrow")
     assert dict(source) == {
