@@ -55,9 +55,9 @@ class GuardConfig(Section):
     max_rewinds: int = execution(3, ge=1)
     """rewind: maximum number of rewinds in a run; the next spike stops it."""
     quarantine: bool = execution(False)
-    """Rewind after a spike, for any `on_spike`, write the outlier documents of its batch to `train/quarantine.jsonl`, and
-    exclude them from every later batch. The exclusions are part of the skip list's digest, so
-    a run may be resumed with or without this setting."""
+    """Rewind after a spike, for any `on_spike`, write the outlier documents of its batch to `train/quarantine.jsonl`,
+    and exclude them from every later batch. The exclusions are part of the skip list's digest, so a run may be resumed
+    with or without this setting."""
     patience: int | None = Field(None, ge=1)
     """Number of consecutive held-out losses without a new minimum after which the run ends; None = no early end."""
     min_improvement: float = Field(0.0, ge=0)

@@ -64,7 +64,7 @@ class TrainConfig(Section):
     """stream: sequences are consecutive tokens of the stream; best_fit: the documents of a chunk are packed so that few
     are cut, and rows are padded. Source: Ding et al. 2024, arXiv 2404.10830."""
     document_mask: bool = True
-    """Mask attention across documents: a token attends only to its own document, else to the whole sequence before it."""
+    """Mask attention between documents; else a token attends to the whole sequence before it."""
     weights: Shares = Field(default_factory=dict)
     """Share of each source in the samples, in any unit; names every source, 0 excludes one. Empty = by tokens."""
     mix: str = execution("", pattern="^([0-9a-f]{64})?$")

@@ -185,7 +185,7 @@ def test_a_row_of_two_spans() -> None:
     first, second, third = SENTINELS[:3].tolist()
     a, b = sequence.index(first), sequence.index(second)
     shown = [token for token in sequence[:6] if token not in (first, second)]
-    spans = sequence[7 : sequence.index(two, 7)], sequence[sequence.index(two, 7) + 1 : -1]
+    spans = sequence[7 : sequence.index(second, 7)], sequence[sequence.index(second, 7) + 1 : -1]
     assert (b, sequence[6], sequence[-1]) == (5, first, third)
     assert shown[:a] + spans[0] + shown[a:] + spans[1] == ids[0].tolist()
     assert targets[0].tolist() == [IGNORED] * 5 + sequence[6:]
