@@ -32,7 +32,7 @@ SHOWN = 10
 
 
 @dataclass(frozen=True)
-class _File:
+class _DatasetFile:
     """A file with its expected SHA-256, and its size and modification time before it is read."""
 
     folder: Store
@@ -66,11 +66,11 @@ class _Verified:
             )
         self._changed, self._written_at = False, time.monotonic()
 
-    def holds(self, file: _File) -> bool:
+    def holds(self, file: _DatasetFile) -> bool:
         """Return True if a file was verified and has not changed since."""
         return self._marks.get(file.name) == file.mark
 
-    def forget(self, files: Iterable[_File]) -> None:
+    def forget(self, files: Iterable[_DatasetFile]) -> None:
         """Discard earlier results for these files."""
         before = len(self._marks)
         for file in files:
@@ -78,7 +78,7 @@ class _Verified:
         self._changed = self._changed or len(self._marks) != before
         self.keep()
 
-    def add(self, file: _File, read_ns: int) -> None:
+    def add(self, file: _DatasetFile, read_ns: int) -> None:
         """Add a verified file; `read_ns` is the time when reading it began."""
         if file.mtime_ns is None or file.mtime_ns >= read_ns - int(SETTLED_SECONDS * 1e9):
             return
@@ -110,7 +110,7 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = ()
     to_read = [file for file in files if not verified.holds(file)]
     with LongWork("verify", sum(file.size for file in to_read), "B") as work:
 
-        def check(file: _File) -> str | None:
+        def check(file: _DatasetFile) -> str | None:
             started_ns = time.time_ns()
             digest = file_digest(file.folder, file.path, work)
             if digest != file.sha256:
@@ -157,7 +157,7 @@ def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
     )
 
 
-def _list_files(dataset: Dataset, others: Iterable[Promised], problems: list[str]) -> Iterator[_File]:
+def _list_files(dataset: Dataset, others: Iterable[Promised], problems: list[str]) -> Iterator[_DatasetFile]:
     """Yield every file that exists; the errors of missing files are added to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
@@ -174,4 +174,4 @@ def _list_files(dataset: Dataset, others: Iterable[Promised], problems: list[str
             problems.append(str(error))
             continue
         info = folder.fs.get_file_info(folder.path(path))
-        yield _File(folder, path, sha256, size, info.mtime_ns)
+        yield _DatasetFile(folder, path, sha256, size, info.mtime_ns)

@@ -54,21 +54,21 @@ class Documents:
     """Number of each position's document, int32, never decreasing within a row."""
     starts_N: Tensor | None
     """Offset of each document's start in the concatenated rows, then their end, int32; None = unknown."""
-    number: torch.dtype
+    dtype: torch.dtype
     """Dtype of queries, keys and values."""
 
 
-def takes_starts(device: torch.device, shape: ModelShape, number: torch.dtype) -> bool:
+def takes_starts(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if FlashAttention computes this attention, from the offsets where documents start."""
-    if device.type != "cuda" or number not in NARROW:
+    if device.type != "cuda" or dtype not in NARROW:
         return False
     return shape.positions == "rope" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
 
 
-def takes_blocks(device: torch.device, shape: ModelShape, number: torch.dtype) -> bool:
+def takes_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if attention takes documents as blocks (CUDA) or as their numbers (CPU), without a mask matrix."""
     if device.type == "cuda":
-        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and number in NARROW
+        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in NARROW
     return shape.positions == "rope" and device.type == "cpu"
 
 
@@ -105,8 +105,8 @@ def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
 
     That is a key of the same document and, if `causal`, not after the query.
     """
-    seen_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    return (seen_BTT.tril() if causal else seen_BTT)[:, None]
+    visible_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return (visible_BTT.tril() if causal else visible_BTT)[:, None]
 
 
 def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
@@ -120,8 +120,8 @@ def flex_blocks(documents_BT: Tensor, causal: bool) -> BlockMask:
     Document numbers never decrease in a row, so those at the ends of a block decide; no T × T matrix is made.
     """
     length = documents_BT.shape[1]
-    number = -(-length // BLOCK)
-    ends_N = torch.arange(1, number + 1, device=documents_BT.device) * BLOCK
+    num_blocks = -(-length // BLOCK)
+    ends_N = torch.arange(1, num_blocks + 1, device=documents_BT.device) * BLOCK
     first_BN, last_BN = documents_BT[:, ends_N - BLOCK], documents_BT[:, ends_N.clamp(max=length) - 1]
     some_BNN = (first_BN[:, :, None] <= last_BN[:, None, :]) & (last_BN[:, :, None] >= first_BN[:, None, :])
     # A block that the row does not fill counts as partial: positions after the row's end are masked.
@@ -134,11 +134,11 @@ def flex_blocks(documents_BT: Tensor, causal: bool) -> BlockMask:
         same = documents_BT[row, query] == documents_BT[row, key]
         return same & (query >= key) if causal else same
 
-    partial, whole = _listed(some_BNN & ~whole_BNN), _listed(whole_BNN)
+    partial, whole = _list_blocks(some_BNN & ~whole_BNN), _list_blocks(whole_BNN)
     return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, is_visible, (length, length))
 
 
-def _listed(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
+def _list_blocks(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of chosen key blocks of every query block, and the blocks' indices, the chosen first."""
     chosen_B1NN = chosen_BNN[:, None].int()
     places_B1NN = chosen_B1NN.argsort(dim=-1, descending=True, stable=True).int()

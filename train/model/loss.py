@@ -11,7 +11,7 @@ or other groups (G: some of them).
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -52,7 +52,7 @@ class PlainChunkLoss:
         self._logits_nV, self._part = logits_nV, part
         wide = torch.promote_types(logits_nV.dtype, torch.float32)
         self._wide_nV = logits_nV if logits_nV.dtype == wide else torch.empty_like(logits_nV, dtype=wide)
-        self._sums_m = self._own_m = self._places_m1 = logits_nV.new_empty(0)
+        self._sums_m = self._own_m = self._columns_m1 = logits_nV.new_empty(0)
 
     def losses(self, targets_m: Tensor) -> tuple[Tensor, Tensor]:
         """Return cross-entropy and log Z of each token; exponentials overwrite the float32 logits."""
@@ -60,9 +60,9 @@ class PlainChunkLoss:
         powers_mV = self._wide_nV[row]
         if self._wide_nV is not self._logits_nV:
             powers_mV.copy_(self._logits_nV[row])
-        places_m, self._own_m = _target_columns(targets_m, powers_mV.shape[1], self._part)
-        self._places_m1 = places_m[:, None]
-        at_target_m = powers_mV.gather(1, self._places_m1)[:, 0].masked_fill_(~self._own_m, 0.0)
+        columns_m, self._own_m = _target_columns(targets_m, powers_mV.shape[1], self._part)
+        self._columns_m1 = columns_m[:, None]
+        at_target_m = powers_mV.gather(1, self._columns_m1)[:, 0].masked_fill_(~self._own_m, 0.0)
         most_m = powers_mV.amax(1)
         if self._part is not None:
             dist.all_reduce(most_m, dist.ReduceOp.MAX, self._part.group)
@@ -75,7 +75,7 @@ class PlainChunkLoss:
         """Replace the logits by their gradient, from the exponentials that `losses` computed."""
         row = slice(len(shares_m))
         powers_mV = self._wide_nV[row].mul_((shares_m / self._sums_m)[:, None])
-        powers_mV.scatter_add_(1, self._places_m1, -(factors_m * self._own_m)[:, None])
+        powers_mV.scatter_add_(1, self._columns_m1, -(factors_m * self._own_m)[:, None])
         if self._wide_nV is not self._logits_nV:
             self._logits_nV[row].copy_(powers_mV)
 
@@ -86,7 +86,7 @@ class FusedChunkLoss:
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
         """`part`: the rows of the vocabulary on this rank; None = all of it."""
         self._logits_nV, self._part = logits_nV, part
-        self._places_n = self._log_z_n = logits_nV.new_empty(0)
+        self._columns_n = self._log_z_n = logits_nV.new_empty(0)
 
     def losses(self, targets_m: Tensor) -> tuple[Tensor, Tensor]:
         """Return cross-entropy and log Z of each token; the logits do not change."""
@@ -100,14 +100,14 @@ class FusedChunkLoss:
             dist.all_reduce(whole_n, dist.ReduceOp.MAX, self._part.group)
             sums_n, most_n = sums_n * (most_n - whole_n).exp(), whole_n
         sums_n, at_target_n = _sum_over_parts(sums_n, at_target_n, self._part)
-        self._log_z_n, self._places_n = most_n + sums_n.log(), columns_n.masked_fill(~own_n, -1)
+        self._log_z_n, self._columns_n = most_n + sums_n.log(), columns_n.masked_fill(~own_n, -1)
         return (self._log_z_n - at_target_n)[:number], self._log_z_n[:number]
 
     def into_slopes(self, shares_m: Tensor, factors_m: Tensor) -> None:
         """Replace the logits by their gradient."""
         padding = len(self._logits_nV) - len(shares_m)
         shares_n, factors_n = (F.pad(x, (0, padding)) if padding else x for x in (shares_m, factors_m))
-        compiled()[1](self._logits_nV, self._log_z_n, shares_n, self._places_n, factors_n)
+        compiled()[1](self._logits_nV, self._log_z_n, shares_n, self._columns_n, factors_n)
 
 
 def sums_of(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,8 +118,8 @@ def sums_of(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tenso
     # With the dim kept, torch's compiler recognizes a softmax, and fuses both into one pass on a GPU.
     most_n1 = wide_nV.amax(1, keepdim=True)
     sums_n1 = (wide_nV - most_n1).exp().sum(1, keepdim=True)
-    at_place_n1 = logits_nV.gather(1, columns_n[:, None]).to(wide_nV.dtype)
-    return most_n1.squeeze(1), sums_n1.squeeze(1), at_place_n1.squeeze(1)
+    at_column_n1 = logits_nV.gather(1, columns_n[:, None]).to(wide_nV.dtype)
+    return most_n1.squeeze(1), sums_n1.squeeze(1), at_column_n1.squeeze(1)
 
 
 def slopes_into(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
@@ -166,7 +166,7 @@ class Tally:
     """Number of targets."""
 
     @classmethod
-    def empty(cls, num_sources: int, device: torch.device) -> "Tally":
+    def empty(cls, num_sources: int, device: torch.device) -> Self:
         """Return sums of zero."""
         zeros = torch.zeros(2, num_sources, dtype=torch.float64, device=device)
         return cls(zeros[0], zeros[1])
@@ -235,15 +235,15 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, needs_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        columns_n, number = _counted_targets(targets_N, head.num_targets), len(x_ND)
-        if columns_n is not None:
-            x_ND, targets_N = x_ND[columns_n], targets_N[columns_n]
+        indices_n, number = _counted_targets(targets_N, head.num_targets), len(x_ND)
+        if indices_n is not None:
+            x_ND, targets_N = x_ND[indices_n], targets_N[indices_n]
         # Compiled chunks keep their size for any number of targets in a batch.
         size = min(head.chunk_tokens, number if head.fused else len(x_ND))
         total, losses_n, gradients = _chunked_loss(x_ND, weight_VD, targets_N, (head, size), needs_gradient)
         if gradients is not None:
-            ctx.save_for_backward(_scatter_rows(gradients[0], columns_n, number), gradients[1].to(weight_VD.dtype))
-        losses_N = _scatter_rows(losses_n, columns_n, number)
+            ctx.save_for_backward(_scatter_rows(gradients[0], indices_n, number), gradients[1].to(weight_VD.dtype))
+        losses_N = _scatter_rows(losses_n, indices_n, number)
         ctx.mark_non_differentiable(losses_N)
         return total, losses_N
 
@@ -267,9 +267,9 @@ def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
     return torch.nonzero_static(targets_N != IGNORED, size=number)[:, 0]
 
 
-def _scatter_rows(rows: Tensor, columns_n: Tensor | None, number: int) -> Tensor:
+def _scatter_rows(rows: Tensor, indices_n: Tensor | None, number: int) -> Tensor:
     """Return `number` rows: the given ones at their indices and zeros elsewhere; without indices, the given rows."""
-    return rows if columns_n is None else rows.new_zeros(number, *rows.shape[1:]).index_copy_(0, columns_n, rows)
+    return rows if indices_n is None else rows.new_zeros(number, *rows.shape[1:]).index_copy_(0, indices_n, rows)
 
 
 def _chunked_loss(
@@ -280,9 +280,9 @@ def _chunked_loss(
     Those are for the stream and the matrix. `settings`: the head, and the number of tokens in a chunk.
     """
     head, size = settings
-    number = number_format(x_ND)
-    wide = torch.promote_types(number, torch.float32)
-    matrix_PD, x_ND = _pad_to_multiple(weight_VD.to(number), head.multiple), x_ND.to(number)
+    dtype = number_format(x_ND)
+    wide = torch.promote_types(dtype, torch.float32)
+    matrix_PD, x_ND = _pad_to_multiple(weight_VD.to(dtype), head.multiple), x_ND.to(dtype)
     total, losses_N = x_ND.new_zeros((), dtype=wide), x_ND.new_zeros(len(x_ND), dtype=wide)
     gradient_ND = torch.empty_like(x_ND) if needs_gradient else None
     gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if needs_gradient else None
@@ -305,7 +305,7 @@ def _chunked_loss(
             shares_n = factors_n * (1 + 2 * head.z_loss * log_z_n) if head.z_loss else factors_n.clone()
             chunk.into_slopes(shares_n, factors_n)
             torch.mm(gradient_nP, matrix_PD, out=gradient_ND[part])
-            if number == wide:
+            if dtype == wide:
                 gradient_PD.addmm_(gradient_nP.T, x_ND[part])
             else:
                 gradient_PD += gradient_nP.T @ x_ND[part]

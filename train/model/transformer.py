@@ -202,11 +202,11 @@ class Transformer(nn.Module):
         positions_T = torch.arange(num_positions, device=device)
         if documents is None:
             return self.look_from(positions_T, None)
-        if documents.starts_N is not None and takes_starts(device, self.shape, documents.number):
+        if documents.starts_N is not None and takes_starts(device, self.shape, documents.dtype):
             # The number of documents differs between batches, and must not become a constant of the compiled layers.
             torch._dynamo.maybe_mark_dynamic(documents.starts_N, 0)
             return replace(self.look_from(positions_T, None), starts_N=documents.starts_N)
-        if not takes_blocks(device, self.shape, documents.number):
+        if not takes_blocks(device, self.shape, documents.dtype):
             return self.look_from(positions_T, documents.numbers_BT)
         blocks = blocks_in_document(documents.numbers_BT, self.causal)
         return replace(self.look_from(positions_T, None), blocks=blocks)

@@ -32,9 +32,9 @@ PACKED = TrainConfig(seq_len=64, packing="best_fit")
         ([], []),
         ([10], [[0]]),
         ([10, 10], [[0], [1]]),
-        # 7, then 6, then 5; 4 fills the 6, 3 the 7, and 2 goes to the 5.
+        # 7, then 6, then 5; 4 fills the row of 6, 3 the row of 7, and 2 is placed after the 5.
         ([2, 7, 3, 6, 4, 5], [[0, 5], [1, 2], [3, 4]]),
-        # The 1 goes to 5 + 4, which it fills; first fit would have taken the older row of 7.
+        # The 1 fills the row 5 + 4; first fit would use the older row of 7.
         ([7, 5, 4, 1], [[0], [1, 2, 3]]),
         ([5, 5, 5, 5], [[0, 1], [2, 3]]),
     ],
@@ -55,7 +55,7 @@ def test_best_fit_places_every_part_once_and_leaves_no_two_rows_that_could_be_on
 
 
 def dataset_of(folder: Path, shards: list[list[int]], chunk_tokens: int) -> Dataset:
-    """One source of shards of documents of so many tokens, ids counting up from 105."""
+    """Write a source of shards with documents of these numbers of tokens; ids ascend from 105."""
     schema, made, token = shard_schema("uint16"), [], 105
     index = pa.schema([("token_offset", pa.int64()), ("num_tokens", pa.int64())])
     for number, lengths in enumerate(shards):
@@ -102,7 +102,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     place = {int(starts.start[i]): int(starts.row[i]) for i in range(len(starts)) if not starts.column[i]}
     row = place[0]
     assert rows.inputs_BT[row].tolist() == [105, 106, 107, 116, 117, 118, 119, 120]
-    # A document's last token predicts nothing; one that is cut by the chunk predicts its own next token.
+    # A document's last token predicts nothing; the last token before a cut predicts the document's next token.
     assert rows.targets_BT[row].tolist() == [106, 107, IGNORED, 117, IGNORED, 119, IGNORED, 121]
     assert rows.documents_BT[row].tolist() == [0, 0, 0, 1, 1, 2, 2, 3]
     row = place[21]
@@ -113,7 +113,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
 
 @st.composite
 def corpora(draw: Any) -> tuple[list[list[int]], int, int]:
-    """Shards of documents of so many tokens, a chunk and a row length that divides it."""
+    """Draw shards of documents of some numbers of tokens, a chunk size and a row length that divides it."""
     shards = draw(st.lists(st.lists(st.integers(0, 40), max_size=12), min_size=1, max_size=4))
     seq_len = draw(st.sampled_from([1, 3, 8]))
     return shards, seq_len * draw(st.sampled_from([1, 2, 5])), seq_len
@@ -145,7 +145,7 @@ def test_every_token_once_per_epoch_and_back(corpus: tuple[list[list[int]], int,
         filled = np.bincount(pieces.row, weights=pieces.length)
         assert filled.max() <= seq_len
         assert [e for e, _ in tokens] == sorted(e for e, _ in tokens)
-        # A piece lies in one document and one chunk; it is closed where the document ends.
+        # A piece is within a document and a chunk; it is closed where the document ends.
         ends = set(np.cumsum([n for lengths in shards for n in lengths]).tolist())
         for start, length, closed in zip(pieces.start.tolist(), pieces.length.tolist(), pieces.closed, strict=True):
             assert not ends & set(range(start + 1, start + length))
