@@ -11,7 +11,7 @@ from tests.support.flash_oracle import flash_on_cpu
 from tests.support.graph_counts import Graphs
 from tests.support.model_oracle import TINY, small_model, some_ids
 from train.data.rows import Rows, document_starts
-from train.model.attention import Look, activate_flash_3, attend, attend_from_starts, seen_in_document
+from train.model.attention import Look, activate_flash_3, attend, attend_from_starts, seen_in_document, takes_starts
 
 BORDERS = ([6], [3, 7, 12], [1, 15], [], [8])
 
@@ -60,7 +60,7 @@ def test_values_and_gradients_are_those_of_the_mask(groups: int, causal: bool) -
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_one_graph_for_any_number_of_documents(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a CPU the model itself would cut rows into tiles; here it uses the document starts, like a CUDA device.
-    monkeypatch.setattr("train.model.transformer.takes_starts", lambda *unused: True)
+    monkeypatch.setattr(f"train.model.transformer.{takes_starts.__name__}", lambda *unused: True)
     model, plain = (small_model(TINY, recompute=recompute) for _ in range(2))
     graphs = Graphs()
     for block in model.layers:
