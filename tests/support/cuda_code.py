@@ -1,7 +1,7 @@
-"""Triton code that torch's compiler writes for an H100, on a machine without one: passes over the logits of a chunk.
+"""Generate the Triton code of torch's compiler for an H100 without a GPU, and count its passes over a chunk's logits.
 
-Run it in a process of its own, since torch is led to believe in the device: `python -m tests.support.cuda_code` prints
-a JSON line for each function of the compiled loss. It takes a torch that is built with CUDA, and Triton.
+Run it in a separate process, since torch is patched to report the device: `python -m tests.support.cuda_code` prints a
+JSON line for each function of the compiled loss. It requires a torch that is built with CUDA, and Triton.
 """
 
 import json
@@ -52,11 +52,11 @@ ANSWERS: dict[str, Any] = {
     "torch.cuda.device_count": 1,
     "torch.cuda.get_device_name": H100.name,
 }
-"""What torch is to believe of the device."""
+"""Properties that torch reads of the pretended device."""
 
 
 class NoDriver:
-    """What Triton asks a driver while code is written."""
+    """The properties that Triton queries of a driver during code generation."""
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -74,7 +74,7 @@ class NoDriver:
 
 
 def pretend() -> None:
-    """Let torch and Triton believe in an H100."""
+    """Patch torch and Triton so that they report an H100."""
     import triton
 
     for name in NOTHING:
@@ -89,17 +89,17 @@ def pretend() -> None:
 
 
 class WithValues(torch.fx.Interpreter):
-    """Notes the fake tensor of every operation, as the compiler wants it."""
+    """Stores the fake tensor of every operation, as the compiler requires."""
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        node.meta["val"] = found = super().run_node(node)
-        return found
+        node.meta["val"] = output = super().run_node(node)
+        return output
 
 
 def code_of(function: Callable[..., Any], make: Callable[[str], tuple[Tensor, ...]]) -> str:
-    """The code that torch's compiler writes for a function of tensors that `make` makes on a device."""
+    """Return the code that torch's compiler generates for a function of the tensors that `make` makes on a device."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        # Traced on the CPU, since indexing asks the driver, and moved to the device afterwards.
+        # Traced on the CPU, since indexing calls the driver, and moved to the device afterwards.
         on_cpu, inputs = make("cpu"), make("cuda")
         graph = make_fx(function, decomposition_table=select_decomp_table())(*on_cpu)
         for node in graph.graph.nodes:
@@ -112,23 +112,23 @@ def code_of(function: Callable[..., Any], make: Callable[[str], tuple[Tensor, ..
         lowering = GraphLowering(graph, example_inputs=inputs, is_inference=True)
         with V.set_graph_handler(lowering), V.set_fake_mode(mode), V.set_debug_handler(mock.MagicMock()):
             lowering.run(*inputs)
-            found: Any = lowering.codegen()[0]
-    return str(getattr(found, "value", found))
+            output: Any = lowering.codegen()[0]
+    return str(getattr(output, "value", output))
 
 
 def passes(code: str) -> dict[str, list[int]]:
-    """By kernel over the whole chunk, how many times it reads and writes a tensor of the chunk's size."""
-    found = {}
+    """Return, for every kernel over the whole chunk, how often it reads and writes a tensor of the chunk's size."""
+    counts = {}
     for text in code.split("async_compile.triton(")[1:]:
         name, hints = re.search(r"'kernel_name': '(\w+)'", text), re.search(r"size_hints=\{([^}]*)\}", text)
         sizes = [int(size) for size in re.findall(r": (\d+)", hints[1])] if hints else []
         if name is None or math.prod(sizes) < TOKENS * VOCABULARY:
             continue
-        # Kernels index the chunk by row and column, or by both in one number; numbers of a token by the row alone.
+        # Kernels index the chunk by row and column, or by both in one number; values of a token by the row alone.
         whole = re.compile(r"\(r0_1 \+|\(x2\)")
         lines = text.partition("def triton")[2].splitlines()
-        found[name[1]] = [sum(f"tl.{kind}(" in line and bool(whole.search(line)) for line in lines) for kind in KINDS]
-    return found
+        counts[name[1]] = [sum(f"tl.{kind}(" in line and bool(whole.search(line)) for line in lines) for kind in KINDS]
+    return counts
 
 
 def main() -> None:

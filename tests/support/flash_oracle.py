@@ -1,7 +1,7 @@
-"""FlashAttention's operator for lengths that vary, on a CPU: one document after the other, by torch's own attention.
+"""FlashAttention's variable-length operator on a CPU, document by document, by torch's own attention.
 
-torch has kernels of the operator for CUDA devices alone. With these in their place the code around it runs as it does
-there: the same operator is traced, compiled and differentiated.
+torch has CUDA kernels of the operator alone. With these kernels the code around it runs on a CPU as it does on a GPU:
+the same operator is traced, compiled and differentiated.
 """
 
 from collections.abc import Iterator
@@ -35,9 +35,9 @@ def _forward(
 
 
 def _backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    """The gradients written out: inside an operator nothing is differentiated."""
+    """Return the gradients by formula: autograd is not available inside an operator."""
     _, _, starts_N, _, _, _, causal = others[:7]
-    slopes = [torch.empty_like(x) for x in (query, key, value)]
+    results = [torch.empty_like(x) for x in (query, key, value)]
     times = query.shape[1] // key.shape[1]
     starts = starts_N.tolist()
     for first, stop in pairwise(starts):
@@ -51,16 +51,16 @@ def _backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *othe
         shares = scores.softmax(-1)
         of_shares = dy @ v.mT
         of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True))
-        found = (of_scores @ k * scale, of_scores.mT @ q * scale, shares.mT @ dy)
-        for slope, each in zip(slopes, found):
-            heads = slope.shape[1]
-            slope[part] = each.unflatten(0, (heads, -1)).sum(1).transpose(0, 1)
-    return tuple(slopes)
+        computed = (of_scores @ k * scale, of_scores.mT @ q * scale, shares.mT @ dy)
+        for result, computed_heads in zip(results, computed):
+            heads = result.shape[1]
+            result[part] = computed_heads.unflatten(0, (heads, -1)).sum(1).transpose(0, 1)
+    return tuple(results)
 
 
 @contextmanager
 def flash_on_cpu() -> Iterator[None]:
-    """Within it, and in this process from then on, the operator computes on a CPU too."""
+    """Register the operator for the CPU, for the rest of this process."""
     varlen._varlen_attn.register_kernel("cpu", _forward)
     varlen._varlen_attn_backward.register_kernel("cpu", _backward)
     yield

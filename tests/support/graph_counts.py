@@ -1,4 +1,4 @@
-"""Graphs that torch.compile makes of some modules: forward, backward, breaks, and those of code compiled before."""
+"""Counts of the graphs that torch.compile makes of some modules: forward, backward, breaks and recompilations."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 
 class Graphs:
-    """A backend that counts the graphs it is given and runs them as they are; beginning anew where it is made."""
+    """A torch.compile backend that counts its graphs and runs them unchanged; the counts start at its construction."""
 
     def __init__(self) -> None:
         torch._dynamo.reset()

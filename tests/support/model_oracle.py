@@ -1,7 +1,7 @@
-"""The model a second time, in float64 and written out: einsum, softmax and one rule after the other, for every option.
+"""A reference implementation of the model in float64: einsum, softmax and every formula written out, for every option.
 
-Nothing is shared with train/: weights come in by name. `small_model` makes a model whose gains and biases are not 1
-and 0, which would hide one that is left out.
+It shares no code with train/: weights are looked up by name. `small_model` makes a model whose gains and biases are not
+1 and 0, which would hide a missing gain or bias.
 """
 
 import math
@@ -18,7 +18,7 @@ TINY = ModelShape(
 
 
 def small_model(shape: ModelShape, seed: int = 0, causal: bool = True, recompute: str = "none") -> Transformer:
-    """A whole model with initial weights, and gains and biases moved off their initial values."""
+    """Return a whole model with initial weights, and with gains and biases that differ from their initial values."""
     model = build_model(shape, causal=causal, recompute=lambda layer: recompute).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -30,14 +30,14 @@ def small_model(shape: ModelShape, seed: int = 0, causal: bool = True, recompute
 
 
 def some_ids(rows: int = 3, length: int = 11, seed: int = 1, vocab_size: int = TINY.vocab_size) -> Tensor:
-    """Random ids (rows, length)."""
+    """Return random ids (rows, length)."""
     return torch.randint(0, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 def oracle_logits(
     shape: ModelShape, weights: dict[str, Tensor], ids: Tensor, causal: bool = True, documents: Tensor | None = None
 ) -> Tensor:
-    """Logits (B, T, V) in float64, with gradients for the weights."""
+    """Return logits (B, T, V) in float64, with gradients for the weights."""
     weights = {name: value.double() for name, value in weights.items()}
     x = weights["embedding.weight"][ids]
     for layer in range(shape.num_layers):
@@ -84,18 +84,18 @@ def attention(shape: ModelShape, at: dict[str, Tensor], x: Tensor, causal: bool,
             for j in range(length):
                 r = linear(at, "attention.relative.distance", sinusoid(i - j, shape.d_model)).view(-1, width)
                 scores[:, :, i, j] += torch.einsum("bhk,hk->bh", q[:, i] + w, r)
-    seen = torch.ones(len(x), length, length, dtype=torch.bool)
+    visible = torch.ones(len(x), length, length, dtype=torch.bool)
     if causal:
-        seen = seen.tril()
+        visible = visible.tril()
     if documents is not None:
-        seen = seen & (documents[:, :, None] == documents[:, None, :])
-    scores = (scores / math.sqrt(width)).masked_fill(~seen[:, None], -math.inf)
+        visible = visible & (documents[:, :, None] == documents[:, None, :])
+    scores = (scores / math.sqrt(width)).masked_fill(~visible[:, None], -math.inf)
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
     return linear(at, "attention.out", torch.einsum("bhij,bjhk->bihk", weights, v).flatten(2))
 
 
 def turned(shape: ModelShape, x: Tensor) -> Tensor:
-    """Pairs of coordinates (p, p + K/2) as complex numbers, turned by position times frequency."""
+    """Return x with its coordinate pairs (p, p + K/2), as complex numbers, rotated by position times frequency."""
     half = shape.head_dim // 2
     turns = torch.tensor(
         [[t * frequency(shape, p) for p in range(half)] for t in range(x.shape[1])], dtype=torch.double
@@ -105,7 +105,7 @@ def turned(shape: ModelShape, x: Tensor) -> Tensor:
 
 
 def frequency(shape: ModelShape, pair: int) -> float:
-    """Radians per position, stretched: by wave length, as Llama 3's published configuration says it."""
+    """Return radians per position, scaled by wavelength as in Llama 3's published configuration."""
     plain = shape.rope_theta ** (-2 * pair / shape.head_dim)
     if shape.rope_scaling == "linear":
         return plain / shape.rope_factor

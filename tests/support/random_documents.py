@@ -1,4 +1,4 @@
-"""A dataset of random tokens in documents as long as those of the web, and its batches by the trainer's own reader."""
+"""A dataset of random tokens in documents with lengths like the web's, and its batches by the trainer's own reader."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ MEDIAN_TOKENS, SPREAD = 570, 1.0
 
 
 def write_documents(folder: Path, case: Case, steps: int) -> Dataset:
-    """Two sources of random tokens, enough for `steps` steps, in documents of log-normal length."""
+    """Write two sources of random tokens, enough for `steps` optimizer steps, in documents of log-normal length."""
     random, schema = np.random.default_rng(0), shard_schema("uint16")
     median = min(MEDIAN_TOKENS, case.seq_len * MEDIAN_TOKENS // 1024)
     streams: dict[str, list[Shard]] = {}

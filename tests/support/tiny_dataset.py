@@ -42,7 +42,7 @@ def make_tiny_dataset(
     shard_tokens: int = 2048,
     seed: int = 0,
 ) -> Store:
-    """A run folder with the tables `tokenizer` and `tokens`; `sources` maps a source to its number of documents."""
+    """Return a run folder with the tables `tokenizer` and `tokens`; `sources`: number of documents by source."""
     sources = {"web": 60, "books": 20} if sources is None else sources
     run = Store(str(folder))
     contract = _write_tokenizer(run, vocab_size)
@@ -71,7 +71,7 @@ def make_tiny_dataset(
 
 
 class _Files:
-    """The files of a table in the order they were written."""
+    """The files of a table, in the order in which they were written."""
 
     def __init__(self, folder: Store):
         self.folder = folder
@@ -113,7 +113,7 @@ def _commit(files: _Files, table: str, counts: dict[str, Any], figures: dict[str
 
 
 def _write_tokenizer(run: Store, vocab_size: int) -> TokenizerContract:
-    """A word-level tokenizer.json whose ids are the reserved tokens followed by invented words."""
+    """Write a word-level tokenizer.json whose ids are the reserved tokens followed by invented words."""
     syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
     numbers = range(vocab_size - len(RESERVED))
     words = [syllables[i % 70] + syllables[i // 70 % 70] + (syllables[i // 4900] if i >= 4900 else "") for i in numbers]
@@ -142,7 +142,7 @@ def _write_tokenizer(run: Store, vocab_size: int) -> TokenizerContract:
 
 
 def _documents(source: str, number: int, contract: TokenizerContract, seed: int) -> Iterator[dict[str, Any]]:
-    """Documents of 20 to 300 words; every tenth URL of a source is shared by two documents."""
+    """Yield documents of 20 to 300 words; two documents share every tenth URL of a source."""
     first, count = len(RESERVED), contract.vocab_size - len(RESERVED)
     chain = random.Random(f"{source} {seed}")
     successors = [chain.choices(range(first, first + count), k=len(SUCCESSORS)) for _ in range(count)]
@@ -175,7 +175,7 @@ def _documents(source: str, number: int, contract: TokenizerContract, seed: int)
 
 
 def _cut(rows: list[dict[str, Any]], shard_tokens: int) -> list[list[dict[str, Any]]]:
-    """Rows cut into shards of at least `shard_tokens` tokens (the last may have fewer), each with its token offsets."""
+    """Return shards of rows with at least `shard_tokens` tokens each (the last may have fewer) and token offsets."""
     shards: list[list[dict[str, Any]]] = [[]]
     offset = 0
     for row in rows:
@@ -205,7 +205,7 @@ def _write_by_url(files: _Files, rows: list[dict[str, Any]]) -> None:
 
 
 def flip_byte(path: str | Path, position: int = -100) -> None:
-    """Change one byte of a file, as a bad disk would."""
+    """Change a byte of a file, as a bad disk would."""
     data = bytearray(Path(path).read_bytes())
     data[position] ^= 1
     Path(path).write_bytes(bytes(data))

@@ -19,13 +19,13 @@ Packings = Mapping[str, PackedIndex] | None
 def stages_of(
     dataset: Dataset, config: TrainConfig, global_batch: int = 8, steps: int = 100, packings: Packings = None
 ) -> tuple[StagePlan, ...]:
-    """The stages of the settings; a run without any has `steps` of `global_batch`."""
+    """Return the stages of the settings; without `train.stages`, a single stage with `steps` of `global_batch`."""
     counts = stage_counts(open_streams(dataset, config, packings), config)
     return resolve_stages(config, counts, global_batch, steps * global_batch * config.seq_len)
 
 
 def order_of(dataset: Dataset, config: TrainConfig, skip: SkipList = NO_SKIPS, **size: int) -> Order:
-    """The order under these settings."""
+    """Return the order under these settings."""
     return make_order(dataset, config, stages_of(dataset, config, **size), skip)
 
 
@@ -36,19 +36,19 @@ def batches_of(
     skip: SkipList = NO_SKIPS,
     run: Store | None = None,
 ) -> Batches:
-    """The batches under these settings; `run` is where packed rows are found."""
+    """Return the batches under these settings; `run` contains the packed rows."""
     packings = None if run is None else open_packings(run, dataset, config)
     stages = stages_of(dataset, config, global_batch, packings=packings)
     return open_batches(dataset, config, stages, skip, packings)
 
 
 def staged(stages: Sequence[dict[str, Any]], **settings: Any) -> TrainConfig:
-    """Settings with these stages."""
+    """Return settings with these stages."""
     return TrainConfig.model_validate({"seq_len": 64, "stages": list(stages)} | settings)
 
 
 def bare_dataset(store: Store, streams: dict[str, list[Shard]], chunk_tokens: int, vocab_size: int) -> Dataset:
-    """A dataset of shards that stand in a folder, with a manifest that lists nothing."""
+    """Return a dataset of the shards in a folder, with an empty manifest."""
     reserved = {name: i for i, name in enumerate(RESERVED)}
     contract = TokenizerContract(
         kind="huggingface", sha256="", vocab_size=vocab_size, reserved=reserved, before=[], after=["eos"]

@@ -1,1 +1,1 @@
-"""The sections of a recipe that the training half reads."""
+"""The sections of a recipe that training reads."""

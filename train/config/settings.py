@@ -1,4 +1,4 @@
-"""All sections of a training run together, as the recipe gives them and a plan keeps them."""
+"""All sections of a training run together, as they are read from the recipe and stored in a plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,89 +21,89 @@ SECTIONS: Mapping[str, type[Section]] = {
     "checkpoint": CheckpointConfig,
     "guard": GuardConfig,
 }
-"""The sections of a recipe that the training half reads, by name."""
+"""The sections of a recipe that training reads, by name."""
 
 
 FORMATS = (("train", "precision"), ("optim", "muon_precision"))
-"""Content that is automatic until the device is known."""
+"""Content fields that are automatic until the device is known."""
 AT_START = (("train", "fp8_scaling"),)
-"""Content that is automatic until training starts: it goes by what is installed there."""
+"""Content fields that are automatic until training starts, since they depend on the installed packages."""
 AUTO = "auto"
 
 
 class Settings(BaseModel):
-    """One value of each section."""
+    """The settings of a training run, by section."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     plan: PlanConfig = PlanConfig.model_validate({})
-    """How the model is sized."""
+    """The sizing of the model."""
     cluster: ClusterConfig = ClusterConfig.model_validate({})
-    """Which devices it is planned for."""
+    """The devices of the run."""
     train: TrainConfig = TrainConfig.model_validate({})
-    """What it learns from."""
+    """The training data, its order and stages."""
     optim: OptimConfig = OptimConfig.model_validate({})
-    """How it is updated."""
+    """The update of the weights."""
     layout: LayoutConfig = LayoutConfig.model_validate({})
-    """How it is split over ranks."""
+    """The division of model and batch among ranks."""
     checkpoint: CheckpointConfig = CheckpointConfig.model_validate({})
-    """When its state is written."""
+    """The writing and keeping of checkpoints."""
     guard: GuardConfig = GuardConfig.model_validate({})
-    """What is done when a step goes wrong."""
+    """The checks on loss and gradient norm after a step."""
 
     def content(self) -> dict[str, Any]:
-        """Every setting that decides the weights, as `section.key`; `[plan]` shows in the model's shape."""
+        """Return every setting that affects the weights, as `section.key`; the model's shape has those of `[plan]`."""
         sections = {name: getattr(self, name) for name in SECTIONS if name not in ("plan", "cluster")}
-        found = {
+        content = {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.content().items()
         }
         if self.optim.optimizer != "muon":
-            found["optim.muon_precision"] = "fp32"  # without a use, and the same on every device
+            content["optim.muon_precision"] = "fp32"  # unused, and so the same on every device
         if self.train.precision != "fp8":
-            del found["train.fp8_scaling"]
-        return found
+            del content["train.fp8_scaling"]
+        return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """The same with every automatic value chosen for a type of device ("cpu", "cuda"); what is set is kept.
+        """Return the settings with every automatic value set for a device type ("cpu", "cuda"); others are kept.
 
-        `capability`: of a CUDA device; None counts as a modern one. Settings without automatic values stay equal.
+        `capability`: of a CUDA device; None = a modern device. Settings without automatic values stay equal.
         """
-        found = {
+        sections = {
             "train": self.train.for_device(kind, capability),
             "optim": self.optim.for_device(kind),
             "layout": self.layout.for_device(kind),
         }
         return self.model_copy(
-            update={name: section for name, section in found.items() if section != getattr(self, name)}
+            update={name: section for name, section in sections.items() if section != getattr(self, name)}
         )
 
     def formats_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """The same with the number formats of `for_device`; what executes a run is left to choose."""
-        return self._filled_in(self.for_device(kind, capability).content(), FORMATS)
+        """Return the settings with the precisions of `for_device`; execution fields remain automatic."""
+        return self._set_automatic(self.for_device(kind, capability).content(), FORMATS)
 
     def with_formats_of(self, content: Mapping[str, Any]) -> "Settings":
-        """The same with automatic number formats as `content` has them, such as that of a checkpoint."""
-        return self._filled_in(content, (*FORMATS, *AT_START))
+        """Return the settings with automatic precisions set to those of `content`, such as a checkpoint's."""
+        return self._set_automatic(content, (*FORMATS, *AT_START))
 
-    def _filled_in(self, content: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> "Settings":
-        found: dict[str, Any] = {}
+    def _set_automatic(self, content: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> "Settings":
+        changed: dict[str, Any] = {}
         for name, key in names:
-            section, value = found.get(name, getattr(self, name)), content.get(f"{name}.{key}", AUTO)
+            section, value = changed.get(name, getattr(self, name)), content.get(f"{name}.{key}", AUTO)
             unused = name == "optim" and self.optim.optimizer != "muon"
             if getattr(section, key) == AUTO and value != AUTO and not unused:
-                found[name] = section.model_copy(update={key: value})
-        return self.model_copy(update=found)
+                changed[name] = section.model_copy(update={key: value})
+        return self.model_copy(update=changed)
 
     def to_json(self) -> dict[str, Any]:
-        """What is set, by section, so that it can be loaded and overridden again."""
+        """Return the values that are set, by section, so that they can be loaded and overridden again."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 def settings_of(recipe: Recipe) -> Settings:
-    """The training sections of a recipe."""
+    """Return the training sections of a recipe."""
     return Settings.model_validate({name: recipe.section(name, kind) for name, kind in SECTIONS.items()})
 
 
 def load_settings(raw: Mapping[str, Any], overrides: Sequence[str], where: str) -> Settings:
-    """The training sections in `raw` with overrides on top. Raises ConfigError with every wrong name."""
+    """Return the training sections in `raw` with overrides applied. Raises ConfigError with every wrong name."""
     return settings_of(load_recipe({name: raw.get(name, {}) for name in SECTIONS}, overrides, SECTIONS, where))

@@ -1,1 +1,1 @@
-"""The data side: which tokens each step sees, as a function of the step, and their way into tensors."""
+"""Training data: the samples of every optimizer step, as a function of the step, and their tensors."""

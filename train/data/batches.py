@@ -1,6 +1,7 @@
-"""The reader: a global batch as a pure function of (dataset, config, stages, skip list, step), as tensors.
+"""The reader of global batches: a pure function of (dataset, config, stages, skip list, step) that returns tensors.
 
-Ranks ask for their rows of the one global batch, so the batch is the same for any number of ranks.
+Every rank reads its rows of the same global batch, so the batch is the same for any number of ranks. Held-out rows are
+read in the same way. A *piece* is a contiguous span of a stream in a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +26,14 @@ from train.data.shards import StreamReader, Tokens
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
 Part = tuple[int, int, int, int]
-"""Row of a global batch, piece of the row, and first token there of a part of a document and the one behind it."""
+"""A part of a document: row of a global batch, piece of the row, and the part's tokens [first, stop) in the row."""
 Number = TypeVar("Number", bound=np.integer[Any])
 NEVER_PREDICTED = ("pad", "tombstone")
-"""Reserved tokens that are no target: they stand where there is no text."""
+"""Reserved tokens that are never a target: they replace text or fill space."""
 UNKNOWN = (1 << 32) - 1
-"""The group of a sentinel before it is known."""
+"""The group of a sentinel before it is determined."""
 HELDOUT_INDEX = 1 << 62
-"""Held-out samples count from here, so that what is masked in them is not what is masked in training."""
+"""Index of the first held-out sample, so that held-out and training samples have different masks."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,13 @@ class Heldout:
     """Held-out rows of every source that has one."""
 
     sources: tuple[str, ...]
-    """What `rows.sources_B` counts."""
+    """The source names that `rows.sources_B` indexes."""
     rows: Rows
-    """The rows, source by source."""
+    """The rows, in the order of the sources."""
 
 
 class Batches:
-    """The training batches of a dataset in their order, and its held-out samples. One thread at a time may read."""
+    """The training batches of a dataset in their order, and its held-out samples. Not thread-safe."""
 
     def __init__(self, dataset: Dataset, config: TrainConfig, order: Order):
         self.order = order
@@ -60,44 +61,44 @@ class Batches:
         }
 
     def samples(self, step: int, rows: range | None = None) -> Samples:
-        """Source, index and pieces of the rows of a step's global batch; None = all rows."""
+        """Return source, index and pieces of the rows of a step's global batch; None = all rows."""
         return self.order.samples(step, rows)
 
     def batch(self, step: int, rows: range | None = None) -> Rows:
-        """The rows of a step's global batch; None = all rows.
+        """Return the rows of a step's global batch; None = all rows.
 
-        Raises ContractError if a shard is unreadable, or holds other than the expected number, type or range of tokens.
+        Raises ContractError if a shard is unreadable, or its tokens differ from the manifest in number, type or range.
         """
         return self.read(self.samples(step, rows))
 
     def read(self, samples: Samples) -> Rows:
-        """The rows of any training samples."""
+        """Return the rows of any training samples."""
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
 
     def groups(self, step: int, rows: range, parts: Sequence[Part]) -> torch.Tensor:
-        """Number of the part that the loss at each position of some rows of a step belongs to, (B, row_length), int64.
+        """Return the index of the part that each position's loss belongs to, (B, row_length), int64.
 
-        A loss belongs to the part that holds the token predicted; len(parts) = to none of them. A sentinel counts with
-        the span that it stands for, the last one with the span before it.
+        A loss belongs to the part that contains the predicted token; len(parts) = no part. A sentinel belongs to the
+        span that it replaces, and the last sentinel to the span before it.
         """
         samples = self.samples(step, rows)
         pieces, causal = samples.pieces, self._objective.predicts_next
-        found = np.full((len(rows), samples.seq_len), len(parts), np.int64)
+        groups = np.full((len(rows), samples.seq_len), len(parts), np.int64)
         begins = np.searchsorted(pieces.row, np.arange(len(rows)))
         for number, (row, piece, first, stop) in enumerate(parts):
             if row in rows:
                 line = row - rows.start
-                # A piece's first token is predicted by nothing, and the token behind it by its last input.
+                # No position predicts a piece's first token; its last input predicts the token after the piece.
                 first = max(first - 1, int(pieces.column[begins[line] + piece])) if causal else first
-                found[line, first : stop - 1 if causal else stop] = number
+                groups[line, first : stop - 1 if causal else stop] = number
         if self._config.objective == "span":
-            found = grouped_spans(found, samples.index, self._config)
-        return torch.from_numpy(found)
+            groups = grouped_spans(groups, samples.index, self._config)
+        return torch.from_numpy(groups)
 
     def heldout(self, number: int | None = None) -> Heldout:
-        """The first `number` held-out rows of each source, for every seed; None = `train.eval_sequences`.
+        """Return the first `number` held-out rows of each source; None = `train.eval_sequences`.
 
-        They are `train.seq_len` long and cut from the stream as it stands, in every stage and under every packing.
+        They are the same for every seed, training stage and packing: `train.seq_len` consecutive tokens of the stream.
         """
         number, seq_len = self._config.eval_sequences if number is None else number, self._config.seq_len
         streams = heldout_streams(self._dataset, seq_len)
@@ -114,18 +115,18 @@ class Batches:
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text per token of every source with held-out rows, separators counted: for bits per byte."""
-        found = {}
+        """Bytes of text per token of every source with held-out rows, including separators: for bits per byte."""
+        ratios = {}
         for source in heldout_streams(self._dataset, self._config.seq_len):
             shards = self._dataset.streams[f"{source}/{HELDOUT}"]
             size = sum(_text_bytes(self._dataset, shard.docs_path) for shard in shards)
-            found[source] = size / sum(shard.num_tokens for shard in shards)
-        return found
+            ratios[source] = size / sum(shard.num_tokens for shard in shards)
+        return ratios
 
     def _rows(self, samples: Samples, streams: Sequence[str], objective: Objective) -> Rows:
-        """The rows of samples from these streams, which `samples.source` counts."""
+        """Return the rows of samples from these streams, which `samples.source` indexes."""
         pieces, shape = samples.pieces, (len(samples.index), samples.seq_len)
-        # Pieces lie end to end, each with the token behind it, so that a piece's targets are its inputs moved by one.
+        # Pieces are concatenated, each with the token after it: a piece's targets are its inputs shifted by one.
         flat = np.empty(int(pieces.length.sum()) + len(pieces), self._dataset.tokenizer.dtype)
         at = np.cumsum(pieces.length + 1) - pieces.length - 1
         source = samples.source[pieces.row]
@@ -134,7 +135,7 @@ class Batches:
         for reader, own in groups:
             reader.read(flat, at[own], pieces.start[own], pieces.length[own] + 1)
         self._check(flat)
-        ids = _laid_out(flat, at, pieces, shape, flat.dtype.type(self._pad))
+        ids = _arrange_pieces(flat, at, pieces, shape, flat.dtype.type(self._pad))
         if objective.predicts_next:
             inputs, targets = ids.astype(np.int64), self._next(flat, at, pieces, shape)
         else:
@@ -145,13 +146,13 @@ class Batches:
             for reader, own in groups:
                 piece, place = reader.documents(pieces.start[own], pieces.length[own])
                 marks[pieces.row[own][piece], pieces.column[own][piece] + place] = 1
-            documents = _numbered(marks, pieces)
+            documents = _number_documents(marks, pieces)
         tensors = torch.from_numpy(inputs), torch.from_numpy(targets)
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """The token behind each position, IGNORED where none is to be predicted."""
-        targets = _laid_out(flat, at + 1, pieces, shape, np.int64(IGNORED))
+        """Return the token after each position, IGNORED where none is predicted."""
+        targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
         if any((flat == never).any() for never in self._never):
@@ -163,24 +164,24 @@ class Batches:
         vocab_size = self._dataset.tokenizer.vocab_size
         if flat.size and flat.max() >= vocab_size:
             raise ContractError(
-                f"tokens: expected ids below the vocabulary of {vocab_size}, got {flat.max()}. "
-                "The shards were not written with this tokenizer."
+                f"tokens: expected ids below the vocabulary size of {vocab_size}, got {flat.max()}. "
+                "Run the step `tokens` again with this tokenizer."
             )
 
 
 def grouped_spans(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
-    """Groups of tokens (B, T) moved as objective = span moves tokens: those of what is predicted, elsewhere any."""
-    _, found = cut_spans(
+    """Return the groups of tokens (B, T) in the order of objective = span: those of the targets, elsewhere any."""
+    _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN)
     )
-    found[:, -1] = found[:, -2]  # the last sentinel has the last span before it, every other one its span behind it
-    line = found[:, :-1]
-    np.copyto(line, found[:, 1:], where=line == UNKNOWN)
-    return np.maximum(found, 0)
+    moved[:, -1] = moved[:, -2]  # the last sentinel follows the last span; every other sentinel precedes its span
+    line = moved[:, :-1]
+    np.copyto(line, moved[:, 1:], where=line == UNKNOWN)
+    return np.maximum(moved, 0)
 
 
-def _laid_out(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], blank: Number) -> NDArray[Number]:
-    """Rows (B, T) of pieces that begin at `at` in `flat`, each one token longer there; `blank` where there is none."""
+def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], blank: Number) -> NDArray[Number]:
+    """Return rows (B, T) of pieces that start at `at` in `flat`, where each is one token longer; `blank` elsewhere."""
     if len(pieces) == shape[0] and (pieces.length == shape[1]).all():
         first = int(at[0]) if len(at) else 0
         return flat.reshape(shape[0], shape[1] + 1)[:, first : first + shape[1]].astype(blank.dtype, copy=False)
@@ -192,8 +193,8 @@ def _laid_out(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], bl
     return rows
 
 
-def _numbered(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
-    """Number of the document of every position, from marks where documents begin; so do pieces and padding."""
+def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
+    """Return the document number of every position, from marks at document starts; pieces and padding start one too."""
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
     short = end < marks.shape[1]
@@ -213,5 +214,5 @@ def open_batches(
     skip: SkipList = NO_SKIPS,
     packings: Mapping[str, PackedIndex] | None = None,
 ) -> Batches:
-    """The batches of a dataset. Raises ConfigError if lengths, weights or the amount of data do not allow any."""
+    """Return the batches of a dataset. Raises ConfigError if its size does not fit the lengths or weights."""
     return Batches(dataset, config, make_order(dataset, config, stages, skip, packings))

@@ -1,7 +1,7 @@
-"""The documents of a dataset: by place in a stream, by id, by URL and by host; look-ups, never scans.
+"""The document index of a dataset: look-ups by position in a stream, by id, by URL and by host, without scans.
 
-Every index file is sorted, so a binary search reads a few of its record batches: the index of a shard by token offset
-and, as the global shuffle is by hash of the id, by id; a bucket of the index by URL by SURT.
+Every index file is sorted, so a binary search reads only a few of its record batches. The index of a shard is sorted by
+token offset and, since the global shuffle is by hash of the id, by that hash; a bucket of the URL index by SURT.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,9 +22,9 @@ from train.data.permutation import Ints
 
 DOCUMENT = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
 KEPT_BATCHES = 1024
-"""Record batches of an index file kept open; a local one is a map of the file, not a copy."""
+"""Maximum number of cached record batches of an index file; those of a local file are memory-mapped, not copied."""
 BEHIND_ALL = (1 << 64, b"")
-"""A key behind those of all documents."""
+"""A key that sorts after those of all documents."""
 
 Row = dict[str, Any]
 Placed = tuple[str, Row, int]
@@ -32,7 +32,7 @@ Placed = tuple[str, Row, int]
 
 
 class IndexFile:
-    """A sorted Arrow IPC file whose record batches are read when first asked for."""
+    """A sorted Arrow IPC file whose record batches are read at first use."""
 
     def __init__(self, folder: Store, path: str):
         self._where, self._batches = f"{folder.uri}/{path}", dict[int, pa.RecordBatch]()
@@ -46,7 +46,7 @@ class IndexFile:
         return int(self._reader.num_record_batches)
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """A record batch. Raises ContractError if it cannot be read."""
+        """Return a record batch. Raises ContractError if it cannot be read."""
         if number not in self._batches:
             if len(self._batches) >= KEPT_BATCHES:
                 self._batches.clear()
@@ -57,14 +57,14 @@ class IndexFile:
         return self._batches[number]
 
     def value(self, number: int, column: str, row: int) -> Any:
-        """A value of a record batch. Raises ContractError if there is no such column."""
+        """Return a value of a record batch. Raises ContractError if there is no such column."""
         try:
             return self.batch(number).column(column)[row].as_py()
         except KeyError as error:
             raise self._unreadable(error) from error
 
     def rows_between(self, column: str, low: Any, high: Any) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-        """Batches with the rows [first, stop) in them whose value of a sorted column lies in [low, high)."""
+        """Yield each batch with the range of its rows whose value of a sorted column lies in [low, high)."""
         first = bisect_left(range(len(self)), low, key=lambda number: self.value(number, column, 0))
         for number in range(max(0, first - 1), len(self)):
             if number > first - 1 and self.value(number, column, 0) >= high:
@@ -76,10 +76,10 @@ class IndexFile:
                 yield self.batch(number), begin, end
 
     def _unreadable(self, error: Exception) -> ContractError:
-        return ContractError(f"{self._where}: expected an index file, got {error}. Restore it.")
+        return ContractError(f"{self._where}: expected an index file, got {error}. Restore the file.")
 
 
-class _Index(IndexFile):
+class _ShardIndex(IndexFile):
     """The document index of one shard."""
 
     def __init__(self, dataset: Dataset, shard: Shard):
@@ -87,7 +87,7 @@ class _Index(IndexFile):
         self._seed = shuffle_seed(dataset)
 
     def between(self, start: int, stop: int) -> Iterator[Row]:
-        """The documents that have a token in [start, stop) of the shard; what was taken down is none."""
+        """Yield the documents with a token in [start, stop) of the shard, except those that were taken down."""
         column = "token_offset"
         first = bisect_right(range(len(self)), start, key=lambda number: self.value(number, column, 0)) - 1
         for number in range(max(0, first), len(self)):
@@ -97,12 +97,12 @@ class _Index(IndexFile):
             low = max(0, int(np.searchsorted(begins, start, side="right")) - 1)
             high = int(np.searchsorted(begins, stop, side="left"))
             # Where documents were taken out, the one before may end before `start`.
-            for found in rows_of(self.batch(number), low, high):
-                if found[column] + found["num_tokens"] > start and found["doc_id"] != REMOVED_ID:
-                    yield found
+            for row in rows_of(self.batch(number), low, high):
+                if row[column] + row["num_tokens"] > start and row["doc_id"] != REMOVED_ID:
+                    yield row
 
     def key(self, number: int, row: int = 0) -> tuple[int, bytes]:
-        """What the shuffle sorts a document by; of one that was taken down, that of the next one that was not."""
+        """Return the shuffle's sort key of a document, or of the next that was not taken down."""
         for later in range(number, len(self)):
             column = self.batch(later).column("doc_id")
             for place in range(row if later == number else 0, len(column)):
@@ -111,50 +111,53 @@ class _Index(IndexFile):
         return BEHIND_ALL
 
     def of_id(self, doc_id: bytes) -> Row | None:
-        """The document with this id; None if it is not in the shard."""
-        wanted = shuffle_key(self._seed, doc_id), doc_id
-        number = bisect_right(range(len(self)), wanted, key=self.key) - 1
+        """Return the document with this id; None if it is not in the shard."""
+        key = shuffle_key(self._seed, doc_id), doc_id
+        number = bisect_right(range(len(self)), key, key=self.key) - 1
         if number < 0:
             return None
         rows = range(self.batch(number).num_rows)
-        row = bisect_right(rows, wanted, key=lambda row: self.key(number, row)) - 1
+        row = bisect_right(rows, key, key=lambda row: self.key(number, row)) - 1
         found = row >= 0 and self.value(number, "doc_id", row) == doc_id
         return next(rows_of(self.batch(number), row, row + 1)) if found else None
 
 
 def rows_of(batch: pa.RecordBatch, low: int, high: int) -> Iterator[Row]:
-    """The rows [low, high) of a record batch of a document index."""
+    """Yield the rows [low, high) of a record batch of a document index."""
     names = [name for name in DOCUMENT if name in batch.schema.names]
     yield from batch.select(names).slice(low, high - low).to_pylist()
 
 
 def _numbers(column: pa.Array) -> Ints:
-    """A column of 64-bit integers without nulls; `to_numpy` would load pandas first, 0.2 s of a look-up of 0.03 s."""
+    """Return a column of 64-bit integers without nulls.
+
+    `to_numpy` would import pandas first: 0.2 s for a look-up of 0.03 s.
+    """
     numbers: Ints = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
     return numbers
 
 
 def shuffle_seed(dataset: Dataset) -> int:
-    """The seed of the hash that a dataset's documents are sorted by."""
+    """Return the seed of the hash by which a dataset's documents are sorted."""
     return int(dataset.manifest.content.config.get("tokens", {}).get("seed", 0))
 
 
 class Documents:
-    """The document index of a dataset; a shard's is opened when first asked for."""
+    """The document index of a dataset; the index of a shard is opened at first use."""
 
     def __init__(self, dataset: Dataset):
         self._dataset = dataset
-        self._indexes: dict[tuple[str, int], _Index] = {}
+        self._indexes: dict[tuple[str, int], _ShardIndex] = {}
         self._buckets: dict[int, IndexFile] = {}
         self._stream_begins: dict[str, Ints] = {}
 
     @property
     def num_documents(self) -> int:
-        """Documents of the dataset, by its manifest."""
+        """Number of documents of the dataset, by its manifest."""
         return sum(shard.num_documents for shards in self._dataset.streams.values() for shard in shards)
 
     def between(self, stream: str, start: int, stop: int) -> Iterator[tuple[Row, int]]:
-        """Documents with a token in [start, stop) of a stream, each with its own first token in the stream."""
+        """Yield the documents with a token in [start, stop) of a stream, each with its first token in the stream."""
         begins = self._begins(stream)
         first = int(np.searchsorted(begins, start, side="right")) - 1
         last = int(np.searchsorted(begins, stop, side="left"))
@@ -165,52 +168,52 @@ class Documents:
                 yield from ((row, begin + row["token_offset"]) for row in part if row["num_tokens"])
 
     def covering(self, stream: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[Row, int]]:
-        """Documents with a token in one of the ranges [start, stop), each once, in the order of the stream."""
-        found: list[tuple[Row, int]] = []
+        """Return the documents with a token in one of the ranges [start, stop), each once, in stream order."""
+        documents: list[tuple[Row, int]] = []
         for start, stop in _merged(ranges):
-            part = list(self.between(stream, start, stop))
-            found += part[bool(found and part and found[-1][1] == part[0][1]) :]
-        return found
+            in_range = list(self.between(stream, start, stop))
+            documents += in_range[bool(documents and in_range and documents[-1][1] == in_range[0][1]) :]
+        return documents
 
     def of_id(self, doc_id: bytes) -> Placed | None:
-        """The document with this id; None if the dataset has none."""
-        wanted = shuffle_key(shuffle_seed(self._dataset), doc_id), doc_id
+        """Return the document with this id; None if the dataset has none."""
+        sort_key = shuffle_key(shuffle_seed(self._dataset), doc_id), doc_id
         for stream, shards in self._dataset.streams.items():
             filled = [shard.number for shard in shards if shard.num_documents]
             key = partial(self._first_key, stream, filled)
-            place = bisect_right(range(len(filled)), wanted, key=key)
+            place = bisect_right(range(len(filled)), sort_key, key=key)
             if place and (found := self._placed(stream, filled[place - 1], doc_id)):
                 return found
         return None
 
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
-        """What the first document of a shard or of those behind it is sorted by."""
+        """Return the sort key of the first document of a shard, or of the shards after it."""
         keys = (self._index(stream, number).key(0) for number in filled[place:])
         return next((key for key in keys if key != BEHIND_ALL), BEHIND_ALL)
 
     def of_url(self, url: str) -> list[Placed]:
-        """Every document of a URL as it is stored (redacted); if there is none, those whose canonical form is equal.
+        """Return the documents with this URL as stored (redacted); if there are none, those with its canonical form.
 
-        In the order of stream and place.
+        They are sorted by stream and position.
         """
         keys = {surt(form) for form in (url, *_other_hosts(url))}
         rows = [row for key in sorted(keys) for row in self._rows_of_url(url, key, key + "\0")]
         exact = [row for row in rows if row["url"] == url]
         same = [row for row in rows if row["url"] and canonical_url(row["url"]) == canonical_url(url)]
-        return sorted(self._all_placed(exact or same), key=lambda found: (found[0], found[2]))
+        return sorted(self._all_placed(exact or same), key=lambda placed: (placed[0], placed[2]))
 
     def of_host(self, host: str) -> Iterator[Placed]:
-        """Every document of a registrable domain, or of a host below one and the hosts below that."""
+        """Yield the documents of a registrable domain, or of a host and its subdomains."""
         url = f"http://{host}/"
         stem = surt(url).removesuffix(")/")
-        # `)` ends the host, `,` goes on to a host below; what sorts between or behind them is of other hosts.
+        # `)` ends the host, `,` precedes a subdomain; keys between and after them belong to other hosts.
         for end in (")", ","):
             rows = self._rows_of_url(url, stem + end, stem + chr(ord(end) + 1))
             owned = (row for row in rows if not row["domain"] or f".{host}".endswith(f".{row['domain']}"))
             yield from self._all_placed(owned)
 
     def _rows_of_url(self, url: str, low: str, high: str) -> Iterator[Row]:
-        """Rows of the index by URL whose SURT lies in [low, high), of the buckets that the domain may be in."""
+        """Yield the rows of the URL index whose SURT lies in [low, high), from the buckets of the URL's domains."""
         size = len(self._dataset.by_url)
         domains = {*host_suffixes(url), ""}
         for bucket in sorted({shuffle_key(0, domain.encode()) % size for domain in domains} if size else ()):
@@ -232,13 +235,13 @@ class Documents:
             self._buckets[number] = IndexFile(self._dataset.folder, path)
         return self._buckets[number]
 
-    def _index(self, stream: str, number: int) -> _Index:
+    def _index(self, stream: str, number: int) -> _ShardIndex:
         if (stream, number) not in self._indexes:
-            self._indexes[stream, number] = _Index(self._dataset, self._dataset.streams[stream][number])
+            self._indexes[stream, number] = _ShardIndex(self._dataset, self._dataset.streams[stream][number])
         return self._indexes[stream, number]
 
     def _begins(self, stream: str) -> Ints:
-        """First token of every shard in its stream, and the end of the stream."""
+        """Return the first token of every shard in its stream, and the end of the stream."""
         if stream not in self._stream_begins:
             tokens = [shard.num_tokens for shard in self._dataset.streams[stream]]
             self._stream_begins[stream] = np.cumsum([0, *tokens])
@@ -246,7 +249,7 @@ class Documents:
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The ranges in order, those that touch or overlap as one."""
+    """Yield the ranges in order; those that touch or overlap are merged."""
     begin = end = -1
     for start, stop in sorted(ranges):
         if start > end:
@@ -259,7 +262,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _other_hosts(url: str) -> list[str]:
-    """The URL with `www.` before its host, and without it: the SURT keeps what a canonical form folds."""
+    """Return the URL without and with `www.` before its host: a canonical form drops it, a SURT does not."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return []
@@ -267,16 +270,16 @@ def _other_hosts(url: str) -> list[str]:
 
 
 def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None) -> pa.Table:
-    """An index file, or some columns of it. Raises ContractError if it cannot be read."""
+    """Return an index file, or some of its columns. Raises ContractError if it cannot be read."""
     try:
         table = pa.ipc.open_file(folder.open_input(path)).read_all()
         return table if columns is None else table.select(columns)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
-        raise ContractError(f"{folder.uri}/{path}: expected an index file, got {error}. Restore it.") from error
+        raise ContractError(f"{folder.uri}/{path}: expected an index file, got {error}. Restore the file.") from error
 
 
 def shard_documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, int]]:
-    """By shard, the first token in the stream of every document that has one, and the end of the shard."""
+    """Yield, shard by shard, the first token in the stream of every non-empty document, and the shard's end."""
     begin = 0
     for shard in dataset.streams[stream]:
         table = read_table(dataset.folder, shard.docs_path, ("token_offset", "num_tokens"))

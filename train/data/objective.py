@@ -1,7 +1,7 @@
-"""The objectives: what a row hides and asks for, by a counter hash of (seed, global sample index, position).
+"""The training objectives: inputs and targets of rows, by a counter hash of (seed, global sample index, position).
 
-causal: the next token. mlm: tokens hidden from a model that sees both sides. span: spans cut out of a row, behind it.
-Rows are worked on some at a time, so that everything but the rows themselves stays in the cache.
+causal: predict the next token. mlm: predict masked tokens, with attention to both sides. span: predict spans that are
+cut out of the row and appended to it. A few rows are processed at a time, so that all temporary arrays fit the cache.
 """
 
 from collections.abc import Iterator
@@ -16,28 +16,28 @@ from train.data.shards import Tokens
 from train.data.stages import num_spans
 
 BLOCK = 1 << 15
-"""Tokens of the rows worked on at once. Their numbers fill 128 KiB: fresh memory of more costs as much as hashing."""
+"""Tokens of the rows processed at once. Their random numbers fill 128 KiB: allocating more costs as much as hashing."""
 MASKED, RANDOM = 0.8, 0.1
-"""Of the chosen tokens, the shares that become `mask` and a random id. Source: Devlin et al. 2018, section 3.1."""
+"""Shares of the chosen tokens that become `mask` and a random id. Source: Devlin et al. 2018, section 3.1."""
 DRAWN_FROM = 1 << 32
-"""The number that draws the id of position p is this plus p; no position of a row has it for its choice."""
+"""Counter offset for the random id of a position; it never equals a counter that chooses positions."""
 
 
 class Masking:
-    """Hides a share of the tokens of rows. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1."""
+    """Masks a share of the tokens of rows. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1."""
 
     def __init__(self, share: float, tokenizer: TokenizerContract):
-        """Reserved tokens are neither chosen nor drawn."""
+        """Reserved tokens are neither masked nor drawn as random ids."""
         self._mask = tokenizer.reserved["mask"]
         self._plain = np.ones(tokenizer.vocab_size, np.bool_)
         self._plain[list(tokenizer.reserved.values())] = False
         self._words = np.flatnonzero(self._plain)
         limits = [min(round(share * part * 2**32), 2**32 - 1) for part in (MASKED, MASKED + RANDOM, 1.0)]
-        # A position has one number: in the lowest share of its range the token is chosen, and where there, its fate.
+        # Each position has one random number: it chooses the token if it is low enough, and decides its replacement.
         self._masked, self._changed, self._chosen = (np.uint32(limit) for limit in limits)
 
     def hide(self, ids: Tokens, keys: Bits) -> tuple[Ints, Ints]:
-        """Inputs (B, T) in which some tokens are hidden, and targets: these tokens, IGNORED elsewhere."""
+        """Return inputs (B, T) with some tokens masked, and targets: these tokens, IGNORED elsewhere."""
         inputs, targets = np.empty(ids.shape, np.int64), np.empty(ids.shape, np.int64)
         for rows in _blocks(ids):
             inputs[rows], targets[rows] = ids[rows], IGNORED
@@ -45,52 +45,53 @@ class Masking:
         return inputs, targets
 
     def _hide(self, ids: Ints, targets: Ints, keys: Bits, width: int) -> None:
-        # Two numbers of 32 bits from each of 64.
+        # Each 64-bit number yields two of 32 bits.
         numbers = random_bits(keys, -(-width // 2)).astype("<u8", copy=False).view("<u4")[:, :width].reshape(-1)
         places = np.flatnonzero(numbers < self._chosen)
-        found = ids.take(places)
-        allowed = self._plain.take(found)
-        places, found = places[allowed], found[allowed]
-        targets[places] = found
-        fate = numbers.take(places)
-        hidden = np.where(fate < self._masked, self._mask, found)
-        drawn = np.flatnonzero((fate >= self._masked) & (fate < self._changed))
+        chosen = ids.take(places)
+        allowed = self._plain.take(chosen)
+        places, chosen = places[allowed], chosen[allowed]
+        targets[places] = chosen
+        choice = numbers.take(places)
+        replacement = np.where(choice < self._masked, self._mask, chosen)
+        drawn = np.flatnonzero((choice >= self._masked) & (choice < self._changed))
         row, column = np.divmod(places[drawn], width)
         word = mix(keys[row] + GOLDEN * (column + DRAWN_FROM).astype(np.uint64)) % np.uint64(len(self._words))
-        hidden[drawn] = self._words[word.astype(np.int64)]
-        ids[places] = hidden
+        replacement[drawn] = self._words[word.astype(np.int64)]
+        ids[places] = replacement
 
 
 def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> tuple[Ints, Ints]:
-    """Rows with spans replaced by sentinels, then the spans behind theirs and one sentinel more; and the targets.
+    """Return inputs and targets, both (B, row_length), with random spans moved to the end of the row.
 
-    Both (B, row_length). Only what follows the text is predicted; a row begins with a token and ends with a span.
+    A row is its text with each span replaced by a sentinel, then every span after its sentinel, then a last sentinel.
+    Only tokens after the text are predicted. The text starts with a token and ends with a span.
     Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
     """
     size = ids.shape[1]
     noise, spans = num_spans(config, size)
-    shape, behind = (len(ids), size + 2 * spans), size - noise + spans
+    shape, text_end = (len(ids), size + 2 * spans), size - noise + spans
     inputs, targets = np.empty(shape, np.int64), np.empty(shape, np.int64)
     for rows in _blocks(ids):
         bits = random_bits(keys[rows], size)
         kept, cut = segments(bits[:, : size - noise], spans), segments(bits[:, size - noise :], spans)
-        whole = _moved(ids[rows], kept, cut, sentinels)
+        whole = _move_spans(ids[rows], kept, cut, sentinels)
         inputs[rows] = whole[:, :-1]
-        targets[rows, : behind - 1] = IGNORED
-        targets[rows, behind - 1 :] = whole[:, behind:]
+        targets[rows, : text_end - 1] = IGNORED
+        targets[rows, text_end - 1 :] = whole[:, text_end:]
     return inputs, targets
 
 
-def _moved(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
-    """Rows and targets in one, from the lengths of what is kept and cut in turn: a position longer than either."""
+def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
+    """Return inputs and targets in the same rows, longer by one position, from alternating kept and cut lengths."""
     rows, spans = kept.shape
     kept_ends, cut_ends = np.cumsum(kept, axis=1), np.cumsum(cut, axis=1)
-    behind, width = int(kept_ends[0, -1]) + spans, ids.shape[1] + 2 * spans + 1
+    text_end, width = int(kept_ends[0, -1]) + spans, ids.shape[1] + 2 * spans + 1
     begin, number = np.arange(rows)[:, None] * width, np.arange(spans)
     in_text = begin + kept_ends + number
-    before = begin + behind + cut_ends - cut + number
-    # The token at each place is the one behind that of the place before, but for leaps. A sentinel takes the place of
-    # the token behind it in the text, and of the one before its span there.
+    before = begin + text_end + cut_ends - cut + number
+    # Each position's token index is that of the position before plus one, except for jumps. A sentinel occupies the
+    # index of the token after it in the text, and of the token before its span.
     steps = np.ones(rows * width, np.int64)
     steps[in_text[:, :-1] + 1] = cut[:, :-1]
     steps[before[:, 1:]] = kept[:, 1:]
@@ -104,12 +105,12 @@ def _moved(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
 
 
 def segments(bits: Bits, number: int) -> Ints:
-    """Lengths (B, number), each at least 1, that sum to the width of `bits`: cuts at the smallest random numbers."""
+    """Return random lengths (B, number), each at least 1, that sum to the width of `bits`."""
     rows, size = bits.shape
     edges = np.zeros((rows, number + 1), np.int64)
     edges[:, -1] = size
     if number > 1:
-        # Each number carries its place in its lowest bits, so that no two are equal and places need no look-up.
+        # Cut at the smallest random numbers. The lowest bits hold the index, so all differ and no look-up is needed.
         low = np.uint64((1 << size.bit_length()) - 1)
         marked = bits[:, 1:] & ~low
         marked |= np.arange(1, size, dtype=np.uint64)
@@ -118,7 +119,7 @@ def segments(bits: Bits, number: int) -> Ints:
 
 
 class Objective:
-    """The objective of a run, applied to rows as they stand in the streams."""
+    """The objective of a run, which is applied to rows of stream tokens."""
 
     def __init__(self, config: TrainConfig, tokenizer: TokenizerContract, seed: int):
         self._config, self._key = config, key_of(seed, "objective")
@@ -128,16 +129,18 @@ class Objective:
 
     @property
     def predicts_next(self) -> bool:
-        """Whether rows stay as they are and each token predicts the next one."""
+        """True if rows do not change and each token predicts the next."""
         return self._config.objective == "causal"
 
     def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:
-        """Inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
+        """Return inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
 
-        Raises ValueError if each token predicts the next one, for that of the last is not among them.
+        Raises ValueError if each token predicts the next, since the last target is not among the tokens.
         """
         if self.predicts_next:
-            raise ValueError("objective = causal takes its targets from the stream")
+            raise ValueError(
+                "Objective.apply: expected objective = mlm or span, got causal. Read its targets from the stream."
+            )
         keys = keys_of(self._key, index)
         if self._config.objective == "mlm":
             return self._masking.hide(ids, keys)

@@ -1,7 +1,7 @@
 """The order of the training samples as a pure function of (dataset, seed, stages, skips), and its inverse.
 
-A sample is the next row of its source (streams.py); which source comes next says the stage's mixture. A source
-goes on in a stage where the stages before left it. Any sample or step is reached directly.
+A sample is the next row of its source (permutation.py); the training stage's mixture decides which source is next. A
+source continues in a stage where the stage before ended. Any sample or step is computed directly, without iteration.
 """
 
 import hashlib
@@ -32,19 +32,19 @@ from train.data.permutation import (
 )
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan, stage_lengths, stage_name, stage_weights
 
-# The mixture of sources: shares become exact counts per block of samples, scheduled by earliest deadline.
+# The mixture of sources: shares become exact counts per block of samples, scheduled by earliest deadline first.
 #
 # Within a block, after t samples, a source with c samples in a block of M has been taken between c·t/M - 1 and c·t/M
 # + 1 times (exclusive). A schedule with that property exists for any counts (Tijdeman 1980, "The chairman assignment
-# problem"); serving the earliest deadline finds it (Steiner and Yeomans 1993, "Level schedules for mixed-model,
-# just-in-time processes"). Taking the largest deficit instead, as is common, reaches deviations above 1.
+# problem"); earliest deadline first constructs it (Steiner and Yeomans 1993, "Level schedules for mixed-model,
+# just-in-time processes"). The common rule of the largest deficit reaches deviations above 1.
 
 MAX_BLOCK = 1 << 16
-"""Longest block [samples]: its schedule is tabulated once per process (0.1 s)."""
+"""Maximum block length [samples]: its schedule is tabulated once per process (0.1 s)."""
 
 
 def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Samples of each source per block, sources of weight 0 left out; exact where a block of MAX_BLOCK can hold it.
+    """Return the samples of each source per block, without sources of weight 0; exact if MAX_BLOCK samples suffice.
 
     Otherwise rounded by largest remainder (Hamilton's method). Raises ConfigError if a share rounds to nothing.
     """
@@ -63,13 +63,13 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
     if lost:
         raise ConfigError(
             f"train.weights: expected shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), "
-            f"found {', '.join(lost)}. Raise them, or set them to 0 to leave the sources out."
+            f"got {', '.join(lost)}. Set them to 0 in train.weights, or raise them."
         )
     return counts
 
 
 def schedule(counts: list[int]) -> NDArray[np.int64]:
-    """The source (index into `counts`) of every slot of one block, each source as often as its count says."""
+    """Return the source (index into `counts`) of every slot of a block; each source occurs as often as its count."""
     block = sum(counts)
     released: list[tuple[int, int, int]] = []
     future = [(1, source, 0) for source, count in enumerate(counts) if count]
@@ -81,13 +81,13 @@ def schedule(counts: list[int]) -> NDArray[np.int64]:
         _, source, k = heapq.heappop(released)
         slots[slot - 1] = source
         if k + 1 < counts[source]:
-            # Taken before this slot, the source would be a whole sample ahead of its share.
+            # In an earlier slot, the source would be a whole sample ahead of its share.
             heapq.heappush(future, ((k + 1) * block // counts[source] + 1, source, k + 1))
     return slots
 
 
 class Mixture:
-    """Which source a global sample comes from, and the how-manieth of that source it is; and back."""
+    """The mapping between a global sample index and (source, index in that source), in both directions."""
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = np.array(list(counts.values()), np.int64)
@@ -99,21 +99,21 @@ class Mixture:
             self._ranks[places] = np.arange(len(places))
 
     def locate(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and position in the source's own order, for global sample indices."""
+        """Return source and position in the source's own order, for global sample indices."""
         block, slot = np.divmod(index, self.block)
         source = self._slots[slot]
         return source, block * self.counts[source] + self._ranks[slot]
 
     def find(self, source: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The global sample index of positions in a source's own order."""
+        """Return the global sample index of positions in a source's own order."""
         block, rank = np.divmod(position, self.counts[source])
         return block * self.block + self._places[source][rank]
 
     def taken(self, number: int) -> list[int]:
-        """How many of the first `number` global samples each source gives."""
+        """Return how many of the first `number` global samples come from each source."""
         blocks, slots = divmod(number, self.block)
         partial = [int(np.searchsorted(places, slots)) for places in self._places]
-        return [blocks * count + part for count, part in zip(self.counts.tolist(), partial, strict=True)]
+        return [blocks * count + rest for count, rest in zip(self.counts.tolist(), partial, strict=True)]
 
 
 ORDER_VERSION = 2
@@ -122,35 +122,35 @@ PROBED = 512
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in the order they are used, and the pieces of the streams they are made of."""
+    """Samples in the order of their use, and the pieces of the streams that they consist of."""
 
     index: Ints
-    """Global sample index as the skip list counts, skipped ones included."""
+    """Global sample index as in the skip list, which counts skipped samples too."""
     source: Ints
-    """Source of each, as in `Order.sources`."""
+    """Source of each sample, as an index into `Order.sources`."""
     pieces: Pieces
-    """What each is made of, by row; rows count from the first sample here."""
+    """Pieces of the samples, by row; row 0 is the first sample here."""
     seq_len: int
-    """Inputs of a row; what the pieces do not fill is padding."""
+    """Inputs of a row; positions after the pieces are padding."""
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage with all that follows from the stages before it."""
+    """A training stage, and the positions of all sources at its beginning and end."""
 
     plan: StagePlan
     mixture: Mixture
     which: Ints
-    """Source, as in `Order.sources`, of each source of the mixture."""
+    """Index in `Order.sources` of each source of the mixture."""
     skip: SkipList
     begins: dict[int, int]
     """Position of every source at the beginning of the stage."""
     ends: dict[int, int]
-    """And behind its last sample."""
+    """Position of every source after the stage's last sample."""
 
 
 class Order:
-    """The one order of a run. The i-th sample of a stage to be used is the i-th one that is not skipped."""
+    """The order of a run's training samples. The i-th used sample of a stage is the i-th that is not skipped."""
 
     def __init__(
         self, streams: Mapping[str, SourceOrder], stages: Sequence[StagePlan], skip: SkipList = NO_SKIPS, seed: int = 0
@@ -161,7 +161,7 @@ class Order:
         if skip.last_stage >= len(stages):
             raise ConfigError(
                 f"train.skip_file: expected samples of stages 0 to {len(stages) - 1}, got one of stage "
-                f"{skip.last_stage} (index >> {STAGE_BITS}). Correct the entry."
+                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove the entry from the file train.skip_file."
             )
         self._stages: list[_Stage] = []
         position = dict.fromkeys(range(len(self.sources)), 0)
@@ -171,23 +171,23 @@ class Order:
 
     @cached_property
     def stages(self) -> tuple[StagePlan, ...]:
-        """The stages as planned."""
+        """The training stages of the plan."""
         return tuple(stage.plan for stage in self._stages)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over what decides the order and over its first samples, so that changed code is noticed too.
+        """SHA-256 of all inputs of the order and of its first samples, so that changed code is detected too.
 
-        The skip list and the length of the last stage are left out, because they may grow during a run.
+        The skip list and the length of the last stage are excluded, because they may grow during a run.
         """
         if self.skip.indices:
             streams = dict(zip(self.sources, self.streams, strict=True))
             return Order(streams, self.stages, NO_SKIPS, self.seed).digest
         probe = hashlib.sha256()
         for number in range(len(self._stages)):
-            found = self._at(number, np.arange(PROBED))
-            pieces = [getattr(found.pieces, field.name) for field in fields(Pieces)]
-            for values in (found.index, found.source, *pieces):
+            samples = self._at(number, np.arange(PROBED))
+            pieces = [getattr(samples.pieces, field.name) for field in fields(Pieces)]
+            for values in (samples.index, samples.source, *pieces):
                 probe.update(values.astype("<i8").tobytes())
         rows = [[s.identity, s.num_units, s.chunks.chunk_tokens, s.chunks.windows.tolist()] for s in self.streams]
         ends = [stage.num_samples for stage in self.stages[:-1]]
@@ -195,31 +195,34 @@ class Order:
         return digest_of([ORDER_VERSION, self.seed, list(self.sources), rows, shapes, ends, probe.hexdigest()])
 
     def place(self, step: int) -> tuple[int, int]:
-        """The stage of a step, and the step in the stage; both from 0. Steps behind the last stage count as its own."""
+        """Return the stage of a step, and the step in the stage, both from 0; the last stage has no end here."""
         number = max(i for i, stage in enumerate(self._stages) if stage.plan.first_step <= step)
         return number, step - self._stages[number].plan.first_step
 
     def stage_of(self, step: int) -> StagePlan:
-        """The stage of a step."""
+        """Return the stage of a step."""
         return self._stages[self.place(step)[0]].plan
 
     def samples(self, step: int, rows: range | None = None) -> Samples:
-        """The rows of a step's global batch; None = all. Raises ValueError if `rows` is not a part of it."""
+        """Return the rows of a step's global batch; None = all. Raises ValueError if `rows` is not a range of it."""
         stage, within = self.place(step)
         batch = self._stages[stage].plan.global_batch
         rows = range(batch) if rows is None else rows
         if rows.step != 1 or rows.start < 0 or rows.stop > batch:
-            raise ValueError(f"rows {rows} are not a contiguous part of a global batch of {batch}")
+            raise ValueError(
+                f"Order.samples: expected contiguous rows of a global batch of {batch}, got {rows}. "
+                f"Pass a range within 0 to {batch}."
+            )
         return self.at(stage, within * batch + np.arange(rows.start, rows.stop))
 
     def at(self, stage: int, number: Ints) -> Samples:
-        """Samples of a stage by their numbers among the used ones."""
+        """Return samples of a stage by their numbers among the used samples."""
         return self._at(stage, self._stages[stage].skip.pass_over(number))
 
     def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
-        """By stage, the numbers of the used samples with one of the stream's tokens [start, stop) as an input.
+        """Return, by stage, the numbers of the used samples with one of the stream's tokens [start, stop) as an input.
 
-        Up to the last step of the plan, over all epochs. Inverse of `at`, at the cost of some look-ups for each epoch.
+        Covers all epochs up to the last step of the plan. The inverse of `at`, at the cost of a few look-ups per epoch.
         """
         which = self.sources.index(source)
         stream, last = self.streams[which], self._stages[-1].ends[which]
@@ -229,14 +232,14 @@ class Order:
         return [(i, self._numbers(stage, which, begins, ends)) for i, stage in enumerate(self._stages)]
 
     def epochs(self) -> dict[str, float]:
-        """Passes over each source until the last step, what is skipped included."""
+        """Return the passes over each source until the last step, including skipped samples."""
         ends = self._stages[-1].ends
         return {source: ends[i] / self.streams[i].num_units for i, source in enumerate(self.sources)}
 
     def _stage(self, plan: StagePlan, skip: SkipList, begins: dict[int, int]) -> _Stage:
         mixture = _mixture(tuple(plan.counts.items()))
         which = np.array([self.sources.index(source) for source in plan.counts])
-        # What is skipped behind the last sample used is not passed over: the next stage may use it.
+        # Skipped samples after the last used sample do not count: the next stage may use their tokens.
         end = int(skip.pass_over(np.array([plan.num_samples - 1]))[0]) + 1
         ends = dict(begins)
         for number, taken in zip(which.tolist(), mixture.taken(end), strict=True):
@@ -244,20 +247,20 @@ class Order:
         return _Stage(plan, mixture, which, skip, begins, ends)
 
     def _at(self, stage: int, index: Ints) -> Samples:
-        """Samples of a stage by their indices in it."""
-        one = self._stages[stage]
-        local, taken = one.mixture.locate(index)
+        """Return samples of a stage by their indices in it."""
+        state = self._stages[stage]
+        local, taken = state.mixture.locate(index)
         parts, rows = [], []
         for number in np.unique(local).tolist():
             rows.append(np.flatnonzero(local == number))
-            source = int(one.which[number])
-            position = one.begins[source] + taken[rows[-1]] * self.streams[source].width(one.plan.seq_len)
-            parts.append(self.streams[source].pieces(position, one.plan.seq_len))
+            source = int(state.which[number])
+            position = state.begins[source] + taken[rows[-1]] * self.streams[source].width(state.plan.seq_len)
+            parts.append(self.streams[source].pieces(position, state.plan.seq_len))
         pieces = join_pieces(parts, rows)
-        return Samples((stage << STAGE_BITS) + index, one.which[local], pieces, one.plan.seq_len)
+        return Samples((stage << STAGE_BITS) + index, state.which[local], pieces, state.plan.seq_len)
 
     def _numbers(self, stage: _Stage, which: int, begins: Ints, ends: Ints) -> Ints:
-        """The numbers of a stage's used samples that overlap one of these ranges of positions of a source."""
+        """Return the numbers of a stage's used samples that overlap one of these position ranges of a source."""
         local = np.flatnonzero(stage.which == which)
         if not local.size:
             return np.empty(0, np.int64)
@@ -276,7 +279,7 @@ def _mixture(counts: tuple[tuple[str, int], ...]) -> Mixture:
 
 
 def tokens_drawn(stages: Sequence[StagePlan]) -> dict[str, int]:
-    """Tokens that the stages take of each source when nothing is skipped, padding of packed rows included."""
+    """Return the tokens that the stages use of each source without skips, including the padding of packed rows."""
     drawn: dict[str, int] = {}
     for stage in stages:
         taken = _mixture(tuple(stage.counts.items())).taken(stage.num_samples)
@@ -288,9 +291,10 @@ def tokens_drawn(stages: Sequence[StagePlan]) -> dict[str, int]:
 def open_streams(
     dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
 ) -> dict[str, SourceOrder]:
-    """The order of every source that a stage uses. Raises ConfigError if lengths or weights do not fit the dataset.
+    """Return the order of every source that a stage uses.
 
-    `packings` are the laid-out rows of each source, for `train.packing = best_fit`.
+    `packings` are the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if lengths or
+    weights do not fit the dataset.
     """
     chunk_tokens, tokens = dataset.chunk_tokens, dataset.num_tokens(TRAIN)
     used = set()
@@ -300,7 +304,7 @@ def open_streams(
             valid = [length for length in range(1, chunk_tokens + 1) if chunk_tokens % length == 0]
             raise ConfigError(
                 f"{where}.seq_len: expected a divisor of the dataset's chunk_tokens {chunk_tokens}, got {seq_len}. "
-                f"Choose one of {', '.join(map(str, valid[-8:]))}."
+                f"Set it to one of {', '.join(map(str, valid[-8:]))}."
             )
         _check_weights(f"{where}.weights", weights, tokens)
         used |= {name for name in tokens if weights.get(name, 0 if weights else 1) > 0}
@@ -309,16 +313,16 @@ def open_streams(
     if short or not chunks:
         raise ConfigError(
             f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (a chunk and one) in every "
-            f"source, got {'; '.join(short) or 'no training source'}. Add data, lower tokens.chunk_tokens, or leave "
-            "the source out with weight 0 in train.weights."
+            f"source, got {'; '.join(short) or 'no training source'}. Set the source's weight to 0 in train.weights, "
+            "or lower tokens.chunk_tokens."
         )
     if packings is None:
-        return {source: StreamRows(one) for source, one in chunks.items()}
-    return {source: PackedRows(one, packings[source]) for source, one in chunks.items()}
+        return {source: StreamRows(order) for source, order in chunks.items()}
+    return {source: PackedRows(order, packings[source]) for source, order in chunks.items()}
 
 
 def stage_counts(streams: Mapping[str, SourceOrder], config: TrainConfig) -> list[dict[str, int]]:
-    """The mixture of every stage: samples of each source per block."""
+    """Return the mixture of every stage: samples of each source per block."""
     by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
     return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
 
@@ -330,12 +334,12 @@ def make_order(
     skip: SkipList = NO_SKIPS,
     packings: Mapping[str, PackedIndex] | None = None,
 ) -> Order:
-    """The order of a dataset's training samples. Raises ConfigError if the settings do not fit the dataset."""
+    """Return the order of a dataset's training samples. Raises ConfigError if the settings do not fit the dataset."""
     return Order(open_streams(dataset, config, packings), stages, skip, config.seed)
 
 
 def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
-    """The held-out rows of every source that has one, the same for every seed and however training rows are packed."""
+    """Return the held-out rows of every source that has any; they depend on neither the seed nor the packing."""
     tokens = dataset.num_tokens(HELDOUT)
     shards = {source: [shard.num_tokens for shard in dataset.streams[f"{source}/{HELDOUT}"]] for source in tokens}
     streams = {source: StreamRows(ChunkOrder(source, shards[source], seq_len, 0, 8)) for source in sorted(tokens)}
@@ -349,9 +353,9 @@ def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
 
 def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[str, int]) -> None:
     problems = [f"{name!r} is no source{nearest(name, sources)}" for name in weights if name not in sources]
-    problems += [f"{name!r} is not named (0 leaves it out)" for name in sources if weights and name not in weights]
+    problems += [f"{name!r} is not named (0 excludes it)" for name in sources if weights and name not in weights]
     if problems:
         raise ConfigError(
             f"{where}: expected the dataset's sources {sorted(sources)}, got {sorted(weights)}: "
-            f"{'; '.join(problems)}. Correct the names."
+            f"{'; '.join(problems)}. Set {where} to a weight for every source."
         )

@@ -1,8 +1,8 @@
-"""Best-fit packing: the documents of every chunk laid out in rows beforehand, so that few are cut.
+"""Best-fit packing: an index that places the documents of every chunk into rows in advance, so that few are cut.
 
-Parts of documents, those longer than a row cut into rows first, are placed by decreasing length into the fullest row
-that still holds them; what stays empty is padding. Source: Ding et al. 2024, arXiv 2404.10830, section 3. The index
-is written once, before the plan, and memory-mapped: a row is pieces of the stream, and no token is copied.
+Documents longer than a row are first cut into pieces of a row. Pieces are placed by decreasing length into the fullest
+row with enough space; the rest is padding. Source: Ding et al. 2024, arXiv 2404.10830, section 3. The index is written
+once, before the plan, and memory-mapped: a row is a list of pieces (spans of the stream), and no token is copied.
 """
 
 import tempfile
@@ -35,69 +35,69 @@ TABLES = {
 
 
 class PackedSource(BaseModel):
-    """What packing made of one source."""
+    """The packed rows of one source, as counts and files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """The source."""
     num_tokens: int
-    """Tokens of its whole chunks."""
+    """Number of tokens in its complete chunks."""
     num_rows: int
-    """Rows they fill."""
+    """Number of rows that these tokens fill."""
     num_documents: int
-    """Documents with a token in them."""
+    """Number of documents with a token in these chunks."""
     cut: int
-    """Documents that lie in more than one row."""
+    """Number of documents in more than one row."""
     cut_in_stream: int
-    """Documents that would if rows were cut from the stream."""
+    """Number of documents that would be in more than one row without packing."""
     padding: float
     """Share of the rows' positions that are padding."""
     files: dict[str, str]
-    """Its tables in the index, with their SHA-256."""
+    """SHA-256 of each of its tables in the index, by path."""
 
 
 class Packing(BaseModel):
-    """The index of a dataset at one sequence length; it stands last, so an index without it does not exist."""
+    """The summary of a dataset's index at one sequence length; it is written last and makes the index exist."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     version: int
-    """Version of the layout."""
+    """Version of the index format."""
     dataset: str
-    """Digest of the dataset whose positions these are: of the first, where documents were taken down since."""
+    """Digest of the dataset that defines the positions: the version before any takedown."""
     seq_len: int
     """Tokens of a row."""
     sources: list[PackedSource]
-    """What was made of each source, in ascending order."""
+    """The packed rows of each source, in ascending order of name."""
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Rows of parts, whose lengths are at most `capacity`, by best-fit decreasing; parts and rows in stream order."""
+    """Return rows of piece indices by best-fit decreasing; lengths are at most `capacity`. All in stream order."""
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []
-    for part in sorted(range(len(lengths)), key=lambda part: (-lengths[part], part)):
-        found = bisect_left(room, (lengths[part], -1))
-        if found == len(room):
+    for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
+        fitting = bisect_left(room, (lengths[piece], -1))
+        if fitting == len(room):
             left, row = capacity, len(rows)
             rows.append([])
         else:
-            left, row = room.pop(found)
-        rows[row].append(part)
-        if left > lengths[part]:
-            insort(room, (left - lengths[part], row))
+            left, row = room.pop(fitting)
+        rows[row].append(piece)
+        if left > lengths[piece]:
+            insort(room, (left - lengths[piece], row))
     return sorted(sorted(row) for row in rows)
 
 
 def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
-    """Where the index of a dataset at a sequence length lies."""
+    """Return the folder of a dataset's index at a sequence length."""
     return run.child(f"train/packing/{digest_of([PACKING_VERSION, positions_of(dataset.manifest), seq_len])[:16]}")
 
 
 def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
-    """The index that `train.packing = best_fit` needs, written unless it stands; None = another packing is set.
+    """Return the index for `train.packing = best_fit`, written unless it exists; None = another packing is set.
 
-    One process writes it for all, a shard at a time.
+    A single process writes it for all ranks, a shard at a time.
     """
     if config.packing != "best_fit":
         return None
@@ -105,21 +105,23 @@ def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing 
     if folder.exists(SUMMARY):
         return _read_summary(folder, dataset, config.seq_len)
     names = sorted(dataset.num_tokens(TRAIN))
-    made = [_write_source(folder, dataset, name, number, config.seq_len) for number, name in enumerate(names)]
+    sources = [_write_source(folder, dataset, name, number, config.seq_len) for number, name in enumerate(names)]
     packing = Packing(
-        version=PACKING_VERSION, dataset=positions_of(dataset.manifest), seq_len=config.seq_len, sources=made
+        version=PACKING_VERSION, dataset=positions_of(dataset.manifest), seq_len=config.seq_len, sources=sources
     )
     folder.write_atomic(SUMMARY, packing.model_dump_json(indent=1).encode())
     return packing
 
 
 def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str, PackedIndex] | None:
-    """The laid-out rows of every source; None = another packing is set. Raises ContractError if none are written."""
+    """Return the packed rows of every source; None = another packing is set. Raises ContractError if none exist."""
     if config.packing != "best_fit":
         return None
     folder = packing_folder(run, dataset, config.seq_len)
     if not folder.exists(SUMMARY):
-        raise ContractError(f"{folder.uri}: expected an index of packed rows, got no {SUMMARY}. Plan the run again.")
+        raise ContractError(
+            f"{folder.uri}: expected an index of packed rows, got no {SUMMARY}. Run `penstock plan` again."
+        )
     summary = _read_summary(folder, dataset, config.seq_len)
     opened = {}
     for number, source in enumerate(summary.sources):
@@ -128,10 +130,11 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
             for table, schema in TABLES.items()
             for name in schema.names
         }
-        found = len(columns["first_piece"]) - 1
-        if found != source.num_rows:
+        num_rows = len(columns["first_piece"]) - 1
+        if num_rows != source.num_rows:
             raise ContractError(
-                f"{folder.uri}: expected {source.num_rows} rows of {source.name}, got {found}. Remove the folder."
+                f"{folder.uri}: expected {source.num_rows} rows of {source.name}, got {num_rows}. "
+                "Remove the folder and run `penstock plan` again."
             )
         begins = {"row_begins": columns.pop("first_piece"), "chunk_begins": columns.pop("first_row")}
         opened[source.name] = PackedIndex(digest=folder.root.rpartition("/")[2], **columns, **begins)
@@ -139,7 +142,7 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
 
 
 def packed_files(run: Store, dataset: Dataset, config: TrainConfig) -> Iterator[tuple[Store, str, str]]:
-    """Folder, path and expected SHA-256 of every file of the index; none where another packing is set."""
+    """Yield folder, path and expected SHA-256 of every file of the index; nothing if another packing is set."""
     if config.packing == "best_fit":
         folder = packing_folder(run, dataset, config.seq_len)
         for source in _read_summary(folder, dataset, config.seq_len).sources:
@@ -149,16 +152,19 @@ def packed_files(run: Store, dataset: Dataset, config: TrainConfig) -> Iterator[
 def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
     where = f"{folder.uri}/{SUMMARY}"
     try:
-        found = Packing.model_validate(folder.read_json(SUMMARY))
+        summary = Packing.model_validate(folder.read_json(SUMMARY))
     except ValidationError as error:
-        raise ContractError(f"{where}: does not hold together: {error}; remove the folder and plan again") from error
+        raise ContractError(
+            f"{where}: expected the summary of a packing index, got {error}. "
+            "Remove the folder and run `penstock plan` again."
+        ) from error
     expected = (PACKING_VERSION, positions_of(dataset.manifest), seq_len)
-    if (found.version, found.dataset, found.seq_len) != expected:
+    if (summary.version, summary.dataset, summary.seq_len) != expected:
         raise ContractError(
             f"{where}: expected version, dataset and seq_len {expected}, got "
-            f"{(found.version, found.dataset, found.seq_len)}. Remove the folder and plan again."
+            f"{(summary.version, summary.dataset, summary.seq_len)}. Remove the folder and run `penstock plan` again."
         )
-    return found
+    return summary
 
 
 def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq_len: int) -> PackedSource:
@@ -175,12 +181,12 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
             cut += int(((stop - first > seq_len) | (first // size != (stop - 1) // size)).sum())
             cut_in_stream += int((first // seq_len != (stop - 1) // seq_len).sum())
             edges, last = np.concatenate([edges, begins, [known]]), min(known, end) // size
-            laid = _lay_out(edges, range(chunk, last), size, seq_len)
-            laid["first_piece"] += num_pieces
-            laid["first_row"] += num_rows
-            num_pieces, num_rows = num_pieces + len(laid["start"]), num_rows + len(laid["first_piece"])
+            columns = _pack_chunks(edges, range(chunk, last), size, seq_len)
+            columns["first_piece"] += num_pieces
+            columns["first_row"] += num_rows
+            num_pieces, num_rows = num_pieces + len(columns["start"]), num_rows + len(columns["first_piece"])
             edges, chunk = edges[edges > last * size], last
-            _spool(spools, laid)
+            _spool(spools, columns)
         _spool(spools, {"first_piece": np.array([num_pieces]), "first_row": np.array([num_rows])})
         paths = {table: f"{number:05d}.{table}.arrow" for table in TABLES}
         for table, schema in TABLES.items():
@@ -197,23 +203,23 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
     )
 
 
-def _lay_out(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
-    """The columns of the tables for these chunks; `edges` are all places where a document ends or begins in them."""
+def _pack_chunks(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
+    """Return the columns of the tables for these chunks; `edges` are all document boundaries in them."""
     corners = np.arange(chunks.start, chunks.stop + 1) * size
     points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
     long = np.diff(points)
-    part, which = ranges(np.zeros(len(long), np.int64), -(-long // seq_len))
-    start = points[which] + part * seq_len
+    index, which = ranges(np.zeros(len(long), np.int64), -(-long // seq_len))
+    start = points[which] + index * seq_len
     length = np.minimum(points[which + 1] - start, seq_len)
     closed = np.isin(start + length, edges)
     order, rows, chunk_rows = [], [], []
     bounds = np.searchsorted(start, corners).tolist()
     for first, stop in pairwise(bounds):
         packed = best_fit(length[first:stop].tolist(), seq_len)
-        order += [first + one for row in packed for one in row]
+        order += [first + piece for row in packed for piece in row]
         rows += [len(row) for row in packed]
         chunk_rows.append(len(packed))
-    taken, in_rows, in_chunks = (np.array(one, np.int64) for one in (order, rows, chunk_rows))
+    taken, in_rows, in_chunks = (np.array(values, np.int64) for values in (order, rows, chunk_rows))
     pieces = {"start": start[taken], "length": length[taken], "closed": closed[taken]}
     begins = {"first_piece": np.cumsum(in_rows) - in_rows, "first_row": np.cumsum(in_chunks) - in_chunks}
     return pieces | begins
@@ -227,7 +233,10 @@ def _spool(spools: dict[str, IO[bytes]], columns: dict[str, Ints]) -> None:
 
 
 def _write_table(folder: Store, path: str, schema: pa.Schema, spools: dict[str, IO[bytes]]) -> None:
-    """One record batch, so that a reader maps each column as one array; the spooled columns are mapped, not loaded."""
+    """Write a table as one record batch, so that a reader maps each column as one array.
+
+    The spooled columns are memory-mapped, not loaded.
+    """
     arrays = []
     for field in schema:
         spool = spools[field.name]

@@ -1,9 +1,9 @@
-"""The order of one source as a pure function of (shards, seed): its chunks, epoch after epoch, and the pieces of rows.
+"""The order of one source as a pure function of (shards, seed): its chunks in every epoch, and the pieces of its rows.
 
-A source's stream is cut into chunks; a bijection of (seed, source, epoch) orders windows of neighbouring shards, then
-the chunks inside each window, so that consecutive steps touch few shards. Laid end to end in this order the chunks
-are the *ordered stream*, of which every row takes the next piece, however long it is: a change of sequence length
-neither repeats nor loses a token. Nothing is iterated: any position, and any token's position, is reached directly.
+A source's stream is cut into chunks. A bijection of (seed, source, epoch) orders windows of adjacent shards, then the
+chunks inside each window, so that consecutive steps read few shards. Concatenated in this order, the chunks are the
+*ordered stream*. Every row takes the next piece of it, of any length: a change of sequence length neither repeats nor
+loses a token. Nothing is iterated: any position, and the position of any token, is computed directly.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# Random numbers by counter: a number is a hash of what it is for, so it is the same whoever asks for it, and when.
+# Counter-based random numbers: a number is a hash of its purpose, so it is the same on every rank and at any time.
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -23,7 +23,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(x: Bits) -> Bits:
-    """The finaliser of SplitMix64. Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13."""
+    """Return SplitMix64's finalizer. Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
     x *= np.uint64(0x94D049BB133111EB)
@@ -32,25 +32,25 @@ def mix(x: Bits) -> Bits:
 
 
 def key_of(*parts: int | str) -> np.uint64:
-    """A key for a purpose: the parts name it."""
+    """Return the key of a purpose, which the parts name."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
 def keys_of(key: np.uint64, index: Ints) -> Bits:
-    """A key for each index under a key."""
+    """Return a key for each index, derived from `key`."""
     return mix(np.full(index.shape, key) + GOLDEN * (index + 1).astype(np.uint64))
 
 
 def random_bits(keys: Bits, number: int) -> Bits:
-    """The first `number` random 64-bit numbers of each key (B, number). Source: Steele et al. 2014, SplitMix64."""
+    """Return `number` random 64-bit numbers of each key, (B, number). Source: Steele et al. 2014, SplitMix64."""
     steps = GOLDEN * np.arange(1, number + 1, dtype=np.uint64)
     return mix(keys[:, None] + steps)
 
 
 ROUNDS = np.arange(1, 7, dtype=np.uint64) * GOLDEN
 KEPT_TABLES = 8
-"""Epochs, and windows of packed rows, whose tables are kept."""
+"""Maximum number of epochs, and of windows of packed rows, whose tables are cached."""
 
 
 def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
@@ -65,13 +65,13 @@ def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
 
 
 def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints:
-    """A keyed bijection of [0, size) applied to each index, or undone; the three arrays have one shape.
+    """Return a keyed bijection of [0, size) of each index, or its inverse; the three arrays have the same shape.
 
-    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 5 (generalised Feistel on side²
+    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 5 (generalized Feistel on side²
     elements) with cycle walking (section 4) down to `size`; side² exceeds size by at most 2·sqrt(size) + 1.
     """
     side = np.sqrt(size).astype(np.int64) + 1
-    keys = mix(key + ROUNDS[:, None])  # of all rounds at once: small batches wait for calls, not for numbers
+    keys = mix(key + ROUNDS[:, None])  # for all rounds at once: in small batches the calls cost most
     out = _feistel(index, side, keys, backwards)
     outside = np.flatnonzero(out >= size)
     while outside.size:
@@ -81,17 +81,17 @@ def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints
 
 
 def ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """The numbers [first, first + count) of every range, end to end, and the range that each belongs to."""
+    """Return the numbers [first, first + count) of all ranges, concatenated, and the index of each number's range."""
     which = np.repeat(np.arange(len(count)), count)
     return np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count), which
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Contiguous parts of a stream that rows are made of, by row and place in it; one array per field."""
+    """The contiguous spans of a stream that rows consist of, by row and position in it; one array per field."""
 
     row: Ints
-    """Row, counted in the call that asked."""
+    """Index of the row in the call that returned the pieces."""
     column: Ints
     """First position of the piece in its row."""
     epoch: Ints
@@ -99,20 +99,20 @@ class Pieces:
     start: Ints
     """First token in the source's stream: inputs are stream[start : start + length]."""
     length: Ints
-    """Inputs; the token behind them is the last one's target."""
+    """Number of inputs; the token after them is the target of the last."""
     closed: NDArray[np.bool_]
-    """Whether the last input has no target, because its document ends there."""
+    """True if the last input has no target, because its document ends there."""
 
     def __len__(self) -> int:
         return len(self.row)
 
     def take(self, chosen: Ints) -> "Pieces":
-        """Some of the pieces."""
+        """Return the pieces with these indices."""
         return Pieces(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
 def join_pieces(parts: Sequence[Pieces], rows: Sequence[Ints]) -> Pieces:
-    """The pieces of several calls by row, once each call's own rows have become these ones."""
+    """Return the pieces of several calls, sorted by row; `rows` maps the rows of each call to the new rows."""
     empty = np.empty(0, np.int64)
     none = Pieces(empty, empty, empty, empty, empty, np.empty(0, np.bool_))
     joined = {
@@ -123,11 +123,11 @@ def join_pieces(parts: Sequence[Pieces], rows: Sequence[Ints]) -> Pieces:
 
 
 class ChunkOrder:
-    """The order of one source's chunks, epoch after epoch."""
+    """The order of one source's chunks in every epoch."""
 
     def __init__(self, source: str, shard_tokens: list[int], chunk_tokens: int, seed: int, window_shards: int):
         self.source, self.seed, self.chunk_tokens = source, seed, chunk_tokens
-        # The last token of a row needs one token more as its target, so the stream's very last one starts no chunk.
+        # A row's last input needs one more token as its target, so the stream's last token starts no chunk.
         self.num_chunks = max(0, sum(shard_tokens) - 1) // chunk_tokens
         starts = np.cumsum([0, *shard_tokens])[::window_shards]
         first = np.unique(-(-starts // chunk_tokens))
@@ -138,7 +138,7 @@ class ChunkOrder:
         self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """Window in each slot of an epoch, first place of each slot, slot of each window."""
+        """Return an epoch's window in each slot, first chunk position of each slot, and slot of each window."""
         if epoch not in self._slots:
             number = len(self.sizes)
             key = np.full(number, key_of(self.seed, self.source, epoch))
@@ -150,17 +150,17 @@ class ChunkOrder:
         return self._slots[epoch]
 
     def chunks(self, epoch: int, place: Ints) -> Ints:
-        """The chunks at these places of an epoch."""
+        """Return the chunks at these positions of an epoch."""
         order, begins, _ = self.slots(epoch)
         slot = np.searchsorted(begins, place, side="right") - 1
         return self.inside(epoch, order[slot], place - begins[slot])
 
     def inside(self, epoch: int, window: Ints, number: Ints) -> Ints:
-        """The chunk that comes as the `number`-th of its window."""
+        """Return the chunk that is the `number`-th of its window."""
         return self.windows[window] + permute(number, self.sizes[window], self._keys(epoch, window))
 
     def places(self, epoch: int, chunk: Ints) -> Ints:
-        """The places of chunks in an epoch: the inverse of `chunks`."""
+        """Return the positions of chunks in an epoch: the inverse of `chunks`."""
         window = np.searchsorted(self.windows, chunk, side="right") - 1
         _, begins, slots = self.slots(epoch)
         number = permute(chunk - self.windows[window], self.sizes[window], self._keys(epoch, window), backwards=True)
@@ -171,26 +171,26 @@ class ChunkOrder:
 
 
 class SourceOrder(Protocol):
-    """Where the rows of a source lie; positions count units, epoch after epoch without a gap."""
+    """The order of a source's rows; positions count units, consecutively over all epochs."""
 
     chunks: ChunkOrder
     num_units: int
     """Units of an epoch: tokens of the ordered stream, or packed rows."""
     identity: str
-    """What decides the rows besides the chunks."""
+    """A text that identifies the method of cutting rows, apart from the chunks."""
 
     def width(self, seq_len: int) -> int:
-        """Units that a row takes."""
+        """Return the number of units of a row."""
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """The pieces of the rows that begin at these positions."""
+        """Return the pieces of the rows that begin at these positions."""
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Ranges [first, stop) of positions in an epoch that hold the stream's tokens [start, stop) as inputs."""
+        """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
 
 
 class StreamRows:
-    """Rows cut from the ordered stream as it stands; a unit is a token. A row may straddle the edge of a chunk."""
+    """Rows of consecutive tokens of the ordered stream; a unit is a token. A row may cross a chunk boundary."""
 
     identity = "stream"
 
@@ -199,11 +199,11 @@ class StreamRows:
         self.num_units = chunks.num_chunks * chunks.chunk_tokens
 
     def width(self, seq_len: int) -> int:
-        """Units that a row takes."""
+        """Return the number of units of a row."""
         return seq_len
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """The pieces of the rows that begin at these positions; seq_len divides the chunk, so at most two a row."""
+        """Return the pieces of the rows at these positions, at most two per row since seq_len divides the chunk."""
         size = self.chunks.chunk_tokens
         first = np.minimum(seq_len, size - position % size)
         row = np.repeat(np.arange(len(position)), 1 + (first < seq_len))
@@ -219,7 +219,7 @@ class StreamRows:
         return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Ranges [first, stop) of positions in an epoch that hold the stream's tokens [start, stop) as inputs."""
+        """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
         size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
         chunk = np.arange(start // size, -(-stop // size))
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
@@ -229,23 +229,23 @@ class StreamRows:
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """The rows of every chunk of a source, laid out beforehand; arrays may be memory-mapped."""
+    """The packed rows of every chunk of a source; arrays may be memory-mapped."""
 
     digest: str
     start: Ints
-    """First token of every piece in the stream, row after row."""
+    """First token of every piece in the stream, row by row."""
     length: NDArray[np.int32]
-    """Tokens of every piece."""
+    """Number of tokens of every piece."""
     closed: NDArray[np.uint8]
     """1 where the document ends with the piece."""
     row_begins: Ints
-    """First piece of every row, and the number of pieces."""
+    """First piece of every row, then the number of pieces."""
     chunk_begins: Ints
-    """First row of every chunk, and the number of rows."""
+    """First row of every chunk, then the number of rows."""
 
 
 class PackedRows:
-    """Rows that were laid out beforehand, chunk by chunk; a unit is a row."""
+    """Rows from a packing index, chunk by chunk; a unit is a row."""
 
     def __init__(self, chunks: ChunkOrder, index: PackedIndex):
         self.chunks, self.index, self.identity = chunks, index, index.digest
@@ -255,11 +255,11 @@ class PackedRows:
         self._tables: dict[tuple[int, int], tuple[Ints, Ints]] = {}
 
     def width(self, seq_len: int) -> int:
-        """Units that a row takes."""
+        """Return the number of units of a row."""
         return 1
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """The pieces of the rows at these positions, by their place in the stream."""
+        """Return the pieces of the rows at these positions, by their position in the stream."""
         epoch, within = np.divmod(position, self.num_units)
         row = self._rows(epoch, within)
         first = self.index.row_begins[row]
@@ -271,7 +271,7 @@ class PackedRows:
         return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Ranges [first, stop) of positions in an epoch that hold the stream's tokens [start, stop) as inputs."""
+        """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
         rows, which = ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
@@ -283,34 +283,34 @@ class PackedRows:
         return position, position + 1
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Row, as the index counts, of each place in an epoch."""
+        """Return the row in the index of each position in an epoch."""
         row = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order, _, _ = self.chunks.slots(number)
             ends = np.cumsum(self._rows_of_windows[order])
             slot = np.searchsorted(ends, within, side="right")
-            for one in np.unique(slot[epoch == number]).tolist():
-                window = int(order[one])
+            for filled in np.unique(slot[epoch == number]).tolist():
+                window = int(order[filled])
                 begins, chunk = self._window(number, window)
-                chosen = (epoch == number) & (slot == one)
-                place = within[chosen] - (ends[one] - self._rows_of_windows[window])
+                chosen = (epoch == number) & (slot == filled)
+                place = within[chosen] - (ends[filled] - self._rows_of_windows[window])
                 at = np.searchsorted(begins, place, side="right") - 1
                 row[chosen] = self.index.chunk_begins[chunk[at]] + place - begins[at]
         return row
 
     def _positions(self, epoch: int, chunk: Ints, row: Ints) -> Ints:
-        """Position of rows of these chunks in an epoch: the inverse of `_rows`."""
+        """Return the positions of rows of these chunks in an epoch: the inverse of `_rows`."""
         order, begins, _ = self.chunks.slots(epoch)
         ends, place = np.cumsum(self._rows_of_windows[order]), self.chunks.places(epoch, chunk)
         position = np.empty_like(row)
-        for i, one in enumerate((np.searchsorted(begins, place, side="right") - 1).tolist()):
-            window = int(order[one])
-            before = self._window(epoch, window)[0][place[i] - begins[one]]
-            position[i] = ends[one] - self._rows_of_windows[window] + before
+        for i, slot in enumerate((np.searchsorted(begins, place, side="right") - 1).tolist()):
+            window = int(order[slot])
+            before = self._window(epoch, window)[0][place[i] - begins[slot]]
+            position[i] = ends[slot] - self._rows_of_windows[window] + before
         return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """First row of each chunk of a window in its order, and these chunks."""
+        """Return the first row of each chunk of a window, in its order, and these chunks."""
         if (epoch, window) not in self._tables:
             size = int(self.chunks.sizes[window])
             chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))

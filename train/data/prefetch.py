@@ -1,4 +1,4 @@
-"""The next step's rows, read in a thread while those of this step are used."""
+"""Prefetching: a thread reads the rows of the next step during the current step."""
 
 import time
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from train.data.rows import Rows
 
 
 class Prefetch:
-    """Reads ahead by one step. It holds no state of the data: any step may be asked for, the next one is ready."""
+    """Prefetches one step. It keeps no position in the data: any step may be taken, and the next is then ready."""
 
     def __init__(self, read: Callable[[int], Rows], stop: int, device: str = "cpu"):
-        """`read` gives the rows of a step, and is called in one thread only; no step from `stop` on is read ahead.
+        """`read` returns the rows of a step and is called in one thread only; steps from `stop` are not prefetched.
 
-        For `device` = "cuda" the rows are pinned, so that copying them there is not waited for.
+        For `device` = "cuda" the rows are pinned, so that they can be copied asynchronously.
         """
         self._read, self._stop, self._pinned = read, stop, device == "cuda"
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
@@ -22,7 +22,7 @@ class Prefetch:
         self._pending: Future[Rows] | None = None
 
     def take(self, step: int) -> tuple[Rows, float]:
-        """The rows of a step, and how long the caller waited for them [s]. An error of reading them is raised here."""
+        """Return the rows of a step, and the time that the caller waited for them [s]. Read errors are raised here."""
         begin = time.perf_counter()
         pending = self._pending if self._step == step else None
         self._pending = None
@@ -36,7 +36,7 @@ class Prefetch:
         return rows.pinned() if self._pinned else rows
 
     def close(self) -> None:
-        """End the thread; what it is reading is finished and dropped."""
+        """End the thread; rows that it is reading are discarded."""
         self._pending = None
         self._pool.shutdown(wait=True, cancel_futures=True)
 

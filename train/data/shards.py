@@ -1,6 +1,6 @@
-"""The tokens of one stream by position, and where its documents begin, from memory-mapped shards.
+"""The tokens and document starts of one stream by position, read from memory-mapped shards.
 
-A stream is its shards laid end to end; a piece may straddle documents, record batches and shards.
+A stream is the concatenation of its shards; a piece may cross documents, record batches and shards.
 """
 
 from collections import OrderedDict
@@ -17,11 +17,11 @@ from train.data.permutation import Ints, ranges
 
 Tokens = NDArray[np.unsignedinteger]
 OPEN_SHARDS = 64
-"""Shards of a stream kept open; an open local shard costs a file map, and 8 bytes for each of its documents."""
+"""Maximum number of open shards of a stream; an open local shard costs a memory map, and 8 bytes per document."""
 
 
 class OpenShard:
-    """One shard: the flat token buffers of its record batches, not copied, and the first token of its documents."""
+    """An open shard: the flat token buffers of its record batches, not copied, and the first token of its documents."""
 
     def __init__(self, folder: Store, shard: Shard, dtype: str):
         where = f"{folder.uri}/{shard.path}"
@@ -31,21 +31,21 @@ class OpenShard:
             self.views: list[Tokens] = [column.flatten().to_numpy(zero_copy_only=True) for column in columns]
             offsets = [column.offsets.to_numpy() for column in columns]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise ContractError(f"{where}: expected a token shard, got {error}. Restore it.") from error
+            raise ContractError(f"{where}: expected a token shard, got {error}. Restore the shard.") from error
         ends = np.cumsum([0, *map(len, self.views)])
-        found = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
-        if found != (shard.num_tokens, {dtype}):
+        num_tokens, dtypes = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
+        if (num_tokens, dtypes) != (shard.num_tokens, {dtype}):
             raise ContractError(
                 f"{where}: expected {shard.num_tokens} tokens of {dtype}, "
-                f"found {found[0]} of {', '.join(found[1])}. Restore the shard."
+                f"got {num_tokens} of {', '.join(dtypes)}. Restore the shard."
             )
         self._begins = ends[:-1]
         first = [begin + own[:-1].astype(np.int64) - own[0] for begin, own in zip(ends, offsets)]
-        # An empty document begins where the next one does.
+        # An empty document begins where the next document does.
         self.documents: Ints = np.unique(np.concatenate(first)) if first else np.empty(0, np.int64)
 
     def copy(self, out: Tokens, at: Ints, offset: Ints, length: Ints) -> None:
-        """For each piece, out[at : at + length] = the shard's tokens from `offset` on."""
+        """Copy, for each piece, the shard's tokens [offset, offset + length) to out[at : at + length]."""
         batch = np.searchsorted(self._begins, offset, side="right") - 1
         inside = offset - self._begins[batch]
         pieces = zip(batch.tolist(), at.tolist(), inside.tolist(), (inside + length).tolist(), strict=True)
@@ -61,7 +61,7 @@ class OpenShard:
 
 
 class StreamReader:
-    """The tokens of one stream; shards are opened when first touched. One thread at a time may read."""
+    """The reader of one stream's tokens; shards are opened at first use. Not thread-safe."""
 
     def __init__(self, folder: Store, shards: list[Shard], dtype: str):
         self._folder, self._shards, self._dtype = folder, shards, dtype
@@ -69,26 +69,26 @@ class StreamReader:
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
 
     def read(self, out: Tokens, at: Ints, start: Ints, length: Ints) -> None:
-        """For each piece, out[at : at + length] = the stream's tokens from `start` on.
+        """Copy, for each piece, the stream's tokens [start, start + length) to out[at : at + length].
 
-        Raises ContractError if a shard is unreadable, or holds other than the expected number or type of tokens.
+        Raises ContractError if a shard is unreadable, or its tokens differ from the manifest in number or type.
         """
         for shard, which, offset, shift, taken in self._spans(start, length):
             shard.copy(out, at[which] + shift, offset, taken)
 
     def documents(self, start: Ints, length: Ints) -> tuple[Ints, Ints]:
-        """Every document that begins inside a piece: the piece, and the place in it."""
-        found = []
+        """Return every document start inside a piece: the index of the piece, and the position in it."""
+        starts = []
         for shard, which, offset, shift, taken in self._spans(start, length):
             low, high = np.searchsorted(shard.documents, [offset, offset + taken])
             number, span = ranges(low, high - low)
-            found.append((which[span], shard.documents[number] - (offset - shift)[span]))
+            starts.append((which[span], shard.documents[number] - (offset - shift)[span]))
         none = np.empty(0, np.int64)
-        pieces, places = zip(*found) if found else ((none,), (none,))
+        pieces, places = zip(*starts) if starts else ((none,), (none,))
         return np.concatenate(pieces), np.concatenate(places)
 
     def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
-        """Pieces cut at the edges of shards: shard, piece, first token in the shard, place in the piece, tokens."""
+        """Yield pieces cut at shard boundaries: shard, piece, first token in the shard, offset in the piece, tokens."""
         which, shift = np.flatnonzero(length > 0), np.zeros(len(start), np.int64)
         while which.size:
             begin = start[which] + shift[which]

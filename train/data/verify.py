@@ -1,8 +1,8 @@
-"""The check before training that the bytes on disk are the bytes the manifest states.
+"""Verify, before training, that every file of a dataset has the SHA-256 of its manifest.
 
-A file that was found right is not read again while its size and modification time stay the same. Files are read by
-several threads, each at the speed of SHA-256 (hashlib leaves the interpreter free meanwhile), and what is right is
-remembered as it is found, so a check that was killed goes on where it was.
+A verified file is not read again while its size and modification time are unchanged. Several threads read files, each
+at the speed of SHA-256 (hashlib releases the interpreter lock). Results are stored during the check, so that a killed
+check resumes.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ from train.monitor.progress import LongWork
 
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0
-"""A file changed within this time of being read is read again next time: clocks of file systems are that coarse."""
+"""A file that was modified this shortly before it was read is read again next time: file clocks are that coarse [s]."""
 KEPT_SECONDS = 1.0
-"""Least time between two writes of what was found right: what a killed check has to read again, and its large files."""
+"""Minimum time between two writes of the results [s]; a killed check repeats at most this, and its current files."""
 BLOCK_BYTES = 8 << 20
-"""Bytes read at once: a request each on an object store. Measured: 1.7 GB/s of CPU time a core from the page cache, as
-for bytes that lie in memory; blocks of 256 KiB 1.6."""
+"""Bytes of a read, which is one request on an object store. Measured: 1.7 GB/s of CPU time per core from the page
+cache, the same as for bytes in memory; 1.6 with blocks of 256 KiB."""
 SHOWN = 10
 
 
 @dataclass(frozen=True)
-class _File:
-    """A file, what it states, and what it looked like when it was (or will be) read."""
+class _DatasetFile:
+    """A file with its expected SHA-256, and its size and modification time before it is read."""
 
     folder: Store
     path: str
@@ -51,74 +51,74 @@ class _File:
 
 
 Promised = tuple[Store, str, str]
-"""Folder and path of a file, and the SHA-256 that it states."""
+"""Folder and path of a file, and its expected SHA-256."""
 
 
 class _Verified:
-    """The marks of files that were found right, in the run folder; any thread may add one."""
+    """The verified files of a run, stored in the run folder; any thread may add a file."""
 
     def __init__(self, run: Store):
         self._run, self._lock = run, threading.Lock()
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):
             raise ContractError(
-                f"{run.uri}/{VERIFIED_NAME}: expected files by name, got {self._marks!r:.40}. Remove it."
+                f"{run.uri}/{VERIFIED_NAME}: expected files by name, got {self._marks!r:.40}. Remove the file."
             )
-        self._changed, self._kept = False, time.monotonic()
+        self._changed, self._written_at = False, time.monotonic()
 
-    def holds(self, file: _File) -> bool:
-        """Whether a file was right and has not changed since."""
+    def holds(self, file: _DatasetFile) -> bool:
+        """Return True if a file was verified and has not changed since."""
         return self._marks.get(file.name) == file.mark
 
-    def forget(self, files: Iterable[_File]) -> None:
-        """Trust no earlier check of these files."""
+    def forget(self, files: Iterable[_DatasetFile]) -> None:
+        """Discard earlier results for these files."""
         before = len(self._marks)
         for file in files:
             self._marks.pop(file.name, None)
         self._changed = self._changed or len(self._marks) != before
         self.keep()
 
-    def add(self, file: _File, read_ns: int) -> None:
-        """Remember a file that was found right, read from `read_ns` on."""
+    def add(self, file: _DatasetFile, read_ns: int) -> None:
+        """Add a verified file; `read_ns` is the time when reading it began."""
         if file.mtime_ns is None or file.mtime_ns >= read_ns - int(SETTLED_SECONDS * 1e9):
             return
         with self._lock:
             self._marks[file.name] = file.mark
             self._changed = True
-            if time.monotonic() - self._kept >= KEPT_SECONDS:
+            if time.monotonic() - self._written_at >= KEPT_SECONDS:
                 self.keep()
 
     def keep(self) -> None:
-        """Write what is new."""
+        """Write new results."""
         if self._changed:
             self._run.write_atomic(VERIFIED_NAME, canonical_json(self._marks))
-        self._changed, self._kept = False, time.monotonic()
+        self._changed, self._written_at = False, time.monotonic()
 
 
 def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = (), paranoid: bool = False) -> int:
-    """The number of files whose SHA-256 was taken now; the rest were right before and have not changed since.
+    """Verify a dataset and return the number of files that were read; the rest have not changed since an earlier check.
 
-    Covers every file of the dataset, the tokenizer's model file, and `others`; `paranoid`: earlier checks are forgotten
-    and every file is read. Updates `<run>/train/verified.json` as it goes. Raises ContractError with the expected and
-    the found digest of every file that differs or is missing.
+    Covers every file of the dataset, the tokenizer's model file, and `others`. `paranoid`: earlier results are
+    discarded and every file is read. Updates `<run>/train/verified.json` meanwhile. Raises ContractError with the
+    expected and the actual digest of every file that differs or is missing.
     """
     problems: list[str] = []
-    files = list(_promised(dataset, others, problems))
+    files = list(_list_files(dataset, others, problems))
     verified = _Verified(run)
     if paranoid:
         verified.forget(files)
     to_read = [file for file in files if not verified.holds(file)]
     with LongWork("verify", sum(file.size for file in to_read), "B") as work:
 
-        def check(file: _File) -> str | None:
+        def check(file: _DatasetFile) -> str | None:
             started_ns = time.time_ns()
-            found = file_digest(file.folder, file.path, work)
-            if found != file.sha256:
-                return f"{file.name}: expected SHA-256 {file.sha256}, got {found}"
+            digest = file_digest(file.folder, file.path, work)
+            if digest != file.sha256:
+                return f"{file.name}: expected SHA-256 {file.sha256}, got {digest}"
             verified.add(file, started_ns)
             return None
 
-        # The largest first: no thread is left with a large file when the others are done.
+        # The largest first, so that no thread still reads a large file when the others are done.
         pool = ThreadPoolExecutor(max_workers=os.cpu_count())
         try:
             order = sorted(to_read, key=lambda file: (-file.size, file.name))
@@ -127,15 +127,15 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = ()
             pool.shutdown(cancel_futures=True)
             verified.keep()
     if problems:
-        raise _not_as_promised(dataset, problems)
+        raise _mismatch_error(dataset, problems)
     return len(to_read)
 
 
 def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
-    """The SHA-256 (hex) of a file. Raises ContractError if it cannot be read."""
+    """Return the SHA-256 (hex) of a file. Raises ContractError if it cannot be read."""
     digest = hashlib.sha256()
     try:
-        # Not memory-mapped: a file that is cut meanwhile would end the process, not this check.
+        # Not memory-mapped: truncation of the file meanwhile would kill the process instead of raising an error.
         with folder.fs.open_input_file(folder.path(path)) as stream:
             block = memoryview(bytearray(BLOCK_BYTES))
             while size := stream.readinto(block):
@@ -143,20 +143,22 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
                 if work is not None:
                     work.add(size)
     except OSError as error:
-        raise ContractError(f"{folder.uri}/{path}: expected a file, got {error}. Restore it.") from error
+        raise ContractError(f"{folder.uri}/{path}: expected a file, got {error}. Restore the file.") from error
     return digest.hexdigest()
 
 
-def _not_as_promised(dataset: Dataset, problems: list[str]) -> ContractError:
+def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
     more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
     return ContractError(
-        f"{dataset.folder.uri}: {len(problems)} file(s) are not what the manifest expected. Restore them or run "
-        "the stage that writes them again (a packing folder: remove it)\n  ." + "\n  ".join(problems[:SHOWN]) + more
+        f"{dataset.folder.uri}: expected the files of the manifest, got {len(problems)} file(s) that differ. Restore "
+        "them, or run the step that writes them again (remove a packing folder).\n  "
+        + "\n  ".join(problems[:SHOWN])
+        + more
     )
 
 
-def _promised(dataset: Dataset, others: Iterable[Promised], problems: list[str]) -> Iterator[_File]:
-    """Every file that exists; the missing ones go to `problems`."""
+def _list_files(dataset: Dataset, others: Iterable[Promised], problems: list[str]) -> Iterator[_DatasetFile]:
+    """Yield every file that exists; the errors of missing files are added to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
         for entry in dataset.manifest.content.files
@@ -172,4 +174,4 @@ def _promised(dataset: Dataset, others: Iterable[Promised], problems: list[str])
             problems.append(str(error))
             continue
         info = folder.fs.get_file_info(folder.path(path))
-        yield _File(folder, path, sha256, size, info.mtime_ns)
+        yield _DatasetFile(folder, path, sha256, size, info.mtime_ns)

@@ -1,1 +1,1 @@
-"""The model: shape, layers, attention, loss; it knows of no other rank."""
+"""The model: its shape, layers, attention and loss, as one rank computes them."""

@@ -1,8 +1,11 @@
-"""Attention: who sees whom in a row, rotary and relative positions, and the one place where it is computed.
+"""Self-attention, its attention masks, and rotary and relative positions.
 
-Rows without documents are for torch's fused kernels; train/model/documents has the forms in which documents are given.
+Documents that share a row do not attend to each other. Each kernel takes that mask in its own form: FlashAttention the
+offsets where documents start, FlexAttention a list of blocks, the CPU's tiles the documents' numbers, all others a
+boolean matrix. The first three neither compute masked blocks nor hold a square of the row in memory.
 
-Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N blocks.
+Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N documents
+or blocks.
 """
 
 import math
@@ -23,55 +26,49 @@ from torch.nn.attention.varlen import varlen_attn
 from train.model.cpu_attention import MOST, attend_in_tiles
 from train.model.shape import ModelShape
 
-# Documents that share a row: which keys a query sees, in the form that the attention kernel of each device takes.
-#
-# On a CUDA device in 16 bits the kernel of FlashAttention takes the places where documents start (`varlen_attn`), and
-# FlexAttention, for shapes that FlashAttention does not take, a list of blocks. A CPU takes the documents themselves,
-# by which train/model/tiles cuts the row. None of them computes what nobody sees, nor holds a square of the row.
-# Everything else gets a matrix of truths.
-#
-# Shape suffixes: B rows, T positions, H query heads, G key-value heads, K head width, N documents or blocks.
+# Masks of documents that share a row. A CUDA device in 16 bits uses FlashAttention (`varlen_attn`), or FlexAttention
+# for the shapes that FlashAttention does not support. A CPU cuts the row into tiles (train/model/cpu_attention.py).
 
 BLOCK = 128
-"""Positions of a block for FlexAttention, whose kernels are made for this size."""
+"""Positions in a block of FlexAttention, whose kernels are made for this size."""
 MIN_FLEX_HEAD = 16
-"""Narrowest head that FlexAttention's kernels take."""
+"""Smallest head width that FlexAttention's kernels support."""
 FLASH_HEADS = range(8, 257, 8)
-"""Widths of heads that FlashAttention's kernels take."""
+"""Head widths that FlashAttention's kernels support."""
 MIN_FLASH_CAPABILITY = (8, 0)
-"""First CUDA devices (Ampere) that these kernels run on."""
+"""Lowest CUDA compute capability (Ampere) that these kernels run on."""
 FLASH_3 = ("FA3", "flash_attn_interface", (9, 0))
-"""torch's name of FlashAttention 3, the module that brings its kernels, and the only devices (Hopper) they are for."""
+"""FlashAttention 3: its name in torch, the module that contains its kernels, and the only capability (Hopper)."""
 NARROW = (torch.bfloat16, torch.float16)
-"""Number formats that both kernels are for: in float32 their tiles exceed the shared memory of a GPU."""
+"""Dtypes that both kernels support; in float32 their tiles exceed the shared memory of a GPU."""
 
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""How grouped heads are asked for; torch 2.11 takes them unasked."""
+"""Keyword argument that enables grouped heads; torch 2.11 has none and always allows them."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of some rows, and the number format in which attention will be computed."""
+    """The documents of a batch's rows, and the dtype in which attention is computed."""
 
     numbers_BT: Tensor
-    """Number of the document of each position, int32, never falling within a row."""
+    """Number of each position's document, int32, never decreasing within a row."""
     starts_N: Tensor | None
-    """Where each document starts in the rows laid end to end, then the end of all, int32; None = it is not known."""
-    number: torch.dtype
-    """Number format of queries, keys and values."""
+    """Offset of each document's start in the concatenated rows, then their end, int32; None = unknown."""
+    dtype: torch.dtype
+    """Dtype of queries, keys and values."""
 
 
-def takes_starts(device: torch.device, shape: ModelShape, number: torch.dtype) -> bool:
-    """Whether documents are given to FlashAttention by where they start."""
-    if device.type != "cuda" or number not in NARROW:
+def takes_starts(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
+    """Return True if FlashAttention computes this attention, from the offsets where documents start."""
+    if device.type != "cuda" or dtype not in NARROW:
         return False
     return shape.positions == "rope" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
 
 
-def takes_blocks(device: torch.device, shape: ModelShape, number: torch.dtype) -> bool:
-    """Whether documents are given to attention as blocks on a CUDA device, or as they are on a CPU."""
+def takes_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
+    """Return True if attention takes documents as blocks (CUDA) or as their numbers (CPU), without a mask matrix."""
     if device.type == "cuda":
-        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and number in NARROW
+        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in NARROW
     return shape.positions == "rope" and device.type == "cpu"
 
 
@@ -81,7 +78,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def activate_flash_3(device: torch.device) -> bool:
-    """Let torch compute attention by FlashAttention 3 where that is installed and the device is a Hopper GPU."""
+    """Activate FlashAttention 3 in torch if it is installed and the device is a Hopper GPU; return True if so."""
     name, module, capability = FLASH_3
     if device.type != "cuda" or _capability(device) != capability or find_spec(module) is None:
         return False
@@ -90,10 +87,10 @@ def activate_flash_3(device: torch.device) -> bool:
 
 
 def attend_from_starts(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tensor, causal: bool) -> Tensor:
-    """What each query takes from its document, (B, H, T, K), by FlashAttention's kernel for lengths that vary.
+    """Return the attention output within documents, (B, H, T, K), from FlashAttention's variable-length kernel.
 
-    The longest document is given as the whole row: it only sizes the grid, and its true length would be a constant of
-    the compiled graph.
+    The maximum document length is passed as the row length: it only sizes the grid, and the true length would become a
+    constant of the compiled graph.
     """
     rows, length = q_BHTK.shape[0], q_BHTK.shape[2]
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGTK, v_BGTK))
@@ -104,121 +101,128 @@ def attend_from_starts(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N:
 
 
 def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
-    """Whether a query sees a key: of its own document and, if `causal`, not after it; (B, 1, T, T)."""
-    seen_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    return (seen_BTT.tril() if causal else seen_BTT)[:, None]
+    """Return the boolean mask within documents, (B, 1, T, T): True where a query may attend to a key.
+
+    That is a key of the same document and, if `causal`, not after the query.
+    """
+    visible_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return (visible_BTT.tril() if causal else visible_BTT)[:, None]
 
 
 def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
-    """The same, as the device's kernel takes it."""
+    """Return the same mask in the form of the device's kernel: document numbers (CPU) or blocks."""
     return documents_BT if documents_BT.device.type == "cpu" else flex_blocks(documents_BT, causal)
 
 
 def flex_blocks(documents_BT: Tensor, causal: bool) -> BlockMask:
-    """The same, as blocks: which hold a pair that sees each other, and which of them nothing else.
+    """Return the same mask for FlexAttention: the blocks with any visible pair, and those with visible pairs only.
 
-    As numbers of documents never fall in a row, those at the ends of a block decide; no square of T is ever made.
+    Document numbers never decrease in a row, so those at the ends of a block decide; no T × T matrix is made.
     """
     length = documents_BT.shape[1]
-    number = -(-length // BLOCK)
-    ends_N = torch.arange(1, number + 1, device=documents_BT.device) * BLOCK
+    num_blocks = -(-length // BLOCK)
+    ends_N = torch.arange(1, num_blocks + 1, device=documents_BT.device) * BLOCK
     first_BN, last_BN = documents_BT[:, ends_N - BLOCK], documents_BT[:, ends_N.clamp(max=length) - 1]
     some_BNN = (first_BN[:, :, None] <= last_BN[:, None, :]) & (last_BN[:, :, None] >= first_BN[:, None, :])
-    # A block that the row does not fill counts as partial: nobody sees positions after the end.
+    # A block that the row does not fill counts as partial: positions after the row's end are masked.
     single_BN = (first_BN == last_BN) & (ends_N <= length)
     whole_BNN = some_BNN & single_BN[:, :, None] & single_BN[:, None, :]
     if causal:
         some_BNN, whole_BNN = some_BNN.tril(), whole_BNN.tril(-1)
 
-    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = documents_BT[row, query] == documents_BT[row, key]
         return same & (query >= key) if causal else same
 
-    partial, whole = _listed(some_BNN & ~whole_BNN), _listed(whole_BNN)
-    return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, sees, (length, length))
+    partial, whole = _list_blocks(some_BNN & ~whole_BNN), _list_blocks(whole_BNN)
+    return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, is_visible, (length, length))
 
 
-def _listed(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
-    """For every query block the number of key blocks, and which: the chosen ones first."""
+def _list_blocks(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of chosen key blocks of every query block, and the blocks' indices, the chosen first."""
     chosen_B1NN = chosen_BNN[:, None].int()
     places_B1NN = chosen_B1NN.argsort(dim=-1, descending=True, stable=True).int()
     return chosen_B1NN.sum(-1, dtype=torch.int32), places_B1NN
 
 
 MAX_KERNELS = 64
-"""Shapes of rows, with a gradient and without, that FlexAttention is compiled for.
+"""Maximum number of row shapes, with and without a gradient, that FlexAttention is compiled for.
 
-Torch stops at 8, which a run in stages can exceed, and goes on uncompiled, with the square."""
+torch's default is 8, which a run with several training stages can exceed; beyond it FlexAttention runs uncompiled and
+holds the T × T scores."""
 
 Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a layer must know of its rows beside what they hold; the same for all layers."""
+    """The attention mask and the positions of a batch's rows; the same for all layers."""
 
     positions_T: Tensor
-    """Place of each position in its row, int64."""
+    """Index of each position in its row, int64."""
     rotation: Rotation | None
-    """Cosines and sines of these places, float32, each (T, 1, K/2); None without rotary positions."""
+    """Cosines and sines of these positions, float32, each (T, 1, K/2); None without rotary positions."""
     seen_B1TT: Tensor | None
-    """Whether a query (rows) sees a key (columns), or 0 where it does and -inf where not; None = as `causal` says."""
+    """True where a query (rows) may attend to a key (columns); or additive, 0 there and -inf elsewhere.
+
+    None = no mask but that of `causal`."""
     causal: bool
-    """Whether a position sees those before it only."""
+    """True if a position attends only to itself and to earlier positions."""
     blocks: BlockMask | Tensor | None = None
-    """`seen_B1TT` as FlexAttention takes it, or on a CPU the documents of the rows, (B, T)."""
+    """`seen_B1TT` in the form of FlexAttention, or on a CPU the document numbers of the rows, (B, T)."""
     starts_N: Tensor | None = None
-    """`seen_B1TT` as FlashAttention takes it: where documents start in the rows laid end to end, and the end. At most
-    one of the three is not None."""
+    """`seen_B1TT` in the form of FlashAttention: offsets of document starts in the concatenated rows, and their end.
+
+    At most one of the three is not None."""
     distances_LD: Tensor | None = None
     """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
 
 
 Core = Callable[[Tensor, Tensor, Tensor, Look], Tensor]
-"""(queries (B, H, T, K), keys and values (B, G, T, K), look) to what each query takes, (B, H, T, K)."""
+"""An attention function: (queries (B, H, T, K), keys and values (B, G, T, K), mask) to the output, (B, H, T, K)."""
 
 
-def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, look: Look) -> Tensor:
-    """Scaled dot-product attention by torch's fastest kernel for the device and the look."""
-    grouped, seen_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], look.seen_B1TT
-    if look.starts_N is not None:
-        return attend_from_starts(q_BHTK, k_BGTK, v_BGTK, look.starts_N, look.causal)
-    if isinstance(look.blocks, BlockMask):
-        y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=look.blocks, enable_gqa=grouped)
+def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Look) -> Tensor:
+    """Return scaled dot-product attention, (B, H, T, K), from the fastest kernel for the device and the mask."""
+    grouped, seen_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], mask.seen_B1TT
+    if mask.starts_N is not None:
+        return attend_from_starts(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, mask.causal)
+    if isinstance(mask.blocks, BlockMask):
+        y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=mask.blocks, enable_gqa=grouped)
         return y_BHTK
-    # Of up to two tiles nothing was gained (4 heads of 24, 8 rows of 256: 0.99 of a step on one core, 1.03 on two).
-    long = look.causal and seen_B1TT is None and q_BHTK.shape[2] > 2 * MOST
-    if q_BHTK.device.type == "cpu" and (long or look.blocks is not None):
-        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, look.blocks, look.causal)
+    # Up to two tiles gain nothing (4 heads of 24, 8 rows of 256: 0.99 of a step's time on one core, 1.03 on two).
+    long = mask.causal and seen_B1TT is None and q_BHTK.shape[2] > 2 * MOST
+    if q_BHTK.device.type == "cpu" and (long or mask.blocks is not None):
+        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, mask.blocks, mask.causal)
     return F.scaled_dot_product_attention(
-        q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_B1TT, is_causal=seen_B1TT is None and look.causal, enable_gqa=grouped
+        q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_B1TT, is_causal=seen_B1TT is None and mask.causal, enable_gqa=grouped
     )
 
 
-def added_mask(look: Look, x_BTD: Tensor) -> Look:
-    """The look with a mask that is added to scores, in the number format that attention is computed in.
+def added_mask(mask: Look, x_BTD: Tensor) -> Look:
+    """Return the mask with an additive matrix, in the dtype that attention is computed in.
 
-    Made once, it serves all layers; of truths SDPA would make such a matrix in every layer, and keep them all.
+    It is made once for all layers: from a boolean matrix SDPA would make one in every layer and keep them all.
     """
-    if look.seen_B1TT is None or look.distances_LD is not None:
-        return look
-    added_B1TT = torch.zeros_like(look.seen_B1TT, dtype=number_format(x_BTD)).masked_fill_(~look.seen_B1TT, -torch.inf)
-    return replace(look, seen_B1TT=added_B1TT)
+    if mask.seen_B1TT is None or mask.distances_LD is not None:
+        return mask
+    added_B1TT = torch.zeros_like(mask.seen_B1TT, dtype=number_format(x_BTD)).masked_fill_(~mask.seen_B1TT, -torch.inf)
+    return replace(mask, seen_B1TT=added_B1TT)
 
 
 def number_format(x_BTD: Tensor) -> torch.dtype:
-    """The number format of products with a stream: that of autocast where it is on."""
+    """Return the dtype of matrix products with a residual stream: autocast's where it is on, else the stream's."""
     kind = x_BTD.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
 
 
 @cache
 def _flex(device_type: str) -> Any:
-    """FlexAttention; on a CUDA device only compiled does it hold no square. On a CPU it has no backward pass."""
-    # For each length and number of rows of its own: a run has few, and kernels for any length did not compile (2.13).
+    """Return FlexAttention, compiled on CUDA, where it would otherwise hold the T × T scores; no backward on a CPU."""
+    # Compiled for each row length and number of rows: a run has few, and dynamic kernels did not compile (torch 2.13).
     if device_type != "cuda":
         return flex_attention
-    # The limit is a setting of the whole process: as an argument of torch.compile it is younger than torch 2.11.
+    # The limit is set for the whole process: torch 2.11 does not have it as an argument of torch.compile yet.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_KERNELS)
     return torch.compile(flex_attention, dynamic=False)
 
@@ -239,29 +243,29 @@ class Attention(nn.Module):
         self.relative = Relative(shape) if shape.positions == "relative" else None
         self.core: Core = attend
 
-    def forward(self, x_BTD: Tensor, look: Look) -> Tensor:
-        """What each position takes from those it sees, (B, T, D)."""
+    def forward(self, x_BTD: Tensor, mask: Look) -> Tensor:
+        """Return the attention output of each position, (B, T, D)."""
         q_BTHK = self.query(x_BTD).unflatten(-1, (-1, self.head_dim))
         k_BTGK = self.key(x_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTGK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
         if self.query_norm is not None and self.key_norm is not None:
-            # Under autocast a norm with float32 gains gives float32, and the three must have one format.
+            # Under autocast a norm with float32 gains returns float32, and the three must have the same dtype.
             q_BTHK, k_BTGK = (
                 self.query_norm(q_BTHK).type_as(v_BTGK),
                 self.key_norm(k_BTGK).type_as(v_BTGK),
             )
-        if look.rotation is not None:
-            q_BTHK, k_BTGK = rotate(q_BTHK, look.rotation), rotate(k_BTGK, look.rotation)
+        if mask.rotation is not None:
+            q_BTHK, k_BTGK = rotate(q_BTHK, mask.rotation), rotate(k_BTGK, mask.rotation)
         q_BHTK, k_BGTK, v_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
-        y_BHTK = (self.relative or self.core)(q_BHTK, k_BGTK, v_BGTK, look)
+        y_BHTK = (self.relative or self.core)(q_BHTK, k_BGTK, v_BGTK, mask)
         y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
 
 
 class Relative(nn.Module):
-    """Attention by content and by distance: the distance i - j of a query and a key has an embedding of its own.
+    """Attention with relative positions: each distance i - j of a query and a key has its own embedding.
 
-    A score is (q + u)·k + (q + v)·r, with r a projection of the distance's sinusoids and u, v learnt for each head.
+    A score is (q + u)·k + (q + v)·r, with r a projection of the distance's sinusoids and u, v learned for each head.
     Source: Dai et al. 2019 (Transformer-XL), arXiv 1901.02860, section 3.3 and appendix B.
     """
 
@@ -272,29 +276,32 @@ class Relative(nn.Module):
         self.content_bias = nn.Parameter(torch.empty(shape.query_width))
         self.distance_bias = nn.Parameter(torch.empty(shape.query_width))
 
-    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, look: Look) -> Tensor:
-        """What each query takes from the keys it sees, (B, H, T, K)."""
-        if look.distances_LD is None:
-            raise ValueError("relative positions want the distances of their look")
+    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Look) -> Tensor:
+        """Return the attention output, (B, H, T, K). Raises ValueError if the mask has no distances."""
+        if mask.distances_LD is None:
+            raise ValueError(
+                "Relative.forward: expected distances_LD for relative positions, got None. "
+                "Set distances_LD with sinusoids()."
+            )
         u_H1K, v_H1K = (bias.view(-1, 1, self.head_dim) for bias in (self.content_bias, self.distance_bias))
-        r_LHK = self.distance(look.distances_LD.type_as(q_BHTK)).unflatten(-1, (-1, self.head_dim))
-        # Products in the format of the queries: a sum with an unrounded parameter would be float32 again.
+        r_LHK = self.distance(mask.distances_LD.type_as(q_BHTK)).unflatten(-1, (-1, self.head_dim))
+        # Products in the dtype of the queries: a sum with a float32 parameter would be float32 again.
         by_distance_BHTL = (q_BHTK + v_H1K).type_as(q_BHTK) @ r_LHK.permute(1, 2, 0).type_as(q_BHTK)
         scores_BHTT = shifted(by_distance_BHTL) / math.sqrt(self.head_dim)
-        seen = look.seen_B1TT
-        if seen is None and look.causal:
-            seen = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=q_BHTK.device).tril()
-        if seen is not None:
-            scores_BHTT = scores_BHTT.masked_fill(~seen, -math.inf)
+        visible = mask.seen_B1TT
+        if visible is None and mask.causal:
+            visible = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=q_BHTK.device).tril()
+        if visible is not None:
+            scores_BHTT = scores_BHTT.masked_fill(~visible, -math.inf)
         content = (q_BHTK + u_H1K).type_as(q_BHTK)
         grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
         return F.scaled_dot_product_attention(content, k_BGTK, v_BGTK, attn_mask=scores_BHTT, enable_gqa=grouped)
 
 
 def shifted(by_distance_BHTL: Tensor) -> Tensor:
-    """From a column for each distance, T - 1 first, to a column for each key; (B, H, T, T).
+    """Return scores with a column for each key, (B, H, T, T), from a column for each distance, T - 1 first.
 
-    Column j of row i is distance i - j, the one at T - 1 - i + j: read with rows of L - 1, each begins one earlier.
+    Column j of row i is distance i - j, at index T - 1 - i + j: read with rows of L - 1, each row starts one earlier.
     """
     length, number = by_distance_BHTL.shape[-2:]
     flat = by_distance_BHTL.flatten(-2)[..., length - 1 : -1]
@@ -302,9 +309,9 @@ def shifted(by_distance_BHTL: Tensor) -> Tensor:
 
 
 def sinusoids(length: int, causal: bool, width: int, device: torch.device) -> Tensor:
-    """Sines, then cosines of the distances from length - 1 down to -1 or -length, float32, (L, D).
+    """Return sines, then cosines of the distances from length - 1 down to -1 or -length, float32, (L, D).
 
-    The last distance stands for no pair; `shifted` wants it. Source: Vaswani et al. 2017, arXiv 1706.03762, 3.5.
+    No pair has the last distance; `shifted` requires it. Source: Vaswani et al. 2017, arXiv 1706.03762, 3.5.
     """
     distances_L = torch.arange(length - 1, -2 if causal else -length - 1, -1, dtype=torch.float32, device=device)
     pairs = torch.arange(0, width, 2, dtype=torch.float32, device=device)
@@ -313,19 +320,19 @@ def sinusoids(length: int, causal: bool, width: int, device: torch.device) -> Te
 
 
 def rotation_table(positions_T: Tensor, shape: ModelShape) -> Rotation:
-    """Cosines and sines of rotary positions, float32, each (T, 1, K/2). Source: Su 2021, 2104.09864, 3.4.2."""
+    """Return cosines and sines of rotary positions, float32, each (T, 1, K/2). Source: Su 2021, 2104.09864, 3.4.2."""
     angles = positions_T.float()[:, None] * rotary_frequencies(shape, positions_T.device)
     return angles.cos()[:, None, :], angles.sin()[:, None, :]
 
 
 def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
-    """Radians per position of each pair of coordinates, (K/2,), stretched as the shape says."""
+    """Return the radians per position of each coordinate pair, (K/2,), scaled by the shape's `rope_scaling`."""
     pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device)
     frequencies = shape.rope_theta ** (-pairs / shape.head_dim)
     if shape.rope_scaling == "linear":
         return frequencies / shape.rope_factor
     if shape.rope_scaling == "llama3":
-        # Waves shorter than a quarter of the original length stay, those longer than it are stretched whole.
+        # Waves shorter than a quarter of the original length are unchanged; those longer than it are fully stretched.
         turns = shape.rope_original * frequencies / (2 * math.pi)
         kept = ((turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)).clamp(0, 1)
         return frequencies * (kept + (1 - kept) / shape.rope_factor)
@@ -333,11 +340,11 @@ def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
 
 
 LOW_TURNS, HIGH_TURNS = 1.0, 4.0
-"""llama3: turns over the original length up to which a wave is stretched whole, and from which on it stays."""
+"""llama3: a wave with up to LOW_TURNS turns over the original length is fully stretched, from HIGH_TURNS unchanged."""
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Heads turned by their position; the halves of a head are the two coordinates of each pair. Keeps the dtype."""
+    """Return heads rotated by their position, in the same dtype; a head's halves are the coordinates of each pair."""
     cos, sin = rotation
     first, second = x_BTHK.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x_BTHK)

@@ -1,8 +1,8 @@
-"""Attention on a CPU in tiles: some queries of a document, and its keys from the first on; no square is held.
+"""Attention on a CPU in tiles: a range of queries, and the keys of their document up to the last of them.
 
-torch's kernel computes 512 keys at a time, whether a query sees them or not. So a causal row is cut into tiles that end
-with their last query, and a row of documents at their borders too; only short documents share a tile, with a mask.
-To compilation, recomputation and autograd it is one operator.
+torch's kernel computes 512 keys at a time, masked or not. So a causal row is cut into tiles that end with their last
+query, and a row of documents also at document borders; only short documents share a tile, with a mask. The scores of a
+whole row are never held. To compilation, recomputation and autograd it is one operator.
 
 Shape suffixes: B rows, T positions, H query heads, G key-value heads, K head width; n queries, m keys of a tile.
 """
@@ -16,37 +16,38 @@ import torch
 from torch import Tensor
 
 MOST = 128
-"""Most queries of a tile that sees earlier keys, or is of several documents.
+"""Maximum number of queries in a tile with earlier keys or with several documents.
 
 Forward and backward over 4 x 512 positions, 8 heads of 32, in documents of 200: 0.46, 0.52 and 0.56 of one masked
-call's time for 64, 128 and 192 (one core), 0.59 and 0.62 for 64 and 128 (two); many cores want more than 64 give them.
+call's time for 64, 128 and 192 (one core), 0.59 and 0.62 for 64 and 128 (two); 64 is too small to occupy many cores.
 """
 
 
 class Tile(NamedTuple):
-    """Queries [first, stop) of rows, and their keys [begin, stop)."""
+    """A tile of attention: queries [first, stop) of some rows, and their keys [begin, stop)."""
 
     rows: slice
     begin: int
     first: int
     stop: int
     shared: bool
-    """Whether it holds several documents."""
+    """True if the tile contains several documents."""
 
 
 def attend_in_tiles(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents_BT: Tensor | None, causal: bool
 ) -> Tensor:
-    """What each query takes from its document (None: the row), (B, H, T, K)."""
+    """Return the attention output within documents (None: within whole rows), (B, H, T, K)."""
     y_BHTK: Tensor = _forward(q_BHTK, k_BGTK, v_BGTK, documents_BT, causal)[0]
     return y_BHTK
 
 
 @lru_cache(maxsize=64)
 def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) -> tuple[Tile, ...]:
-    """The tiles of rows, documents told by the bytes of their int32 numbers; of like rows that follow each other, one.
+    """Return the tiles of rows; adjacent rows with the same tiles share them.
 
-    Kept for the layers of a micro-batch and their backward passes.
+    `documents`: the bytes of the document numbers, int32. The result is cached for the layers of a micro-batch and
+    their backward passes.
     """
     if documents is None:
         borders = [(0, length)] * num_rows
@@ -56,15 +57,15 @@ def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) 
         begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
         borders = [(*begins_T.nonzero()[:, 0].tolist(), length) for begins_T in begins_BT]
     tiles, row = [], 0
-    for cuts, alike in groupby(tuple(_cut(places, causal)) for places in borders):
+    for cuts, alike in groupby(tuple(_cut_row(places, causal)) for places in borders):
         rows = slice(row, row + len(list(alike)))
         tiles += [Tile(rows, *cut) for cut in cuts]
         row = rows.stop
     return tuple(tiles)
 
 
-def _cut(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int, bool]]:
-    """A row's tiles: documents together while they fit into one, and parts of a causal one that is longer."""
+def _cut_row(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int, bool]]:
+    """Return a row's tiles: short documents share a tile while they fit, a longer causal document is divided."""
     tiles: list[tuple[int, int, int, bool]] = []
     open_at, number = borders[0], 0
     for begin, stop in pairwise(borders):
@@ -73,8 +74,8 @@ def _cut(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int, bo
             open_at, number = begin, 0
         number += 1
         if stop - begin > MOST:
-            parts = -(-(stop - begin) // MOST) if causal else 1
-            ends = [begin + (stop - begin) * part // parts for part in range(parts + 1)]
+            count = -(-(stop - begin) // MOST) if causal else 1
+            ends = [begin + (stop - begin) * index // count for index in range(count + 1)]
             tiles += [(begin, first, end, False) for first, end in pairwise(ends)]
             open_at, number = stop, 0
     if number:
@@ -83,12 +84,12 @@ def _cut(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int, bo
 
 
 def _tiles(q_BHTK: Tensor, documents_BT: Tensor | None, causal: bool) -> Iterator[tuple[Tile, bool, Tensor | None]]:
-    """Every tile, whether its kernel is told that it is causal, and else what is added to its scores."""
+    """Yield every tile, whether the kernel applies a causal mask to it, and otherwise the additive mask or None."""
     num_rows, _, length, _ = q_BHTK.shape
-    told = None if documents_BT is None else documents_BT.to(torch.int32).contiguous().numpy().tobytes()
-    tiles = tiles_of(told, num_rows, length, causal)
+    documents = None if documents_BT is None else documents_BT.to(torch.int32).contiguous().numpy().tobytes()
+    tiles = tiles_of(documents, num_rows, length, causal)
     longest = max((tile.stop - tile.begin for tile in tiles if tile.first > tile.begin), default=0)
-    # Its last n rows and m columns are the mask of n queries that come last of m keys.
+    # Its last n rows and m columns are the mask of n queries that are the last n of m keys.
     height = min(MOST, longest)
     corner_nm = q_BHTK.new_full((height, longest), -torch.inf).triu_(1 + longest - height)
     for tile in tiles:
@@ -101,15 +102,15 @@ def _tiles(q_BHTK: Tensor, documents_BT: Tensor | None, causal: bool) -> Iterato
 
 
 def _mask(q_BHTK: Tensor, documents_Bn: Tensor, causal: bool) -> Tensor:
-    """0 where a query sees a key and -inf where not, (B, 1, n, n) in the format of the queries."""
-    unseen_Bnn = documents_Bn[:, :, None] != documents_Bn[:, None, :]
+    """Return the additive mask, (B, 1, n, n) in the dtype of the queries: 0 where a query may attend, else -inf."""
+    masked_Bnn = documents_Bn[:, :, None] != documents_Bn[:, None, :]
     if causal:
-        unseen_Bnn |= torch.ones(unseen_Bnn.shape[1:], dtype=torch.bool).triu_(1)
-    return q_BHTK.new_zeros(unseen_Bnn.shape).masked_fill_(unseen_Bnn, -torch.inf)[:, None]
+        masked_Bnn |= torch.ones(masked_Bnn.shape[1:], dtype=torch.bool).triu_(1)
+    return q_BHTK.new_zeros(masked_Bnn.shape).masked_fill_(masked_Bnn, -torch.inf)[:, None]
 
 
-def _as_stored(x_BHTK: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty tensor of the same shape, with the heads of a position side by side."""
+def _empty_like_stored(x_BHTK: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an empty tensor of the same shape, with the heads of a position adjacent in memory."""
     return x_BHTK.new_empty(x_BHTK.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
 
 
@@ -119,8 +120,8 @@ _KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @torch.library.custom_op("penstock::attend_in_tiles", mutates_args=(), device_types="cpu")
 def _forward(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """What each query takes, (B, H, T, K), and its log Z, (B, H, T)."""
-    y_BHTK = _as_stored(q)
+    """Return the attention output, (B, H, T, K), and log Z of each query, (B, H, T)."""
+    y_BHTK = _empty_like_stored(q)
     log_z_BHT = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
     for tile, is_causal, added in _tiles(q, documents, causal):
         queries, keys = slice(tile.first, tile.stop), slice(tile.begin, tile.stop)
@@ -131,17 +132,21 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: 
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    return _as_stored(q), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+    return _empty_like_stored(q), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @torch.library.custom_op("penstock::attend_in_tiles_backward", mutates_args=(), device_types="cpu")
 def _backward(
     gradient: Tensor, saved: list[Tensor], documents: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values; `saved`: these three, what came of them, and log Z."""
+    """Return the gradients of queries, keys and values; `saved`: these three, the output and log Z."""
     q, k, v, y, log_z = saved
     wide = torch.promote_types(q.dtype, torch.float32)
-    gradient_of_q, gradient_of_k, gradient_of_v = _as_stored(q), _as_stored(k, wide), _as_stored(v, wide)
+    gradient_of_q, gradient_of_k, gradient_of_v = (
+        _empty_like_stored(q),
+        _empty_like_stored(k, wide),
+        _empty_like_stored(v, wide),
+    )
     for tile, is_causal, added in _tiles(q, documents, causal):
         queries, keys = slice(tile.first, tile.stop), slice(tile.begin, tile.stop)
         mine, seen = (tile.rows, slice(None), queries), (tile.rows, slice(None), keys)
@@ -149,18 +154,18 @@ def _backward(
             gradient[mine], q[mine], k[seen], v[seen], y[mine], log_z[mine], 0.0, is_causal, attn_mask=added
         )
         gradient_of_q[mine] = of_q
-        # Keys before the tile's first query have been met by an earlier tile; the others have not.
+        # Keys before the tile's first query already have a gradient from an earlier tile; the others do not.
         earlier, number = (tile.rows, slice(None), slice(tile.begin, tile.first)), tile.first - tile.begin
-        for whole, part in zip((gradient_of_k, gradient_of_v), of_both):
-            whole[earlier] += part[:, :, :number]
-            whole[mine] = part[:, :, number:]
+        for total, addend in zip((gradient_of_k, gradient_of_v), of_both):
+            total[earlier] += addend[:, :, :number]
+            total[mine] = addend[:, :, number:]
     return gradient_of_q, gradient_of_k.to(k.dtype), gradient_of_v.to(v.dtype)
 
 
 @_backward.register_fake
 def _(gradient: Tensor, saved: list[Tensor], documents: Tensor | None, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = saved[:3]
-    return _as_stored(q), _as_stored(k), _as_stored(v)
+    return _empty_like_stored(q), _empty_like_stored(k), _empty_like_stored(v)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

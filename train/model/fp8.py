@@ -1,8 +1,8 @@
-"""Matrices of the layers in 8 bits, by torchao where it is installed or by our own products, with dynamic scales.
+"""Matrix products of the layers in fp8 with dynamic scaling, by this module's own kernels or by torchao.
 
-Scales are taken from the numbers themselves, every time, so nothing is remembered between steps; weights stay as they
-are and are rounded where they are used. Our own products have one scale a tensor: forward in e4m3, gradients in e5m2,
-sums in float32 in the device's matrix units. torchao has one a row, or one a tensor with weights gathered in 8 bits.
+Scales are computed from the values every time, so no state is kept between steps; master weights keep their dtype and
+are quantized where they are used. The own products have one scale per tensor: forward in e4m3, gradients in e5m2, sums
+in float32 in the device's matrix units. torchao has one per row, or one per tensor with an all-gather in fp8.
 
 Shape suffixes: N tokens, I columns of a weight (inputs), O rows of it (outputs).
 """
@@ -20,38 +20,41 @@ from train.model.attention import number_format
 from train.model.transformer import Transformer
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-"""Formats of numbers and of their slopes. Source: Micikevicius et al. 2022, arXiv 2209.05433, section 3."""
+"""Formats of values and of gradients. Source: Micikevicius et al. 2022, arXiv 2209.05433, section 3."""
 MULTIPLE = 16
-"""What the devices' products in 8 bits want the lengths of their operands to be a multiple of."""
+"""The devices' fp8 products require operands with sizes that are a multiple of this."""
 MIN_CAPABILITY = (8, 9)
-"""First CUDA devices (Ada, then Hopper) with matrix units for these formats."""
+"""Lowest CUDA compute capability (Ada, then Hopper) with matrix units for these formats."""
 
 
 def check_fp8(device: torch.device) -> None:
-    """Raises ConfigError where the device has no products in 8 bits; a CPU has them, to test with and slow."""
+    """Raises ConfigError if the device has no fp8 products; a CPU has slow ones, for tests."""
     if device.type == "cpu":
         return
     if device.type != "cuda":
-        raise ConfigError(f"train.precision: expected products in fp8, got a device of type {device.type}. Set bf16.")
-    found = torch.cuda.get_device_capability(device)
-    if found < MIN_CAPABILITY:
         raise ConfigError(
-            f"train.precision: expected products in fp8, which want CUDA capability {MIN_CAPABILITY[0]}."
-            f"{MIN_CAPABILITY[1]} or more, got {found[0]}.{found[1]}. Set bf16."
+            f"train.precision: expected a CPU or CUDA device for fp8, got a device of type {device.type}. "
+            "Set train.precision to bf16."
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        raise ConfigError(
+            f"train.precision: expected CUDA capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or more for fp8, "
+            f"got {capability[0]}.{capability[1]}. Set train.precision to bf16."
         )
 
 
 def has_torchao() -> bool:
-    """Whether torchao is installed."""
+    """Return True if torchao is installed."""
     return find_spec("torchao") is not None
 
 
 def with_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False) -> None:
-    """Compute the layers' matrices in 8 bits; those that `stays_wide` names, head and embedding remain.
+    """Switch the layers' matrix products to fp8, except the matrices of `stays_wide`, the head and the embedding.
 
-    `scaling`: tensor, by our own products; row or gather, by torchao, a scale a row or weights gathered in 8 bits.
-    `emulated`: by torchao without matrix units for it, as on a CPU. Raises ConfigError if torchao is needed and is not
-    installed.
+    `scaling`: tensor = this module's products; row or gather = torchao, with a scale per row or an all-gather in fp8.
+    `emulated`: torchao runs without fp8 matrix units, as on a CPU. Raises ConfigError if torchao is required and is
+    not installed.
     """
     wide = set(stays_wide(model))
     if scaling != "tensor":
@@ -59,14 +62,15 @@ def with_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False
         return
     for name, module in _matrices(model):
         if name not in wide:
-            # The class changes and nothing else: for a function set on each module torch.compile makes a graph each.
+            # Only the class changes: with a function set on each module, torch.compile makes a graph for each.
             module.__class__ = Fp8Linear
 
 
 def _with_torchao(model: Transformer, scaling: str, emulated: bool, wide: set[str]) -> None:
     if not has_torchao():
         raise ConfigError(
-            f"train.fp8_scaling: expected torchao for {scaling}, got none installed. Install torchao, or set tensor."
+            f"train.fp8_scaling: expected torchao to be installed for {scaling}, got none. "
+            "Set train.fp8_scaling to tensor."
         )
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -77,14 +81,14 @@ def _with_torchao(model: Transformer, scaling: str, emulated: bool, wide: set[st
 
 
 def compute_scales(model: Transformer) -> None:
-    """Compute the scales of weights that are gathered in 8 bits, all in one all-reduce. Call it after an update."""
+    """Compute the scales of all weights that are gathered in fp8, in one all-reduce. Call it after each update."""
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
     precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def stays_wide(model: Transformer) -> list[str]:
-    """Names of the layers' matrices that fp8 leaves alone, as one of their lengths is no multiple of 16."""
+    """Return the names of the layers' matrices that fp8 excludes, since one of their sizes is no multiple of 16."""
     return [
         name for name, module in _matrices(model) if module.in_features % MULTIPLE or module.out_features % MULTIPLE
     ]
@@ -97,70 +101,72 @@ def _matrices(model: Transformer) -> list[tuple[str, nn.Linear]]:
 
 
 class Fp8Linear(nn.Linear):
-    """A linear map whose three products, forward and backward, are computed in 8 bits."""
+    """A linear layer whose three products, forward and backward, are computed in fp8."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x @ weight.T + bias, (..., outputs), in the number format of autocast or of x."""
-        number = number_format(x)
-        y: Tensor = _Product.apply(x.flatten(0, -2), self.weight, number)  # type: ignore[no-untyped-call]
+        """Return x @ weight.T + bias, (..., outputs), in the dtype of autocast or of x."""
+        dtype = number_format(x)
+        y: Tensor = _Product.apply(x.flatten(0, -2), self.weight, dtype)  # type: ignore[no-untyped-call]
         y = y.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
-        return y if self.bias is None else y + self.bias.to(number)
+        return y if self.bias is None else y + self.bias.to(dtype)
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T, its three products in 8 bits.
+    """x @ weight.T, with its three products in fp8.
 
-    What is kept for the backward pass is x in 8 bits, and the weight itself: a copy of it would outlive the moment
-    for which a sharded layer holds its weights.
+    The backward pass keeps x in fp8 and a reference to the weight: a copy would outlive the gathered weights of a
+    sharded layer.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, number: torch.dtype) -> Tensor:
-        x8_NI, x_scale = _rounded(x_NI, FORWARD)
-        weight8_OI, weight_scale = _rounded(weight_OI, FORWARD)
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
+        x8_NI, x_scale = _quantize(x_NI, FORWARD)
+        weight8_OI, weight_scale = _quantize(weight_OI, FORWARD)
         ctx.save_for_backward(x8_NI, x_scale, weight_OI)
-        ctx.formats = (x_NI.dtype, number)
-        return _times(x8_NI, weight8_OI, x_scale * weight_scale, number, fast=True)
+        ctx.formats = (x_NI.dtype, dtype)
+        return _scaled_product(x8_NI, weight8_OI, x_scale * weight_scale, dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Slopes for x and for the weight."""
+        """Return the gradients of x and of the weight."""
         x8_NI, x_scale, weight_OI = ctx.saved_tensors
-        stream, number = ctx.formats
-        slope8_NO, slope_scale = _rounded(gradients[0], BACKWARD)
+        stream, dtype = ctx.formats
+        gradient8_NO, gradient_scale = _quantize(gradients[0], BACKWARD)
         for_x_NI = for_weight_OI = None
         if ctx.needs_input_grad[0]:
-            weight8_OI, weight_scale = _rounded(weight_OI, FORWARD)
-            for_x_NI = _times(slope8_NO, weight8_OI.T.contiguous(), slope_scale * weight_scale, number).to(stream)
+            weight8_OI, weight_scale = _quantize(weight_OI, FORWARD)
+            for_x_NI = _scaled_product(
+                gradient8_NO, weight8_OI.T.contiguous(), gradient_scale * weight_scale, dtype
+            ).to(stream)
         if ctx.needs_input_grad[1]:
-            # Tokens are summed over here: zeros fill their number up to a multiple.
-            lacking = -len(x8_NI) % MULTIPLE
-            slope8_ON, x8_IN = (_longer(x8.T, lacking) for x8 in (slope8_NO, x8_NI))
-            for_weight_OI = _times(slope8_ON, x8_IN, slope_scale * x_scale, number).to(weight_OI.dtype)
+            # The sum is over tokens, so zeros pad their number to a multiple.
+            padding = -len(x8_NI) % MULTIPLE
+            gradient8_ON, x8_IN = (_pad_rows(x8.T, padding) for x8 in (gradient8_NO, x8_NI))
+            for_weight_OI = _scaled_product(gradient8_ON, x8_IN, gradient_scale * x_scale, dtype).to(weight_OI.dtype)
         return for_x_NI, for_weight_OI, None
 
 
-def _rounded(x: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The tensor in 8 bits, its largest number the largest there is, and the factor that undoes the scaling."""
-    largest = torch.finfo(number).max
-    # Zeros stay zeros: a scale below the smallest normal float32 would be flushed to 0 by a GPU.
+def _quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the tensor in fp8, scaled so that its maximum is the format's, and the factor that undoes the scaling."""
+    largest = torch.finfo(dtype).max
+    # A tensor of zeros is kept: a scale below the smallest normal float32 would be flushed to 0 by a GPU.
     scale = x.detach().abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * largest) / largest
-    # Rounding of the quotient may come out above the largest number, which e4m3 has no infinity for.
-    return (x.float() / scale).clamp(-largest, largest).to(number), scale
+    # The rounded quotient can exceed the largest number, and e4m3 has no infinity.
+    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
 
 
-def _times(left: Tensor, right: Tensor, scale: Tensor, number: torch.dtype, fast: bool = False) -> Tensor:
-    """left @ right.T, both with contiguous rows, times the scale.
+def _scaled_product(left: Tensor, right: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """Return left @ right.T times the scale; both have contiguous rows.
 
-    `fast`: on a GPU the partial sums keep fewer bits. That is for forward passes: slopes need the bits.
+    `fast`: on a GPU the partial sums keep fewer bits. That is for forward passes: gradients need the bits.
     """
-    one = torch.ones_like(scale)
+    unit = torch.ones_like(scale)
     y: Tensor = torch._scaled_mm(
-        left, right.T, scale_a=scale, scale_b=one, out_dtype=number, use_fast_accum=fast and left.is_cuda
+        left, right.T, scale_a=scale, scale_b=unit, out_dtype=dtype, use_fast_accum=fast and left.is_cuda
     )
     return y
 
 
-def _longer(x: Tensor, lacking: int) -> Tensor:
-    """The matrix with contiguous rows, `lacking` zeros at the end of each; as bytes, where a zero is a zero too."""
-    return F.pad(x.contiguous().view(torch.uint8), (0, lacking)).view(x.dtype)
+def _pad_rows(x: Tensor, padding: int) -> Tensor:
+    """Return the matrix with contiguous rows and `padding` zeros at the end of each; a zero is also a zero byte."""
+    return F.pad(x.contiguous().view(torch.uint8), (0, padding)).view(x.dtype)

@@ -1,4 +1,4 @@
-"""The shape of the model, and what follows from it exactly or by count: parameters, FLOPs, bytes."""
+"""The shape of the model, its number of parameters and FLOPs, and the choice of a shape for a number of parameters."""
 
 import math
 from collections.abc import Iterator
@@ -20,17 +20,17 @@ AS_GIVEN = (
     "norm_eps",
     "qk_norm",
 )
-"""What a plan takes from its settings unchanged."""
+"""Fields that a plan copies from its settings unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 COLUMNS = 128
-"""Logits of a tile on a CUDA device."""
+"""Columns of logits in a tile on a CUDA device."""
 FFW, WIDE = 256, 512
-"""Multiple that a hidden width with a gate is of, from a width of WIDE on: tiles of a GPU, also over a tensor axis."""
+"""From a width of WIDE, a gated hidden width is a multiple of FFW: tiles of a GPU, also over a tensor axis."""
 CLOSE = 0.02
-"""Share of the parameters asked for that a wide model may miss, where any shape is so near."""
+"""Maximum relative error in the number of parameters of a wide model, if any shape has so small an error."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
-"""A size off by a tenth counts as much as proportions off by two."""
+"""A relative error of a tenth in size costs as much as a factor of two in the aspect ratio."""
 
 
 class ModelShape(BaseModel):
@@ -55,23 +55,23 @@ class ModelShape(BaseModel):
     activation: Literal["swiglu", "gelu"] = "swiglu"
     """Feed-forward: three matrices with a gate, or two."""
     bias: bool = False
-    """Whether the matrices of the layers have biases; the projection of relative positions never has."""
+    """True if the matrices of the layers have biases; the projection of relative positions never has."""
     positions: Literal["rope", "relative"] = "rope"
     """Rotary, or Transformer-XL's: a projection of the distances and two vectors for each head."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    """How rotary frequencies are stretched to longer sequences."""
+    """Method that extends rotary frequencies to longer sequences."""
     rope_factor: float = 1.0
-    """linear, llama3: how many times longer."""
+    """linear, llama3: the factor by which sequences become longer."""
     rope_original: int = 8192
-    """llama3: the length that was stretched [tokens]."""
+    """llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     qk_norm: bool = False
-    """Whether queries and keys go through an RMSNorm of head_dim weights each."""
+    """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
-    """Whether the output projection is the input embedding."""
+    """True if the output projection is the input embedding."""
 
     @property
     def query_width(self) -> int:
@@ -85,13 +85,13 @@ class ModelShape(BaseModel):
 
 
 def matrix_params_of_layer(shape: ModelShape) -> int:
-    """Weights in the matrices of one layer that every token goes through: q, k, v, out and the feed-forward's."""
+    """Return the number of matrix weights of one layer that every token uses: q, k, v, out and the feed-forward's."""
     attention = 2 * shape.d_model * (shape.query_width + shape.key_width)
     return attention + (3 if shape.activation == "swiglu" else 2) * shape.d_model * shape.d_ffw
 
 
 def params_of_layer(shape: ModelShape) -> int:
-    """Parameters of one layer: its matrices, biases and norms, and what relative positions add.
+    """Return the number of parameters of one layer: matrices, biases, norms, and those of relative positions.
 
     Source of the last: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
     """
@@ -108,24 +108,25 @@ def params_of_layer(shape: ModelShape) -> int:
 
 
 def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
-    """Exact number of trainable parameters; without `embeddings`, both embedding matrices are left out."""
+    """Return the exact number of trainable parameters; without `embeddings`, both embedding matrices are excluded."""
     body = shape.num_layers * params_of_layer(shape) + shape.d_model
     matrices = 1 if shape.tie_embeddings else 2
     return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
-    """Columns of the logits as a device computes them: on CUDA whole tiles of COLUMNS, which no FLOP count includes."""
+    """Return the columns of logits that a device computes: on CUDA whole tiles of COLUMNS. FLOP counts exclude them."""
     return -(-columns // COLUMNS) * COLUMNS if cuda else columns
 
 
 def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int:
-    """FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
+    """Return FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
 
-    q is the width of all heads. The attention term counts the whole square, as is usual for MFU; relative positions
-    add half as much for a third product, and 4·d·q for the projection of the distances, which have no gradient, counted
-    for every sequence. `logits=False` leaves the output projection out. Sources: Kaplan et al. 2020, arXiv 2001.08361,
-    section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019, arXiv 1901.02860, section 3.3.
+    q is the width of all heads. The attention term counts the full T × T scores, as is usual for MFU. Relative
+    positions add half as much for a third product, and 4·d·q for the projection of the distances, which have no
+    gradient, counted for every sequence. `logits=False` excludes the output projection. Sources: Kaplan et al. 2020,
+    arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019, arXiv
+    1901.02860, section 3.3.
     """
     layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
     if shape.positions == "relative":
@@ -135,7 +136,7 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
-    """The shape nearest to `num_params` and to the proportions of `aspect` that keeps every override.
+    """Return the shape nearest to `num_params` and to the aspect ratio of `aspect` that keeps every override.
 
     Embeddings are tied where both would hold over a fifth of the model. Source: Liu et al. 2024 (MobileLLM), arXiv
     2402.14905, section 2.2. Raises ConfigError if the overrides do not make a shape.
@@ -149,33 +150,33 @@ def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelS
 
 
 def aspect(num_params: float) -> float:
-    """Width per layer that models of this size have.
+    """Return the usual aspect ratio, width per layer, of models of this size.
 
     Source: least squares over the 50 models of Hoffmann et al. 2022, arXiv 2203.15556, Table A9 (they deviate by 15 %);
-    a shape twice off loses little (Kaplan et al. 2020, arXiv 2001.08361, section 3.1).
+    a factor of two costs little (Kaplan et al. 2020, arXiv 2001.08361, section 3.1).
     """
     return 55 * math.pow(num_params / 1e8, 0.125)
 
 
 def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
-    def miss(shape: ModelShape) -> float:
+    def distance_to(shape: ModelShape) -> float:
         size = math.log(num_parameters(shape) / num_params)
         proportions = math.log(shape.d_model / shape.num_layers / aspect(num_params))
         return math.hypot(size / SIZE_UNIT, proportions / ASPECT_UNIT)
 
-    best = min(shapes, key=miss)
-    # Hidden widths rise in large steps, so a wide model may have to give up some of its proportions.
+    best = min(shapes, key=distance_to)
+    # Hidden widths rise in large steps, so a wide model may have to deviate from the aspect ratio.
     near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= CLOSE]
-    return min(near, key=miss) if near and best.d_model >= WIDE else best
+    return min(near, key=distance_to) if near and best.d_model >= WIDE else best
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
-    """For every depth the width that comes nearest to the size from below, and the next one."""
+    """Yield, for every depth, the largest width that does not exceed the size, and the next larger width."""
     widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
     if not widths:
         raise ConfigError(
-            "plan: expected heads that fit a width below 32768, got none for num_heads = "
-            f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Set d_model."
+            "plan: expected a d_model below 32768 that the heads divide, got none for num_heads = "
+            f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Set plan.d_model."
         )
     for num_layers in [plan.num_layers] if plan.num_layers else range(2, MAX_LAYERS + 1):
         low, high = 0, len(widths) - 1
@@ -188,12 +189,12 @@ def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) ->
 
 
 def _head_dim(d_model: int) -> int:
-    """Width of a head: 64, from 1280 on 128 (Hoffmann et al. 2022, Table A9); less where few heads would be left."""
+    """Return a head's width: 64, or 128 from a d_model of 1280 (Hoffmann et al. 2022, Table A9); less below 512."""
     return 128 if d_model >= 1280 else 64 if d_model >= 512 else 32 if d_model >= 128 else 16
 
 
 def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
-    """Whether the heads come in twos, from 16 on in fours, from 32 on in eights, so that they can share keys."""
+    """Return True if heads can share keys: their number is a multiple of 2, from 16 heads of 4, from 32 heads of 8."""
     if plan.num_heads:
         return plan.head_dim is not None or d_model % (2 * plan.num_heads) == 0
     heads, rest = divmod(d_model, plan.head_dim or _head_dim(d_model))
@@ -202,22 +203,26 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
 
 def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
-    # A quarter of the heads, eight at most and two at least where that divides, so that a tensor axis divides them.
+    # A quarter of the heads, at most eight and at least two where that divides, so that a tensor axis divides them.
     # Sources: Ainslie et al. 2023, arXiv 2305.13245, section 3.3; Llama 3, arXiv 2407.21783, table 3 (eight to 405 B).
-    few = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
-    num_kv_heads = plan.num_kv_heads or few[-1]
-    # 4·d, or two thirds of it so that three matrices weigh as much as two. Source: Shazeer 2020, arXiv 2002.05202, 3.
+    divisors = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
+    num_kv_heads = plan.num_kv_heads or divisors[-1]
+    # 4·d, or two thirds of it so that three matrices have as many weights as two.
+    # Source: Shazeer 2020, arXiv 2002.05202, 3.
     gated = (8 * d_model // 3 + FFW // 2) // FFW * FFW if d_model >= WIDE else -(-8 * d_model // 3 // 16) * 16
     ffw = 4 * d_model if plan.activation == "gelu" else gated
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
-        problems.append(f"num_heads {num_heads} into which d_model {d_model} goes in even parts")
+        problems.append(("an even d_model / num_heads", f"{d_model} / {num_heads}", "num_heads"))
     if plan.head_dim is not None and plan.head_dim % 2 and plan.positions == "rope":
-        problems.append(f"an even head_dim for rotary positions (it is {plan.head_dim})")
+        problems.append(("an even head_dim for rotary positions", f"{plan.head_dim}", "head_dim"))
     if num_heads % num_kv_heads:
-        problems.append(f"num_kv_heads {num_kv_heads} that divides num_heads {num_heads}")
+        problems.append((f"num_kv_heads that divides num_heads {num_heads}", f"{num_kv_heads}", "num_kv_heads"))
     if problems:
-        raise ConfigError(f"plan: expected {' and '.join(problems)}, got that it does not. Correct the overrides.")
+        expected, got, settings = (" and ".join(texts) for texts in zip(*problems))
+        raise ConfigError(
+            f"plan: expected {expected}, got {got}. Change plan.{settings.replace(' and ', ' and plan.')}."
+        )
     return ModelShape(
         vocab_size=vocab_size,
         num_layers=num_layers,

@@ -1,8 +1,8 @@
-"""The model: a transformer with RMSNorm, grouped-query attention and a gated feed-forward, whole or some layers of it.
+"""The transformer: RMSNorm, grouped-query attention and a gated feed-forward; the whole model or a range of its layers.
 
-It is built without storage (meta device); weights are then made one parameter at a time from a seed and the
-parameter's name, so they are the same for any number of ranks and any way of splitting. It knows of no other rank:
-what it sees of a row (`look`), how it attends (`core`) and its loss (`loss`) are attributes that a layout may replace.
+It is built without storage (meta device). Weights are then made one parameter at a time from a seed and the parameter's
+name, so they are the same for any number of ranks and any layout. The model itself does not communicate: its attention
+mask (`mask`), attention function (`core`) and loss (`loss`) are attributes that a layout may replace.
 
 Shape suffixes: B rows, T positions, D width, V vocabulary.
 """
@@ -41,7 +41,7 @@ Recompute = Literal["none", "full", "selective"]
 
 @dataclass(frozen=True)
 class Span:
-    """Layers [first, stop) of a model of `num_layers`: a stage of a pipeline, or all of it."""
+    """Layers [first, stop) of a model of `num_layers`: a pipeline stage, or the whole model."""
 
     first: int
     stop: int
@@ -49,12 +49,12 @@ class Span:
 
     @property
     def begins(self) -> bool:
-        """Whether the embedding belongs to it."""
+        """True if the embedding belongs to these layers."""
         return self.first == 0
 
     @property
     def ends(self) -> bool:
-        """Whether the last norm and the output matrix belong to it."""
+        """True if the last norm and the output matrix belong to these layers."""
         return self.stop == self.num_layers
 
 
@@ -70,14 +70,14 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(shape.d_ffw, shape.d_model, bias=shape.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Each position on its own, (B, T, D)."""
+        """Return the feed-forward's output, position by position, (B, T, D)."""
         up = self.up(x_BTD)
         y_BTD: Tensor = self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x_BTD)) * up)
         return y_BTD
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each on the normalised input and added to it."""
+    """One layer: attention, then feed-forward, each computed from the normalized stream and added to the stream."""
 
     def __init__(self, shape: ModelShape, recompute: Recompute):
         super().__init__()
@@ -87,33 +87,33 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x_BTD: Tensor, look: Look) -> Tensor:
-        """The residual stream after this layer, (B, T, D)."""
-        # Inside the module and not a wrapper around it: parameter names stay plain, and FSDP gathers the weights
-        # of the block before the recomputation starts.
+    def forward(self, x_BTD: Tensor, mask: Look) -> Tensor:
+        """Return the residual stream after this layer, (B, T, D)."""
+        # Recomputation is inside the module, not a wrapper: parameter names get no prefix, and FSDP gathers the
+        # weights of the block before it starts.
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self._layer(x_BTD, look)
+            return self._layer(x_BTD, mask)
         if self.recompute == "selective":
             y_BTD: Tensor = checkpoint(
-                self._layer, x_BTD, look, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_products
+                self._layer, x_BTD, mask, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts
             )
         else:
-            y_BTD = checkpoint(self._layer, x_BTD, look, use_reentrant=False, preserve_rng_state=False)
+            y_BTD = checkpoint(self._layer, x_BTD, mask, use_reentrant=False, preserve_rng_state=False)
         return y_BTD
 
-    def _layer(self, x_BTD: Tensor, look: Look) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), look)
+    def _layer(self, x_BTD: Tensor, mask: Look) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask)
         x_BTD = x_BTD + self.ffn(self.ffn_norm(x_BTD))
         return x_BTD
 
 
-def _keep_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-    contexts = create_selective_checkpoint_contexts(_kept_or_not)  # type: ignore[no-untyped-call]
+    contexts = create_selective_checkpoint_contexts(_checkpoint_policy)  # type: ignore[no-untyped-call]
     return contexts
 
 
-def _kept_or_not(context: object, operator: object, *unused: object, **also_unused: object) -> CheckpointPolicy:
+def _checkpoint_policy(context: object, operator: object, *unused: object, **also_unused: object) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -122,36 +122,36 @@ _PRODUCTS = {
     *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN._scaled_mm.default),
     *(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, _ATEN._scaled_dot_product_flash_attention.default),
     *(_ATEN._scaled_dot_product_efficient_attention.default, _ATEN._scaled_dot_product_cudnn_attention.default),
-    torch.ops.penstock.attend_in_tiles.default,  # known since train.model.attention is
+    torch.ops.penstock.attend_in_tiles.default,  # registered by the import of train.model.attention
     *(torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default),
 }
-"""What costs most to compute again, for what it takes to keep."""
+"""Operators whose outputs are saved: those with the highest cost of recomputation for their memory."""
 
 
 class Transformer(nn.Module):
-    """Token ids to logits, or to the loss; or the layers of a span, from the stream before them to the one behind."""
+    """Token ids to logits or the loss; for a range of layers, the residual stream before them to the one after."""
 
     def __init__(self, shape: ModelShape, span: Span, causal: bool, recompute: Callable[[int], Recompute]):
-        """`recompute` says for every layer what is computed again in the backward pass."""
+        """`recompute` returns for every layer how much of it is recomputed in the backward pass."""
         super().__init__()
         self.shape, self.span, self.causal = shape, span, causal
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model) if span.begins else None
-        # By the layer's number in the whole model, so that a parameter has one name wherever it is.
+        # Keyed by the layer's number in the whole model, so that a parameter has the same name on every rank.
         self.blocks = nn.ModuleDict({str(i): Block(shape, recompute(i)) for i in range(span.first, span.stop)})
         self.norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps) if span.ends else None
         self.head: nn.Module | None = None
         if span.ends and not (shape.tie_embeddings and span.begins):
-            # A tied matrix in the last stage of a pipeline is a copy of the embedding, kept equal by the layout.
+            # A tied matrix in the last pipeline stage is a copy of the embedding, which the layout keeps equal.
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
         self.look: Callable[[int, Documents | None, torch.device], Look] = self.look_at
         self.loss = HeadLoss()
         self._compiled = False
 
     def compile_layers(self) -> None:
-        """Compile the layers by torch.compile, all of them to one graph; for rows of one number and length."""
+        """Compile the layers with torch.compile, each to one graph, for a fixed number and length of rows."""
         self._compiled = True
         for block in self.layers:
-            # Sizes stay constants: FlexAttention's kernels did not compile for sizes that are not (torch 2.13).
+            # Sizes are constants: FlexAttention's kernels did not compile for dynamic sizes (torch 2.13).
             block.compile(dynamic=False)
 
     def forward(
@@ -162,16 +162,16 @@ class Transformer(nn.Module):
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
     ) -> Tensor:
-        """From ids (B, T), or the stream (B, T, D) of the layers before, to what this part of the model gives.
+        """Return the output of these layers for ids (B, T), or for the stream (B, T, D) of the layers before.
 
-        That is the stream (B, T, D) if other layers follow; else float32 logits (B, T, V) of what stands at (mlm) or
-        behind (else) each position; with targets the total loss, 0-d, of `loss`.
+        It is the stream (B, T, D) if other layers follow, and with targets the total loss, 0-d, of `loss`. Else it is
+        the float32 logits (B, T, V) of the token at (mlm) or after (otherwise) each position.
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else Documents(documents_BT, starts_N, number_format(x_BTD))
-        look = added_mask(self.look(x.shape[1], documents, x.device), x_BTD)
+        mask = added_mask(self.look(x.shape[1], documents, x.device), x_BTD)
         for block in self.blocks.values():
-            x_BTD = self._through(block, x_BTD, look)
+            x_BTD = self._run_layer(block, x_BTD, mask)
         if self.norm is None:
             return x_BTD
         x_BTD = self.norm(x_BTD)
@@ -180,39 +180,39 @@ class Transformer(nn.Module):
             return F.linear(x_BTD, weight_VD).float()  # type: ignore[arg-type]
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
 
-    def _through(self, block: nn.Module, x_BTD: Tensor, look: Look) -> Tensor:
-        """The stream after a layer."""
+    def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: Look) -> Tensor:
+        """Return the stream after a layer."""
         y_BTD: Tensor
         if not self._compiled or torch.is_grad_enabled():
-            y_BTD = block(x_BTD, look)
+            y_BTD = block(x_BTD, mask)
             return y_BTD
-        # Without a gradient torch would compile the layers again. What this graph saves for a backward pass is freed
-        # with each layer.
+        # Without a gradient torch would compile the layers again. The activations that this graph saves for a backward
+        # pass are freed after each layer.
         with torch.enable_grad():
-            y_BTD = block(x_BTD.detach().requires_grad_(), look)
+            y_BTD = block(x_BTD.detach().requires_grad_(), mask)
         return y_BTD.detach()
 
     @property
     def layers(self) -> list[Block]:
-        """The layers of this part, in order."""
+        """The layers of this part of the model, in order."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
     def look_at(self, num_positions: int, documents: Documents | None, device: torch.device) -> Look:
-        """The look of whole rows."""
+        """Return the attention mask of whole rows, in the form of the device's fastest kernel."""
         positions_T = torch.arange(num_positions, device=device)
         if documents is None:
             return self.look_from(positions_T, None)
-        if documents.starts_N is not None and takes_starts(device, self.shape, documents.number):
-            # Their number differs between batches, and must not become a constant of the compiled layers.
+        if documents.starts_N is not None and takes_starts(device, self.shape, documents.dtype):
+            # The number of documents differs between batches, and must not become a constant of the compiled layers.
             torch._dynamo.maybe_mark_dynamic(documents.starts_N, 0)
             return replace(self.look_from(positions_T, None), starts_N=documents.starts_N)
-        if not takes_blocks(device, self.shape, documents.number):
+        if not takes_blocks(device, self.shape, documents.dtype):
             return self.look_from(positions_T, documents.numbers_BT)
         blocks = blocks_in_document(documents.numbers_BT, self.causal)
         return replace(self.look_from(positions_T, None), blocks=blocks)
 
     def look_from(self, positions_T: Tensor, documents_BT: Tensor | None) -> Look:
-        """The look of positions of rows, each seeing the keys of its document, or of the whole row; as a matrix."""
+        """Return the attention mask of these positions as a matrix: within documents, or within the whole row."""
         shape, device = self.shape, positions_T.device
         seen_B1TT = None if documents_BT is None else seen_in_document(documents_BT, self.causal)
         if shape.positions == "relative":
@@ -227,16 +227,16 @@ def build_model(
     causal: bool = True,
     recompute: Callable[[int], Recompute] = lambda layer: "none",
 ) -> Transformer:
-    """The model, or a span of its layers, without storage: shapes and names only, on the meta device."""
+    """Return the model, or a range of its layers, without storage: shapes and names only, on the meta device."""
     with torch.device("meta"):
         return Transformer(shape, span or Span(0, shape.num_layers, shape.num_layers), causal, recompute)
 
 
 def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
-    """The initial value of one parameter, float32 on the CPU, a function of (seed, name, size) alone.
+    """Return the initial value of one parameter, float32 on the CPU, a function of (seed, name, size) alone.
 
-    Gains are 1, biases 0, those of relative positions too; matrices are normal with deviation sqrt(2 / 5D), and those
-    that write into the residual stream divided by sqrt(2 * layers). Sources: Nguyen 2019, 1910.05895, 2.2 (small init);
+    Gains are 1 and biases 0, also those of relative positions. Matrices are normal with deviation sqrt(2 / 5D), divided
+    by sqrt(2 * layers) if they write into the residual stream. Sources: Nguyen 2019, 1910.05895, 2.2 (small init);
     Radford 2019 (GPT-2), 2.3.
     """
     if name.endswith("bias"):

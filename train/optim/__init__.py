@@ -1,1 +1,1 @@
-"""The optimisers, their schedules, and what keeps a step finite."""
+"""The optimizers, learning-rate schedules, loss scaling and the gradient norm."""

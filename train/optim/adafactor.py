@@ -1,4 +1,4 @@
-"""Adafactor: the second moment of a matrix as one mean per row and one per column, no first moment."""
+"""Adafactor: the second moment of a matrix as a mean per row and a mean per column, without a first moment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from train.optim.parameter import Member, UpdateInputs, chunks, local, squared_n
 EPS = 1e-30
 """Added to squared gradients (ε₁). Source: Shazeer and Stern 2018, section 9."""
 DECAY = 0.8
-"""The mean of update t forgets t^-0.8 of what was. Source: Shazeer and Stern 2018, section 9."""
+"""The weight of the new squares in the mean of update t is t^-0.8. Source: Shazeer and Stern 2018, section 9."""
 CLIP = 1.0
-"""Largest root mean square of an update before the learning rate (d). Source: Shazeer and Stern 2018, section 9."""
+"""Maximum root mean square of an update before the learning rate (d). Source: Shazeer and Stern 2018, section 9."""
 
 
 @dataclass(frozen=True)
 class Adafactor:
-    """The rule, for the parameters it updates; rates are absolute, not relative to the size of the weights.
+    """Adafactor's update rule for some parameters; rates are absolute, not relative to the size of the weights.
 
     Source: Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 (matrices) and 5 (vectors), with decoupled decay.
-    Every rank holds the means of all rows and columns of the matrices that it holds a part of, plain tensors which are
-    those of the whole matrix and the same on every rank: a checkpoint of them can be read into any layout.
+    Every rank with a shard of a matrix holds the means of all its rows and columns, as plain tensors that are the same
+    on every such rank. A checkpoint of them can therefore be read into any layout.
     """
 
     members: Sequence[Member]
@@ -38,23 +38,23 @@ class Adafactor:
 
     def update(self, inputs: UpdateInputs) -> None:
         """Make an update."""
-        # Before the first update that is not skipped the number is 0; what comes out is then stored nowhere.
+        # Until the first update that is not skipped the count is 0; the result is then not stored.
         weight = inputs.count.double().clamp(min=1).pow(-DECAY).float()
         for members in chunks(self.members):
             gradients = dict(zip([m.name for m in members], inputs.scaled(members), strict=True))
             matrices = [m for m in members if m.is_matrix]
-            sums = [_sums(m, gradients[m.name]) for m in matrices]
+            sums = [_sum_squares(m, gradients[m.name]) for m in matrices]
             for member, total in zip(matrices, total_over_shards(matrices, sums), strict=True):
                 rows, columns = torch.split(total, list(member.parameter.shape))
                 means = [member.state["row_mean"], member.state["column_mean"]]
-                found = [(rows / len(columns) + EPS).float(), (columns / len(rows) + EPS).float()]
-                inputs.store(means, [mean.lerp(new, weight) for mean, new in zip(means, found, strict=True)])
+                squares = [(rows / len(columns) + EPS).float(), (columns / len(rows) + EPS).float()]
+                inputs.store(means, [mean.lerp(new, weight) for mean, new in zip(means, squares, strict=True)])
             for member in (m for m in members if not m.is_matrix):
                 moment = member.held("exp_avg_sq")
                 inputs.store([moment], [moment.lerp(gradients[member.name].square().add_(EPS), weight)])
             directions = [_direction(m, gradients[m.name]) for m in members]
-            squares = total_over_shards(members, list(squared_norms(directions)[:, None]))
-            for member, direction, square in zip(members, directions, squares, strict=True):
+            totals = total_over_shards(members, list(squared_norms(directions)[:, None]))
+            for member, direction, square in zip(members, directions, totals, strict=True):
                 clip = (square[0] / member.parameter.numel()).sqrt().div_(CLIP).clamp_(min=1.0)
                 direction.mul_((inputs.rate / clip).float())
             values = [m.values for m in members]
@@ -63,8 +63,8 @@ class Adafactor:
             inputs.store(values, updated)
 
 
-def _sums(member: Member, gradient: Tensor) -> Tensor:
-    """Squared gradients summed over each row, then each column of what this rank holds; 0 elsewhere, float64."""
+def _sum_squares(member: Member, gradient: Tensor) -> Tensor:
+    """Return squared gradients summed over each row, then over each column of this rank's shard; else 0, float64."""
     num_rows, num_columns = member.parameter.shape
     rows, columns = member.region
     squares = gradient.square()
@@ -75,7 +75,7 @@ def _sums(member: Member, gradient: Tensor) -> Tensor:
 
 
 def _direction(member: Member, gradient: Tensor) -> Tensor:
-    """The gradient divided by the root of its second moment, in the memory of the gradient; not yet clipped."""
+    """Return the gradient divided by the root of its second moment, in the gradient's memory; not yet clipped."""
     if not member.is_matrix:
         return gradient.mul_(member.held("exp_avg_sq").rsqrt())
     rows, columns = member.region

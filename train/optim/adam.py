@@ -1,4 +1,4 @@
-"""LAMB: Adam whose update of each matrix is as long, relative to the matrix, as the learning rate says."""
+"""Adam's variants: LAMB, whose update of a matrix has a norm in proportion to the matrix, and AdamW."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from train.optim.parameter import Member, UpdateInputs, chunks, squared_norms, t
 
 @dataclass(frozen=True)
 class Lamb:
-    """The rule, for the parameters it updates.
+    """LAMB's update rule for some parameters.
 
-    Source: You et al. 2020, arXiv 1904.00962, algorithm 2, with φ(z) = z. Vectors are updated at the learning rate as
-    it stands: a bias that begins at zero would be held there by a rate in proportion to its length.
+    Source: You et al. 2020, arXiv 1904.00962, algorithm 2, with φ(z) = z. Vectors are updated at the plain learning
+    rate: with a rate in proportion to its norm, a bias that is initially zero would remain zero.
     """
 
     members: Sequence[Member]
@@ -35,7 +35,7 @@ class Lamb:
             inputs.store(values, torch._foreach_add(values, directions, alpha=-inputs.rate))
 
     def _directions(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
-        """Adam's directions with the decay in them, in the memory of the gradients."""
+        """Return Adam's directions with weight decay, in the gradients' memory."""
         gradients = inputs.scaled(members)
         held_first, held_second = [m.held("exp_avg") for m in members], [m.held("exp_avg_sq") for m in members]
         first = torch._foreach_lerp(held_first, gradients, 1 - self.beta1)
@@ -43,7 +43,7 @@ class Lamb:
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - self.beta2)
         inputs.store(held_first, first)
         inputs.store(held_second, second)
-        # m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε) with both corrections in one factor: every pass over memory counts.
+        # m / (1 - β₁ᵗ) / (√(v / (1 - β₂ᵗ)) + ε) with both corrections in one factor, which saves a pass over memory.
         count = inputs.count.double()
         root = (1 - self.beta2**count).sqrt()
         torch._foreach_copy_(gradients, second)
@@ -59,13 +59,13 @@ class Lamb:
 
 
 def trust_ratios(members: Sequence[Member], values: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
-    """Length of each whole matrix divided by that of its direction, 0-d; 1 for vectors and where a length is zero."""
+    """Return each whole matrix's norm divided by that of its direction, 0-d; 1 for vectors and if a norm is zero."""
     squares = torch.stack([squared_norms(values), squared_norms(directions)], dim=1)
     totals = torch.stack(total_over_shards(members, list(squares)))
     ratios = (totals[:, 0] / totals[:, 1]).sqrt()
     ratios = torch.where((totals > 0).all(dim=1), ratios, 1.0).float()
-    one = torch.ones((), device=ratios.device)
-    return [ratio if m.is_matrix else one for m, ratio in zip(members, ratios, strict=True)]
+    unit = torch.ones((), device=ratios.device)
+    return [ratio if m.is_matrix else unit for m, ratio in zip(members, ratios, strict=True)]
 
 
 # AdamW: Adam with decoupled weight decay, by torch's fused kernel.
@@ -73,7 +73,7 @@ def trust_ratios(members: Sequence[Member], values: Sequence[Tensor], directions
 
 @dataclass(frozen=True)
 class AdamW:
-    """The rule, for the parameters it updates.
+    """AdamW's update rule for some parameters.
 
     Sources: Kingma 2014, arXiv 1412.6980, algorithm 1; Loshchilov 2019, arXiv 1711.05101, algorithm 2 (each update
     shrinks the weights by learning rate x decay).
@@ -90,7 +90,7 @@ class AdamW:
                 member.state[key] = torch.zeros_like(member.parameter)
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update; the kernel divides by the scale of the gradients, and does nothing where it is to skip."""
+        """Make an update; the kernel divides by the scale of the gradients, and does nothing in a skipped update."""
         for decay in dict.fromkeys(member.weight_decay for member in self.members):
             members = [m for m in self.members if m.weight_decay == decay and m.values.numel()]
             if not members:
@@ -101,7 +101,7 @@ class AdamW:
                 [m.held("exp_avg") for m in members],
                 [m.held("exp_avg_sq") for m in members],
                 [],
-                [inputs.count] * len(members),  # the kernel only reads it, so one serves the whole list
+                [inputs.count] * len(members),  # the kernel only reads it, so the same tensor serves all
                 lr=inputs.rate,
                 beta1=self.beta1,
                 beta2=self.beta2,

@@ -1,4 +1,4 @@
-"""The optimiser of a run: rules, each with the parameters it updates, made from `[optim]` for any layout."""
+"""The optimizer of a run: update rules, each with its parameters, made from `[optim]` for any layout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,23 +19,23 @@ EMBEDDING = "embedding.weight"
 
 
 class Rule(Protocol):
-    """How some parameters are updated; their state is allocated when the rule is made."""
+    """An update rule for some parameters; it allocates their state at construction."""
 
     @property
     def members(self) -> Sequence[Member]:
         """The parameters, in the order of the model."""
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update, or leave every bit of weights and states as it is where the inputs say to skip it."""
+        """Make an update; if the inputs skip it, every bit of weights and states is unchanged."""
 
 
 @dataclass
 class Optimizer:
-    """Rules, and how many updates they have made."""
+    """Update rules, and the number of updates made."""
 
     rules: list[Rule]
     count: Tensor = field(init=False)
-    """Updates made, 0-d float32 on the device of the parameters; a skipped one does not count."""
+    """Number of updates made, 0-d float32 on the parameters' device; a skipped update does not count."""
 
     def __post_init__(self) -> None:
         device = next((local(member.parameter).device for member in self.members), torch.device("cpu"))
@@ -43,7 +43,7 @@ class Optimizer:
 
     @property
     def step(self) -> int:
-        """Number of updates made; waits for the device."""
+        """The number of updates made; synchronizes with the device."""
         return int(self.count.item())
 
     @property
@@ -53,10 +53,10 @@ class Optimizer:
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> Optimizer:
-    """The optimiser of these parameters, by name; its state is allocated, so that a checkpoint can be read into it.
+    """Return the optimizer of these parameters; its state is allocated, so that a checkpoint can be read into it.
 
-    Parameters are plain tensors or DTensors on any meshes; ranks that share some must name them in the same order.
-    Matrices decay, the embedding where `decay_embeddings` says so, gains and biases never.
+    Parameters, by name, are plain tensors or DTensors on any meshes; ranks that share parameters must name them in the
+    same order. Matrices decay, the embedding only with `decay_embeddings`, gains and biases never.
     """
     members = [Member(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
@@ -77,16 +77,16 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The state to be stored, as `<state>.<parameter>`; reading into these tensors restores it but for the step.
+    """Return the state to store, as `<state>.<parameter>`; reading into these tensors restores all but the step.
 
-    Each lies on the ranks as its parameter does, but for Adafactor's `row_mean` and `column_mean`: plain tensors of
-    the whole matrix, the same on every rank that holds some of it.
+    Each is placed on the ranks like its parameter, except Adafactor's `row_mean` and `column_mean`: those are plain
+    tensors of the whole matrix, the same on every rank with a shard of it.
     """
     return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}
 
 
 def set_step(optimizer: Optimizer, step: int) -> None:
-    """Set the number of updates made; what each rank holds is looked up again, since state may have been read anew."""
+    """Set the number of updates made, and look up all local tensors again, since state may have been restored."""
     optimizer.count.fill_(step)
     for member in optimizer.members:
         member.look_up_again()
@@ -100,19 +100,19 @@ def update(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Make one update at learning rate `rate` from gradients by name, whose memory it uses up; then clear them.
+    """Make an update at learning rate `rate` from gradients by name, overwriting their memory; then clear them.
 
-    None: those that the parameters have; else what was taken from them before, as by `Gradients`.
-    Gradients are divided by `grad_scale`; where `found_inf` is not 0, every bit of weights and states and the number
-    of updates stay as they are. Both are 0-d float32 tensors on the device of the parameters, so the host never waits.
-    Raises ContractError, before anything is changed, if a parameter has no gradient or one placed otherwise.
+    `gradients`: local tensors from `Gradients.take`; None = take them from the parameters now. Gradients are divided
+    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit. Both
+    are 0-d float32 tensors on the parameters' device, so the host never waits. Raises ContractError, before anything
+    changes, if a parameter has no gradient or a gradient with another placement.
     """
     if gradients is None:
         gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()
     for member in optimizer.members:
         if member.name not in gradients:
             raise ContractError(
-                f"optim: expected a gradient for {member.name}, got none. Leave out what no loss depends on."
+                f"optim: expected a gradient for {member.name}, got none. Remove parameters that no loss depends on."
             )
     skipped = torch.zeros_like(optimizer.count) if found_inf is None else found_inf
     optimizer.count += 1 - skipped
@@ -123,6 +123,6 @@ def update(
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """Drop all gradients: of a step that is not to be made."""
+    """Discard all gradients."""
     for member in optimizer.members:
         member.parameter.grad = None

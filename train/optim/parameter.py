@@ -1,8 +1,8 @@
-"""A parameter as an optimiser sees it: the numbers this rank holds, where they lie in the whole, and its state.
+"""A rank's shard of a parameter, with its optimizer state; and the gradients, their norm, and the inputs of an update.
 
-Optimisers compute on what a rank holds and never on DTensors: one list may then mix plain tensors with DTensors on any
-meshes, kernels that take whole lists serve all of them, and nothing is communicated unasked. What an optimiser must
-know of the whole parameter it sums over the ranks that share it, explicitly and in float64.
+Optimizers compute on local tensors and never on DTensors. A list may then mix plain tensors with DTensors on any mesh,
+multi-tensor kernels can process all of them, and there is no implicit communication. Figures of a whole parameter are
+summed explicitly, in float64, over the ranks that share it.
 """
 
 import math
@@ -21,23 +21,23 @@ from torch.distributed.tensor.placement_types import Replicate, _StridedShard
 from schemas.errors import ContractError
 
 Region = tuple[slice, ...]
-"""Part of a tensor: one range per dim."""
+"""A region of a tensor: a range per dim."""
 Coordinate = tuple[int, ...]
-"""Place in a mesh: one index per axis."""
+"""A rank's position in a mesh: an index per axis."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: the same numbers, not a copy, and no gradient flows through them."""
+    """Return this rank's shard of a tensor: the same memory, detached from the graph."""
     return without_wrapper(tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def without_wrapper(tensor: Tensor) -> Tensor:
-    """The same numbers as a plain tensor, where torchao has wrapped a weight so that it is all-gathered in 8 bits."""
+    """Return a plain tensor with the same memory, if torchao wrapped a weight so that it is all-gathered in fp8."""
     return getattr(tensor, "_tensor", tensor)
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """The same numbers as a checkpoint stores them: without such a wrapper, laid out on the ranks as before."""
+    """Return the same tensor for a checkpoint: without torchao's wrapper, with the same placement."""
     if not isinstance(tensor, DTensor) or (held := tensor.to_local()) is (plain := without_wrapper(held)):
         return tensor
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -47,17 +47,17 @@ def as_stored(tensor: Tensor) -> Tensor:
 
 
 def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Raises ContractError if a gradient does not lie on the ranks as its parameter does."""
+    """Raises ContractError if the placement of a gradient differs from its parameter's."""
     here, there = getattr(parameter, "placements", None), getattr(gradient, "placements", None)
     if there != here:
         raise ContractError(
-            f"optim: expected a gradient of {name} on the ranks as its parameter, {here or 'a plain tensor'}, got "
-            f"{there or 'a plain tensor'}. Reduce it before the update."
+            f"optim: expected a gradient of {name} placed like its parameter, {here or 'a plain tensor'}, got "
+            f"{there or 'a plain tensor'}. Reduce the gradient before the update."
         )
 
 
 def shard_axes(tensor: Tensor) -> tuple[int, ...]:
-    """The axes of a tensor's mesh that it is split over; none for a plain tensor."""
+    """Return the mesh axes over which a tensor is sharded; none for a plain tensor."""
     if not isinstance(tensor, DTensor):
         return ()
     sizes = enumerate(tensor.device_mesh.shape)
@@ -65,10 +65,10 @@ def shard_axes(tensor: Tensor) -> tuple[int, ...]:
 
 
 def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
-    """What the rank at this place of the mesh holds of a tensor.
+    """Return the region of a tensor that the rank at this mesh coordinate holds.
 
-    FSDP splits what tensor parallelism has left although its axis comes first: such placements are strided, and act
-    after the others of their dim. Torch's own offsets are wrong where an uneven split leaves a rank with nothing.
+    FSDP shards the result of tensor parallelism although its axis is first: such placements are strided, and apply
+    after the others of their dim. torch's own offsets are wrong if an uneven split leaves a rank without elements.
     """
     bounds = [(0, size) for size in tensor.shape]
     axes = shard_axes(tensor)
@@ -83,28 +83,30 @@ def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
 
 
 def region_of(name: str, tensor: Tensor) -> Region:
-    """What this rank holds of a tensor. Raises ContractError if it holds another number of elements."""
+    """Return this rank's region of a tensor. Raises ContractError if the local tensor has another shape."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     region = region_at(tensor, _coordinate(tensor))
-    expected, found = tuple(part.stop - part.start for part in region), tuple(local(tensor).shape)
-    if expected != found:
+    expected, actual = tuple(bounds.stop - bounds.start for bounds in region), tuple(local(tensor).shape)
+    if expected != actual:
         raise ContractError(
-            f"optim: expected a shard of {name} of shape {expected}, as {tensor.placements} says, got {found}. "
-            "Choose axes that divide the parameter."
+            f"optim: expected a shard of {name} of shape {expected}, by its placement {tensor.placements}, got "
+            f"{actual}. Set axes in [layout] that divide the parameter."
         )
     return region
 
 
 def _coordinate(tensor: DTensor) -> Coordinate:
-    found = tensor.device_mesh.get_coordinate()
-    if found is None:
-        raise ContractError("optim: expected parameters of this rank, got one on a mesh without it. Leave it out.")
-    return tuple(found)
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        raise ContractError(
+            "optim: expected parameters of this rank, got a parameter on a mesh without it. Remove that parameter."
+        )
+    return tuple(coordinate)
 
 
 def sharing(tensor: DTensor) -> list[Coordinate]:
-    """The places in the mesh that together hold one copy of the tensor, this rank's among them, in order."""
+    """Return the mesh coordinates that together hold a copy of the tensor, including this rank's, in order."""
     here, axes = _coordinate(tensor), shard_axes(tensor)
     sizes = [range(tensor.device_mesh.size(axis)) if axis in axes else (here[axis],) for axis in range(len(here))]
     return list(product(*sizes))
@@ -112,46 +114,46 @@ def sharing(tensor: DTensor) -> list[Coordinate]:
 
 @dataclass
 class Member:
-    """One parameter of an optimiser."""
+    """A parameter of an optimizer, with this rank's shard and its state."""
 
     name: str
     parameter: nn.Parameter
     region: Region
-    """What this rank holds of it."""
+    """The region of the parameter that this rank holds."""
     weight_decay: float = 0.0
     state: dict[str, Tensor] = field(default_factory=dict)
-    """What the rule remembers of it, allocated when it is made."""
+    """Optimizer state of the parameter, allocated by the update rule at construction."""
     _locals: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """The local tensors of the parameter and its state. FSDP2 may replace a parameter's until its first forward pass
-    (it pads uneven shards there) and keeps it from then on, so that a look-up at the first update is valid for good."""
+    """The local tensors of the parameter and its state. FSDP2 may replace a parameter's local tensor until the first
+    forward pass (where it pads uneven shards) and never later, so a look-up at the first update remains valid."""
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix, rather than gains or biases (of which there may be a row per head)."""
+        """True for a matrix, False for gains and biases (which may have a row per head)."""
         return self.parameter.ndim == 2 and not self.name.endswith("bias")
 
     @property
     def values(self) -> Tensor:
-        """The numbers this rank holds, looked up once."""
+        """The local tensor of the parameter, looked up once."""
         return self._once("", self.parameter)
 
     def held(self, key: str) -> Tensor:
-        """What this rank holds of a state, looked up once."""
+        """Return the local tensor of a state, looked up once."""
         return self._once(key, self.state[key])
 
     def _once(self, key: str, tensor: Tensor) -> Tensor:
-        found = self._locals.get(key)
-        if found is None:
-            found = self._locals[key] = local(tensor)
-        return found
+        shard = self._locals.get(key)
+        if shard is None:
+            shard = self._locals[key] = local(tensor)
+        return shard
 
     def look_up_again(self) -> None:
-        """Forget which tensors were looked up."""
+        """Discard the local tensors that were looked up."""
         self._locals.clear()
 
 
 def chunks(members: Sequence[Member], max_numel: int = 1 << 24) -> Iterator[list[Member]]:
-    """The members in runs of at most so many numbers, or of one member; bounds the memory of what is computed of them.
+    """Yield runs of members with at most `max_numel` elements, or of a single member, to bound temporary memory.
 
     Whole parameters are counted, not shards: ranks that share them have the same runs.
     """
@@ -166,7 +168,7 @@ def chunks(members: Sequence[Member], max_numel: int = 1 << 24) -> Iterator[list
 
 
 def total_over_shards(members: Sequence[Member], parts: Sequence[Tensor]) -> list[Tensor]:
-    """For each member the sum of its part (1-D, float64) over the ranks that hold one copy of it together."""
+    """Return, for each member, the sum of its part (1-D, float64) over the ranks that share a copy of it."""
     totals = list(parts)
     groups: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
     for place, member in enumerate(members):
@@ -184,12 +186,12 @@ def total_over_shards(members: Sequence[Member], parts: Sequence[Tensor]) -> lis
 # Sums of squares of lists of tensors, accurate on a CPU too.
 
 _BLOCK = 256
-"""Numbers that a CPU adds up in float32. Torch's own norm of 10^7 normal numbers is wrong by 4e-4 there, since it adds
-them up in one row, and so depends on how they are split; in blocks it is as fast and wrong by less than 1e-8."""
+"""Number of elements that a CPU sums in float32. torch's norm of 10^7 normal numbers has an error of 4e-4 there, since
+it sums them sequentially, and so depends on their shards; in blocks it is as fast with an error below 1e-8."""
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Sum of the squares of each tensor, float64, (number of tensors,)."""
+    """Return the sum of the squares of each tensor, float64, (number of tensors,)."""
     if tensors[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(list(tensors))).double().square()
     return torch.stack([_squared_norm(tensor) for tensor in tensors])
@@ -202,36 +204,35 @@ def _squared_norm(tensor: Tensor) -> Tensor:
     return blocks.double().square().sum() + flat[whole:].double().square().sum()
 
 
-# The gradients of parameters as this rank holds them, read once a step for the norm and for the update.
+# The local gradients of parameters, read once per optimizer step for the norm and for the update.
 #
-# To look up what a rank holds of a DTensor costs several microseconds of the host; one pass over the parameters does
-# it, checks where each gradient lies, and leaves plain tensors. Nothing here waits for the device.
+# To look up the local tensor of a DTensor costs the host several microseconds. A single pass over the parameters does
+# that, checks the placement of each gradient, and returns plain tensors. Nothing here waits for the device.
 
 
 class Gradients:
-    """The gradients of some parameters; `take` reads those of a step."""
+    """The gradients of some parameters; `take` reads those of an optimizer step."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], num_stages: int = 1, copies: Mapping[str, int] | None = None
     ) -> None:
-        """Ranks form `num_stages` groups of equal size, the stages of a pipeline.
+        """The ranks form `num_stages` groups of equal size, the pipeline stages.
 
-        All ranks of a group hold the same parameters, split over a mesh or not. `copies` names the parameters that
-        several groups hold, with their number (an embedding that the first and last stage both use: 2).
+        All ranks of a group hold the same parameters, sharded or not. `copies`: the number of groups that hold a
+        parameter, if there are several (2 for an embedding that the first and last stage both use).
         """
         self._parameters = parameters
         self._num_stages, self._copies = num_stages, copies or {}
         self._strides: dict[str, tuple[int, ...]] = {}
         self._counts: dict[str, float] = {}
         self.taken: dict[str, Tensor] = {}
-        """What `take` read last, by the parameters' names."""
+        """The last result of `take`, by parameter name."""
 
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
-        """The local tensors of all gradients there are, in memory as their parameters.
+        """Return the local tensors of all gradients, by name, with the strides of their parameters.
 
-        An update may use their memory. Raises ContractError for a gradient that does not lie on the ranks as its
-        parameter does.
+        An update may overwrite them. Raises ContractError for a gradient whose placement differs from its parameter's.
         """
         if not self._strides:
             self._look_up()
@@ -243,13 +244,13 @@ class Gradients:
             check_placements(name, parameter, gradient)
             numbers = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             if numbers.stride() != self._strides[name]:
-                # Kernels that take lists read memory in order, whatever its strides: torch's fused AdamW on a CPU does.
+                # Multi-tensor kernels may ignore strides and read memory in order, as torch's fused AdamW on CPU does.
                 numbers = torch.empty_like(local(parameter)).copy_(numbers)
             self.taken[name] = numbers
         return self.taken
 
     def _look_up(self) -> None:
-        """Find the strides of each shard, and on how many ranks each of its numbers is counted."""
+        """Compute the strides of each shard, and the number of ranks on which each element is counted."""
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         for name, parameter in self._parameters.items():
             num_shards = 1
@@ -260,9 +261,9 @@ class Gradients:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Euclidean norm of what was taken over all ranks, a 0-d float64 tensor, the same on every rank.
+        """Return the Euclidean norm of the gradients of all ranks, 0-d float64, the same on every rank.
 
-        Every rank of the default group takes part; each shard counts once, however many ranks hold it.
+        Every rank of the default group must call it; each shard counts once, however many ranks hold it.
         """
         by_count: dict[float, list[Tensor]] = {}
         for name, gradient in self.taken.items():
@@ -279,36 +280,36 @@ class Gradients:
 def gradient_norm(
     parameters: Mapping[str, Tensor], num_stages: int = 1, copies: Mapping[str, int] | None = None
 ) -> Tensor:
-    """The norm of the gradients that parameters have now, see `Gradients`."""
+    """Return the norm of the parameters' present gradients, see `Gradients`."""
     gradients = Gradients(parameters, num_stages, copies)
     gradients.take()
     return gradients.norm()
 
 
-# What an update is made from, as tensors on the device, so that clipping and skipping never wait for the host.
+# The inputs of an update, as tensors on the device, so that clipping and skipping require no synchronization.
 
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """The gradients of an update and the numbers that belong to it."""
+    """The gradients, learning rate, number and scale of an update."""
 
     gradients: Mapping[str, Tensor]
-    """What this rank holds of each gradient; a rule may use the memory."""
+    """Local tensor of each gradient; an update rule may overwrite it."""
     rate: float
     """Learning rate."""
     count: Tensor
-    """Number of this update, 1 = first, 0-d float32; that of the update before where this one is skipped."""
+    """Number of this update, 1 = first, 0-d float32; if it is skipped, the number of the update before."""
     grad_scale: Tensor | None
-    """What the gradients are divided by, 0-d float32; None = nothing."""
+    """Divisor of the gradients, 0-d float32; None = 1."""
     found_inf: Tensor
-    """1 where the update is skipped, since loss or gradient is not finite; else 0; 0-d float32."""
+    """1 if the update is skipped, since loss or gradient is not finite; else 0; 0-d float32."""
 
     def of(self, members: Sequence[Member]) -> list[Tensor]:
-        """The gradients of some members as they are."""
+        """Return the gradients of some members, unscaled."""
         return [self.gradients[member.name] for member in members]
 
     def scaled(self, members: Sequence[Member]) -> list[Tensor]:
-        """The gradients of some members divided by `grad_scale`, in their own memory; call it once for each member."""
+        """Return the gradients of some members divided by `grad_scale`, in place; call it once for each member."""
         gradients = self.of(members)
         if self.grad_scale is not None and gradients:
             torch._foreach_div_(gradients, self.grad_scale)
@@ -316,11 +317,11 @@ class UpdateInputs:
 
     @cached_property
     def skipped(self) -> Tensor:
-        """Whether the update is skipped, 0-d bool."""
+        """True if the update is skipped, 0-d bool."""
         return self.found_inf > 0
 
     def store(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Write values into targets; where the update is skipped, every bit of the targets stays."""
-        # A product with 0 would not do: 0 * nan is nan, and -0.0 + 0.0 is 0.0.
+        """Write values into targets; if the update is skipped, every bit of the targets is unchanged."""
+        # A product with 0 would be wrong: 0 * nan is nan, and -0.0 + 0.0 is 0.0.
         for target, value in zip(targets, values, strict=True):
             torch.where(self.skipped, target, value, out=target)

@@ -1,8 +1,8 @@
-"""The learning rate of every update, a pure function of its number, the run's course and the held-out losses.
+"""Learning-rate schedules, pure functions of the update's number and the held-out losses; and fp16 loss scaling.
 
-All courses but inverse_sqrt begin at a border (the end of the warm-up, or the beginning of a stage with a rate of its
-own), where they stand at their full rate, and end at the last step of the run or stage, where they stand at their
-final share: the first update behind the border is one step further.
+All schedules but inverse_sqrt have their full rate at a boundary: the end of the warm-up, or the beginning of a stage
+with its own rate. They have their final share at the last step of the run or stage. The first update after the
+boundary is one step further.
 """
 
 import math
@@ -12,41 +12,41 @@ from dataclasses import dataclass
 from train.config.optim import OptimConfig
 
 Heldout = Sequence[tuple[int, float]]
-"""Held-out losses in the order in which they were measured: (updates made before, loss)."""
+"""Held-out losses in the order of their evaluation: (updates made before, loss)."""
 
 
 @dataclass(frozen=True)
 class StageCourse:
-    """A stage as far as its learning rate goes."""
+    """The settings of a training stage's learning rate."""
 
     first_step: int
-    """Its first update, from 1."""
+    """First update of the stage, from 1."""
     num_steps: int
-    """Its updates."""
+    """Number of updates of the stage."""
     learning_rate: float | None = None
-    """Rate at its beginning; None = the run's schedule goes on."""
+    """Rate at the beginning of the stage; None = the run's schedule continues."""
     schedule: str = "linear"
-    """cosine, linear or constant: course of that rate."""
+    """cosine, linear or constant: schedule of that rate."""
     final_lr_share: float = 0.0
-    """Where it ends, as a share."""
+    """Rate at the end of the stage, as a share of that rate."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a learning rate depends on beside `[optim]` and the held-out losses."""
+    """The inputs of a learning rate besides `[optim]` and the held-out losses."""
 
     steps: int
-    """Updates of the run."""
+    """Number of updates of the run."""
     warmup_steps: int
-    """Updates over which the rate rises from zero, in proportion."""
+    """Number of updates over which the rate rises linearly from zero."""
     peak_rate: float
     """Rate at the end of the warm-up."""
     stages: tuple[StageCourse, ...] = ()
-    """Stages of the run; updates that none of them holds follow the run's schedule."""
+    """Training stages of the run; updates outside them have the run's schedule."""
 
 
 def learning_rate(step: int, course: Course, config: OptimConfig, heldout: Heldout = ()) -> float:
-    """Learning rate of update `step` (1 = first). A warm-up scales the rate of a stage that begins within it too.
+    """Return the learning rate of update `step` (1 = first). A warm-up also scales the rate of a stage within it.
 
     Sources: Loshchilov 2017, arXiv 1608.03983, equation 5 (cosine, one cycle); Hu et al. 2024, arXiv 2404.06395, 4.1
     (wsd; its decay is linear here, as in Hägele et al. 2024, arXiv 2405.18392); Vaswani et al. 2017, arXiv 1706.03762,
@@ -63,31 +63,31 @@ def learning_rate(step: int, course: Course, config: OptimConfig, heldout: Heldo
         return peak * _share(step, course, config, heldout)
     begin = max(stage.first_step - 1, course.warmup_steps)
     progress = _progress(step, begin, stage.first_step + stage.num_steps - 1)
-    return peak * _fall(stage.schedule, progress, stage.final_lr_share)
+    return peak * _decay(stage.schedule, progress, stage.final_lr_share)
 
 
 def _share(step: int, course: Course, config: OptimConfig, heldout: Heldout) -> float:
-    """Share of the peak that the run's schedule has left at a step behind the warm-up."""
+    """Return the run's schedule at a step after the warm-up, as a share of the peak rate."""
     if config.schedule == "inverse_sqrt":
         return math.sqrt(max(1, course.warmup_steps) / step)
     if config.schedule == "step":
-        return config.decay_factor ** sum(step > border for border in config.decay_steps)
+        return config.decay_factor ** sum(step > decay_step for decay_step in config.decay_steps)
     if config.schedule == "plateau":
         return config.decay_factor ** _reductions(step, heldout, config.plateau_patience)
     if config.schedule == "wsd":
         begin = max(course.warmup_steps, course.steps * (1 - config.decay_share))
-        return _fall("linear", _progress(step, begin, course.steps), config.final_lr_share)
+        return _decay("linear", _progress(step, begin, course.steps), config.final_lr_share)
     progress = _progress(step, course.warmup_steps, course.steps)
-    return _fall(config.schedule, progress, config.final_lr_share)
+    return _decay(config.schedule, progress, config.final_lr_share)
 
 
 def _progress(step: int, begin: float, end: int) -> float:
-    """How far a step lies on the way from `begin` to `end`, 0 to 1."""
+    """Return the progress of a step from `begin` to `end`, 0 to 1."""
     return min(1.0, max(0.0, step - begin) / max(1.0, end - begin))
 
 
-def _fall(schedule: str, progress: float, final_share: float) -> float:
-    """Share of the rate that is left when a course has made this progress."""
+def _decay(schedule: str, progress: float, final_share: float) -> float:
+    """Return the share of the rate at this progress of a schedule."""
     if schedule == "constant":
         return 1.0
     left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
@@ -95,7 +95,7 @@ def _fall(schedule: str, progress: float, final_share: float) -> float:
 
 
 def _reductions(step: int, heldout: Heldout, patience: int) -> int:
-    """How often `patience` held-out losses in a row, all measured before update `step`, brought no new minimum."""
+    """Return how often `patience` consecutive held-out losses before update `step` had no new minimum."""
     lowest, without, reductions = math.inf, 0, 0
     for _, loss in (entry for entry in heldout if entry[0] < step):
         without = 0 if loss < lowest else without + 1
@@ -105,15 +105,15 @@ def _reductions(step: int, heldout: Heldout, patience: int) -> int:
     return reductions
 
 
-# Dynamic loss scaling for fp16: the factor of the loss as a value that each step maps to the next.
+# Dynamic loss scaling for fp16: each step computes the next step's factor of the loss.
 
 MAX_SCALE = float(2**24)
-"""Largest factor: a float32 loss times it is far from overflowing, and no gradient needs more."""
+"""Maximum factor: a float32 loss times it is far from overflow, and no gradient needs more."""
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The factor that the loss is multiplied by before the backward pass, and the gradient divided by behind it.
+    """The factor by which the loss is multiplied before the backward pass, and the gradient divided after it.
 
     Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2.
     """
@@ -121,14 +121,14 @@ class LossScale:
     scale: float
     """The factor."""
     finite_steps: int
-    """Steps in a row with a finite gradient since the factor last changed."""
+    """Consecutive steps with a finite gradient since the last change of the factor."""
     growth_steps: int
-    """How many of them double it."""
+    """Number of such steps after which the factor is doubled."""
 
     def after(self, finite: bool) -> "LossScale":
-        """The scale of the next step: halved behind a gradient that is not finite, which is then not applied.
+        """Return the scale of the next step: half after a gradient that is not finite, which is then not applied.
 
-        At a factor of 1 it stays, and the fault is not one of scaling; doubling ends at 2^24.
+        The minimum is 1, since scaling is then not the cause; the maximum is 2^24.
         """
         if not finite:
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)
@@ -138,5 +138,5 @@ class LossScale:
 
 
 def first_loss_scale(config: OptimConfig) -> LossScale:
-    """The scale that a run begins with."""
+    """Return the initial scale of a run."""
     return LossScale(config.initial_loss_scale, 0, config.loss_scale_steps)

@@ -1,4 +1,4 @@
-"""Tests of the reader: every row is the expected pieces of its stream, whoever asks for it."""
+"""The reader of batches: every row consists of the expected pieces of its stream, on any rank."""
 
 import dataclasses
 import tempfile
@@ -47,16 +47,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def stream_of(dataset: Dataset, stream: str) -> tuple[np.ndarray, np.ndarray]:
-    """All tokens of a stream, and the number of the document of each, read without the reader."""
+    """Return all tokens of a stream and the document number of each, read without the reader."""
     documents: list[list[int]] = []
     for shard in dataset.streams[stream]:
         with pa.ipc.open_file(dataset.folder.path(shard.path)) as file:
             documents += file.read_all().column("tokens").to_pylist()
-    return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(one) for one in documents])
+    return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(left) for left in documents])
 
 
 def expected(dataset: Dataset, batches: Batches, step: int) -> tuple[list, list, list]:
-    """Inputs, targets and documents of a step, token by token."""
+    """Return inputs, targets and documents of a step, token by token."""
     samples = batches.samples(step)
     pieces = samples.pieces
     streams = [stream_of(dataset, f"{source}/train") for source in batches.order.sources]
@@ -70,9 +70,9 @@ def expected(dataset: Dataset, batches: Batches, step: int) -> tuple[list, list,
     return inputs, targets, documents
 
 
-def same(one: Rows, two: Rows) -> bool:
-    """Whether all tensors are equal."""
-    pairs = [(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(Rows)]
+def same(left: Rows, right: Rows) -> bool:
+    """Return True if all tensors are equal."""
+    pairs = [(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(Rows)]
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
@@ -85,18 +85,18 @@ def test_rows_are_slices_of_their_streams_over_batches_and_shards(dataset: Datas
         rows = batches.batch(step)
         assert [(t.dtype, t.shape) for t in (rows.inputs_BT, rows.targets_BT)] == [(torch.int64, (21, seq_len))] * 2
         assert (rows.documents_BT.dtype, rows.sources_B.dtype) == (torch.int32, torch.int64)
-        found = rows.inputs_BT.tolist(), rows.targets_BT.tolist(), rows.documents_BT.tolist()
-        assert found == expected(dataset, batches, step)
+        actual = rows.inputs_BT.tolist(), rows.targets_BT.tolist(), rows.documents_BT.tolist()
+        assert actual == expected(dataset, batches, step)
         assert rows.sources_B.tolist() == batches.samples(step).source.tolist()
 
 
 def test_rows_of_stages_are_pieces(dataset: Dataset) -> None:
-    """Stages of 64, 128, 32 and 256 tokens a row: some rows go over the edge of a chunk, where documents part."""
+    """Stages of 64, 128, 32 and 256 tokens per row: some rows cross a chunk boundary, where documents end."""
     batches, straddling = batches_of(dataset, STAGES), 0
     for step in range(100):
         rows, samples = batches.batch(step), batches.samples(step)
-        found = rows.inputs_BT.tolist(), rows.targets_BT.tolist(), rows.documents_BT.tolist()
-        assert found == expected(dataset, batches, step)
+        actual = rows.inputs_BT.tolist(), rows.targets_BT.tolist(), rows.documents_BT.tolist()
+        assert actual == expected(dataset, batches, step)
         assert rows.inputs_BT.shape == (len(samples.index), samples.seq_len)
         straddling += len(samples.pieces) - len(samples.index)
     assert straddling > 20
@@ -110,7 +110,7 @@ def test_documents_are_numbered_only_when_they_are_masked(dataset: Dataset) -> N
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("step", [5, 60])
-def test_the_global_batch_does_not_depend_on_who_reads_it(dataset: Dataset, ranks: int, step: int) -> None:
+def test_the_global_batch_does_not_depend_on_the_reading_ranks(dataset: Dataset, ranks: int, step: int) -> None:
     def opened() -> Batches:
         return batches_of(dataset, STAGES, skip=SkipList((4, 30, (1 << 40) + 3)))
 
@@ -132,16 +132,16 @@ def test_any_step_is_reached_directly(dataset: Dataset) -> None:
     assert same(batches_of(dataset, CONFIG, 16).batch(500).part(0, 8), late)
 
 
-def test_rows_outside_the_batch_are_refused(dataset: Dataset) -> None:
+def test_rows_outside_the_batch_are_rejected(dataset: Dataset) -> None:
     batches = batches_of(dataset, CONFIG)
     empty = batches.batch(0, range(8, 8))
     assert (empty.inputs_BT.shape, empty.documents_BT.shape, len(empty.sources_B)) == ((0, 64), (0, 64), 0)
     for rows in (range(0, 9), range(0, 8, 2)):
-        with pytest.raises(ValueError, match="not a contiguous part of a global batch of 8"):
+        with pytest.raises(ValueError, match="expected contiguous rows of a global batch of 8, got range"):
             batches.batch(0, rows)
 
 
-def test_few_open_shards_give_the_same_rows(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_open_shards_return_the_same_rows(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [batches_of(dataset, CONFIG, 32).batch(step) for step in range(4)]
     monkeypatch.setattr(reader, "OPEN_SHARDS", 1)
     few = batches_of(dataset, CONFIG, 32)
@@ -152,7 +152,7 @@ def test_few_open_shards_give_the_same_rows(dataset: Dataset, monkeypatch: pytes
 
 
 def written(folder: Path, dataset: Dataset, shards: list[list[list[list[int]]]], **changes: Any) -> Dataset:
-    """The dataset with one source of these shards, each a list of record batches of documents of token ids."""
+    """Return the dataset with a source of these shards, each a list of record batches of documents of token ids."""
     schema, made = shard_schema("uint16"), []
     for number, batches in enumerate(shards):
         with pa.ipc.new_file(str(folder / f"{number}.arrow"), schema) as writer:
@@ -180,7 +180,7 @@ def test_documents_of_a_row_by_hand(dataset: Dataset, tmp_path: Path) -> None:
     assert rows.targets_BT[starts.index(8)].tolist() == [202, 202, 203, 204, 204, 204, 204, 204]
 
 
-def test_padding_and_tombstones_are_no_targets(dataset: Dataset, tmp_path: Path) -> None:
+def test_padding_and_tombstones_are_never_targets(dataset: Dataset, tmp_path: Path) -> None:
     pad, tombstone = dataset.tokenizer.reserved["pad"], dataset.tokenizer.reserved["tombstone"]
     made = written(tmp_path, dataset, [[[[300, tombstone, 301, pad, 302, 303, 304, 305, 306]]]])
     rows = batches_of(made, TrainConfig(seq_len=4), global_batch=2).batch(0)
@@ -192,7 +192,7 @@ def test_padding_and_tombstones_are_no_targets(dataset: Dataset, tmp_path: Path)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=4), min_size=1, max_size=4), st.data())
 def test_any_piece_of_any_shards(dataset: Dataset, shards: list[list[list[int]]], data: st.DataObject) -> None:
-    """Shards of record batches of documents of so many tokens, empty ones included."""
+    """Shards of record batches of documents of these numbers of tokens, including empty documents."""
     lengths = [length for batches in shards for documents in batches for length in documents]
     assume(sum(lengths))
     begins = (np.cumsum(lengths) - lengths)[np.array(lengths) > 0].tolist()
@@ -239,25 +239,25 @@ def test_heldout_is_fixed_disjoint_from_training_and_no_longer_than_it_is(datase
 
 
 def test_bytes_per_token_are_those_of_the_document_index(dataset: Dataset) -> None:
-    found = batches_of(dataset, CONFIG).bytes_per_token
-    for source, value in found.items():
+    actual = batches_of(dataset, CONFIG).bytes_per_token
+    for source, value in actual.items():
         size = tokens = 0
         for shard in dataset.streams[f"{source}/heldout"]:
             with pa.ipc.open_file(dataset.folder.path(shard.docs_path)) as file:
                 rows = file.read_all().to_pylist()
             size, tokens = size + sum(r["num_bytes"] for r in rows), tokens + sum(r["num_tokens"] for r in rows)
         assert value == size / tokens
-    assert sorted(found) == ["books", "web"]
+    assert sorted(actual) == ["books", "web"]
 
 
-def test_no_heldout_sample_gives_no_rows(dataset: Dataset) -> None:
+def test_without_heldout_samples_there_are_no_rows(dataset: Dataset) -> None:
     streams = {name: shards for name, shards in dataset.streams.items() if name.endswith("/train")}
     batches = batches_of(dataclasses.replace(dataset, streams=streams), CONFIG)
-    found = batches.heldout(4)
-    assert (found.sources, found.rows.inputs_BT.shape, batches.bytes_per_token) == ((), (0, 64), {})
+    actual = batches.heldout(4)
+    assert (actual.sources, actual.rows.inputs_BT.shape, batches.bytes_per_token) == ((), (0, 64), {})
 
 
-# -------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------------------------- errors
 
 
 def test_wide_vocabularies_are_read_from_uint32(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_wide_vocabularies_are_read_from_uint32(tmp_path: Path) -> None:
     assert batches.batch(0).inputs_BT.tolist() == expected(dataset, batches, 0)[0]
 
 
-def test_a_dataset_too_small_for_one_sample_is_refused(tmp_path: Path) -> None:
+def test_a_dataset_too_small_for_one_sample_is_rejected(tmp_path: Path) -> None:
     dataset = open_dataset(make_tiny_dataset(tmp_path, {"web": 3}, chunk_tokens=8192))
     with pytest.raises(
         ConfigError, match=rf"at least 8193 training tokens .* web has {dataset.num_tokens()['web']} tokens"
@@ -277,13 +277,13 @@ def test_a_dataset_too_small_for_one_sample_is_refused(tmp_path: Path) -> None:
 
 
 def with_shard(dataset: Dataset, **changes: object) -> Dataset:
-    """The dataset with the books' first shard expected differently."""
+    """Return the dataset with other expectations of the books' first shard."""
     first, *rest = dataset.streams["books/train"]
     changed = Shard(**(dataclasses.asdict(first) | changes))
     return dataclasses.replace(dataset, streams={"books/train": [changed, *rest]})
 
 
-def test_a_shard_that_does_not_hold_what_it_promised_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_shard_that_differs_from_the_manifest_is_rejected(dataset: Dataset, tmp_path: Path) -> None:
     tokens = dataset.streams["books/train"][0].num_tokens
     with pytest.raises(ContractError, match=rf"expected {tokens + 1} tokens of uint16, got {tokens} of uint16"):
         batches_of(with_shard(dataset, num_tokens=tokens + 1), CONFIG, 32).batch(0)
@@ -296,9 +296,9 @@ def test_a_shard_that_does_not_hold_what_it_promised_is_refused(dataset: Dataset
         batches_of(half, CONFIG, 32).batch(0)
 
 
-def test_an_id_outside_the_vocabulary_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+def test_an_id_outside_the_vocabulary_is_rejected(dataset: Dataset, tmp_path: Path) -> None:
     made = written(tmp_path, dataset, [[[[300] * 8, [511]]]])
     assert batches_of(made, TrainConfig(seq_len=8), 1).batch(0).targets_BT.max() == 511
     wide = written(tmp_path, dataset, [[[[300] * 8, [512]]]])
-    with pytest.raises(ContractError, match=r"ids below the vocabulary of 512, found 512"):
+    with pytest.raises(ContractError, match=r"ids below the vocabulary size of 512, got 512\. Run the step `tokens`"):
         batches_of(wide, TrainConfig(seq_len=8), 1).batch(0)

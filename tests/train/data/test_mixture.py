@@ -1,4 +1,4 @@
-"""Tests of the mixture of sources: exact counts, and never a whole sample off at any prefix."""
+"""The mixture of sources: exact counts, with a deviation below one sample at any prefix."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from train.data.order import MAX_BLOCK, Mixture, block_counts, schedule
 
 
 def deviation(counts: list[int], slots: np.ndarray) -> float:
-    """The largest |realised - target| over all sources and prefixes of a block."""
+    """Return the largest |actual - target| over all sources and prefixes of a block."""
     taken = np.cumsum(slots[:, None] == np.arange(len(counts)), axis=0)
     target = np.arange(1, len(slots) + 1)[:, None] * np.array(counts) / sum(counts)
     return float(np.abs(taken - target).max())
@@ -25,7 +25,7 @@ def test_schedule_is_exact_and_never_a_sample_off(counts: list[int]) -> None:
 
 
 def test_largest_deficit_would_be_off_by_more_than_one() -> None:
-    """The reason for deadlines: on these counts the common greedy rule strays further than a sample."""
+    """The reason for deadlines: on these counts the common greedy rule deviates by more than a sample."""
     counts = [1, 5, 9, 2, 1, 25, 9, 1, 25, 9, 1]
     taken, slots = np.zeros(len(counts)), []
     for slot in range(1, sum(counts) + 1):
@@ -43,7 +43,7 @@ def test_largest_deficit_would_be_off_by_more_than_one() -> None:
         ({"web": 1, "books": 2, "code": 0}, {"web": 1, "books": 2}),
         ({"web": 5.0}, {"web": 1}),
         ({"a": 1, "b": MAX_BLOCK - 1}, {"a": 1, "b": MAX_BLOCK - 1}),
-        # One more than fits: 1/65537 of 65536 rounds up to the one sample that is left over.
+        # One more than fits: 1/65537 of 65536 rounds up to the remaining sample.
         ({"a": 1, "b": MAX_BLOCK}, {"a": 1, "b": MAX_BLOCK - 1}),
         ({"a": 1e-3, "b": 1 / 3}, {"a": 196, "b": 65340}),
     ],
@@ -52,8 +52,10 @@ def test_counts_of_a_block(weights: dict[str, float], counts: dict[str, int]) ->
     assert block_counts(weights) == counts
 
 
-def test_a_share_too_small_for_a_block_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"at least 1.53e-05 .* found a \(5e-06\); raise them"):
+def test_a_share_too_small_for_a_block_is_rejected() -> None:
+    with pytest.raises(
+        ConfigError, match=r"at least 1.53e-05 .* got a \(5e-06\)\. Set them to 0 in train\.weights, or raise"
+    ):
         block_counts({"a": 5e-6, "b": 1 - 5e-6})
 
 
@@ -76,7 +78,7 @@ def test_positions_of_a_source_have_no_gap_across_blocks() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 500))
-def test_taken_counts_what_the_first_samples_give(counts: list[int], number: int) -> None:
+def test_taken_counts_the_first_samples_by_source(counts: list[int], number: int) -> None:
     mixture = Mixture({str(source): count for source, count in enumerate(counts)})
     source, _ = mixture.locate(np.arange(number))
     assert mixture.taken(number) == np.bincount(source, minlength=len(counts)).tolist()

@@ -1,4 +1,4 @@
-"""Tests of the objectives: what is hidden and asked for, the same for any rows, ranks and order of calls."""
+"""The objectives: inputs and targets are the same for any rows, ranks and order of calls."""
 
 import dataclasses
 from collections import Counter
@@ -69,7 +69,7 @@ def test_shares_of_masked_random_and_kept_tokens() -> None:
         assert abs(count - share * number) < 5 * np.sqrt(number * share * (1 - share))
     assert drawn.min() >= FIRST
     assert np.bincount(drawn, minlength=5000)[FIRST:].std() < 2.5
-    # Every position is as likely as any other, and no two neighbours share their fate.
+    # Every position is equally likely, and adjacent positions are independent.
     assert np.abs(chosen.sum(axis=0) - 75).max() < 6 * np.sqrt(500 * 0.15 * 0.85)
     for apart in (1, 2, 7):
         both = (chosen[:, apart:] & chosen[:, :-apart]).mean()
@@ -93,22 +93,22 @@ def test_reserved_tokens_are_neither_chosen_nor_drawn() -> None:
     assert ((inputs >= FIRST) | (inputs == MASK) | (ids < FIRST)).all()
 
 
-def test_what_is_hidden_depends_on_seed_and_sample_alone() -> None:
+def test_masks_depend_on_seed_and_sample_alone() -> None:
     ids = np.random.default_rng(0).integers(FIRST, 5000, (4, 300))
     whole = mask_tokens(ids, keys(4), 0.15)[0]
     assert (mask_tokens(ids[2:3], keys(4)[2:3], 0.15)[0] == whole[2:3]).all()
     assert (mask_tokens(ids, keys(4, seed=1), 0.15)[0] != whole).any()
     same = mask_tokens(np.repeat(ids[:1], 4, axis=0), keys(4), 0.15)[0]
     assert len({tuple(row) for row in same.tolist()}) == 4
-    # The beginning of a row does not depend on what follows it, where the number of its tokens is odd neither.
+    # The beginning of a row does not depend on the tokens after it, also with an odd number of tokens.
     for width in (1, 99, 100):
         assert (mask_tokens(ids[:, :width], keys(4), 0.15)[0] == whole[:, :width]).all()
     assert mask_tokens(ids[:0], keys(0), 0.15)[0].shape == (0, 300)
 
 
 @pytest.mark.parametrize("width", [1000, 1001, BLOCK - 1, BLOCK + 1])
-def test_rows_do_not_depend_on_those_they_are_worked_on_with(width: int) -> None:
-    """More rows than are worked on at once, and rows longer than that."""
+def test_rows_do_not_depend_on_the_rows_of_the_same_block(width: int) -> None:
+    """More rows than a block, and rows longer than a block."""
     number = 3 * BLOCK // width + 2
     ids = np.random.default_rng(0).integers(FIRST, 5000, (number, width))
     config = span(seq_len=width, mean_span=width * 0.15 / 40)
@@ -116,10 +116,10 @@ def test_rows_do_not_depend_on_those_they_are_worked_on_with(width: int) -> None
         whole = hide(ids, keys(number))
         for row in (0, number // 2, number - 1):
             alone = hide(ids[row : row + 1], keys(number)[row : row + 1])
-            assert all((one[0] == both[row]).all() for one, both in zip(alone, whole, strict=True))
+            assert all((single[0] == both[row]).all() for single, both in zip(alone, whole, strict=True))
 
 
-def test_what_is_hidden_is_what_it_always_was() -> None:
+def test_masks_have_their_fixed_values() -> None:
     inputs, targets = mask_tokens(np.arange(FIRST, FIRST + 40)[None], keys(1), 0.2)
     assert np.flatnonzero(targets[0] != IGNORED).tolist() == HIDDEN_AT
     assert inputs[0][HIDDEN_AT].tolist() == HIDDEN_AS
@@ -132,21 +132,23 @@ def mixed(x: int) -> int:
     return x ^ x >> 31
 
 
-def test_what_is_hidden_follows_from_the_definition() -> None:
-    """Token by token in plain integers: half a number of 64 bits says what becomes of a token, another draws its id."""
+def test_masks_follow_from_the_definition() -> None:
+    """Token by token in plain integers: half a 64-bit number decides a token's replacement, another draws its id."""
     ids = np.random.default_rng(0).integers(0, 5000, (3, 101))
     inputs, targets = mask_tokens(ids, keys(3), 0.4)
-    golden, fates = 0x9E3779B97F4A7C15, Counter[str]()
+    golden, replacements = 0x9E3779B97F4A7C15, Counter[str]()
     for row, key in enumerate(keys(3).tolist()):
         for place, token in enumerate(ids[row].tolist()):
             number = mixed(key + golden * (place // 2 + 1)) >> 32 * (place % 2) & 0xFFFFFFFF
             share = number / 2**32 if token >= FIRST else 1.0
             word = FIRST + mixed(key + golden * (2**32 + place)) % (5000 - FIRST)
-            fate = next(n for n, end in (("mask", 0.32), ("word", 0.36), ("kept", 0.4), ("free", 2.0)) if share < end)
-            fates[fate] += 1
-            assert inputs[row, place] == {"mask": MASK, "word": word}.get(fate, token)
-            assert targets[row, place] == (IGNORED if fate == "free" else token)
-    assert min(fates.values()) >= 5
+            replacement = next(
+                n for n, end in (("mask", 0.32), ("word", 0.36), ("kept", 0.4), ("free", 2.0)) if share < end
+            )
+            replacements[replacement] += 1
+            assert inputs[row, place] == {"mask": MASK, "word": word}.get(replacement, token)
+            assert targets[row, place] == (IGNORED if replacement == "free" else token)
+    assert min(replacements.values()) >= 5
 
 
 # --------------------------------------------------------------------------------------------------------------- span
@@ -168,7 +170,7 @@ def test_numbers_of_spans(seq_len: int, share: float, mean: float, expected: tup
 
 
 def test_segments_end_at_the_smallest_numbers() -> None:
-    """Numbers stand before tokens 1 to 7; the smallest three of the first row are before 2, 5 and 7."""
+    """The numbers belong to the gaps before tokens 1 to 7; the smallest three of the first row are before 2, 5, 7."""
     bits = np.array([[0, 50, 20, 60, 40, 10, 70, 30], [99, 1, 2, 3, 4, 5, 6, 7]], np.uint64) << np.uint64(32)
     assert segments(bits, 4).tolist() == [[2, 3, 2, 1], [1, 1, 1, 5]]
     assert segments(bits, 1).tolist() == [[8], [8]]
@@ -176,15 +178,15 @@ def test_segments_end_at_the_smallest_numbers() -> None:
 
 
 def test_a_row_of_two_spans() -> None:
-    """Eight tokens, four of them cut, in two spans: what is kept and cut follows from the lengths alone."""
+    """Eight tokens, four of them cut, in two spans: the lengths alone decide which are kept and cut."""
     ids = np.arange(FIRST, FIRST + 8)[None]
     inputs, targets = cut_spans(ids, keys(1), span(mask_share=0.5, mean_span=2.0), SENTINELS)
     sequence = [*inputs[0].tolist(), int(targets[0, -1])]
-    one, two, three = SENTINELS[:3].tolist()
-    a, b = sequence.index(one), sequence.index(two)
-    shown = [token for token in sequence[:6] if token not in (one, two)]
-    spans = sequence[7 : sequence.index(two, 7)], sequence[sequence.index(two, 7) + 1 : -1]
-    assert (b, sequence[6], sequence[-1]) == (5, one, three)
+    first, second, third = SENTINELS[:3].tolist()
+    a, b = sequence.index(first), sequence.index(second)
+    shown = [token for token in sequence[:6] if token not in (first, second)]
+    spans = sequence[7 : sequence.index(second, 7)], sequence[sequence.index(second, 7) + 1 : -1]
+    assert (b, sequence[6], sequence[-1]) == (5, first, third)
     assert shown[:a] + spans[0] + shown[a:] + spans[1] == ids[0].tolist()
     assert targets[0].tolist() == [IGNORED] * 5 + sequence[6:]
 
@@ -196,27 +198,30 @@ def test_length_of_a_row_follows_from_the_settings_alone() -> None:
     assert row_length(span(seq_len=64), 100) == 110
     # 99 spans: 1980 tokens of 0.15 are 297 in spans of 3.
     assert row_length(span(seq_len=1980)) == 1980 + 198
-    with pytest.raises(ConfigError, match=r"train.mean_span: expected at most 99 spans .* found 102 in 2048 tokens"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train.mean_span: expected at most 99 spans .* got 102 in 2048 tokens\. Raise train\.mean_span",
+    ):
         row_length(span(seq_len=2048))
-    with pytest.raises(ConfigError, match=r"at least 2 tokens for objective = span, found 1"):
+    with pytest.raises(ConfigError, match=r"at least 2 tokens for objective = span, got 1\. Raise train\.seq_len"):
         row_length(span(seq_len=1))
 
 
 def restored(inputs: list[int], targets: list[int]) -> tuple[list[int], list[int]]:
-    """The text of a row from its two parts, and the lengths of its spans."""
+    """Return the text of a row from its two parts, and the lengths of its spans."""
     sequence = [*inputs, targets[-1]]
     first = next(place for place, target in enumerate(targets) if target != IGNORED) + 1
-    text, behind = sequence[:first], sequence[first:]
+    text, tail = sequence[:first], sequence[first:]
     spans: dict[int, list[int]] = {}
-    for token in behind:
+    for token in tail:
         if token in SENTINELS:
             current = spans.setdefault(token, [])
         else:
             current.append(token)
     assert list(spans) == SENTINELS[: len(spans)].tolist()
-    assert spans[behind[-1]] == []
-    whole = [token for one in text for token in spans.get(one, [one])]
-    return whole, [len(one) for one in list(spans.values())[:-1]]
+    assert spans[tail[-1]] == []
+    whole = [token for entry in text for token in spans.get(entry, [entry])]
+    return whole, [len(span) for span in list(spans.values())[:-1]]
 
 
 @settings(max_examples=80, deadline=None)
@@ -236,13 +241,13 @@ def test_no_token_is_lost_and_only_the_second_part_is_predicted(n: int, share: f
         assert min(lengths) >= 1
         counted = targets[row] != IGNORED
         assert counted.sum() == noise + spans + 1
-        # Each position predicts the next input; only the second part counts.
+        # Each position predicts the next input; only the second part has a loss.
         assert (targets[row][:-1][counted[:-1]] == inputs[row][1:][counted[:-1]]).all()
         assert counted.tolist() == [False] * (n - noise + spans - 1) + [True] * (noise + spans + 1)
 
 
 def test_spans_have_the_lengths_of_random_segments() -> None:
-    """77 tokens in 26 spans: each is 77/26 long on average, wherever it stands, and of length 1 as often as by chance.
+    """77 tokens in 26 spans: each has a mean length of 77/26 at any position, and length 1 as often as by chance.
 
     By chance: of the cuts of n tokens into k spans, C(n-2, k-2) of C(n-1, k-1) begin with a span of one token.
     """
@@ -256,10 +261,10 @@ def test_spans_have_the_lengths_of_random_segments() -> None:
     assert len({tuple(row) for row in inputs.tolist()}) == 2000
 
 
-def test_what_is_cut_is_what_it_always_was() -> None:
+def test_spans_have_their_fixed_values() -> None:
     inputs, _ = cut_spans(np.arange(FIRST, FIRST + 20)[None], keys(1), span(mask_share=0.3), SENTINELS)
-    one, two = SENTINELS[:2].tolist()
-    text, spans = [105, 106, 107, one, *range(113, 124), two], [one, *range(108, 113), two, 124]
+    first, second = SENTINELS[:2].tolist()
+    text, spans = [105, 106, 107, first, *range(113, 124), second], [first, *range(108, 113), second, 124]
     assert inputs[0].tolist() == text + spans
 
 
@@ -267,7 +272,7 @@ def test_what_is_cut_is_what_it_always_was() -> None:
 
 
 @pytest.mark.parametrize("objective", ["mlm", "span"])
-def test_the_batch_does_not_depend_on_who_reads_it(run: Store, objective: str) -> None:
+def test_the_batch_does_not_depend_on_the_reading_rank(run: Store, objective: str) -> None:
     dataset = open_dataset(run)
     config = TrainConfig(seq_len=64, objective=objective, document_mask=objective == "mlm")
     whole = batches_of(dataset, config, 7).batch(40)
@@ -282,18 +287,18 @@ def test_the_batch_does_not_depend_on_who_reads_it(run: Store, objective: str) -
     assert torch.equal(again.heldout(3).rows.targets_BT, held.targets_BT)
 
 
-def test_causal_rows_have_no_targets_but_the_streams(run: Store) -> None:
+def test_causal_rows_have_the_targets_of_the_stream(run: Store) -> None:
     objective = Objective(TrainConfig(), CONTRACT, 0)
     assert objective.predicts_next
-    with pytest.raises(ValueError, match="objective = causal takes its targets from the stream"):
+    with pytest.raises(ValueError, match="expected objective = mlm or span, got causal"):
         objective.apply(np.zeros((1, 8), np.uint16), np.arange(1))
     rows = batches_of(open_dataset(run), TrainConfig(seq_len=64)).batch(0)
     assert torch.equal(rows.targets_BT[:, :-1], rows.inputs_BT[:, 1:])
 
 
 @pytest.mark.parametrize("packing", ["stream", "best_fit"])
-def test_what_is_not_hidden_is_what_stands_in_the_stream(run: Store, packing: str) -> None:
-    """Inputs and targets of masked rows give the rows of the same samples back, padding and documents too."""
+def test_tokens_without_a_mask_equal_the_stream(run: Store, packing: str) -> None:
+    """Inputs and targets of masked rows restore the rows of the same samples, with padding and documents."""
     config = TrainConfig.model_validate({"seq_len": 64, "objective": "mlm", "packing": packing})
     write_packing(run, open_dataset(run), config)
     batches = batches_of(open_dataset(run), config, 50, run=run)
@@ -309,14 +314,14 @@ def test_what_is_not_hidden_is_what_stands_in_the_stream(run: Store, packing: st
     assert rows.targets_BT.is_contiguous()
 
 
-def test_an_epoch_later_other_tokens_are_hidden(run: Store) -> None:
+def test_the_next_epoch_has_another_mask(run: Store) -> None:
     batches = batches_of(open_dataset(run), TrainConfig(seq_len=64, objective="mlm"), 1)
     first = batches.samples(0).pieces.start[0]
     number = next(n for n in range(1, 500) if batches.samples(n).pieces.start[0] == first)
     assert (batches.batch(0).targets_BT != batches.batch(number).targets_BT).any()
 
 
-def test_padding_of_packed_rows_is_not_hidden(run: Store) -> None:
+def test_padding_of_packed_rows_is_never_masked(run: Store) -> None:
     config = TrainConfig(seq_len=64, objective="mlm", packing="best_fit", mask_share=0.9)
     write_packing(run, open_dataset(run), config)
     batches, pad = batches_of(open_dataset(run), config, 50, run=run), CONTRACT.reserved["pad"]
@@ -327,7 +332,7 @@ def test_padding_of_packed_rows_is_not_hidden(run: Store) -> None:
     assert Counter(rows.inputs_BT[empty].tolist()) == {pad: int(empty.sum())}
 
 
-def test_what_never_is_a_target_is_none_of_a_span() -> None:
+def test_reserved_tokens_are_never_targets_of_a_span() -> None:
     tombstone = CONTRACT.reserved["tombstone"]
     ids = np.full((2, 50), tombstone, np.uint16)
     _, targets = Objective(span(seq_len=50), CONTRACT, 0).apply(ids, np.arange(2))

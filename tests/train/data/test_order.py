@@ -1,4 +1,4 @@
-"""Tests of the order of the training samples: reached directly, and back, over stages, weights and skips."""
+"""The order of the training samples and its inverse, computed directly, over stages, weights and skips."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def starts_of(order: Order, number: int) -> list[int]:
-    """First tokens of the first samples of a run of one stage."""
+    """Return the first tokens of the first samples of a run with a single stage."""
     return order.at(0, np.arange(number)).pieces.start.tolist()
 
 
@@ -33,10 +33,10 @@ def test_proportional_weights_finish_all_sources_together(dataset: Dataset) -> N
     order = order_of(dataset, TrainConfig(seq_len=64))
     assert order.stages[0].counts == {"books": 5, "web": 16}
     total = sum(stream.num_units // 64 for stream in order.streams)
-    found = order.at(0, np.arange(2 * total))
-    assert (found.pieces.epoch == np.repeat([0, 1], total)).all()
+    actual = order.at(0, np.arange(2 * total))
+    assert (actual.pieces.epoch == np.repeat([0, 1], total)).all()
     for number, source in enumerate(order.streams):
-        begins = found.pieces.start[(found.source == number) & (found.pieces.epoch == 0)]
+        begins = actual.pieces.start[(actual.source == number) & (actual.pieces.epoch == 0)]
         assert sorted(begins.tolist()) == list(range(0, source.num_units, 64))
 
 
@@ -74,14 +74,14 @@ def test_skipping_moves_the_rest_up_and_changes_nothing_else(dataset: Dataset) -
     assert skipping.digest == plain.digest
 
 
-def test_order_is_what_it_always_was(dataset: Dataset) -> None:
-    """Fixed values: a change here means that standing runs could not be resumed or traced; raise ORDER_VERSION."""
+def test_the_order_has_its_fixed_values(dataset: Dataset) -> None:
+    """After a change here existing runs can be neither resumed nor traced: raise ORDER_VERSION."""
     order = order_of(dataset, TrainConfig(seq_len=64))
     assert starts_of(order, 8) == [5376, 5440, 5504, 2048, 5568, 1024, 1088, 2112]
     assert order.digest[:16] == "eb57a0e4a2f3fbcd"
 
 
-def test_digest_changes_with_all_that_decides_the_order(dataset: Dataset) -> None:
+def test_digest_changes_with_every_input_of_the_order(dataset: Dataset) -> None:
     configs = [{}, {"seed": 1}, {"seq_len": 32}, {"window_shards": 1}, {"weights": {"web": 1, "books": 1}}]
     digests = [order_of(dataset, TrainConfig(**({"seq_len": 64} | config))).digest for config in configs]
     two = [staged([{"tokens": tokens}, {"seq_len": 32}]) for tokens in (5120, 10240)]
@@ -115,26 +115,26 @@ def stage_lists(draw: Any) -> list[StagePlan]:
 
 
 def used(order: Order, steps: int) -> list[tuple[int, int, int]]:
-    """(source, epoch, token) of every input of the steps, row by row."""
-    found = []
+    """Return (source, epoch, token) of every input of the steps, row by row."""
+    tokens = []
     for step in range(steps):
         samples = order.samples(step)
         pieces = samples.pieces
         parts = zip(samples.source[pieces.row], pieces.epoch, pieces.start, pieces.length, strict=True)
-        found += [(int(s), int(e), token) for s, e, first, n in parts for token in range(first, first + n)]
-    return found
+        tokens += [(int(s), int(e), token) for s, e, first, n in parts for token in range(first, first + n)]
+    return tokens
 
 
 @settings(max_examples=80, deadline=None)
 @given(stage_lists(), st.integers(0, 5))
 def test_every_token_once_per_epoch_whatever_the_stages(stages: list[StagePlan], seed: int) -> None:
     order = Order(streams_of(seed), stages, NO_SKIPS, seed)
-    found = used(order, stages[-1].end)
+    actual = used(order, stages[-1].end)
     drawn = tokens_drawn(stages)
     for number, source in enumerate(order.sources):
-        mine, units = [one[1:] for one in found if one[0] == number], order.streams[number].num_units
+        mine, units = [entry[1:] for entry in actual if entry[0] == number], order.streams[number].num_units
         assert len(mine) == drawn[source]
-        # No gap: epoch by epoch exactly what the ordered stream begins with.
+        # No gap: in every epoch exactly the beginning of the ordered stream.
         expected = order.streams[number].pieces(np.arange(len(mine)), 1)
         assert mine == list(zip(expected.epoch.tolist(), expected.start.tolist(), strict=True))
         whole = len(mine) // units * units
@@ -161,8 +161,8 @@ def test_a_skip_loses_its_sample_and_nothing_else(stages: list[StagePlan], data:
     entries = st.tuples(st.integers(0, len(stages) - 1), st.integers(0, 60))
     skip = SkipList(tuple((s << STAGE_BITS) + i for s, i in data.draw(st.lists(entries, max_size=8))))
     order = Order(streams_of(), stages, skip)
-    found = used(order, stages[-1].end)
-    assert len(set(found)) == len(found)
+    actual = used(order, stages[-1].end)
+    assert len(set(actual)) == len(actual)
     lost: list[tuple[int, int, int]] = []
     for number, stage in enumerate(stages):
         samples = order.at(number, np.arange(stage.num_samples))
@@ -172,9 +172,9 @@ def test_a_skip_loses_its_sample_and_nothing_else(stages: list[StagePlan], data:
         pieces = order._at(number, passed)
         parts = zip(pieces.source[pieces.pieces.row], pieces.pieces.epoch, pieces.pieces.start, pieces.pieces.length)
         lost += [(int(s), int(e), token) for s, e, first, n in parts for token in range(first, first + n)]
-    # What is used and what is passed over are together the beginning of every source's ordered stream.
+    # Used and skipped samples are together the beginning of every source's ordered stream.
     for number in range(len(order.sources)):
-        mine = sorted(one[1:] for one in (*found, *lost) if one[0] == number)
+        mine = sorted(entry[1:] for entry in (*actual, *lost) if entry[0] == number)
         expected = order.streams[number].pieces(np.arange(len(mine)), 1)
         assert mine == sorted(zip(expected.epoch.tolist(), expected.start.tolist(), strict=True))
 
@@ -215,12 +215,12 @@ def test_steps_have_their_stage(dataset: Dataset) -> None:
     assert [len(order.samples(step).index) for step in (2, 3)] == [8, 5]
     assert order.samples(3).index.tolist() == [(1 << STAGE_BITS) + i for i in range(5)]
     assert order.samples(3).seq_len == 32
-    with pytest.raises(ValueError, match="not a contiguous part of a global batch of 5"):
+    with pytest.raises(ValueError, match="expected contiguous rows of a global batch of 5, got range"):
         order.samples(4, range(0, 6))
 
 
-def test_a_skip_of_a_stage_that_does_not_exist_is_refused(dataset: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"stages 0 to 0, found one of stage 2"):
+def test_a_skip_of_a_stage_that_does_not_exist_is_rejected(dataset: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"stages 0 to 0, got one of stage 2 .* Remove the entry"):
         order_of(dataset, TrainConfig(seq_len=64), SkipList((3, (2 << STAGE_BITS) + 1)))
 
 
@@ -232,36 +232,39 @@ def test_epochs_add_up_over_stages(dataset: Dataset) -> None:
     assert tokens_drawn(order.stages) == {"books": 3 * tokens}
 
 
-# ------------------------------------------------------------------------------------------------- refused settings
+# ------------------------------------------------------------------------------------------------ rejected settings
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"seq_len": 96}, r"train.seq_len: .* chunk_tokens 256, found 96; choose one of .*64, 128, 256"),
+        ({"seq_len": 96}, r"train.seq_len: .* chunk_tokens 256, got 96\. Set it to one of .*64, 128, 256"),
         (
             {"stages": [{"tokens": 999}, {"seq_len": 512}]},
             r"train.stages\[1\].seq_len: expected a divisor .*256, got 512",
         ),
         ({"weights": {"web": 1, "boks": 1}}, r"'boks' is no source \(did you mean 'books'\?\); 'books' is not named"),
-        ({"weights": {"web": 1}}, r"'books' is not named \(0 leaves it out\)"),
+        ({"weights": {"web": 1}}, r"'books' is not named \(0 excludes it\)"),
         ({"stages": [{"weights": {"web": 1}}]}, r"train.stages\[0\].weights: .* 'books' is not named"),
     ],
 )
-def test_settings_that_do_not_fit_the_dataset_are_refused(dataset: Dataset, config: dict, message: str) -> None:
+def test_settings_that_do_not_fit_the_dataset_are_rejected(dataset: Dataset, config: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         order_of(dataset, TrainConfig(**({"seq_len": 64} | config)))
 
 
-def test_a_source_without_one_chunk_is_refused_unless_left_out(tmp_path: Path) -> None:
+def test_a_source_without_one_chunk_is_rejected_unless_excluded(tmp_path: Path) -> None:
     dataset = open_dataset(make_tiny_dataset(tmp_path, {"web": 12, "memo": 2}, chunk_tokens=1024))
     tokens = dataset.num_tokens()["memo"]
     assert 0 < tokens < 1025
-    with pytest.raises(ConfigError, match=rf"at least 1025 training tokens .* found memo has {tokens} tokens"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"at least 1025 training tokens .* got memo has {tokens} tokens\. Set the source's weight to 0",
+    ):
         order_of(dataset, TrainConfig(seq_len=64))
     assert order_of(dataset, TrainConfig(seq_len=64, weights={"web": 1, "memo": 0})).sources == ("web",)
     only = staged([{"tokens": 512, "weights": {"web": 1, "memo": 0}}, {"weights": {"web": 1, "memo": 1}}])
-    with pytest.raises(ConfigError, match=rf"found memo has {tokens} tokens"):
+    with pytest.raises(ConfigError, match=rf"got memo has {tokens} tokens"):
         order_of(dataset, only)
 
 
@@ -272,6 +275,6 @@ def test_heldout_rows_are_those_of_every_source(dataset: Dataset) -> None:
 
 def test_stages_of_the_settings(dataset: Dataset) -> None:
     config = staged([{"tokens": 6400}, {"global_batch": 2, "weights": {"web": 1, "books": 0}}], seq_len=32)
-    one, two = stages_of(dataset, config, global_batch=10, steps=30)
-    assert one == StagePlan(first_step=0, num_steps=20, seq_len=32, global_batch=10, counts={"books": 5, "web": 16})
+    entry, two = stages_of(dataset, config, global_batch=10, steps=30)
+    assert entry == StagePlan(first_step=0, num_steps=20, seq_len=32, global_batch=10, counts={"books": 5, "web": 16})
     assert two == StagePlan(first_step=20, num_steps=50, seq_len=32, global_batch=2, counts={"web": 1})

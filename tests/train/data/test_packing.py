@@ -32,9 +32,9 @@ PACKED = TrainConfig(seq_len=64, packing="best_fit")
         ([], []),
         ([10], [[0]]),
         ([10, 10], [[0], [1]]),
-        # 7, then 6, then 5; 4 fills the 6, 3 the 7, and 2 goes to the 5.
+        # 7, then 6, then 5; 4 fills the row of 6, 3 the row of 7, and 2 is placed after the 5.
         ([2, 7, 3, 6, 4, 5], [[0, 5], [1, 2], [3, 4]]),
-        # The 1 goes to 5 + 4, which it fills; first fit would have taken the older row of 7.
+        # The 1 fills the row 5 + 4; first fit would use the older row of 7.
         ([7, 5, 4, 1], [[0], [1, 2, 3]]),
         ([5, 5, 5, 5], [[0, 1], [2, 3]]),
     ],
@@ -55,7 +55,7 @@ def test_best_fit_places_every_part_once_and_leaves_no_two_rows_that_could_be_on
 
 
 def dataset_of(folder: Path, shards: list[list[int]], chunk_tokens: int) -> Dataset:
-    """One source of shards of documents of so many tokens, ids counting up from 105."""
+    """Write a source of shards with documents of these numbers of tokens; ids ascend from 105."""
     schema, made, token = shard_schema("uint16"), [], 105
     index = pa.schema([("token_offset", pa.int64()), ("num_tokens", pa.int64())])
     for number, lengths in enumerate(shards):
@@ -74,11 +74,11 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     """Chunks of 16 tokens, rows of 8, documents of 3, 10, 2, 0, 6 | 4, 5, 9 tokens in two shards: 39 tokens."""
     dataset = dataset_of(tmp_path, [[3, 10, 2, 0, 6], [4, 5, 9]], 16)
     config = TrainConfig(seq_len=8, packing="best_fit", window_shards=9)
-    found = write_packing(Store(str(tmp_path)), dataset, config)
-    assert found is not None
-    (source,) = found.sources
+    packing = write_packing(Store(str(tmp_path)), dataset, config)
+    assert packing is not None
+    (source,) = packing.sources
     # Chunk 0: parts 3, 8+2 (cut at a row), 2, 1 (of the 6, cut by the chunk): rows 8 | 3+2+2+1.
-    # Chunk 1: parts 5 (of the 6), 4, 5, 2 (of the 9): rows 5 | 5 | 4: 2 fits best behind the first 5.
+    # Chunk 1: parts 5 (of the 6), 4, 5, 2 (of the 9): rows 5 | 5 | 4: 2 fits best after the first 5.
     files = packing_folder(Store(str(tmp_path)), dataset, 8)
     names = ("00000.pieces.arrow", "00000.rows.arrow", "00000.chunks.arrow")
     assert dict(source) == {
@@ -102,7 +102,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
     place = {int(starts.start[i]): int(starts.row[i]) for i in range(len(starts)) if not starts.column[i]}
     row = place[0]
     assert rows.inputs_BT[row].tolist() == [105, 106, 107, 116, 117, 118, 119, 120]
-    # A document's last token predicts nothing; one that is cut by the chunk predicts its own next token.
+    # A document's last token predicts nothing; the last token before a cut predicts the document's next token.
     assert rows.targets_BT[row].tolist() == [106, 107, IGNORED, 117, IGNORED, 119, IGNORED, 121]
     assert rows.documents_BT[row].tolist() == [0, 0, 0, 1, 1, 2, 2, 3]
     row = place[21]
@@ -113,7 +113,7 @@ def test_rows_by_hand(tmp_path: Path) -> None:
 
 @st.composite
 def corpora(draw: Any) -> tuple[list[list[int]], int, int]:
-    """Shards of documents of so many tokens, a chunk and a row length that divides it."""
+    """Draw shards of documents of some numbers of tokens, a chunk size and a row length that divides it."""
     shards = draw(st.lists(st.lists(st.integers(0, 40), max_size=12), min_size=1, max_size=4))
     seq_len = draw(st.sampled_from([1, 3, 8]))
     return shards, seq_len * draw(st.sampled_from([1, 2, 5])), seq_len
@@ -127,11 +127,11 @@ def test_every_token_once_per_epoch_and_back(corpus: tuple[list[list[int]], int,
     config = TrainConfig(seq_len=seq_len, packing="best_fit")
     with tempfile.TemporaryDirectory() as folder:
         dataset = dataset_of(Path(folder), shards, chunk)
-        found = write_packing(Store(folder), dataset, config)
+        packing = write_packing(Store(folder), dataset, config)
         index = open_packings(Store(folder), dataset, config)["web"]
         chunks = ChunkOrder("web", counts, chunk, seed, 2)
-        assert found is not None
-        assert found.sources[0].num_tokens == chunks.num_chunks * chunk
+        assert packing is not None
+        assert packing.sources[0].num_tokens == chunks.num_chunks * chunk
         if not chunks.num_chunks:
             return
         rows = PackedRows(chunks, index)
@@ -145,7 +145,7 @@ def test_every_token_once_per_epoch_and_back(corpus: tuple[list[list[int]], int,
         filled = np.bincount(pieces.row, weights=pieces.length)
         assert filled.max() <= seq_len
         assert [e for e, _ in tokens] == sorted(e for e, _ in tokens)
-        # A piece lies in one document and one chunk; it is closed where the document ends.
+        # A piece is within a document and a chunk; it is closed where the document ends.
         ends = set(np.cumsum([n for lengths in shards for n in lengths]).tolist())
         for start, length, closed in zip(pieces.start.tolist(), pieces.length.tolist(), pieces.closed, strict=True):
             assert not ends & set(range(start + 1, start + length))
@@ -156,8 +156,8 @@ def test_every_token_once_per_epoch_and_back(corpus: tuple[list[list[int]], int,
         bounds = np.array([0, *sorted(ends)])
         for start, row in zip(first_epoch.start.tolist(), first_epoch.row.tolist(), strict=True):
             rows_of.setdefault(int(np.searchsorted(bounds, start, side="right")), set()).add(row)
-        assert found.sources[0].num_documents == len(rows_of)
-        assert found.sources[0].cut == sum(len(one) > 1 for one in rows_of.values())
+        assert packing.sources[0].num_documents == len(rows_of)
+        assert packing.sources[0].cut == sum(len(pieces) > 1 for pieces in rows_of.values())
         for epoch in (0, 2):
             for start in range(0, chunks.num_chunks * chunk, 7):
                 first, stop = rows.touching(epoch, start, start + 5)
@@ -173,7 +173,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_the_index_is_written_once_and_for_its_own_length(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = open_dataset(run)
-    with pytest.raises(ContractError, match=r"expected an index of packed rows, got no packing.json\. Plan the run"):
+    with pytest.raises(
+        ContractError, match=r"expected an index of packed rows, got no packing.json\. Run `penstock plan`"
+    ):
         open_packings(run, dataset, PACKED)
     first = write_packing(run, dataset, PACKED)
     monkeypatch.setattr(packing, "_write_source", None)
@@ -184,48 +186,48 @@ def test_the_index_is_written_once_and_for_its_own_length(run: Store, monkeypatc
 
 
 def test_the_same_index_whenever_it_is_written(tmp_path: Path) -> None:
-    found = []
+    packing = []
     for name in ("a", "b"):
         run = make_tiny_dataset(tmp_path / name)
         dataset = open_dataset(run)
         write_packing(run, dataset, PACKED)
         folder = Path(packing_folder(run, dataset, 64).uri)
-        found.append({file.name: file.read_bytes() for file in folder.iterdir()})
-    assert found[0] == found[1]
-    assert sorted(found[0])[:3] == ["00000.chunks.arrow", "00000.pieces.arrow", "00000.rows.arrow"]
+        packing.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert packing[0] == packing[1]
+    assert sorted(packing[0])[:3] == ["00000.chunks.arrow", "00000.pieces.arrow", "00000.rows.arrow"]
 
 
 def test_the_index_is_memory_mapped(run: Store) -> None:
     write_packing(run, open_dataset(run), PACKED)
     before = pa.total_allocated_bytes()
-    found = open_packings(run, open_dataset(run), PACKED)
-    assert isinstance(found["web"], PackedIndex)
+    packing = open_packings(run, open_dataset(run), PACKED)
+    assert isinstance(packing["web"], PackedIndex)
     assert pa.total_allocated_bytes() == before
 
 
-def test_an_index_that_was_changed_is_refused(tmp_path: Path) -> None:
+def test_an_index_that_was_changed_is_rejected(tmp_path: Path) -> None:
     run = make_tiny_dataset(tmp_path)
     dataset = open_dataset(run)
-    found = write_packing(run, dataset, PACKED)
-    assert found is not None
+    packing = write_packing(run, dataset, PACKED)
+    assert packing is not None
     folder = packing_folder(run, dataset, 64)
-    folder.write_atomic("packing.json", found.model_copy(update={"seq_len": 32}).model_dump_json().encode())
-    with pytest.raises(ContractError, match=r"expected version, dataset and seq_len .* found .* 32\)\. Remove"):
+    folder.write_atomic("packing.json", packing.model_copy(update={"seq_len": 32}).model_dump_json().encode())
+    with pytest.raises(ContractError, match=r"expected version, dataset and seq_len .* got .* 32\)\. Remove"):
         open_packings(run, dataset, PACKED)
-    wrong = [source.model_copy(update={"num_rows": 5}) for source in found.sources]
-    folder.write_atomic("packing.json", found.model_copy(update={"sources": wrong}).model_dump_json().encode())
+    wrong = [source.model_copy(update={"num_rows": 5}) for source in packing.sources]
+    folder.write_atomic("packing.json", packing.model_copy(update={"sources": wrong}).model_dump_json().encode())
     with pytest.raises(ContractError, match=r"expected 5 rows of books, got \d+\. Remove the folder"):
         open_packings(run, dataset, PACKED)
     folder.write_atomic("packing.json", b"{}")
-    with pytest.raises(ContractError, match=r"packing.json: does not hold together"):
+    with pytest.raises(ContractError, match=r"packing.json: expected the summary of a packing index, got "):
         write_packing(run, dataset, PACKED)
 
 
-def test_fewer_documents_are_cut_and_stages_go_on_row_by_row(run: Store) -> None:
+def test_fewer_documents_are_cut_and_stages_continue_row_by_row(run: Store) -> None:
     dataset = open_dataset(run)
-    found = write_packing(run, dataset, PACKED)
-    assert found is not None
-    assert all(source.cut < source.cut_in_stream for source in found.sources)
+    packing = write_packing(run, dataset, PACKED)
+    assert packing is not None
+    assert all(source.cut < source.cut_in_stream for source in packing.sources)
     config = staged(
         [{"tokens": 64 * 5 * 9}, {"global_batch": 3, "weights": {"web": 1, "books": 3}}], packing="best_fit"
     )
@@ -242,7 +244,7 @@ def test_fewer_documents_are_cut_and_stages_go_on_row_by_row(run: Store) -> None
         assert parts == list(zip(expected.epoch.tolist(), expected.start.tolist(), strict=True))[: len(parts)]
 
 
-def test_a_changed_byte_of_the_index_is_found_before_training(tmp_path: Path) -> None:
+def test_a_changed_byte_of_the_index_is_detected_before_training(tmp_path: Path) -> None:
     run = make_tiny_dataset(tmp_path)
     dataset = open_dataset(run)
     packed = write_packing(run, dataset, PACKED)
@@ -254,5 +256,5 @@ def test_a_changed_byte_of_the_index_is_found_before_training(tmp_path: Path) ->
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ContractError, match=r"00000\.pieces\.arrow: expected SHA-256 .* found "):
+    with pytest.raises(ContractError, match=r"00000\.pieces\.arrow: expected SHA-256 .* got "):
         verify_dataset(run, dataset, expected)

@@ -1,4 +1,4 @@
-"""Tests of the order of one source: a bijection in every epoch, reached directly, and back, at any length of rows."""
+"""The order of one source: in every epoch a bijection with a direct inverse, at any row length."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_permute_of_many_sizes_at_once_equals_one_by_one() -> None:
 
 @pytest.mark.parametrize("size", [2, 7, 40])
 def test_permute_sends_every_element_everywhere(size: int) -> None:
-    """Chi-square of (element, place) over 2,000 keys, below a bound that fair shuffles pass by more than six sigma."""
+    """Chi-square of (element, position) over 2,000 keys, below a bound that fair shuffles meet by six sigma."""
     keys = np.repeat(np.arange(2000, dtype=np.uint64), size)
     places = permute(np.tile(np.arange(size), 2000), np.full(len(keys), size), keys)
     counts = np.zeros((size, size))
@@ -41,7 +41,7 @@ def test_permute_sends_every_element_everywhere(size: int) -> None:
     assert chi < degrees + 6 * np.sqrt(2 * degrees) + 12
 
 
-def test_permute_is_what_it_always_was() -> None:
+def test_permute_has_its_fixed_values() -> None:
     assert keyed(12, 1) == [0, 1, 10, 3, 7, 2, 9, 8, 11, 5, 6, 4]
 
 
@@ -61,7 +61,7 @@ def test_a_chunk_needs_one_token_more(tokens: int, chunks: int) -> None:
 
 
 def inputs_of(pieces: Pieces) -> list[tuple[int, int]]:
-    """(epoch, token of the stream) of every input, in order."""
+    """Return (epoch, token of the stream) of every input, in order."""
     parts = zip(pieces.epoch.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True)
     return [(epoch, token) for epoch, start, length in parts for token in range(start, start + length)]
 
@@ -69,8 +69,8 @@ def inputs_of(pieces: Pieces) -> list[tuple[int, int]]:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=12).filter(lambda shards: sum(shards) > 32), st.data())
 def test_every_token_once_per_epoch_at_any_lengths(shards: list[int], data: st.DataObject) -> None:
-    """Three epochs in runs of rows of changing length, so that rows straddle chunks and epochs."""
-    order, position, found = rows(shards), 0, []
+    """Three epochs in runs of rows of changing length, so that rows cross chunks and epochs."""
+    order, position, actual = rows(shards), 0, []
     while position < 3 * order.num_units:
         length = data.draw(st.sampled_from([1, 2, 4, 8, 16, 32]))
         number = data.draw(st.integers(1, 40))
@@ -78,11 +78,11 @@ def test_every_token_once_per_epoch_at_any_lengths(shards: list[int], data: st.D
         assert np.bincount(pieces.row, weights=pieces.length, minlength=number).tolist() == [length] * number
         assert (pieces.column[np.diff(pieces.row, prepend=-1) == 1] == 0).all()
         assert len(pieces) <= 2 * number
-        found += inputs_of(pieces)
+        actual += inputs_of(pieces)
         position += length * number
-    whole = [one for one in found if one[0] < 3]
+    whole = [entry for entry in actual if entry[0] < 3]
     assert sorted(whole) == [(epoch, token) for epoch in range(3) for token in range(order.num_units)]
-    assert [one[0] for one in found] == sorted(one[0] for one in found)
+    assert [entry[0] for entry in actual] == sorted(entry[0] for entry in actual)
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,10 +110,10 @@ def test_a_row_over_an_edge_has_two_pieces() -> None:
 
 def test_joined_pieces_lie_by_row() -> None:
     order = rows([200])
-    one, two = order.pieces(np.array([24]), 16), order.pieces(np.array([0, 8]), 8)
-    joined = join_pieces([one, two], [np.array([1]), np.array([2, 0])])
+    entry, two = order.pieces(np.array([24]), 16), order.pieces(np.array([0, 8]), 8)
+    joined = join_pieces([entry, two], [np.array([1]), np.array([2, 0])])
     assert joined.row.tolist() == [0, 1, 1, 2]
-    assert joined.start.tolist() == [two.start[1], *one.start, two.start[0]]
+    assert joined.start.tolist() == [two.start[1], *entry.start, two.start[0]]
     assert len(join_pieces([], [])) == 0
 
 
@@ -123,8 +123,8 @@ def test_epochs_seeds_and_sources_differ() -> None:
         return tuple(order.pieces(np.arange(epoch * number, (epoch + 1) * number, 8), 8).start.tolist())
 
     order, shards = rows([2000, 2000]), [2000, 2000]
-    found = [begins(order, 0), begins(order, 1), begins(rows(shards, seed=1), 0), begins(rows(shards, source="b"), 0)]
-    assert len(set(found)) == 4
+    actual = [begins(order, 0), begins(order, 1), begins(rows(shards, seed=1), 0), begins(rows(shards, source="b"), 0)]
+    assert len(set(actual)) == 4
     assert begins(order, 0) == begins(rows(shards), 0)
 
 
@@ -138,7 +138,7 @@ def test_a_window_is_finished_before_the_next_begins() -> None:
     assert (np.diff(start.reshape(-1, 4), axis=1) == 8).all()
 
 
-def test_many_epochs_forget_old_tables_and_find_them_again() -> None:
+def test_many_epochs_evict_old_tables_and_rebuild_them() -> None:
     order = rows([500])
     early = order.pieces(np.arange(0, 480, 8), 8).start.tolist()
     for epoch in range(20):

@@ -1,4 +1,4 @@
-"""Tests of reading ahead: the same rows at any start, errors where they belong, and the time that was waited."""
+"""Prefetching: the same rows from any start, errors at their own step, and the waiting time."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ def rows_of(step: int) -> Rows:
 
 
 class Reader:
-    """Remembers what was read, and by which threads."""
+    """Records the steps that were read, and by which threads."""
 
     def __init__(self, seconds: float = 0.0, broken: int = -1):
         self.seconds, self.broken = seconds, broken
@@ -37,7 +37,7 @@ def step_of(rows: Rows) -> int:
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_every_step_is_read_once_in_one_thread_and_none_behind_the_last(first: int) -> None:
+def test_every_step_is_read_once_in_one_thread_and_none_after_the_last(first: int) -> None:
     reader = Reader()
     with Prefetch(reader, stop=8) as prefetch:
         assert [step_of(prefetch.take(step)[0]) for step in range(first, 8)] == list(range(first, 8))
@@ -58,7 +58,7 @@ def test_an_error_is_raised_for_its_own_step_only() -> None:
         assert step_of(prefetch.take(3)[0]) == 3
 
 
-def test_waiting_is_what_is_left_of_reading() -> None:
+def test_the_waiting_time_is_the_rest_of_the_reading_time() -> None:
     with Prefetch(Reader(seconds=0.2), stop=3) as prefetch:
         first = prefetch.take(0)[1]
         time.sleep(0.3)
@@ -80,7 +80,7 @@ def test_closing_leaves_no_thread() -> None:
 
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", []), ("cuda", [3, 4])])
 def test_rows_are_pinned_for_cuda_alone(device: str, pinned: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the thread that reads, ahead of the step; here without a device, so that pinning is only written down."""
+    """Pinned in the reading thread, before the step; without a device here, so that pinning is only recorded."""
     seen: list[tuple[int, str]] = []
 
     def pin(rows: Rows) -> Rows:
@@ -89,9 +89,9 @@ def test_rows_are_pinned_for_cuda_alone(device: str, pinned: list[int], monkeypa
 
     monkeypatch.setattr(Rows, "pinned", pin)
     with Prefetch(Reader(), 5, device) as prefetch:
-        found = [prefetch.take(step)[0] for step in (3, 4)]
+        actual = [prefetch.take(step)[0] for step in (3, 4)]
     assert seen == [(step, "rows_0") for step in pinned]
-    assert not any(rows.inputs_BT.is_pinned() for rows in found)
+    assert not any(rows.inputs_BT.is_pinned() for rows in actual)
 
 
 @pytest.mark.gpu
@@ -99,8 +99,8 @@ def test_rows_are_pinned_for_cuda_alone(device: str, pinned: list[int], monkeypa
 def test_pinned_rows_are_the_same_rows() -> None:
     rows = rows_of(7)
     with Prefetch(lambda step: rows, 1, "cuda") as prefetch:
-        found = prefetch.take(0)[0]
-    assert found.inputs_BT.is_pinned()
-    assert found.part(0, 1).targets_BT.is_pinned()
-    assert found.documents_BT is None
-    assert torch.equal(found.to(torch.device("cuda")).inputs_BT.cpu(), rows.inputs_BT)
+        actual = prefetch.take(0)[0]
+    assert actual.inputs_BT.is_pinned()
+    assert actual.part(0, 1).targets_BT.is_pinned()
+    assert actual.documents_BT is None
+    assert torch.equal(actual.to(torch.device("cuda")).inputs_BT.cpu(), rows.inputs_BT)

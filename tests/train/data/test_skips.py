@@ -1,4 +1,4 @@
-"""Tests of the skip list: what is passed over, what stays, and which lists a checkpoint accepts."""
+"""The skip list: skipped and used samples, the file, and the lists that a checkpoint accepts."""
 
 from pathlib import Path
 
@@ -38,12 +38,12 @@ def test_a_hand_written_file_may_lack_its_last_newline(tmp_path: Path) -> None:
     assert append_to_skip_list(run, "skip.txt", [6], "x").indices == (5, 6)
 
 
-def test_missing_file_and_bad_line_are_refused(tmp_path: Path) -> None:
+def test_missing_file_and_bad_line_are_rejected(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     with pytest.raises(ConfigError, match=r"train.skip_file: expected a file .*train/gone.txt, got none"):
         read_skip_list(run, "gone.txt")
     run.write_atomic("train/skip.txt", b"4\n-5 # negative\n")
-    with pytest.raises(ContractError, match=r"skip.txt, line 2: expected a sample index from 0 to .* found '-5'"):
+    with pytest.raises(ContractError, match=r"skip.txt, line 2: expected a sample index from 0 to .* got '-5'"):
         read_skip_list(run, "skip.txt")
 
 
@@ -52,22 +52,22 @@ def test_digest_depends_on_entries_and_their_order() -> None:
     assert len({NO_SKIPS.digest, SkipList((1, 2)).digest, SkipList((2, 1)).digest, SkipList((1,)).digest}) == 4
 
 
-def test_a_list_may_grow_by_what_was_not_reached() -> None:
-    standing = SkipList((3,))
-    # Ten samples used under the standing list are 0..10 without 3, so 11 is the first one not reached.
-    SkipList((3, 11)).check_continues(1, standing.digest, used=10)
-    standing.check_continues(1, standing.digest, used=10)
-    with pytest.raises(ContractError, match=r"new entries from sample 11 on, found \[10\]"):
-        SkipList((3, 10)).check_continues(1, standing.digest, used=10)
+def test_a_list_may_grow_by_samples_not_yet_reached() -> None:
+    present = SkipList((3,))
+    # Ten samples used under the present list are 0..10 without 3, so 11 is the first not reached.
+    SkipList((3, 11)).check_continues(1, present.digest, used=10)
+    present.check_continues(1, present.digest, used=10)
+    with pytest.raises(ContractError, match=r"new entries from sample 11 on, got \[10\]"):
+        SkipList((3, 10)).check_continues(1, present.digest, used=10)
 
 
 @pytest.mark.parametrize("changed", [(4,), (), (4, 3)])
-def test_an_edited_list_is_refused(changed: tuple[int, ...]) -> None:
-    standing = SkipList((3,))
+def test_an_edited_list_is_rejected(changed: tuple[int, ...]) -> None:
+    present = SkipList((3,))
     with pytest.raises(
-        ContractError, match=rf"1 entries with digest {standing.digest[:12]}.*found {len(changed)} entries"
+        ContractError, match=rf"1 entries with digest {present.digest[:12]}.*got {len(changed)} entries"
     ):
-        SkipList(changed).check_continues(1, standing.digest, used=0)
+        SkipList(changed).check_continues(1, present.digest, used=0)
 
 
 def test_stages_have_their_own_entries() -> None:
@@ -77,12 +77,12 @@ def test_stages_have_their_own_entries() -> None:
     assert (skip.last_stage, NO_SKIPS.last_stage) == (2, 0)
 
 
-def test_a_list_may_grow_in_later_stages_and_not_in_those_that_are_over() -> None:
+def test_a_list_may_grow_in_later_stages_and_not_in_completed_stages() -> None:
     second = 1 << STAGE_BITS
-    standing = SkipList((3, second + 1))
-    # Two samples of the second stage are used: 0 and 2, for 1 is skipped.
-    SkipList((3, second + 1, second + 3)).check_continues(2, standing.digest, used=2, stage=1)
+    present = SkipList((3, second + 1))
+    # Two samples of the second stage are used: 0 and 2, since 1 is skipped.
+    SkipList((3, second + 1, second + 3)).check_continues(2, present.digest, used=2, stage=1)
     for late in (second + 2, second, 10**6):
-        with pytest.raises(ContractError, match=rf"new entries from sample {second + 3} on, found \[{late}\]"):
-            SkipList((3, second + 1, late)).check_continues(2, standing.digest, used=2, stage=1)
-    SkipList((3, second + 1, second)).check_continues(2, standing.digest, used=9, stage=0)
+        with pytest.raises(ContractError, match=rf"new entries from sample {second + 3} on, got \[{late}\]"):
+            SkipList((3, second + 1, late)).check_continues(2, present.digest, used=2, stage=1)
+    SkipList((3, second + 1, second)).check_continues(2, present.digest, used=9, stage=0)

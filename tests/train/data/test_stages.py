@@ -1,4 +1,4 @@
-"""Tests of the stages: settings become steps, rounded once, and what contradicts itself is refused."""
+"""Training stages: settings become steps, rounded once, and contradictory settings are rejected."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def steps_of(config: TrainConfig, tokens: int, batch: int = 4) -> list[tuple[int
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(2560, 10), (2560 + 128 - 1, 10), (2560 + 129, 11), (1, 1)])
-def test_one_stage_takes_the_tokens_of_the_plan(tokens: int, steps: int) -> None:
+def test_a_single_stage_has_the_tokens_of_the_plan(tokens: int, steps: int) -> None:
     assert steps_of(TrainConfig(seq_len=64), tokens) == [(0, steps)]
 
 
@@ -25,7 +25,7 @@ def test_given_steps_are_the_steps() -> None:
     assert steps_of(staged([{"tokens": 512}, {}], steps=9), 10**6) == [(0, 2), (2, 7)]
 
 
-def test_the_last_stage_takes_what_is_left() -> None:
+def test_the_last_stage_has_the_remaining_tokens() -> None:
     config = staged([{"tokens": 1000}, {"tokens": 2048, "seq_len": 128, "global_batch": 2}, {"seq_len": 32}])
     # 1000 / 256 rounds to 4 steps of 256 tokens, 2048 / 256 is 8 steps, and 1024 of 4096 tokens are 8 steps of 128.
     assert steps_of(config, 4096) == [(0, 4), (4, 8), (12, 8)]
@@ -34,17 +34,25 @@ def test_the_last_stage_takes_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("config", "tokens", "message"),
     [
-        (staged([{"tokens": 100}, {}]), 10_000, r"train.stages\[0\]: .* a step of 4 x 64 tokens, found 100 tokens"),
-        (staged([{"tokens": 2048}, {}]), 2048, r"train.stages\[1\]: expected tokens behind .* take 2,048 of 2,048"),
+        (
+            staged([{"tokens": 100}, {}]),
+            10_000,
+            r"train.stages\[0\]: .* a step of 4 x 64 tokens, got 100 tokens\. Raise its tokens",
+        ),
+        (
+            staged([{"tokens": 2048}, {}]),
+            2048,
+            r"train.stages\[1\]: expected tokens left by earlier stages, got 2,048 of 2,048",
+        ),
         (staged([{"tokens": 2048}, {}], steps=8), 0, r"train.stages\[1\]: expected at least a step"),
         (
             staged([{"tokens": 2048}], steps=8),
             0,
-            r"train.steps: .* found 8 steps and 2048 tokens in train.stages\[0\]",
+            r"train.steps: .* got 8 steps and 2048 tokens in train.stages\[0\]\. Remove train.steps",
         ),
     ],
 )
-def test_stages_without_a_step_or_with_two_lengths_are_refused(config: TrainConfig, tokens: int, message: str) -> None:
+def test_stages_without_a_step_or_with_two_lengths_are_rejected(config: TrainConfig, tokens: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         steps_of(config, tokens)
 

@@ -1,7 +1,8 @@
-"""Tests of the check before training: one changed bit is refused, a file that merely moved is not."""
+"""The verification before training: a changed bit is rejected, a moved file is not."""
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_a_file_that_was_just_written_is_read_again(run: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", ["path", "docs_path"])
-def test_one_flipped_bit_is_refused_with_both_digests(run: Store, kind: str) -> None:
+def test_one_flipped_bit_is_rejected_with_both_digests(run: Store, kind: str) -> None:
     settle(run)
     dataset = open_dataset(run)
     assert verify_dataset(run, dataset) > 0
@@ -71,14 +72,16 @@ def test_one_flipped_bit_is_refused_with_both_digests(run: Store, kind: str) -> 
     name = f"{TABLE}/{getattr(shard, kind)}"
     flip_byte(run.path(name))
     expected = shard.sha256 if kind == "path" else shard.docs_sha256
-    message = rf"1 file\(s\) are not what .*{getattr(shard, kind)}: expected SHA-256 {expected}, got {run.sha256(name)}"
+    message = (
+        rf"got 1 file\(s\) that differ\. .*{getattr(shard, kind)}: expected SHA-256 {expected}, got {run.sha256(name)}"
+    )
     with pytest.raises(ContractError, match=f"(?s){message}"):
         verify_dataset(run, dataset)
     flip_byte(run.path(name))
     assert verify_dataset(run, dataset) == 1
 
 
-def test_another_tokenizer_of_the_same_size_is_refused(run: Store) -> None:
+def test_another_tokenizer_of_the_same_size_is_rejected(run: Store) -> None:
     dataset = open_dataset(run)
     path = Path(run.path("tokenizer/v-tiny/tokenizer.json"))
     text = path.read_text()
@@ -86,12 +89,12 @@ def test_another_tokenizer_of_the_same_size_is_refused(run: Store) -> None:
     assert swapped != text
     assert len(swapped) == len(text)
     path.write_text(swapped)
-    found = run.sha256("tokenizer/v-tiny/tokenizer.json")
-    with pytest.raises(ContractError, match=f"expected SHA-256 {dataset.tokenizer.sha256}, got {found}"):
+    actual = run.sha256("tokenizer/v-tiny/tokenizer.json")
+    with pytest.raises(ContractError, match=f"expected SHA-256 {dataset.tokenizer.sha256}, got {actual}"):
         verify_dataset(run, dataset)
 
 
-def test_all_that_is_wrong_is_told_at_once(run: Store) -> None:
+def test_all_problems_are_reported_at_once(run: Store) -> None:
     dataset = open_dataset(run)
     first, second = dataset.streams["web/train"][:2]
     run.delete(f"{TABLE}/{first.path}")
@@ -114,7 +117,7 @@ def test_renamed_and_moved_shards_are_the_same_dataset(run: Store) -> None:
     assert verify_dataset(run, after) == len(after.manifest.content.files) + 1
 
 
-# --------------------------------------------------------------------------------------- large ones: going on, paranoia
+# ---------------------------------------------------------------------------------- large files: resuming, --paranoid
 
 
 def num_files(run: Store) -> int:
@@ -122,13 +125,13 @@ def num_files(run: Store) -> int:
 
 
 def unseen_flip(path: str) -> None:
-    """Change a byte behind the back of size and modification time."""
+    """Change a byte of a file without changing its size and modification time."""
     before = os.stat(path)
     flip_byte(path)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_paranoia_reads_what_looks_unchanged(run: Store) -> None:
+def test_paranoid_reads_files_that_look_unchanged(run: Store) -> None:
     settle(run)
     dataset = open_dataset(run)
     assert verify_dataset(run, dataset) == num_files(run)
@@ -136,7 +139,7 @@ def test_paranoia_reads_what_looks_unchanged(run: Store) -> None:
     path = run.path(f"{TABLE}/{shard.path}")
     unseen_flip(path)
     assert verify_dataset(run, dataset) == 0
-    for paranoid in (True, False):  # what was found wrong is not forgotten
+    for paranoid in (True, False):  # a detected problem is not forgotten
         with pytest.raises(ContractError, match=f"(?s)1 file.*expected SHA-256 {shard.sha256}"):
             verify_dataset(run, dataset, paranoid=paranoid)
     unseen_flip(path)
@@ -160,7 +163,7 @@ def test_a_bad_file_costs_no_good_one_a_second_reading(run: Store) -> None:
 
 
 @pytest.mark.parametrize("paranoid", [False, True])
-def test_a_killed_verification_goes_on_where_it_was(run: Store, paranoid: bool) -> None:
+def test_a_killed_verification_resumes(run: Store, paranoid: bool) -> None:
     settle(run)
     verify_dataset(run, open_dataset(run))
     if not paranoid:
@@ -186,7 +189,7 @@ verify.verify_dataset(run, open_dataset(run), paranoid={paranoid})
     assert verify_dataset(run, open_dataset(run)) == num_files(run) - 4
 
 
-def test_digests_are_those_of_the_bytes_however_they_are_cut(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_do_not_depend_on_the_block_size(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (0, 1, 7, 8, 9, 64):
         run.write_atomic("bytes", bytes(range(size)))
         for block in (1, 8, 1 << 20):
@@ -200,14 +203,14 @@ def test_digests_are_those_of_the_bytes_however_they_are_cut(run: Store, monkeyp
 
 
 def with_separators(run: Store, after: list[str]) -> None:
-    """Have both tables of a run say that these tokens stand behind each document."""
+    """Set the tokens after each document in both tables of a run."""
     for table, name in ((TABLE, "tokenizer"), ("tokenizer/v-tiny", "contract")):
         manifest = run.read_json(f"{table}/manifest.json")
         manifest["content"]["figures"][name]["after"] = after
         run.write_atomic(f"{table}/manifest.json", canonical_json(manifest))
 
 
-def test_a_doubled_separator_is_refused_with_both_sides(run: Store) -> None:
+def test_a_doubled_separator_is_rejected_with_both_sides(run: Store) -> None:
     settings = load_settings({"train": {"seq_len": 32, "steps": 5}}, [], "test")
     before = open_dataset(run)
     plan = make_plan(run, before, settings)
@@ -219,17 +222,17 @@ def test_a_doubled_separator_is_refused_with_both_sides(run: Store) -> None:
     assert after.digest != before.digest
     with pytest.raises(ContractError, match=f"expected dataset {before.digest}, the run now holds {after.digest}"):
         read_plan(run)
-    found = identify(after, make_plan(run, after, settings), NO_SKIPS)
+    actual = identify(after, make_plan(run, after, settings), NO_SKIPS)
     expected = note.identity
-    with pytest.raises(ContractError) as refused:
-        check_identity(note, found)
+    with pytest.raises(ContractError) as rejected:
+        check_identity(note, actual)
     for name in ("dataset", "tokenizer"):
-        assert f"{name}: expected {getattr(expected, name)}, got {getattr(found, name)}" in str(refused.value)
+        assert f"{name}: expected {getattr(expected, name)}, got {getattr(actual, name)}" in str(rejected.value)
     with_separators(run, ["eos"])
     check_identity(note, identify(open_dataset(run), plan, NO_SKIPS))
 
 
-def test_a_separator_that_one_table_alone_doubles_is_refused(run: Store) -> None:
+def test_a_separator_that_one_table_alone_doubles_is_rejected(run: Store) -> None:
     manifest = run.read_json(f"{TABLE}/manifest.json")
     manifest["content"]["figures"]["tokenizer"]["after"] = ["eos", "eos"]
     run.write_atomic(f"{TABLE}/manifest.json", canonical_json(manifest))
@@ -240,24 +243,24 @@ def test_a_separator_that_one_table_alone_doubles_is_refused(run: Store) -> None
 # --------------------------------------------------------------------------------------------- the command and its line
 
 
-def test_the_command_says_what_it_read(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_the_number_of_files_it_read(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     settle(run)
     parser = ArgumentParser()
     parser.add_argument("run")
     add_verify_arguments(parser)
-    told = []
+    counts = []
     for words in ([], [], ["--paranoid"]):
         assert verify_command(parser.parse_args([run.uri, *words])) == 0
-        told.append(capsys.readouterr().out.partition("expected; ")[2].partition(" were")[0])
+        counts += re.findall(r"(\d+) were read", capsys.readouterr().out)
     number = num_files(run)
-    assert told == [str(number), "0", str(number)]
+    assert counts == [str(number), "0", str(number)]
 
 
 def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     settle(run)
-    before, standing = open_dataset(run).digest, run.read_json(f"{TABLE}/manifest.json")
-    standing["run"]["lineage"] = {"tokenizer": "v-tiny"}
-    run.write_atomic(f"{TABLE}/manifest.json", canonical_json(standing))
+    before, manifest_before = open_dataset(run).digest, run.read_json(f"{TABLE}/manifest.json")
+    manifest_before["run"]["lineage"] = {"tokenizer": "v-tiny"}
+    run.write_atomic(f"{TABLE}/manifest.json", canonical_json(manifest_before))
     shutil.copytree(run.path(TABLE), run.path("tokens/v-next"))
     manifest = run.read_json("tokens/v-next/manifest.json")
     manifest["content"]["config"]["bait"] = {}
@@ -273,11 +276,11 @@ def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("kept", "found"), [(b"[]", r"found \[\]; remove it"), (b"null", "found None"), (b"{", "JSON")]
+    ("kept", "message"), [(b"[]", r"got \[\]\. Remove the file"), (b"null", "got None"), (b"{", "JSON")]
 )
-def test_a_damaged_memory_of_what_was_right_is_named(run: Store, kept: bytes, found: str) -> None:
+def test_a_damaged_file_of_results_is_named(run: Store, kept: bytes, message: str) -> None:
     run.write_atomic(VERIFIED_NAME, kept)
-    with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: expected.*{found}"):
+    with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: expected.*{message}"):
         verify_dataset(run, open_dataset(run))
 
 

@@ -1,4 +1,4 @@
-"""Who sees whom, positions, and that documents in a row never touch: bit by bit, forward and backward."""
+"""Attention masks, positions, and the isolation of documents in a row: bit by bit, forward and backward."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ BORDERS = ([6], [3, 7, 12], [1, 15], [8])
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are computed faster by one thread, much so where other processes want the cores."""
+    """Use one thread: it is faster for tensors this small, above all when other processes use the cores."""
     number = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -48,7 +48,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def documents_of(*borders: list[int], length: int = 16) -> Tensor:
-    """Rows of documents that begin at 0 and at each border."""
+    """Return the document numbers of rows whose documents start at 0 and at each border."""
     places = torch.arange(length)
     return torch.stack([sum((places >= border).int() for border in row) for row in borders]).int()
 
@@ -59,7 +59,7 @@ def documents_of(*borders: list[int], length: int = 16) -> Tensor:
 def logits_and_gradients(
     shape: ModelShape, causal: bool, dtype: torch.dtype | None, ids: Tensor, documents: Tensor | None
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """For a choice of positions (B, T): their logits, and gradients of weights and input for a loss on them."""
+    """Return a function of chosen positions (B, T): their logits, and the gradients of a loss on them."""
     model = small_model(shape, causal=causal)
     stream = model.embedding(ids).detach().requires_grad_()
     model.embedding = None
@@ -77,41 +77,43 @@ def logits_and_gradients(
 @pytest.mark.parametrize("dtype", PRECISIONS.values(), ids=PRECISIONS)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "mlm"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_document_does_not_know_its_neighbours(shape: ModelShape, causal: bool, dtype: torch.dtype | None) -> None:
+def test_a_document_does_not_depend_on_its_neighbors(
+    shape: ModelShape, causal: bool, dtype: torch.dtype | None
+) -> None:
     documents = documents_of(*BORDERS)
     ids = some_ids(len(BORDERS), 16)
     before = logits_and_gradients(shape, causal, dtype, ids, documents)
     for changed in range(int(documents.max()) + 1):
         here = documents == changed
         after = logits_and_gradients(shape, causal, dtype, torch.where(here, (ids + 5) % 97, ids), documents)
-        found, expected = after(~here), before(~here)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected))
-        # What other documents lose has no slope towards this one's input, to the last bit.
-        assert torch.count_nonzero(found[-1][here]) == 0
-        assert torch.count_nonzero(found[-1][~here]) > 0
+        actual, expected = after(~here), before(~here)
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected))
+        # The loss of other documents has no gradient for this document's input, to the last bit.
+        assert torch.count_nonzero(actual[-1][here]) == 0
+        assert torch.count_nonzero(actual[-1][~here]) > 0
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "mlm"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_without_a_document_mask_neighbours_do_change(shape: ModelShape, causal: bool) -> None:
+def test_without_a_document_mask_neighbors_do_change(shape: ModelShape, causal: bool) -> None:
     documents, ids = documents_of([6], [6]), some_ids(2, 16)
-    for changed, seen_by_others in ((0, True), (1, not causal)):
+    for changed, visible_to_others in ((0, True), (1, not causal)):
         here = documents == changed
         changed_ids = torch.where(here, (ids + 5) % 97, ids)
         before = logits_and_gradients(shape, causal, None, ids, None)(~here)
         after = logits_and_gradients(shape, causal, None, changed_ids, None)(~here)
-        assert torch.isclose(before[0], after[0], atol=1e-5).all(-1).any() == (not seen_by_others)
-        assert bool(torch.count_nonzero(after[-1][here])) == seen_by_others
+        assert torch.isclose(before[0], after[0], atol=1e-5).all(-1).any() == (not visible_to_others)
+        assert bool(torch.count_nonzero(after[-1][here])) == visible_to_others
 
 
-def test_a_document_alone_gives_what_it_gives_in_a_row() -> None:
+def test_a_document_alone_has_the_same_logits_as_in_a_row() -> None:
     ids, documents = some_ids(1, 16), documents_of([3, 9])
     for shape in SHAPES.values():
         for causal in (True, False):
             model = small_model(shape, causal=causal)
             packed = model(ids, documents)
             for start, stop in ((0, 3), (3, 9), (9, 16)):
-                # Positions are relative in both encodings: a document may begin anywhere.
+                # Positions are relative in both encodings: a document may start anywhere.
                 torch.testing.assert_close(packed[:, start:stop], model(ids[:, start:stop]), rtol=0, atol=3e-6)
 
 
@@ -142,13 +144,13 @@ def long_documents(length: int) -> Tensor:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", LONG_ROWS)
-def test_blocks_are_those_of_the_whole_square(length: int, causal: bool) -> None:
+def test_blocks_are_those_of_the_whole_mask(length: int, causal: bool) -> None:
     documents = long_documents(length) * 2 + 1
-    found = flex_blocks(documents, causal)
-    expected = create_block_mask(found.mask_mod, len(documents), None, length, length, device="cpu", BLOCK_SIZE=BLOCK)
-    assert found.shape == expected.shape
+    actual = flex_blocks(documents, causal)
+    expected = create_block_mask(actual.mask_mod, len(documents), None, length, length, device="cpu", BLOCK_SIZE=BLOCK)
+    assert actual.shape == expected.shape
     for name in ("kv", "full_kv"):
-        numbers, places = (getattr(found, f"{name}_{of}") for of in ("num_blocks", "indices"))
+        numbers, places = (getattr(actual, f"{name}_{of}") for of in ("num_blocks", "indices"))
         numbers_expected, places_expected = (getattr(expected, f"{name}_{of}") for of in ("num_blocks", "indices"))
         assert torch.equal(numbers, numbers_expected)
         for row in range(len(documents)):
@@ -171,7 +173,7 @@ def test_flex_attention_equals_the_fused_kernel(length: int, groups: int, causal
     torch.testing.assert_close(blocks, square, rtol=0, atol=2e-6)
 
 
-def test_who_takes_blocks_and_who_takes_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_and_shapes_with_blocks_and_with_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     capability = [(8, 0)]
     monkeypatch.setattr("train.model.attention._capability", lambda device: capability[0])
     cuda, bf16, fp32 = torch.device("cuda"), torch.bfloat16, torch.float32
@@ -208,19 +210,19 @@ def test_flex_attention_on_cuda_forward_and_backward(length: int, causal: bool) 
     for dtype in (torch.float16, torch.bfloat16):
         for mask in ("blocks", "square"):
             q, k, v = (x.to(dtype).requires_grad_() for x in inputs)
-            seen = seen_in_document(documents, causal) if mask == "square" else None
+            visible = seen_in_document(documents, causal) if mask == "square" else None
             blocks = blocks_in_document(documents, causal) if mask == "blocks" else None
-            y = attend(q, k, v, Look(torch.arange(length, device="cuda"), None, seen, causal, blocks))
+            y = attend(q, k, v, Look(torch.arange(length, device="cuda"), None, visible, causal, blocks))
             results.append((y, *torch.autograd.grad(y.float().square().sum(), (q, k, v))))
     for pair, atol in ((results[:2], 1e-2), (results[2:], 5e-2)):
-        for found, expected in zip(*pair):
-            torch.testing.assert_close(found, expected, rtol=1e-2, atol=atol)
+        for actual, expected in zip(*pair):
+            torch.testing.assert_close(actual, expected, rtol=1e-2, atol=atol)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("causal", [True, False])
-def test_documents_do_not_know_their_neighbours_on_cuda(causal: bool) -> None:
+def test_documents_do_not_depend_on_their_neighbors_on_cuda(causal: bool) -> None:
     shape = TINY.model_copy(update={"head_dim": 16})
     model = small_model(shape, causal=causal).cuda().bfloat16()
     documents, ids = long_documents(400).cuda(), some_ids(5, 400).cuda()
@@ -253,8 +255,9 @@ def test_stretched_frequencies() -> None:
     assert rotary_frequencies(shape, CPU).tolist() == pytest.approx([1, 0.1, 0.01, 0.001])
     linear = shape.model_copy(update={"rope_scaling": "linear", "rope_factor": 4.0})
     assert rotary_frequencies(linear, CPU).tolist() == pytest.approx([0.25, 0.025, 0.0025, 0.00025])
-    # Waves of 6.283, 62.83, 628.3 and 6283 positions. Of 1000: the first two are shorter than 250 and stay, the last
-    # is longer than 1000 and is divided by 8; the third turns 1.5915 times: (1.5915 - 1) / 3 = 0.1972 of it stays.
+    # Waves of 6.283, 62.83, 628.3 and 6283 positions. For a length of 1000, the first two are shorter than 250 and
+    # unchanged. The last is longer than 1000 and divided by 8. The third has 1.5915 turns: (1.5915 - 1) / 3 = 0.1972
+    # of it is unchanged.
     llama = shape.model_copy(update={"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 1000})
     kept = (1000 * 0.01 / (2 * math.pi) - 1) / 3
     expected = [1, 0.1, 0.01 * (kept + (1 - kept) / 8), 0.001 / 8]
@@ -284,11 +287,11 @@ def test_shifted_puts_each_distance_where_its_key_is() -> None:
     for length in (1, 2, 5):
         for causal in (True, False):
             distances = torch.arange(length - 1, -2 if causal else -length - 1, -1).float()
-            found = shifted(distances.expand(2, 3, length, -1))
+            actual = shifted(distances.expand(2, 3, length, -1))
             expected = torch.arange(length)[:, None] - torch.arange(length)
             if causal:
-                found, expected = found.tril(), expected.tril()
-            assert torch.equal(found, expected.float().expand(2, 3, -1, -1))
+                actual, expected = actual.tril(), expected.tril()
+            assert torch.equal(actual, expected.float().expand(2, 3, -1, -1))
 
 
 def test_sinusoids() -> None:
@@ -301,9 +304,9 @@ def test_sinusoids() -> None:
     assert sinusoids(3, True, 5, CPU).shape == (4, 5)
 
 
-def test_relative_positions_without_distances_are_refused() -> None:
+def test_relative_positions_without_distances_are_rejected() -> None:
     model = small_model(SHAPES["relative"])
-    with pytest.raises(ValueError, match="relative positions want the distances"):
+    with pytest.raises(ValueError, match=r"expected distances_LD for relative positions, got None\. Set distances_LD"):
         model.blocks["0"](torch.zeros(1, 4, 32), Look(torch.arange(4), None, None, True))
 
 
@@ -311,7 +314,7 @@ def test_attend_is_softmax() -> None:
     q, k, v = torch.randn(3, 1, 2, 5, 4, generator=torch.Generator().manual_seed(0)).unbind()
     scores = q @ k.mT / 2
     for causal in (True, False):
-        seen = torch.ones(5, 5, dtype=torch.bool).tril() if causal else torch.ones(5, 5, dtype=torch.bool)
-        expected = F.softmax(scores.masked_fill(~seen, -math.inf), -1) @ v
-        found = attend(q, k, v, Look(torch.arange(5), None, None, causal))
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        visible = torch.ones(5, 5, dtype=torch.bool).tril() if causal else torch.ones(5, 5, dtype=torch.bool)
+        expected = F.softmax(scores.masked_fill(~visible, -math.inf), -1) @ v
+        actual = attend(q, k, v, Look(torch.arange(5), None, None, causal))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The loss of a chunk by compiled functions: values, slopes, bytes moved for a logit, and no second compilation."""
+"""The loss of a chunk by compiled functions: values, gradients, bytes moved per logit, and no second compilation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def a_case(seed: int, dtype: torch.dtype, ignored: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
-    """A stream (B, T, D), a matrix (V, D) and targets of which about a share is IGNORED."""
+    """Return a stream (B, T, D), a matrix (V, D) and targets, of which about the share `ignored` is IGNORED."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(ROWS, LENGTH, WIDTH, generator=generator).to(dtype)
     weight = torch.randn(VOCAB, WIDTH, generator=generator).to(dtype)
@@ -45,7 +45,7 @@ def a_case(seed: int, dtype: torch.dtype, ignored: float = 0.3) -> tuple[Tensor,
 
 
 def results(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    """Total, losses by row, and both gradients."""
+    """Return the total, the losses by row, and both gradients."""
     x, weight = (value.detach().requires_grad_() for value in (x, weight))
     head.tally = Tally.empty(ROWS, x.device)
     total = head(x, weight, targets, torch.arange(ROWS))
@@ -54,22 +54,22 @@ def results(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor) -> tuple
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_slopes_and_one_compilation(dtype: torch.dtype, z_loss: float) -> None:
+def test_values_gradients_and_a_single_compilation(dtype: torch.dtype, z_loss: float) -> None:
     torch._dynamo.reset()
     counters.clear()
     for seed, ignored in ((0, 0.0), (1, 0.3), (2, 0.9), (3, 1.0)):
         case = a_case(seed, dtype, ignored)
-        # 12 tokens: the last chunk is not full, and what counts of a batch is never a whole number of them.
+        # 12 tokens: the last chunk is not full, and the targets of a batch never fill a whole number of chunks.
         fused, plain = HeadLoss(z_loss, 12, fused=True, multiple=16), HeadLoss(z_loss, 12)
         fused.scale = plain.scale = 1 / (seed + 1)
-        for name, found, expected in zip(
+        for name, actual, expected in zip(
             ("total", "losses", "stream", "matrix"), results(fused, *case), results(plain, *case)
         ):
             tolerance = 2e-6 if dtype == torch.float32 else 2e-2
-            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=f"{name}, seed {seed}")
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, msg=f"{name}, seed {seed}")
         with torch.no_grad():
             fused(*case, None)
-    # Two functions, each compiled once for every number of targets, every factor, and without a gradient.
+    # Two functions, each compiled once for any number of targets, any factor, and with or without a gradient.
     assert counters["stats"]["unique_graphs"] == 2
 
 
@@ -81,12 +81,12 @@ def test_the_oracle_in_float64() -> None:
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED)
     expected = losses + 0.3 * (logits.logsumexp(-1).square() * (targets != IGNORED)).sum()
     torch.testing.assert_close(total, expected.detach(), rtol=1e-12, atol=1e-12)
-    for found, wanted in zip(gradients, torch.autograd.grad(expected, (x, weight))):
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+    for actual, reference in zip(gradients, torch.autograd.grad(expected, (x, weight))):
+        torch.testing.assert_close(actual, reference, rtol=1e-11, atol=1e-11)
 
 
 class Products(TorchDispatchMode):
-    """The lengths of every operand of a matrix product."""
+    """Records the sizes of every operand of a matrix product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,14 +99,14 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_vocabulary_is_filled_up_inside_and_nowhere_else(fused: bool) -> None:
+def test_a_vocabulary_is_padded_in_the_loss_alone(fused: bool) -> None:
     x, weight, targets = a_case(5, torch.float32)
-    with Products() as seen:
+    with Products() as recorder:
         filled = results(HeadLoss(0.1, 64, fused=fused, multiple=128), x, weight, targets)
-    assert 128 in seen.lengths
-    assert VOCAB not in seen.lengths
-    for found, expected in zip(filled, results(HeadLoss(0.1, 64), x, weight, targets)):
-        torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+    assert 128 in recorder.lengths
+    assert VOCAB not in recorder.lengths
+    for actual, expected in zip(filled, results(HeadLoss(0.1, 64), x, weight, targets)):
+        torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
     assert filled[-1].shape == weight.shape
 
 
@@ -114,22 +114,22 @@ def test_a_vocabulary_is_filled_up_inside_and_nowhere_else(fused: bool) -> None:
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes that operations read and write of tensors as large as the logits."""
+    """Counts the bytes that operations read and write of tensors as large as the logits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        actual = func(*args, **(kwargs or {}))
         name = func._schema.name
-        # A view moves nothing; of a whole row `gather` and `scatter_add_` touch one number.
+        # A view moves no bytes; `gather` and `scatter_add_` access a single value of a row.
         if func.is_view or name in ("aten::gather", "aten::scatter_add_", "aten::empty_like", "aten::new_empty"):
-            return found
+            return actual
         read = args[1:] if name == "aten::copy_" else args
-        touched = [x for x in (*tree_leaves(read), *tree_leaves(found)) if isinstance(x, Tensor)]
+        touched = [x for x in (*tree_leaves(read), *tree_leaves(actual)) if isinstance(x, Tensor)]
         self.bytes += sum(x.nbytes for x in touched if x.numel() == CELLS[0] * CELLS[1])
-        return found
+        return actual
 
 
 def step(chunk: FusedChunkLoss | PlainChunkLoss, targets: Tensor) -> None:
@@ -139,7 +139,7 @@ def step(chunk: FusedChunkLoss | PlainChunkLoss, targets: Tensor) -> None:
 
 @pytest.mark.parametrize(("dtype", "plain", "fused"), [(torch.bfloat16, 44, 6), (torch.float32, 32, 12)])
 def test_bytes_moved_for_a_logit(dtype: torch.dtype, plain: int, fused: int) -> None:
-    # What the layout search computes with is what is measured here.
+    # These are the numbers that the layout search uses.
     assert [loss_bytes_per_logit(dtype.itemsize, compiled) for compiled in (False, True)] == [plain, fused]
     logits, targets = torch.randn(CELLS).to(dtype), torch.arange(CELLS[0])
     copy = logits.clone()
@@ -152,13 +152,13 @@ def test_bytes_moved_for_a_logit(dtype: torch.dtype, plain: int, fused: int) -> 
     torch._logging.set_logs(inductor_metrics=True)
     with inductor.patch({"force_disable_caches": True, "cpp.enable_kernel_profile": True}):
         step(FusedChunkLoss(logits.clone(), None), targets)
-        # What the compiler's kernels read and write, a buffer once a kernel; small tensors of each token included.
+        # The buffers that the compiler's kernels read and write, once per kernel, with the small tensors of each token.
         assert fused <= metrics.num_bytes_accessed / logits.numel() < fused + 0.1
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
             step(FusedChunkLoss(logits.clone(), None), targets)
     torch._logging.set_logs()
-    events = [event for event in seen.events() if event.name != "aten::clone"]
-    # The profiler has seen one kernel of each function, and no other operation on the logits.
+    events = [event for event in recorder.events() if event.name != "aten::clone"]
+    # The profile contains one kernel of each function, and no other operation on the logits.
     assert len([event for event in events if "cpp_fused" in event.name]) == 2
     moving = [event.name for event in events if list(CELLS) in event.input_shapes and event.name != "aten::new_empty"]
     assert set(moving) <= {"aten::copy_"}, moving  # of the clone that the step is given
@@ -168,7 +168,7 @@ def test_bytes_moved_for_a_logit(dtype: torch.dtype, plain: int, fused: int) -> 
 
 
 def shared(ranks: Ranks, z_loss: float) -> tuple[Tensor, ...]:
-    """Total, losses, the stream's gradient summed over the ranks, and this rank's rows of the matrix's."""
+    """Return total, losses, the stream's gradient summed over the ranks, and this rank's rows of the matrix's."""
     x, weight, targets = a_case(6, torch.float32)
     parts = weight.split(15)
     part = VocabularyPart(dist.group.WORLD, 15 * ranks.rank)
@@ -182,7 +182,7 @@ def shared(ranks: Ranks, z_loss: float) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("z_loss", [0.0, 0.1])
 def test_a_shared_vocabulary(z_loss: float) -> None:
     total, losses, for_x, for_weight = results(HeadLoss(z_loss, 12), *a_case(6, torch.float32))
-    found = shared_pool().play(2, shared, z_loss)
+    actual = shared_pool().play(2, shared, z_loss)
     for rank in (0, 1):
-        for each, expected in zip(found[rank], (total, losses, for_x, for_weight.split(15)[rank])):
-            torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-5)
+        for value, expected in zip(actual[rank], (total, losses, for_x, for_weight.split(15)[rank])):
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Compiled layers, by torch's own compiler: one graph for all of them, in training, evaluation and after a resume."""
+"""Compiled layers: a single graph for all of them, in training, evaluation and after a resume."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ WIDE = SHAPE.model_copy(update={"d_model": 64, "head_dim": 16})
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    """This process alone."""
+    """Ranks of this process alone."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with open_ranks() as ranks:
@@ -52,7 +52,7 @@ def a_model(ranks: Ranks, layout: dict[str, Any], precision: str, rows: int = 8)
 
 
 def train_and_measure(model: SplitModel) -> list[float]:
-    """Losses and counts of two steps that micro-batches do not divide, each with held-out rows of another number."""
+    """Return losses and counts of two optimizer steps whose micro-batches differ in size, each with an evaluation."""
     losses = []
     for step, (number, heldout) in enumerate(((8, 2), (7, 5))):
         tally = model.backward(model.micro_batches(some_rows(number, step), number), 1.0)
@@ -75,19 +75,19 @@ def test_one_graph_for_training_evaluation_and_resume(ranks: Ranks) -> None:
 
 
 def check_graphs(ranks: Ranks, layout: dict[str, Any], precision: str) -> None:
-    """One graph over steps, evaluations and a second model, and the losses of layers that are not compiled."""
+    """Check for one graph over steps, evaluations and a second model, and for the losses of uncompiled layers."""
     expected = train_and_measure(a_model(ranks, layout, precision))
     torch._dynamo.reset()
     counters.clear()
     with torch._dynamo.config.patch(error_on_recompile=True):
-        found = train_and_measure(a_model(ranks, layout | {"compile": True}, precision))
+        actual = train_and_measure(a_model(ranks, layout | {"compile": True}, precision))
         # A resumed run is another model; here in the same process, so that a second graph would show.
         again = train_and_measure(a_model(ranks, layout | {"compile": True}, precision))
-    # One of the layers, which is differentiated, and two of the loss.
+    # One graph of the layers, with its backward, and two of the loss.
     assert (counters["stats"]["unique_graphs"], counters["aot_autograd"]["ok"]) == (3, 3)
     assert not counters["graph_break"]
-    assert found == again
-    assert found == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 2e-2)
+    assert actual == again
+    assert actual == pytest.approx(expected, rel=1e-5 if precision == "fp32" else 2e-2)
 
 
 def test_float32_is_tf32_on_a_cuda_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ WHOLE = Case(
     {"data": "ddp", "compile": True, "activation_checkpointing": "full", "micro_batch": 6},
     {"d_model": 1024, "head_dim": 256, "d_ffw": 2048, "num_layers": 2},
 )
-"""Layers that are larger than the buckets in which DDP sums up gradients."""
+"""A shape whose layers are larger than the buckets of DDP's gradient all-reduce."""
 
 
 def graphs_under_ddp(ranks: Ranks) -> tuple[int, float]:
@@ -125,6 +125,6 @@ def graphs_under_ddp(ranks: Ranks) -> tuple[int, float]:
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_layer_larger_than_a_bucket_of_ddp_is_one_graph() -> None:
-    found = shared_pool().play(2, graphs_under_ddp)
-    assert [graphs for graphs, _ in found] == [3, 3]
-    assert found[0][1] == pytest.approx(math.log(SHAPE.vocab_size), rel=0.1)
+    actual = shared_pool().play(2, graphs_under_ddp)
+    assert [graphs for graphs, _ in actual] == [3, 3]
+    assert actual[0][1] == pytest.approx(math.log(SHAPE.vocab_size), rel=0.1)

@@ -1,4 +1,4 @@
-"""Attention in tiles: the cuts by hand, the same numbers as with a square, documents apart, compiled and recomputed."""
+"""Attention in tiles: tiles by hand, the same values as with a mask, isolated documents, compilation, recomputation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ from train.parallel.ranks import Ranks
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are computed faster by one thread, much so where other processes want the cores."""
+    """Use one thread: it is faster for tensors this small, above all when other processes use the cores."""
     number = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,14 +31,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def documents_of(*rows: list[int]) -> Tensor:
-    """Rows of documents of these lengths, numbered from 3 on."""
+    """Return the document numbers, from 3, of rows with documents of these lengths."""
     return torch.stack([torch.arange(3, 3 + len(row)).repeat_interleave(torch.tensor(row)) for row in rows]).int()
 
 
 def cuts_of(documents: Tensor | None, num_rows: int, length: int, causal: bool) -> list[tuple[int, ...]]:
-    """First and last row, first key, queries, whether documents share it."""
-    told = None if documents is None else documents.numpy().tobytes()
-    return [(t.rows.start, t.rows.stop, *t[1:]) for t in tiles_of(told, num_rows, length, causal)]
+    """Return every tile: rows [first, stop), first key, queries [first, stop), and whether documents share it."""
+    documents_bytes = None if documents is None else documents.numpy().tobytes()
+    return [(t.rows.start, t.rows.stop, *t[1:]) for t in tiles_of(documents_bytes, num_rows, length, causal)]
 
 
 # ------------------------------------------------------------------------------------------------------------ the cuts
@@ -46,16 +46,16 @@ def cuts_of(documents: Tensor | None, num_rows: int, length: int, causal: bool) 
 
 def test_tiles_by_hand() -> None:
     assert MOST == 128
-    # Together while they are 128 at most; 129 are two tiles of one document, or, where all see all, one.
+    # Documents share a tile up to 128 queries; 129 are two tiles of a causal document, and one without a causal mask.
     row = [100, 28, 1, 129, 128, 14]
     both = [(0, 1, 0, 0, 128, True), (0, 1, 128, 128, 129, False)]
     rest = [(0, 1, 258, 258, 386, False), (0, 1, 386, 386, 400, False)]
     halves = [(0, 1, 129, 129, 193, False), (0, 1, 129, 193, 258, False)]
     assert cuts_of(documents_of(row), 1, 400, True) == [*both, *halves, *rest]
     assert cuts_of(documents_of(row), 1, 400, False) == [*both, (0, 1, 129, 129, 258, False), *rest]
-    # A document that follows a long one begins a tile of its own.
+    # A document after a long document starts a new tile.
     assert cuts_of(documents_of([256, 2, 3]), 1, 261, False) == [(0, 1, 0, 0, 256, False), (0, 1, 256, 256, 261, True)]
-    # Without documents a row is one; a tile's keys are all from the first one on.
+    # Without documents a row is one document; a tile's keys start at the row's first.
     assert cuts_of(None, 3, 300, True) == [
         (0, 3, 0, 0, 100, False),
         (0, 3, 0, 100, 200, False),
@@ -64,7 +64,7 @@ def test_tiles_by_hand() -> None:
     assert cuts_of(None, 3, 128, True) == [(0, 3, 0, 0, 128, False)]
 
 
-def test_rows_that_are_cut_alike_are_computed_together() -> None:
+def test_rows_with_the_same_tiles_are_computed_together() -> None:
     documents = documents_of([20, 30], [10, 40], [50], [50], [20, 30])
     assert cuts_of(documents, 5, 50, True) == [
         (0, 2, 0, 0, 50, True),
@@ -79,9 +79,9 @@ def test_rows_that_are_cut_alike_are_computed_together() -> None:
     st.lists(st.integers(1, 400), min_size=1, max_size=12),
     st.booleans(),
 )
-def test_every_query_is_in_one_tile_with_the_keys_it_sees(one: list[int], other: list[int], causal: bool) -> None:
-    one, other = [*one, max(0, sum(other) - sum(one)) + 1], [*other, max(0, sum(one) - sum(other)) + 1]
-    documents = documents_of(one, other)
+def test_every_query_is_in_one_tile_with_its_visible_keys(left: list[int], right: list[int], causal: bool) -> None:
+    left, right = [*left, max(0, sum(right) - sum(left)) + 1], [*right, max(0, sum(left) - sum(right)) + 1]
+    documents = documents_of(left, right)
     length = documents.shape[1]
     met = torch.zeros(2, length, dtype=torch.int32)
     for tile in tiles_of(documents.numpy().tobytes(), 2, length, causal):
@@ -107,7 +107,7 @@ ROWS = (
 
 
 def projections(num_rows: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Queries of four heads, keys and values of two, as a layer stores them."""
+    """Return queries of four heads, keys and values of two, in a layer's memory layout."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(num_rows, length, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
     return [x.to(dtype).transpose(1, 2).requires_grad_() for x in drawn]
@@ -120,28 +120,30 @@ def with_gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 5e-5), (torch.bfloat16, 0.15)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("documents", [*ROWS, None])
-def test_tiles_equal_the_square(documents: Tensor | None, causal: bool, dtype: torch.dtype, atol: float) -> None:
+def test_tiles_equal_the_masked_attention(
+    documents: Tensor | None, causal: bool, dtype: torch.dtype, atol: float
+) -> None:
     size = (2, 300) if documents is None else tuple(documents.shape)
     inputs = projections(*size, torch.float64)
     whole = torch.zeros(size, dtype=torch.int32) if documents is None else documents
-    seen = seen_in_document(whole, causal)
-    square = F.scaled_dot_product_attention(*inputs, attn_mask=seen, enable_gqa=True)
+    visible = seen_in_document(whole, causal)
+    square = F.scaled_dot_product_attention(*inputs, attn_mask=visible, enable_gqa=True)
     expected = with_gradients(square, inputs)
     inputs = projections(*size, dtype)
-    found = with_gradients(attend_in_tiles(*inputs, documents, causal), inputs)
-    assert {x.dtype for x in found} == {dtype}
-    for of_tiles, of_square in zip(found, expected):
+    actual = with_gradients(attend_in_tiles(*inputs, documents, causal), inputs)
+    assert {x.dtype for x in actual} == {dtype}
+    for of_tiles, of_square in zip(actual, expected):
         torch.testing.assert_close(
             of_tiles.double(), of_square, rtol=0.05 if dtype == torch.bfloat16 else 1e-5, atol=atol
         )
 
 
-def test_what_takes_tiles() -> None:
-    def operators(look: Look, length: int) -> set[str]:
+def test_attention_that_is_computed_in_tiles() -> None:
+    def operators(mask: Look, length: int) -> set[str]:
         inputs = projections(1, length, torch.float32)
-        with torch.profiler.profile() as seen:
-            attend(*inputs, look)
-        return {event.key for event in seen.key_averages() if event.key.startswith("penstock::")}
+        with torch.profiler.profile() as profile:
+            attend(*inputs, mask)
+        return {event.key for event in profile.key_averages() if event.key.startswith("penstock::")}
 
     tiles, places = {"penstock::attend_in_tiles"}, torch.arange(1)
     for length, causal, expected in ((257, True, tiles), (256, True, set()), (257, False, set())):
@@ -151,7 +153,7 @@ def test_what_takes_tiles() -> None:
         assert operators(Look(places, None, seen_in_document(documents, causal), causal), length) == set()
 
 
-def test_the_operator_keeps_torchs_rules() -> None:
+def test_the_operator_passes_torchs_opcheck() -> None:
     inputs = projections(5, 400, torch.float32)
     for documents in (ROWS[1], None):
         for causal in (True, False):
@@ -163,7 +165,7 @@ def test_the_operator_keeps_torchs_rules() -> None:
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "mlm"])
-def test_a_document_does_not_know_its_neighbours(causal: bool, dtype: torch.dtype | None) -> None:
+def test_a_document_does_not_depend_on_its_neighbors(causal: bool, dtype: torch.dtype | None) -> None:
     documents, model = ROWS[1], small_model(TINY, causal=causal)
     ids = some_ids(5, 400)
     model.embedding, embedding = None, model.embedding
@@ -172,8 +174,8 @@ def test_a_document_does_not_know_its_neighbours(causal: bool, dtype: torch.dtyp
         stream = embedding(ids).detach().requires_grad_()
         with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
             logits = model(stream, documents)[~here]
-        wanted = [*model.parameters(), stream]
-        return [logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), wanted)]
+        inputs = [*model.parameters(), stream]
+        return [logits, *torch.autograd.grad(logits.logsumexp(-1).sum(), inputs)]
 
     for changed in (3, 4, 6):
         here = documents == changed
@@ -202,44 +204,44 @@ def loss_and_gradients(documents: Tensor | None, recompute: Recompute, compiled:
 
 
 @pytest.mark.parametrize("documents", [ROWS[1], None], ids=["documents", "causal"])
-def test_layers_computed_again_give_the_same_bits(documents: Tensor | None) -> None:
+def test_recomputed_layers_return_the_same_bits(documents: Tensor | None) -> None:
     expected = loss_and_gradients(documents, "none", compiled=False)
     for recompute in ("full", "selective"):
-        found = loss_and_gradients(documents, recompute, compiled=False)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected))
+        actual = loss_and_gradients(documents, recompute, compiled=False)
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected))
 
 
-def test_compiled_layers_give_the_same_and_are_compiled_once() -> None:
+def test_compiled_layers_return_the_same_and_are_compiled_once() -> None:
     torch._dynamo.reset()
     counted = torch._dynamo.utils.counters
     counted.clear()
     for documents in (ROWS[1], ROWS[1].flip(0).contiguous(), torch.ones_like(ROWS[1])):
-        found = loss_and_gradients(documents, "none", compiled=True)
-        for value, wanted in zip(found, loss_and_gradients(documents, "none", compiled=False)):
-            torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-5)
-    # Other documents are other numbers in the same tensor.
+        actual = loss_and_gradients(documents, "none", compiled=True)
+        for value, expected_value in zip(actual, loss_and_gradients(documents, "none", compiled=False)):
+            torch.testing.assert_close(value, expected_value, rtol=1e-5, atol=1e-5)
+    # Other documents are other values in the same tensor.
     assert counted["stats"]["unique_graphs"] == 1
     loss_and_gradients(ROWS[1], "full", compiled=True)
 
 
-def test_the_square_is_never_made() -> None:
-    """What is made for a row grows with its length; a mask of 4,096 positions alone would be 67 MB."""
+def test_memory_grows_with_the_length_and_not_its_square() -> None:
+    """The memory for a row is linear in its length; a mask of 4,096 positions alone would be 67 MB."""
     assert _bytes(4096) < 2.1 * _bytes(2048)
 
 
 def _bytes(length: int) -> int:
     inputs = projections(1, length, torch.float32)
     documents = documents_of([30] * (length // 30) + [length % 30])
-    with torch.profiler.profile(profile_memory=True) as seen:
+    with torch.profiler.profile(profile_memory=True) as profile:
         with_gradients(attend_in_tiles(*inputs, documents, True), inputs)
-    return sum(max(0, event.self_cpu_memory_usage) for event in seen.key_averages())
+    return sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
 
 
 # ------------------------------------------------------------------------------------------------------------- layouts
 
 
 def losses_in_a_layout(ranks: Ranks, layout: dict[str, Any], objective: str) -> list[float]:
-    """Sums of losses by source of two steps of plain descent, on rows of several tiles."""
+    """Return the sums of losses by source in two steps of plain gradient descent, on rows of several tiles."""
     settings = load_settings({"layout": layout, "train": {"objective": objective, "seq_len": 400}}, [], "test")
     split = SplitModel(TINY, settings, ranks, 4, (400, 4))
     split.set_initial_weights(0)
@@ -258,9 +260,9 @@ def losses_in_a_layout(ranks: Ranks, layout: dict[str, Any], objective: str) -> 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("objective", ["causal", "mlm"])
-def test_tiles_give_the_same_in_every_layout(objective: str) -> None:
+def test_tiles_return_the_same_in_every_layout(objective: str) -> None:
     (expected,) = shared_pool().play(1, losses_in_a_layout, {}, objective)
     layouts = [{"context": 2, "context_by": by} for by in ("heads", "keys")] if objective == "causal" else []
     for layout in (*layouts, {"tensor": 2}, {"pipeline": 2, "micro_batch": 2}, {"data": "zero3"}):
-        for found in shared_pool().play(2, losses_in_a_layout, layout, objective):
-            assert found == pytest.approx(expected, rel=1e-7), layout
+        for actual in shared_pool().play(2, losses_in_a_layout, layout, objective):
+            assert actual == pytest.approx(expected, rel=1e-7), layout

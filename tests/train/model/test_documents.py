@@ -1,4 +1,4 @@
-"""Documents given to FlashAttention by where they start: values, gradients, and one graph for any number of them."""
+"""FlashAttention from document starts: values, gradients, and one graph for any number of documents."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.support.flash_oracle import flash_on_cpu
 from tests.support.graph_counts import Graphs
 from tests.support.model_oracle import TINY, small_model, some_ids
 from train.data.rows import Rows, document_starts
-from train.model.attention import Look, activate_flash_3, attend, attend_from_starts, seen_in_document
+from train.model.attention import Look, activate_flash_3, attend, attend_from_starts, seen_in_document, takes_starts
 
 BORDERS = ([6], [3, 7, 12], [1, 15], [], [8])
 
@@ -33,7 +33,7 @@ def documents_of(borders: tuple[list[int], ...], length: int = 16) -> Tensor:
 def test_where_documents_start() -> None:
     documents = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [4, 5, 5, 7]], dtype=torch.int32)
     starts = document_starts(documents)
-    # A document that two rows show is two documents: nobody sees across the end of a row.
+    # A document in two rows is two documents: no query attends across the end of a row.
     assert starts.tolist() == [0, 2, 4, 8, 9, 11, 12]
     assert starts.dtype == torch.int32
     rows = Rows(documents.long(), documents.long(), documents, torch.zeros(3, dtype=torch.int64))
@@ -47,18 +47,20 @@ def test_values_and_gradients_are_those_of_the_mask(groups: int, causal: bool) -
     generator = torch.Generator().manual_seed(0)
     shapes = [(5, 16, heads, 8) for heads in (4, groups, groups)]
     inputs = [torch.randn(shape, generator=generator).transpose(1, 2).requires_grad_() for shape in shapes]
-    slope = torch.randn(5, 4, 16, 8, generator=generator)
+    gradient = torch.randn(5, 4, 16, 8, generator=generator)
     starts = attend_from_starts(*inputs, document_starts(documents), causal)
     square = attend(*inputs, Look(torch.arange(16), None, seen_in_document(documents, causal), causal))
     torch.testing.assert_close(starts, square, rtol=0, atol=2e-6)
-    for found, expected in zip(torch.autograd.grad(starts, inputs, slope), torch.autograd.grad(square, inputs, slope)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+    for actual, expected in zip(
+        torch.autograd.grad(starts, inputs, gradient), torch.autograd.grad(square, inputs, gradient)
+    ):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_one_graph_for_any_number_of_documents(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a CPU the model itself would cut rows into tiles; here it is to take what a CUDA device takes.
-    monkeypatch.setattr("train.model.transformer.takes_starts", lambda *unused: True)
+    # On a CPU the model itself would cut rows into tiles; here it uses the document starts, like a CUDA device.
+    monkeypatch.setattr(f"train.model.transformer.{takes_starts.__name__}", lambda *unused: True)
     model, plain = (small_model(TINY, recompute=recompute) for _ in range(2))
     graphs = Graphs()
     for block in model.layers:
@@ -66,15 +68,15 @@ def test_one_graph_for_any_number_of_documents(recompute: str, monkeypatch: pyte
     for borders in (BORDERS, BORDERS[1:] + BORDERS[:1], ([1], [2], [3], [4], [5, 6, 7, 8, 9, 10, 11])):
         ids, documents = some_ids(5, 16), documents_of(borders)
         losses = []
-        for each, starts in ((model, document_starts(documents)), (plain, None)):
+        for variant, starts in ((model, document_starts(documents)), (plain, None)):
             targets, sources = ids.roll(-1, 1), torch.zeros(5, dtype=torch.int64)
-            loss = each(ids, documents, targets, sources, starts)
+            loss = variant(ids, documents, targets, sources, starts)
             loss.backward()
             losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert (graphs.forward, graphs.backward, graphs.breaks, graphs.recompilations) == (1, 1, 0, 0)
-    for (name, found), expected in zip(model.named_parameters(), plain.parameters()):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4, msg=name)
+    for (name, actual), expected in zip(model.named_parameters(), plain.parameters()):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-4, msg=name)
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA, and cannot fake its tensors")

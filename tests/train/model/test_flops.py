@@ -1,4 +1,4 @@
-"""The FLOPs that a plan reckons with are those that torch counts, operator by operator."""
+"""The FLOPs of a plan equal those that torch counts, operator by operator."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ UNKNOWN_TO_TORCH = {
         sdpa_backward_flop_count(gradient, q, q, q)
     ),
 }
-"""Operators that torch 2.13 has no formula for, by its own for their like; keys are shared by heads, not their work."""
+"""torch's formulas for operators for which torch 2.13 has none; heads share keys, but not the work."""
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
@@ -40,7 +40,7 @@ def test_forward_and_backward_are_what_torch_counts(changes: dict) -> None:
     with FlopCounterMode(display=False, custom_mapping=UNKNOWN_TO_TORCH) as counter:
         model(ids[:, :-1], None, ids[:, 1:].contiguous(), torch.zeros(ROWS, dtype=torch.int64)).backward()
     expected = flops_per_token(shape, LENGTH) * ROWS * LENGTH
-    # Torch's flash kernel computes the scores once more on its way back: 14 products of the square, of which 12 count.
+    # torch's flash kernel recomputes the scores in its backward pass: 14 products of T × T, of which 12 count.
     again = 2 * shape.num_layers * shape.query_width * LENGTH * ROWS * LENGTH
     flash = shape.positions == "rope"
     assert counter.get_total_flops() - flash * again == pytest.approx(expected, rel=0.01)

@@ -1,4 +1,4 @@
-"""Products in 8 bits: every number within what the formats' rounding allows, and a model that learns with them."""
+"""fp8 products: every value is within the rounding error of the formats, and a model learns with them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +15,12 @@ from train.model.fp8 import check_fp8, stays_wide, with_fp8
 from train.model.transformer import Transformer
 
 SHAPE = TINY.model_copy(update={"head_dim": 16})
-"""Every length of the layers' matrices is a multiple of 16: 32, 64 and 48."""
+"""Every size of the layers' matrices is a multiple of 16: 32, 64 and 48."""
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are computed faster by one thread, much so where other processes want the cores."""
+    """Use one thread: it is faster for tensors this small, above all when other processes use the cores."""
     number = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -28,7 +28,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def error_of(x: Tensor, mantissa: int, subnormal: float, largest: float) -> Tensor:
-    """Most that rounding moves each number of a tensor whose largest is scaled to the format's largest."""
+    """Return the maximum rounding error of each value of a tensor that is scaled to the format's maximum."""
     scale = x.abs().max() / largest
     return torch.maximum(x.abs() * 2 ** -(mantissa + 1), scale * subnormal / 2)
 
@@ -41,15 +41,15 @@ def e5m2(x: Tensor) -> Tensor:
     return error_of(x, 2, 2**-16, 57344.0)
 
 
-def within(found: Tensor, left: Tensor, right: Tensor, errors: tuple[Tensor, Tensor]) -> bool:
-    """Whether a product is as near to left @ right as the errors of its operands allow, and 1 % for sums in bf16."""
+def within(actual: Tensor, left: Tensor, right: Tensor, errors: tuple[Tensor, Tensor]) -> bool:
+    """Return True if a product equals left @ right within the errors of its operands, and 1 % for sums in bf16."""
     bound = left.abs() @ errors[1] + errors[0] @ right.abs() + errors[0] @ errors[1]
-    return bool(((found.double() - left @ right).abs() <= 1.01 * bound + 0.01 * (left @ right).abs()).all())
+    return bool(((actual.double() - left @ right).abs() <= 1.01 * bound + 0.01 * (left @ right).abs()).all())
 
 
 @pytest.mark.parametrize("tokens", [32, 37, 1])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_product_and_its_slopes(tokens: int, autocast: bool) -> None:
+def test_a_product_and_its_gradients(tokens: int, autocast: bool) -> None:
     model = small_model(SHAPE.model_copy(update={"bias": True}))
     module = model.blocks["1"].ffn.up
     generator = torch.Generator().manual_seed(tokens)
@@ -67,12 +67,12 @@ def test_a_product_and_its_slopes(tokens: int, autocast: bool) -> None:
     assert within(for_x[0], g, w, (e5m2(g), e4m3(w)))
     assert within(for_weight, g.T, a, (e5m2(g.T), e4m3(a)))
     torch.testing.assert_close(for_bias, g.sum(0).float(), rtol=1e-2, atol=1e-2)
-    # It is rounded indeed: the same product in the usual format is nearer by far.
+    # The product really is quantized: in float32 it is much nearer.
     assert ((y - module.bias)[0].double() - a @ w.T).norm() > 0.01 * (a @ w.T).norm()
 
 
 class Products(TorchDispatchMode):
-    """How many products were computed in 8 bits, and in other formats."""
+    """Counts the products that are computed in fp8, and in other dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,11 +91,11 @@ def products_of(model: Transformer) -> tuple[int, int]:
     return seen.narrow, seen.wide
 
 
-def test_which_matrices_are_in_8_bits() -> None:
+def test_matrices_in_fp8() -> None:
     model = small_model(SHAPE)
     assert products_of(model) == (0, 15)
     with_fp8(model)
-    # Seven in each of two layers; the head is not one of them.
+    # Seven in each of two layers, without the head.
     assert products_of(model) == (14, 1)
     assert stays_wide(model) == []
     narrow_heads = small_model(SHAPE.model_copy(update={"num_kv_heads": 1, "head_dim": 8, "d_ffw": 40}))
@@ -126,13 +126,13 @@ def test_parameters_keep_their_names_and_values() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_zeros_and_what_is_not_finite() -> None:
+def test_zeros_and_non_finite_values() -> None:
     model = small_model(SHAPE)
     with_fp8(model)
     module = model.blocks["0"].ffn.up
     assert torch.count_nonzero(module(torch.zeros(1, 4, 32))) == 0
     for wrong in (float("nan"), float("inf")):
-        # A step that is not finite must stay so, for the guard to see it.
+        # A step that is not finite must remain so, so that the guard detects it.
         x = torch.ones(1, 4, 32)
         x[0, 2, 5] = wrong
         assert not torch.isfinite(module(x)).all()
@@ -141,7 +141,7 @@ def test_zeros_and_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
-def test_the_loss_falls_as_it_does_without(recompute: str) -> None:
+def test_the_loss_falls_as_it_does_without_fp8(recompute: str) -> None:
     last = {}
     ids = some_ids(8, 17)
     for narrow in (False, True):
@@ -163,18 +163,20 @@ def test_the_loss_falls_as_it_does_without(recompute: str) -> None:
     assert last[True] != last[False]
 
 
-@pytest.mark.parametrize(("capability", "refused"), [((8, 0), True), ((8, 9), False), ((9, 0), False), ((7, 5), True)])
-def test_devices(capability: tuple[int, int], refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("capability", "rejected"), [((8, 0), True), ((8, 9), False), ((9, 0), False), ((7, 5), True)])
+def test_devices(capability: tuple[int, int], rejected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     cuda = torch.device("cuda")
-    if refused:
-        found = f"capability 8.9 or more, found {capability[0]}.{capability[1]}; set bf16"
-        with pytest.raises(ConfigError, match=found):
+    if rejected:
+        message = (
+            rf"capability 8\.9 or more for fp8, got {capability[0]}\.{capability[1]}\. Set train\.precision to bf16\."
+        )
+        with pytest.raises(ConfigError, match=message):
             check_fp8(cuda)
     else:
         check_fp8(cuda)
     check_fp8(torch.device("cpu"))
-    with pytest.raises(ConfigError, match="found a device of type mps; set bf16"):
+    with pytest.raises(ConfigError, match=r"got a device of type mps\. Set train\.precision to bf16\."):
         check_fp8(torch.device("mps"))
 
 
@@ -190,7 +192,7 @@ def test_on_cuda(compiled: bool) -> None:
         if compiled:
             block.compile()
     with torch.autocast("cuda", torch.bfloat16):
-        found = model(some_ids().cuda())
-    found.square().sum().backward()
-    assert ((found.cpu() - expected).norm() / expected.norm()).item() < 0.1
+        actual = model(some_ids().cuda())
+    actual.square().sum().backward()
+    assert ((actual.cpu() - expected).norm() / expected.norm()).item() < 0.1
     assert all(parameter.grad is not None for parameter in model.parameters())

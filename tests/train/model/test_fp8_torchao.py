@@ -1,4 +1,4 @@
-"""Matrices in 8 bits by torchao, emulated on a CPU: the same model, within the rounding of the format, in one graph."""
+"""fp8 by torchao, emulated on a CPU: the same model within the rounding error of the format, in one graph."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,11 +43,11 @@ def test_a_model_in_8_bits(scaling: str, autocast: bool) -> None:
     for block in model.layers:
         block.compile(dynamic=False, backend=graphs.backend)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found, expected = model(some_ids()), plain(some_ids())
-    error = (found - expected).norm() / expected.norm()
-    # Rounded indeed, and no more than the format does: our own products deviate by 0.07 here.
+        actual, expected = model(some_ids()), plain(some_ids())
+    error = (actual - expected).norm() / expected.norm()
+    # It is quantized, with the error of the format and no more: this project's own products deviate by 0.07 here.
     assert 0.01 < error < 0.12
-    found.square().mean().backward()
+    actual.square().mean().backward()
     expected.square().mean().backward()
     for (name, parameter), other in zip(model.named_parameters(), plain.parameters()):
         assert parameter.grad is not None
@@ -57,7 +57,10 @@ def test_a_model_in_8_bits(scaling: str, autocast: bool) -> None:
 
 @pytest.mark.skipif(has_torchao(), reason="torchao is installed")
 def test_without_torchao() -> None:
-    with pytest.raises(ConfigError, match=r"fp8_scaling: expected torchao for row, got none installed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"fp8_scaling: expected torchao to be installed for row, got none\. Set train\.fp8_scaling to tensor\.",
+    ):
         with_fp8(small_model(SHAPE), "row")
 
 
@@ -65,7 +68,7 @@ BIG = Case(2, shape={"d_model": 64, "head_dim": 16})
 
 
 class Gathered(TorchDispatchMode):
-    """Bytes that all-gathers leave on this rank."""
+    """Counts the bytes that this rank receives in all-gathers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +81,7 @@ class Gathered(TorchDispatchMode):
 
 
 def bytes_gathered(ranks: Ranks, scaling: str) -> tuple[int, set[str]]:
-    """Bytes of a forward pass, and the classes of the tensors that a checkpoint would store."""
+    """Return the bytes gathered in a forward pass, and the classes of the tensors that a checkpoint would store."""
     case = replace(BIG, train={"precision": "fp8", "fp8_scaling": scaling})
     learner = Learner(plan_of(case), ranks, 3)
     learner.begin()
@@ -94,9 +97,9 @@ def bytes_gathered(ranks: Ranks, scaling: str) -> tuple[int, set[str]]:
 
 @needs_torchao
 @pytest.mark.dist
-def test_weights_are_gathered_in_8_bits_and_stored_as_they_are() -> None:
+def test_weights_are_gathered_in_fp8_and_stored_in_their_dtype() -> None:
     in_16, in_8 = (shared_pool().play(2, bytes_gathered, scaling)[0] for scaling in ("row", "gather"))
     assert in_16[1] == in_8[1] == {"Tensor"}
-    # A byte in place of two for each number of the layers' matrices; the rest is gathered in 16 bits as before.
+    # One byte instead of two for each weight of the layers' matrices; the rest is gathered in 16 bits as before.
     shape = BIG.of_shape()
     assert in_16[0] - in_8[0] == shape.num_layers * matrix_params_of_layer(shape)

@@ -24,7 +24,7 @@ NUMBER = ROWS * LENGTH
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are computed faster by one thread, much so where other processes want the cores."""
+    """Use one thread: it is faster for tensors this small, above all when other processes use the cores."""
     number = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def a_case(ignored: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """A stream (B, T, D), a matrix (V, D) and targets of which about a share is IGNORED."""
+    """Return a stream (B, T, D), a matrix (V, D) and targets, of which about the share `ignored` is IGNORED."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(ROWS, LENGTH, WIDTH, generator=generator).to(dtype)
     weight = torch.randn(VOCAB, WIDTH, generator=generator).to(dtype)
@@ -42,7 +42,7 @@ def a_case(ignored: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float
 
 
 def expected_of(x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, scale: float) -> tuple[Tensor, ...]:
-    """Total, cross-entropy of each token, and both gradients, by torch's functions in float64."""
+    """Return the total, the cross-entropy of each token, and both gradients, by torch's functions in float64."""
     x, weight = (value.detach().double().requires_grad_() for value in (x, weight))
     logits = F.linear(x, weight)
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
@@ -51,8 +51,8 @@ def expected_of(x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, scale
     return (total.detach(), losses.view_as(targets).detach(), *torch.autograd.grad(total, (x, weight)))
 
 
-def found_of(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor, factor: float = 1.0) -> tuple[Tensor, ...]:
-    """Total and both gradients of it times `factor`."""
+def actual_of(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor, factor: float = 1.0) -> tuple[Tensor, ...]:
+    """Return the total and both of its gradients times `factor`."""
     x, weight = (value.detach().requires_grad_() for value in (x, weight))
     total = head(x, weight, targets, torch.arange(ROWS))
     return (total.detach(), *torch.autograd.grad(total * factor, (x, weight)))
@@ -71,26 +71,26 @@ def test_value_and_gradients(chunk: int, ignored: float, z_loss: float, scale: f
     head = HeadLoss(z_loss, chunk)
     head.scale, head.tally = scale, Tally.empty(4, x.device)
     total, losses, *gradients = expected_of(x, weight, targets, z_loss, scale)
-    found, *found_gradients = found_of(head, x, weight, targets)
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(total.item(), rel=2e-6)
-    for gradient, wanted in zip(found_gradients, gradients):
-        torch.testing.assert_close(gradient.double() / scale, wanted / scale, rtol=1e-5, atol=1e-5)
+    actual, *actual_gradients = actual_of(head, x, weight, targets)
+    assert actual.dtype == torch.float32
+    assert actual.item() == pytest.approx(total.item(), rel=2e-6)
+    for gradient, reference in zip(actual_gradients, gradients):
+        torch.testing.assert_close(gradient.double() / scale, reference / scale, rtol=1e-5, atol=1e-5)
     # Row r is of source r; source 3 has no row. Sums by source make up the whole.
     # A loss is the difference of two numbers of up to 10, each with the rounding of its own size.
     assert head.tally.losses_S.tolist() == pytest.approx([*losses.sum(1).tolist(), 0], rel=1e-6, abs=2e-6)
     assert head.tally.counts_S.tolist() == [*(targets != IGNORED).sum(1).tolist(), 0]
 
 
-def test_in_float64_nothing_is_lost() -> None:
+def test_float64_is_exact() -> None:
     for chunk in (1, 7, 100):
         x, weight, targets = a_case(dtype=torch.float64)
         head = HeadLoss(0.1, chunk)
         total, _, *gradients = expected_of(x, weight, targets, 0.1, 1.0)
-        found, *found_gradients = found_of(head, x, weight, targets)
-        assert found.item() == pytest.approx(total.item(), rel=1e-14)
-        for gradient, wanted in zip(found_gradients, gradients):
-            torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-14)
+        actual, *actual_gradients = actual_of(head, x, weight, targets)
+        assert actual.item() == pytest.approx(total.item(), rel=1e-14)
+        for gradient, reference in zip(actual_gradients, gradients):
+            torch.testing.assert_close(gradient, reference, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])
@@ -100,22 +100,22 @@ def test_bf16(chunk: int) -> None:
     # The format of a product under autocast; 8 bits of precision, so what the reference sees is rounded as well.
     total, _, *gradients = expected_of(x.bfloat16(), weight.bfloat16(), targets, 1e-4, 1.0)
     with torch.autocast("cpu", torch.bfloat16):
-        found, *found_gradients = found_of(head, x, weight, targets)
-    assert (found.dtype, *(g.dtype for g in found_gradients)) == (torch.float32,) * 3
-    assert found.item() == pytest.approx(total.item(), rel=5e-3)
-    for gradient, wanted in zip(found_gradients, gradients):
-        assert ((gradient - wanted).norm() / wanted.norm()).item() < 0.01
-    found, *found_gradients = found_of(head, x.bfloat16(), weight.bfloat16(), targets)
-    assert (found.dtype, *(g.dtype for g in found_gradients)) == (torch.float32, torch.bfloat16, torch.bfloat16)
-    assert found.item() == pytest.approx(total.item(), rel=5e-3)
+        actual, *actual_gradients = actual_of(head, x, weight, targets)
+    assert (actual.dtype, *(g.dtype for g in actual_gradients)) == (torch.float32,) * 3
+    assert actual.item() == pytest.approx(total.item(), rel=5e-3)
+    for gradient, reference in zip(actual_gradients, gradients):
+        assert ((gradient - reference).norm() / reference.norm()).item() < 0.01
+    actual, *actual_gradients = actual_of(head, x.bfloat16(), weight.bfloat16(), targets)
+    assert (actual.dtype, *(g.dtype for g in actual_gradients)) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    assert actual.item() == pytest.approx(total.item(), rel=5e-3)
 
 
 def test_all_ignored() -> None:
     x, weight, targets = a_case(ignored=2)
     head = HeadLoss(0.1)
     head.tally = Tally.empty(3, x.device)
-    found = found_of(head, x, weight, targets)
-    assert [torch.count_nonzero(value).item() for value in found] == [0, 0, 0]
+    actual = actual_of(head, x, weight, targets)
+    assert [torch.count_nonzero(value).item() for value in actual] == [0, 0, 0]
     assert head.tally.losses_S.tolist() == head.tally.counts_S.tolist() == [0, 0, 0]
 
 
@@ -135,7 +135,7 @@ def test_by_hand() -> None:
 def test_the_gradient_of_the_total_is_passed_on() -> None:
     x, weight, targets = a_case()
     head = HeadLoss()
-    for once, thrice in zip(found_of(head, x, weight, targets)[1:], found_of(head, x, weight, targets, 3.0)[1:]):
+    for once, thrice in zip(actual_of(head, x, weight, targets)[1:], actual_of(head, x, weight, targets, 3.0)[1:]):
         torch.testing.assert_close(thrice, 3 * once)
 
 
@@ -151,17 +151,17 @@ def test_scale_may_be_a_tensor() -> None:
     x, weight, targets = a_case()
     head = HeadLoss()
     head.scale = 0.25
-    expected = found_of(head, x, weight, targets)
+    expected = actual_of(head, x, weight, targets)
     head.scale = torch.tensor(0.25)
-    assert all(torch.equal(a, b) for a, b in zip(found_of(head, x, weight, targets), expected))
+    assert all(torch.equal(a, b) for a, b in zip(actual_of(head, x, weight, targets), expected))
 
 
 def test_huge_logits_stay_finite() -> None:
     x, weight, targets = a_case()
-    found = found_of(HeadLoss(), x * 1e4, weight, targets)
+    actual = actual_of(HeadLoss(), x * 1e4, weight, targets)
     expected = expected_of(x * 1e4, weight, targets, 0.0, 1.0)
-    assert all(torch.isfinite(value).all() for value in found)
-    assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-5)
+    assert all(torch.isfinite(value).all() for value in actual)
+    assert actual[0].item() == pytest.approx(expected[0].item(), rel=1e-5)
 
 
 def test_a_tally_adds_up_over_calls_and_sources_may_repeat() -> None:
@@ -174,7 +174,7 @@ def test_a_tally_adds_up_over_calls_and_sources_may_repeat() -> None:
     assert tally.losses_S.dtype == torch.float64
 
 
-def test_a_tally_counts_positions_by_groups_of_their_own() -> None:
+def test_a_tally_sums_positions_by_group() -> None:
     tally = Tally.empty(4, torch.device("cpu"))
     losses = torch.tensor([[2.0, 0.0, 0.5], [0.25, 4.0, 8.0]])
     targets = torch.tensor([[1, IGNORED, 1], [1, 1, 1]])
@@ -185,13 +185,13 @@ def test_a_tally_counts_positions_by_groups_of_their_own() -> None:
 
 
 class _AsOnCuda(Tensor):
-    """A tensor that says it lies on a CUDA device, and is computed on the CPU."""
+    """A tensor that claims to be on a CUDA device, and is computed on the CPU."""
 
     is_cuda = True  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("number", [1, 63, 64, 65, 300])
-def test_a_tally_on_cuda_adds_the_same_in_products(number: int) -> None:
+def test_a_tally_on_cuda_computes_the_same_by_products(number: int) -> None:
     draw = torch.Generator().manual_seed(number)
     losses, targets = torch.rand(5, 70, generator=draw), torch.randint(0, 9, (5, 70), generator=draw)
     groups = torch.randint(0, number, (5, 70), generator=draw)
@@ -209,20 +209,20 @@ def test_a_tally_on_cuda_adds_the_same_in_products(number: int) -> None:
 def test_a_tally_on_a_device_is_that_of_the_cpu_and_the_same_each_time() -> None:
     draw = torch.Generator().manual_seed(1)
     losses, groups = torch.rand(8, 4096, generator=draw), torch.randint(0, 500, (8, 4096), generator=draw)
-    targets, found = torch.ones(8, 4096, dtype=torch.int64), []
+    targets, actual = torch.ones(8, 4096, dtype=torch.int64), []
     for device in ("cpu", "cuda", "cuda"):
         tally = Tally.empty(501, torch.device(device))
         tally.add(losses.to(device), targets.to(device), groups.to(device))
-        found.append(tally.losses_S.cpu())
-    assert torch.equal(found[1], found[2])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-14, atol=0)
+        actual.append(tally.losses_S.cpu())
+    assert torch.equal(actual[1], actual[2])
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-14, atol=0)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
 class Largest(TorchDispatchMode):
-    """Numbers in the largest tensor that is made, and the rows of every product with the matrix."""
+    """Records the size of the largest tensor that is made, and the rows of every product with the matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,29 +236,29 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("with_gradient", [True, False])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_logits_are_never_whole(wanted: bool, autocast: bool) -> None:
+def test_logits_are_never_all_in_memory(with_gradient: bool, autocast: bool) -> None:
     number, width, vocab = 64, 4, 512
     x, weight = torch.randn(1, number, width), torch.randn(vocab, width)
     targets = torch.randint(0, vocab, (1, number))
     for chunk, most in ((16, 16 * vocab), (1, vocab * width), (64, number * vocab)):
-        x.requires_grad_(wanted)
-        with Largest() as seen, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        x.requires_grad_(with_gradient)
+        with Largest() as recorder, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             total = HeadLoss(0.1, chunk)(x, weight, targets, None)
-            if wanted:
+            if with_gradient:
                 total.backward()
-        assert seen.numbers == most
+        assert recorder.numbers == most
 
 
-def test_tokens_that_do_not_count_cost_nothing_on_a_cpu() -> None:
+def test_ignored_tokens_are_not_computed_on_a_cpu() -> None:
     x, weight, targets = a_case(0.85)
     counted = int((targets != IGNORED).sum())
     assert 0 < counted < NUMBER / 2
-    with Largest() as seen:
-        found_of(HeadLoss(chunk_tokens=4), x, weight, targets)
-    # Two products a chunk, logits and the stream's gradient, each with a row for every target.
-    assert sum(seen.products) == 2 * counted
+    with Largest() as recorder:
+        actual_of(HeadLoss(chunk_tokens=4), x, weight, targets)
+    # Two products per chunk, logits and the stream's gradient, each with a row for every target.
+    assert sum(recorder.products) == 2 * counted
 
 
 # --------------------------------------------------------------------------------------------------- shared vocabulary
@@ -270,7 +270,7 @@ def loss_of_a_part(ranks: Any, largest: int, z_loss: float, chunk: int, ignored:
     mine = weight[largest * rank : largest * (rank + 1)]
     head = HeadLoss(z_loss, chunk, VocabularyPart(dist.group.WORLD, largest * rank))
     head.scale, head.tally = 1 / 7, Tally.empty(ROWS, x.device)
-    total, gradient_of_x, gradient = found_of(head, x, mine, targets)
+    total, gradient_of_x, gradient = actual_of(head, x, mine, targets)
     dist.all_reduce(gradient_of_x)
     return [total, gradient_of_x, gradient, head.tally.losses_S]
 
@@ -282,8 +282,8 @@ def test_a_vocabulary_shared_unevenly(z_loss: float, chunk: int, ignored: float)
     for largest in (15, 20):
         answers = shared_pool().play(2, loss_of_a_part, largest, z_loss, chunk, ignored)
         total, losses, *gradients = expected_of(*a_case(ignored), z_loss, 1 / 7)
-        for rank, (found, of_stream, of_part, by_source) in enumerate(answers):
-            assert found.item() == pytest.approx(total.item(), rel=2e-6)
+        for rank, (actual, of_stream, of_part, by_source) in enumerate(answers):
+            assert actual.item() == pytest.approx(total.item(), rel=2e-6)
             torch.testing.assert_close(of_stream.double(), gradients[0], rtol=1e-5, atol=1e-6)
             mine = gradients[1][largest * rank : largest * (rank + 1)]
             torch.testing.assert_close(of_part.double(), mine, rtol=1e-5, atol=1e-6)

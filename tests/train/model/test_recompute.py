@@ -1,4 +1,4 @@
-"""What selective recomputation keeps: attention of every kind runs once in a step, not again in the backward pass."""
+"""Selective recomputation: every kind of attention runs once per optimizer step, and is not recomputed."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from train.model import transformer
-from train.model.transformer import _keep_products
+from train.model.transformer import _selective_contexts
 
 FLEX, VARLEN = torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default
 LENGTH = 128
@@ -46,19 +46,19 @@ def by_flex(x: Tensor) -> Tensor:
 
 
 def by_varlen(x: Tensor) -> Tensor:
-    """Attention of two documents in one row, forward and backward, on tensors that have no storage."""
+    """Run attention of two documents in one row, forward and backward, on tensors without storage."""
     ends = torch.tensor([0, 40, LENGTH], dtype=torch.int32, device=x.device)
     y: Tensor = varlen_attn(x, x, x, ends, ends, LENGTH, LENGTH)
     return y
 
 
 def runs(attend: Callable[[Tensor], Tensor], operator: Any, size: tuple[int, ...], fake: bool) -> int:
-    """How often attention runs in a forward and a backward pass with its products kept."""
+    """Return how often attention runs in a forward and a backward pass with selective recomputation."""
     with FakeTensorMode() if fake else nullcontext():
         x = torch.randn(size, dtype=torch.bfloat16 if fake else None)
         x.requires_grad_()
         with Counted() as counted:
-            y = checkpoint(attend, x, use_reentrant=False, preserve_rng_state=False, context_fn=_keep_products)
+            y = checkpoint(attend, x, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts)
             y.sum().backward()
         assert x.grad is not None
     return counted.runs[operator]

@@ -58,10 +58,10 @@ def chinchilla(d: int, ffw: int, head_dim: int, heads: int, layers: int) -> Mode
 def test_the_sizes_of_table_a9_are_reproduced() -> None:
     rows = [tuple(map(int, row.split(","))) for row in TABLE_A9.replace("\n", "|").strip("|").split("|")]
     assert len(rows) == 50
-    found = [(printed, num_parameters(chinchilla(*sizes)) / 1e6) for printed, *sizes in rows]
-    # The paper rounds most and cuts the others.
-    assert [printed for printed, size in found if printed not in (round(size), int(size))] == []
-    assert [p for p, size in found if p != round(size)] == [552, 3530, 3802, 9293, 12295, 13735, 14940, 16183]
+    chosen = [(printed, num_parameters(chinchilla(*sizes)) / 1e6) for printed, *sizes in rows]
+    # The paper rounds most sizes and truncates the others.
+    assert [printed for printed, size in chosen if printed not in (round(size), int(size))] == []
+    assert [p for p, size in chosen if p != round(size)] == [552, 3530, 3802, 9293, 12295, 13735, 14940, 16183]
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -76,7 +76,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_the_torch_model_has_as_many(options: dict[str, Any]) -> None:
+def test_the_torch_model_has_the_same_number_of_parameters(options: dict[str, Any]) -> None:
     small = shape(300, 3, 48, 6, 2, **({"d_ffw": 80} | options))
     model = build_model(small)
     assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters(small)
@@ -84,7 +84,7 @@ def test_the_torch_model_has_as_many(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, *OPTIONS])
-def test_torch_counts_as_many_flops(options: dict[str, Any]) -> None:
+def test_torch_counts_the_same_flops(options: dict[str, Any]) -> None:
     small, tokens = shape(300, 2, 48, 6, 2, **({"d_ffw": 80} | options)), 128
     with torch.device("meta"):
         model, ids = build_model(small), torch.zeros((1, tokens), dtype=torch.int64)
@@ -115,28 +115,28 @@ def test_flops_of_the_options_by_hand() -> None:
 @pytest.mark.parametrize("vocab_size", [512, 4096, 32000])
 @pytest.mark.parametrize("num_params", [3e5, 1e6, 1e7, 1.24e8, 1e9, 7e9, 7e10])
 def test_chosen_shapes_are_near_and_well_formed(vocab_size: int, num_params: float) -> None:
-    found = choose_shape(num_params, vocab_size, PlanConfig())
+    chosen = choose_shape(num_params, vocab_size, PlanConfig())
     smallest = choose_shape(1, vocab_size, PlanConfig())
     if num_parameters(smallest) < num_params / 4:
-        assert num_parameters(found) == pytest.approx(num_params, rel=0.12)
-        assert 1 / 3 < found.d_model / found.num_layers / aspect(num_params) < 3
-    assert found.head_dim * found.num_heads == found.d_model
-    assert found.num_heads % found.num_kv_heads == 0
-    assert found.head_dim in (16, 32, 64, 128)
-    assert 2.4 < found.d_ffw / found.d_model < 3.1
-    share = 2 * vocab_size * found.d_model / num_parameters(found.model_copy(update={"tie_embeddings": False}))
-    assert found.tie_embeddings == pytest.approx(share > 0.2) or abs(share - 0.2) < 0.02
+        assert num_parameters(chosen) == pytest.approx(num_params, rel=0.12)
+        assert 1 / 3 < chosen.d_model / chosen.num_layers / aspect(num_params) < 3
+    assert chosen.head_dim * chosen.num_heads == chosen.d_model
+    assert chosen.num_heads % chosen.num_kv_heads == 0
+    assert chosen.head_dim in (16, 32, 64, 128)
+    assert 2.4 < chosen.d_ffw / chosen.d_model < 3.1
+    share = 2 * vocab_size * chosen.d_model / num_parameters(chosen.model_copy(update={"tie_embeddings": False}))
+    assert chosen.tie_embeddings == pytest.approx(share > 0.2) or abs(share - 0.2) < 0.02
 
 
 @pytest.mark.parametrize("num_params", [1.24e8, 2.14e8, 3.23e8, 3.5e8, 7.6e8, 1e9, 1.91e9, 2.7e9, 7e9])
 @pytest.mark.parametrize("vocab_size", [32000, 50257, 128256])
 def test_hidden_widths_are_whole_tiles_and_sizes_are_met(vocab_size: int, num_params: float) -> None:
-    found = choose_shape(num_params, vocab_size, PlanConfig())
-    if found.d_model >= 512:
-        assert found.d_ffw % 256 == 0
-        assert abs(found.d_ffw - 8 * found.d_model / 3) <= 128
-    assert num_parameters(found) == pytest.approx(num_params, rel=0.02)
-    assert 1 / 2 < found.d_model / found.num_layers / aspect(num_params) < 2
+    chosen = choose_shape(num_params, vocab_size, PlanConfig())
+    if chosen.d_model >= 512:
+        assert chosen.d_ffw % 256 == 0
+        assert abs(chosen.d_ffw - 8 * chosen.d_model / 3) <= 128
+    assert num_parameters(chosen) == pytest.approx(num_params, rel=0.02)
+    assert 1 / 2 < chosen.d_model / chosen.num_layers / aspect(num_params) < 2
 
 
 def test_narrow_models_have_hidden_widths_in_sixteens() -> None:
@@ -151,10 +151,10 @@ def test_aspect_follows_table_a9(num_params: float, table: float) -> None:
 
 def test_architecture_options_are_kept_and_sized() -> None:
     plan = PlanConfig(activation="gelu", bias=True, positions="relative", head_dim=48, tie_embeddings=True)
-    found = choose_shape(1e8, 32000, plan)
-    assert (found.activation, found.bias, found.positions, found.head_dim) == ("gelu", True, "relative", 48)
-    assert found.d_ffw == 4 * found.d_model
-    assert num_parameters(found) == pytest.approx(1e8, rel=0.1)
+    chosen = choose_shape(1e8, 32000, plan)
+    assert (chosen.activation, chosen.bias, chosen.positions, chosen.head_dim) == ("gelu", True, "relative", 48)
+    assert chosen.d_ffw == 4 * chosen.d_model
+    assert num_parameters(chosen) == pytest.approx(1e8, rel=0.1)
     stretched = choose_shape(1e8, 32000, PlanConfig(rope_scaling="llama3", rope_factor=8.0, rope_original=4096))
     assert (stretched.rope_scaling, stretched.rope_factor, stretched.rope_original) == ("llama3", 8.0, 4096)
     # Heads of their own width need not fill the stream: Table A9 has 22 heads of 128 in 2688.
@@ -162,16 +162,16 @@ def test_architecture_options_are_kept_and_sized() -> None:
     assert (narrow.query_width, narrow.key_width) == (2816, 2816)
 
 
-def test_widths_are_those_that_given_heads_go_into() -> None:
-    found = choose_shape(1e8, 32000, PlanConfig(num_heads=6))
-    assert found.head_dim * 6 == found.d_model
+def test_widths_are_multiples_of_the_given_heads() -> None:
+    chosen = choose_shape(1e8, 32000, PlanConfig(num_heads=6))
+    assert chosen.head_dim * 6 == chosen.d_model
     assert choose_shape(1e8, 32000, PlanConfig(num_kv_heads=7)).num_heads % 7 == 0
 
 
 def test_overrides_are_kept() -> None:
     plan = PlanConfig(d_model=96, num_layers=3, num_heads=6, num_kv_heads=3, d_ffw=100, tie_embeddings=False)
-    found = choose_shape(1e9, 1000, plan)
-    assert found == shape(1000, 3, 96, 6, 3, d_ffw=100)
+    chosen = choose_shape(1e9, 1000, plan)
+    assert chosen == shape(1000, 3, 96, 6, 3, d_ffw=100)
     only_width = choose_shape(5e6, 1000, PlanConfig(d_model=128))
     assert (only_width.d_model, only_width.num_heads) == (128, 4)
     assert num_parameters(only_width) == pytest.approx(5e6, rel=0.05)
@@ -181,14 +181,25 @@ def test_overrides_are_kept() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"d_model": 96, "num_heads": 5}, "num_heads 5 into which d_model 96 goes in even parts"),
-        ({"d_model": 90, "num_heads": 6}, "num_heads 6 into which d_model 90 goes in even parts"),
-        ({"d_model": 96, "num_heads": 6, "num_kv_heads": 4}, "num_kv_heads 4 that divides num_heads 6"),
-        ({"head_dim": 7, "d_model": 56}, r"an even head_dim for rotary positions \(it is 7\)"),
-        ({"num_heads": 40000}, "heads that go into a width below 32768, found none for num_heads = 40000"),
+        (
+            {"d_model": 96, "num_heads": 5},
+            r"expected an even d_model / num_heads, got 96 / 5\. Change plan\.num_heads\.",
+        ),
+        (
+            {"d_model": 90, "num_heads": 6},
+            r"expected an even d_model / num_heads, got 90 / 6\. Change plan\.num_heads\.",
+        ),
+        ({"d_model": 96, "num_heads": 6, "num_kv_heads": 4}, "num_kv_heads that divides num_heads 6, got 4"),
+        (
+            {"d_model": 96, "num_heads": 5, "num_kv_heads": 2},
+            r"num_heads and num_kv_heads that divides num_heads 5, got 96 / 5 and 2\. "
+            r"Change plan\.num_heads and plan\.num_kv_heads\.",
+        ),
+        ({"head_dim": 7, "d_model": 56}, "an even head_dim for rotary positions, got 7"),
+        ({"num_heads": 40000}, "a d_model below 32768 that the heads divide, got none for num_heads = 40000"),
     ],
 )
-def test_overrides_that_make_no_shape_are_refused(overrides: dict[str, int], message: str) -> None:
+def test_overrides_that_make_no_shape_are_rejected(overrides: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose_shape(1e6, 1000, PlanConfig(**overrides))
 

@@ -1,4 +1,4 @@
-"""The model against a second one written out in float64, for every option, and what must hold exactly."""
+"""The model against a reference implementation in float64, for every option, and its exact properties."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ DOCUMENTS = torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0] + [1] * 9 + [2]], dty
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors this small are computed faster by one thread, much so where other processes want the cores."""
+    """Use one thread: it is faster for tensors this small, above all when other processes use the cores."""
     number = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -48,20 +48,20 @@ def shape_of(name: str) -> ModelShape:
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both sides"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_logits_and_gradients_are_the_oracles(name: str, causal: bool) -> None:
+def test_logits_and_gradients_equal_the_oracle(name: str, causal: bool) -> None:
     shape, ids = shape_of(name), some_ids()
     model = small_model(shape, causal=causal)
     weights = dict(model.named_parameters())
     for documents in (None, DOCUMENTS):
-        found, expected = model(ids, documents), oracle_logits(shape, weights, ids, causal, documents)
-        assert found.shape == (3, 11, shape.vocab_size)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=4e-6)
-        slope = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-        gradients = torch.autograd.grad((found * slope).sum(), list(weights.values()))
-        wanted = torch.autograd.grad((expected * slope).sum(), list(weights.values()))
-        for parameter, gradient, want in zip(weights, gradients, wanted):
-            assert (gradient - want).norm() <= 1e-5 * want.norm() + 1e-6, parameter
+        actual, expected = model(ids, documents), oracle_logits(shape, weights, ids, causal, documents)
+        assert actual.shape == (3, 11, shape.vocab_size)
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual.double(), expected, rtol=0, atol=4e-6)
+        weighting = torch.randn(actual.shape, generator=torch.Generator().manual_seed(2))
+        gradients = torch.autograd.grad((actual * weighting).sum(), list(weights.values()))
+        references = torch.autograd.grad((expected * weighting).sum(), list(weights.values()))
+        for parameter, gradient, reference in zip(weights, gradients, references):
+            assert (gradient - reference).norm() <= 1e-5 * reference.norm() + 1e-6, parameter
 
 
 def test_number_of_parameters_is_the_plans() -> None:
@@ -93,7 +93,7 @@ def losses_of(model: Transformer, ids: Tensor, targets: Tensor, steps: int) -> l
 
 
 def initial_model(shape: ModelShape, causal: bool = True) -> Transformer:
-    """As a run begins: no gain or bias is moved off its initial value."""
+    """Return a model as at the start of a run, with every gain and bias at its initial value."""
     model = build_model(shape, causal=causal).to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -110,7 +110,7 @@ def test_every_option_learns(name: str) -> None:
 
 
 def hidden_rows(step: int) -> tuple[Tensor, Tensor]:
-    """Rows of 8 ids in which the hidden token, id 96, is the one behind it."""
+    """Return rows of 8 ids with a masked token, id 96, whose target is the token after it."""
     ids = torch.randint(0, 8, (64, 6), generator=torch.Generator().manual_seed(step))
     targets = torch.full_like(ids, IGNORED)
     targets[:, 2] = ids[:, 3]
@@ -119,7 +119,7 @@ def hidden_rows(step: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["grouped", "relative"])
-def test_what_is_hidden_is_learnt_from_both_sides(name: str) -> None:
+def test_a_masked_token_is_learned_from_both_sides(name: str) -> None:
     last = {}
     for causal in (True, False):
         model = initial_model(shape_of(name), causal)
@@ -132,7 +132,7 @@ def test_what_is_hidden_is_learnt_from_both_sides(name: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
         last[causal] = loss.item()
-    # One of 8: nothing before it tells which.
+    # One of 8 tokens: the tokens before it contain no information about it.
     assert last[True] == pytest.approx(math.log(8), abs=0.3)
     assert last[False] < 0.5
 
@@ -147,7 +147,7 @@ def test_a_token_changes_only_what_comes_after_it() -> None:
         assert not torch.isclose(before[:, 6:], after[:, 6:]).all(-1).any()
 
 
-def test_a_token_changes_everything_where_both_sides_are_seen() -> None:
+def test_a_token_changes_everything_without_a_causal_mask() -> None:
     for name in ("grouped", "relative"):
         model, ids = small_model(shape_of(name), causal=False), some_ids()
         before = model(ids)
@@ -159,7 +159,7 @@ def test_a_token_changes_everything_where_both_sides_are_seen() -> None:
 
 
 @pytest.mark.parametrize("name", ["grouped", "one key head, tied", "relative"])
-def test_spans_one_after_the_other_are_the_whole(name: str) -> None:
+def test_spans_in_sequence_equal_the_whole_model(name: str) -> None:
     shape = shape_of(name).model_copy(update={"num_layers": 3})
     whole, ids = small_model(shape), some_ids()
     weights = dict(whole.named_parameters())
@@ -179,7 +179,7 @@ def test_spans_one_after_the_other_are_the_whole(name: str) -> None:
     assert torch.equal(x, whole(ids, DOCUMENTS))
 
 
-def test_a_span_gives_the_stream() -> None:
+def test_a_span_returns_the_stream() -> None:
     part = build_model(TINY, Span(0, 1, 2)).to_empty(device="cpu")
     assert part(some_ids()).shape == (3, 11, 32)
 
@@ -195,15 +195,15 @@ def test_the_loss_is_that_of_the_logits(name: str) -> None:
     model.loss.scale, model.loss.tally = 0.5, Tally.empty(3, torch.device("cpu"))
     logits = model(ids, DOCUMENTS)
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    found = model(ids, DOCUMENTS, targets, torch.tensor([0, 2, 2]))
-    assert found.shape == ()
-    assert found.item() == pytest.approx(0.5 * losses.sum().item(), rel=1e-6)
+    actual = model(ids, DOCUMENTS, targets, torch.tensor([0, 2, 2]))
+    assert actual.shape == ()
+    assert actual.item() == pytest.approx(0.5 * losses.sum().item(), rel=1e-6)
     by_row = losses.view(3, 11).sum(1)
     assert model.loss.tally.losses_S.tolist() == pytest.approx([by_row[0].item(), 0, (by_row[1] + by_row[2]).item()])
     parameters = list(model.parameters())
-    wanted = torch.autograd.grad(0.5 * losses.sum(), parameters)
-    for gradient, want in zip(torch.autograd.grad(found, parameters), wanted):
-        torch.testing.assert_close(gradient, want, rtol=1e-4, atol=1e-5)
+    references = torch.autograd.grad(0.5 * losses.sum(), parameters)
+    for gradient, reference in zip(torch.autograd.grad(actual, parameters), references):
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["grouped", "relative", "bias"])
@@ -257,7 +257,7 @@ def test_gains_are_one_and_biases_zero() -> None:
             assert torch.equal(initial_weight(name, parameter.shape, shape, 3), expected(parameter.shape)), name
 
 
-def test_a_copy_of_a_tied_matrix_begins_equal() -> None:
+def test_a_copy_of_a_tied_matrix_has_the_same_initial_values() -> None:
     size = torch.Size((97, 32))
     tied = TINY.model_copy(update={"tie_embeddings": True})
     both = [initial_weight(name, size, tied, 3) for name in ("embedding.weight", "head.weight")]
@@ -266,7 +266,7 @@ def test_a_copy_of_a_tied_matrix_begins_equal() -> None:
 
 
 def test_the_residual_stream_grows_by_a_layers_share_at_any_depth() -> None:
-    """What all layers together add to the stream is as large in deep models as in flat ones."""
+    """The sum of all layers' outputs is as large in deep models as in shallow models."""
     added = []
     for layers in (2, 16):
         shape = TINY.model_copy(update={"num_layers": layers, "d_model": 64, "d_ffw": 256})

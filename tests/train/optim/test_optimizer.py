@@ -1,4 +1,4 @@
-"""Every optimiser against float64 loops in NumPy and torch's own, which parameters decay, state, and the norm."""
+"""Every optimizer against float64 loops in NumPy and torch's own; weight decay, state, and the gradient norm."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def make(seed: int = 0) -> dict[str, nn.Parameter]:
 
 
 def set_gradients(parameters: dict[str, nn.Parameter], step: int) -> None:
-    """Gradients of lengths that differ by step and by row, one row of them zero."""
+    """Gradients whose norms differ by step and by row; one row is zero."""
     generator = torch.Generator().manual_seed(100 + step)
     for parameter in parameters.values():
         gradient = torch.randn(parameter.shape, generator=generator) * 10.0 ** (step % 3)
@@ -131,7 +131,7 @@ TORCHS: dict[str, tuple[Callable[[list[Tensor]], torch.optim.Optimizer], dict[st
 @pytest.mark.parametrize("shape", [(40, 64), (64, 40)])
 @pytest.mark.parametrize("name", TORCHS)
 def test_updates_equal_torchs_own(name: str, shape: tuple[int, int]) -> None:
-    """Ours are given gradients that lie transposed in memory, which torch's fused kernel misreads on a CPU."""
+    """The gradients are transposed in memory, which torch's fused kernel misreads on a CPU."""
     kind, settings, tolerance = TORCHS[name]
     start = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 0.05
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
@@ -150,9 +150,9 @@ def test_updates_equal_torchs_own(name: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", [(3, 16, 40), (1, 40, 16), (2, 24, 24)])
 def test_orthogonal_keeps_the_directions(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    for matrix, found in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, actual in zip(matrices, orthogonal(matrices), strict=True):
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-        core = left.T @ found @ right.T
+        core = left.T @ actual @ right.T
         assert (core - core.diag().diag()).abs().max() < 1e-4
         assert core.diag().max() < 1.25
         assert core.diag()[:8].min() > 0.6
@@ -168,7 +168,7 @@ def test_orthogonal_keeps_the_directions(shape: tuple[int, int, int]) -> None:
         ("muon", {"momentum"}),
     ],
 )
-def test_state_is_there_from_the_beginning(name: str, expected: set[str]) -> None:
+def test_state_exists_from_the_beginning(name: str, expected: set[str]) -> None:
     state = state_tensors(make_optimizer(make(), OptimConfig(optimizer=name)))
     assert {key.removesuffix(".blocks.0.up.weight") for key in state if "up.weight" in key} == expected
     vector = {key.removesuffix(".norm.weight") for key in state if key.endswith(".norm.weight") and "blocks" not in key}
@@ -179,26 +179,26 @@ def test_state_is_there_from_the_beginning(name: str, expected: set[str]) -> Non
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_state_read_back_goes_on_bit_for_bit(name: str) -> None:
-    one, other = make(), make(seed=1)
-    first, second = (make_optimizer(parameters, OptimConfig(optimizer=name)) for parameters in (one, other))
+def test_a_restored_state_continues_bit_for_bit(name: str) -> None:
+    left, right = make(), make(seed=1)
+    first, second = (make_optimizer(parameters, OptimConfig(optimizer=name)) for parameters in (left, right))
     for step, rate in enumerate(RATES, start=1):
-        set_gradients(one, step)
+        set_gradients(left, step)
         update(first, rate)
         if step == 2:
             for key, value in state_tensors(second).items():
                 value.copy_(state_tensors(first)[key])
-            for key, parameter in other.items():
-                parameter.data.copy_(one[key])
+            for key, parameter in right.items():
+                parameter.data.copy_(left[key])
             set_step(second, 2)
         if step > 2:
-            set_gradients(other, step)
+            set_gradients(right, step)
             update(second, rate)
     assert first.step == second.step == 4
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert all(torch.equal(left[key], right[key]) for key in left)
 
 
-def test_a_parameter_without_a_gradient_stops_the_update_before_it_begins() -> None:
+def test_a_parameter_without_a_gradient_stops_the_update_before_any_change() -> None:
     parameters = make()
     optimizer = make_optimizer(parameters, OptimConfig())
     set_gradients(parameters, 1)
@@ -212,15 +212,15 @@ def test_a_parameter_without_a_gradient_stops_the_update_before_it_begins() -> N
 
 
 def fit(optimizer: Optimizer, parameters: dict[str, nn.Parameter], rate: float) -> tuple[float, float]:
-    """Mean square error of a small regression, two layers, before and after 300 updates with a linear fall."""
+    """Return the mean square error of a two-layer regression, before and after 300 updates with linear decay."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(256, 8, generator=generator)
     y = (x @ torch.randn(8, 24, generator=generator)).relu() @ torch.randn(24, 8, generator=generator) / 8
     losses = []
     for step in range(301):
         hidden = nn.functional.linear(x, parameters["blocks.0.up.weight"], parameters["blocks.0.up.bias"]).relu()
-        found = nn.functional.linear(hidden, parameters["blocks.1.down.weight"]) * parameters["norm.weight"]
-        loss = (found - y).square().mean()
+        actual = nn.functional.linear(hidden, parameters["blocks.1.down.weight"]) * parameters["norm.weight"]
+        loss = (actual - y).square().mean()
         losses.append(loss.item())
         loss.backward()
         update(optimizer, rate * (1 - step / 301))
@@ -228,7 +228,7 @@ def fit(optimizer: Optimizer, parameters: dict[str, nn.Parameter], rate: float) 
 
 
 @pytest.mark.parametrize(("name", "rate"), [("adamw", 0.02), ("adafactor", 0.02), ("lamb", 0.05), ("muon", 0.02)])
-def test_a_regression_is_learnt(name: str, rate: float) -> None:
+def test_a_regression_is_learned(name: str, rate: float) -> None:
     parameters = {key: p for key, p in make().items() if key.startswith(("blocks", "norm")) and "attention" not in key}
     with torch.no_grad():
         parameters["norm.weight"].fill_(1.0)
@@ -240,22 +240,22 @@ def test_a_regression_is_learnt(name: str, rate: float) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_scale_of_gradients_is_a_tensor(name: str) -> None:
-    """Divided by the optimiser, or before it: the same bits."""
-    one, other = make(), make()
-    first, second = (make_optimizer(parameters, OptimConfig(optimizer=name)) for parameters in (one, other))
+    """Division by the optimizer, or before it, results in the same bits."""
+    left, right = make(), make()
+    first, second = (make_optimizer(parameters, OptimConfig(optimizer=name)) for parameters in (left, right))
     for step, rate in enumerate(RATES, start=1):
         scale = torch.tensor(1.0 + 2 * step)
-        for parameters in (one, other):
+        for parameters in (left, right):
             set_gradients(parameters, step)
-        for parameter in other.values():
+        for parameter in right.values():
             parameter.grad.div_(scale)
-        update(first, rate, Gradients(one).take(), scale)
+        update(first, rate, Gradients(left).take(), scale)
         update(second, rate)
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert all(torch.equal(left[key], right[key]) for key in left)
 
 
 def bits(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Weights and states as the integers that their bits are, so that -0.0 is not 0.0."""
+    """Return weights and states with their bits as integers, so that -0.0 differs from 0.0."""
     tensors = {key: value.detach() for key, value in parameters.items()} | state_tensors(optimizer)
     return {key: value.clone().view(torch.int32) for key, value in tensors.items()}
 
@@ -285,17 +285,17 @@ def test_a_skipped_update_changes_no_bit_and_is_not_counted(name: str, first: bo
     assert [key for key in before if not torch.equal(before[key], after[key])] == []
     assert optimizer.step == (0 if first else 2)
     assert all(parameter.grad is None for parameter in parameters.values())
-    # The next one is as if the skipped one had never been.
+    # The next update is the same as without the skipped update.
     for these, its in ((parameters, optimizer), (twin, reference)):
         set_gradients(these, 4)
         update(its, 1e-2, Gradients(these).take(), None, torch.zeros(()))
-    found, expected = bits(optimizer, parameters), bits(reference, twin)
-    assert [key for key in found if not torch.equal(found[key], expected[key])] == []
+    actual, expected = bits(optimizer, parameters), bits(reference, twin)
+    assert [key for key in actual if not torch.equal(actual[key], expected[key])] == []
     assert optimizer.step == reference.step
 
 
-def test_a_gradient_that_is_not_finite_spreads_where_nothing_skips_it() -> None:
-    """Without the flag every rule writes what is no number: the test before shows something."""
+def test_a_gradient_that_is_not_finite_spreads_unless_it_is_skipped() -> None:
+    """Without the flag every rule writes NaN, so that the test before is meaningful."""
     for name in OPTIMIZERS:
         parameters = make()
         optimizer = make_optimizer(parameters, OptimConfig(optimizer=name))
@@ -322,7 +322,7 @@ def test_gradient_norm() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_is_seen(bad: float) -> None:
+def test_a_norm_of_non_finite_values_is_not_finite(bad: float) -> None:
     parameters = make()
     set_gradients(parameters, 1)
     parameters["norm.weight"].grad[3] = bad
@@ -331,7 +331,7 @@ def test_what_is_not_finite_is_seen(bad: float) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 3_000_000])
 def test_squared_norms_of_any_size(size: int) -> None:
-    """Three million numbers around 3: torch's own float32 norm is wrong by some 1e-5."""
+    """Three million numbers around 3: torch's own float32 norm has an error of about 1e-5."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(0)) + 3
     expected = values.double().square().sum().item()
     assert squared_norms([values]).item() == pytest.approx(expected, rel=2e-7)

@@ -1,6 +1,6 @@
-"""Every optimiser on four ranks in every layout, uneven and empty shards among them, equals itself on one.
+"""Every optimizer on four ranks in every layout, with uneven and empty shards, equals itself on a single rank.
 
-A negative control sums over no other ranks, and must be found out.
+A negative control sums over no other ranks, and must be detected.
 """
 
 import zlib
@@ -42,19 +42,19 @@ SHAPES = {
     "blocks.1.small.weight": (3, 5),
     "norm.weight": (2,),
 }
-"""Over four ranks 45, 47 and 21 rows are uneven, in both splits of a mesh of 2 x 2 too; 3 and 2 leave ranks none."""
+"""Over four ranks 45, 47 and 21 rows are uneven, in both splits of a 2 x 2 mesh too; 3 and 2 leave ranks empty."""
 LAYOUTS = ("plain", "shard", "replicate_shard", "shard_tensor", "replicate_tensor", "shard_columns")
 Numbers = dict[str, Tensor]
 
 
 def numbers(name: str, step: int) -> Tensor:
-    """The gradient of a parameter at a step; step 0 is its initial value."""
+    """Return the gradient of a parameter at a step; step 0 is its initial value."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {step}".encode()))
     return torch.randn(SHAPES[name], generator=generator) * (0.05 if step == 0 else 1 + step)
 
 
 def build(layout: str) -> dict[str, nn.Parameter]:
-    """The parameters, laid out over the ranks, with their initial values."""
+    """Return the parameters, placed on the ranks, with their initial values."""
     model = nn.Module()
     model.embedding, model.norm = nn.Embedding(*SHAPES["embedding.weight"]), nn.RMSNorm(2)
     model.blocks = nn.ModuleList([nn.ModuleDict(), nn.ModuleDict()])
@@ -92,7 +92,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Values of the whole parameter, laid out as the parameter is."""
+    """Return values of the whole parameter, placed like the parameter."""
     if not isinstance(parameter, DTensor):
         return values.clone()
     mine = values[region_of("it", parameter)].clone(memory_format=torch.contiguous_format)
@@ -101,7 +101,7 @@ def like(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 def train(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, clip: float) -> list[float]:
-    """Five clipped updates; returns the norms."""
+    """Make five clipped updates; return the norms."""
     norms = []
     for step in range(1, STEPS + 1):
         for name, parameter in parameters.items():
@@ -133,7 +133,7 @@ def result(layout: str, name: str) -> dict[str, Any]:
 
 
 def changed_by_a_skipped_update(layout: str, name: str) -> list[str]:
-    """The weights and states of which a skipped update has changed a bit; one rank has all the nan."""
+    """Return the weights and states of which a skipped update changed a bit; a single rank has all NaNs."""
     parameters = build(layout)
     optimizer = make_optimizer(parameters, OptimConfig(optimizer=name, weight_decay=0.3))
     train(parameters, optimizer, clip=100.0)
@@ -147,12 +147,12 @@ def changed_by_a_skipped_update(layout: str, name: str) -> list[str]:
     gradients.take()
     norm = gradients.norm()
     update(optimizer, 1e-3, gradients.taken, norm.float(), (~norm.isfinite()).float())
-    found = [key for key, value in tensors.items() if not torch.equal(local(value).view(torch.int32), before[key])]
-    return found if optimizer.step == STEPS else [*found, "count"]
+    actual = [key for key, value in tensors.items() if not torch.equal(local(value).view(torch.int32), before[key])]
+    return actual if optimizer.step == STEPS else [*actual, "count"]
 
 
 def pipeline_norms() -> list[float]:
-    """The norm over two stages of two ranks that both hold the embedding; first right, then with a copy forgotten."""
+    """Return the norm over two pipeline stages of two ranks with the embedding: correct, then with `copies` missing."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "shard"))
     held = ["embedding.weight", f"blocks.{mesh.get_local_rank('pipeline')}.down.weight"]
     parameters = {n: nn.Parameter(distribute_tensor(numbers(n, 0), mesh["shard"], [Shard(0)])) for n in held}
@@ -165,14 +165,14 @@ def pipeline_norms() -> list[float]:
 
 
 def owners() -> dict[str, list[int]]:
-    """How many of the five matrices each rank makes orthogonal, by layout."""
-    found = {}
+    """Return the number of the five matrices that each rank orthogonalizes, by layout."""
+    actual = {}
     for layout in LAYOUTS:
         muon = make_optimizer(build(layout), OptimConfig(optimizer="muon")).rules[0]
         counts: list[Any] = [None] * 4
         dist.all_gather_object(counts, sum(len(exchange.owned) for exchange in muon.exchanges))
-        found[layout] = counts
-    return found
+        actual[layout] = counts
+    return actual
 
 
 def misplaced_message() -> str:
@@ -185,7 +185,7 @@ def misplaced_message() -> str:
 
 
 def alone(unused: Any, parts: Any) -> list[Tensor]:
-    """What a rank would compute if it asked no other."""
+    """Return the local parts without any communication."""
     return list(parts)
 
 
@@ -217,21 +217,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     return torch.load(Path(folder) / "results.pt")
 
 
-def farthest(found: Numbers, expected: Numbers) -> float:
-    """Largest distance of a tensor from what is expected, relative to its length."""
-    assert found.keys() == expected.keys()
-    return max(((found[key] - expected[key]).norm() / expected[key].norm()).item() for key in expected)
+def farthest(actual: Numbers, expected: Numbers) -> float:
+    """Return the maximum distance of a tensor from its expected value, relative to its norm."""
+    assert actual.keys() == expected.keys()
+    return max(((actual[key] - expected[key]).norm() / expected[key].norm()).item() for key in expected)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_equal_one_process(results: dict[Any, Any], layout: str, name: str) -> None:
-    found, expected = results[layout, name], result("plain", name)
-    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-7)
-    assert farthest(found["values"], expected["values"]) <= 1e-6
-    assert farthest(found["state"], expected["state"]) <= 1e-6
-    moved = {key: value - numbers(key, 0) for key, value in found["values"].items()}
+    actual, expected = results[layout, name], result("plain", name)
+    assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-7)
+    assert farthest(actual["values"], expected["values"]) <= 1e-6
+    assert farthest(actual["state"], expected["state"]) <= 1e-6
+    moved = {key: value - numbers(key, 0) for key, value in actual["values"].items()}
     assert farthest(moved, {key: value - numbers(key, 0) for key, value in expected["values"].items()}) <= 1e-4
 
 
@@ -243,13 +243,13 @@ def test_a_skipped_update_changes_no_bit_on_any_rank(results: dict[Any, Any]) ->
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", ["adafactor", "lamb"])
-def test_a_rank_that_asks_no_other_is_found_out(results: dict[Any, Any], name: str) -> None:
+def test_a_rank_that_does_not_communicate_is_detected(results: dict[Any, Any], name: str) -> None:
     assert farthest(results["alone", name], result("plain", name)["values"]) > 1e-5
 
 
 @pytest.mark.dist
-def test_each_matrix_is_made_orthogonal_once_per_copy(results: dict[Any, Any]) -> None:
-    """Two meshes deal out apart: the small matrix lies on the two ranks that do not split by tensor."""
+def test_each_matrix_is_orthogonalized_once_per_copy(results: dict[Any, Any]) -> None:
+    """Two meshes assign matrices independently: the small matrix is on the two ranks that do not split by tensor."""
     assert results["owners"] == {
         "plain": [5, 5, 5, 5],
         "shard": [2, 1, 1, 1],
@@ -270,8 +270,8 @@ def test_norm_over_a_pipeline_counts_copies_once(results: dict[Any, Any]) -> Non
 
 
 @pytest.mark.dist
-def test_a_gradient_placed_otherwise_is_refused(results: dict[Any, Any]) -> None:
-    expected = "a gradient of embedding.weight on the ranks as its parameter, (Shard(dim=0),), found (Shard(dim=1),)"
+def test_a_gradient_with_another_placement_is_rejected(results: dict[Any, Any]) -> None:
+    expected = "a gradient of embedding.weight placed like its parameter, (Shard(dim=0),), got (Shard(dim=1),)"
     assert expected in results["misplaced"]
 
 
@@ -280,7 +280,7 @@ def test_a_gradient_placed_otherwise_is_refused(results: dict[Any, Any]) -> None
     [((0, 0), (0, 2)), ((1, 0), (2, 4)), ((2, 0), (4, 5)), ((3, 0), (5, 5)), ((0, 1), (5, 6)), ((3, 1), (8, 9))],
 )
 def test_fsdp_splits_what_tensor_parallelism_has_left(coordinate: tuple[int, int], rows: tuple[int, int]) -> None:
-    """Nine rows by tensor are 0-4 and 5-8; over four ranks the first five are 2, 2, 1, 0 and the others one each."""
+    """Nine rows by tensor are 0-4 and 5-8; over four ranks the first five are 2, 2, 1, 0 and the rest 1 each."""
     mesh = SimpleNamespace(shape=(4, 2), size=lambda axis: (4, 2)[axis])
     tensor = MagicMock(spec=DTensor, shape=(9, 3), device_mesh=mesh)
     tensor.placements = (_StridedShard(0, split_factor=2), Shard(0))

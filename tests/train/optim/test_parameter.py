@@ -1,4 +1,4 @@
-"""What an optimiser looks up once: the local tensors stay those of the parameters, step after step and after a read."""
+"""Local tensors that an optimizer looks up once remain those of the parameters, in every step and after a restore."""
 
 from typing import Any
 
@@ -14,39 +14,39 @@ pytestmark = pytest.mark.dist
 
 
 def moved(learner: Learner) -> list[str]:
-    """What lies elsewhere in memory than where the optimiser has looked it up."""
-    found = []
+    """Return the tensors whose memory is no longer the memory that the optimizer looked up."""
+    moved_names = []
     for member in learner.optimizer.members:
         pairs = {"values": (member.values, member.parameter)}
         pairs |= {key: (member.held(key), value) for key, value in member.state.items()}
         for key, (kept, tensor) in pairs.items():
             now = local(tensor)
             if (kept.data_ptr(), kept.shape, kept.stride()) != (now.data_ptr(), now.shape, now.stride()):
-                found.append(f"{key} of {member.name}")
-    return found
+                moved_names.append(f"{key} of {member.name}")
+    return moved_names
 
 
 def looked_up(ranks: Any, case: Case) -> tuple[int, int, list[str]]:
-    """Numbers of look-ups before and after the first update, and what has moved three steps and a new start later."""
+    """Return the look-ups before and after the first update, and the tensors moved after three steps and a resume."""
     learner = Learner(plan_of(case), ranks, SOURCES)
     learner.begin()
     before = sum(len(member._locals) for member in learner.optimizer.members)
-    here, found, after = learner.model.rows_here(BATCH), list[str](), 0
+    here, moved_names, after = learner.model.rows_here(BATCH), list[str](), 0
     for step in range(1, 4):
         whole = batch_of(step, case)
         measured = learner.compute(step, whole.part(here.start, here.stop), BATCH, whole.num_targets)
         learner.update(RATES[step - 1], measured)
         after = after or sum(len(member._locals) for member in learner.optimizer.members)
-        found += moved(learner)
+        moved_names += moved(learner)
         if step == 2:
             learner.begin()
-    return before, after, found
+    return before, after, moved_names
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3 x 4", "hsdp", "zero1", "ddp", "tensor x shard", "muon", "offload"])
-def test_what_was_looked_up_stays(name: str) -> None:
+def test_looked_up_tensors_remain_valid(name: str) -> None:
     case = CASES[name]
-    for before, after, found in shared_pool().play(case.ranks, looked_up, case):
+    for before, after, moved_names in shared_pool().play(case.ranks, looked_up, case):
         assert before == 0
         assert after > 0
-        assert found == []
+        assert moved_names == []

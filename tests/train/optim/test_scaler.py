@@ -10,12 +10,12 @@ from train.optim.schedule import LossScale, first_loss_scale
 
 
 def course(scale: LossScale, steps: str) -> list[tuple[float, int]]:
-    """(factor, finite steps) behind each step; + is a finite gradient, - one that is not."""
-    found = []
+    """Return (factor, finite steps) after each step; + is a finite gradient, - one that is not finite."""
+    states = []
     for step in steps:
         scale = scale.after(step == "+")
-        found.append((scale.scale, scale.finite_steps))
-    return found
+        states.append((scale.scale, scale.finite_steps))
+    return states
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_course(scale: LossScale, steps: str, expected: list[tuple[float, int]])
     assert course(scale, steps) == expected
 
 
-def test_first_scale_and_its_way_through_a_file() -> None:
+def test_first_scale_is_restored_from_a_file() -> None:
     scale = first_loss_scale(OptimConfig(initial_loss_scale=1024.0, loss_scale_steps=7)).after(True)
     assert scale == LossScale(1024.0, 1, 7)
     assert LossScale(**json.loads(json.dumps(dataclasses.asdict(scale)))) == scale

@@ -1,4 +1,4 @@
-"""The learning rate against values worked out by hand, on both sides of every border, and the settings it refuses."""
+"""The learning rate against values computed by hand, on both sides of every boundary, and rejected settings."""
 
 import itertools
 import math
@@ -31,11 +31,11 @@ def rates(course: Course, steps: range, **settings: object) -> list[float]:
         ({"schedule": "cosine", "final_lr_share": 1.0}, [(8, 1.0), (12, 1.0)]),
         ({"schedule": "linear"}, [(4, 1.0), (5, 1 - 0.9 / 8), (8, 0.55), (11, 0.1 + 0.9 / 8), (12, 0.1)]),
         ({"schedule": "constant"}, [(4, 1.0), (5, 1.0), (12, 1.0)]),
-        # The last quarter of 12 updates: 9 is the last one at the peak.
+        # The last quarter of 12 updates: 9 is the last update at the peak.
         ({"schedule": "wsd", "decay_share": 0.25}, [(5, 1.0), (9, 1.0), (10, 0.7), (11, 0.4), (12, 0.1)]),
-        # 0.3 x 12 = 3.6 updates: the fall begins between 8 and 9.
+        # 0.3 x 12 = 3.6 updates: the decay begins between 8 and 9.
         ({"schedule": "wsd", "decay_share": 0.3, "final_lr_share": 0.0}, [(8, 1.0), (9, 3 / 3.6), (12, 0.0)]),
-        # The whole run: the fall begins behind the warm-up.
+        # The whole run: the decay begins after the warm-up.
         ({"schedule": "wsd", "decay_share": 1.0}, [(4, 1.0), (8, 0.55), (12, 0.1)]),
         ({"schedule": "inverse_sqrt"}, [(4, 1.0), (5, math.sqrt(4 / 5)), (9, 2 / 3), (12, math.sqrt(1 / 3))]),
         (
@@ -45,11 +45,11 @@ def rates(course: Course, steps: range, **settings: object) -> list[float]:
     ],
     ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
 )
-def test_schedules_behind_a_warm_up(settings: dict[str, object], shares: Curve) -> None:
+def test_schedules_after_a_warm_up(settings: dict[str, object], shares: Curve) -> None:
     config = OptimConfig(**settings)
     assert [learning_rate(step, COURSE, config) for step in (1, 2, 3)] == pytest.approx([5e-4, 1e-3, 1.5e-3])
-    found = [learning_rate(step, COURSE, config) for step, _ in shares]
-    assert found == pytest.approx([2e-3 * share for _, share in shares], rel=1e-12, abs=1e-18)
+    actual = [learning_rate(step, COURSE, config) for step, _ in shares]
+    assert actual == pytest.approx([2e-3 * share for _, share in shares], rel=1e-12, abs=1e-18)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_schedules_behind_a_warm_up(settings: dict[str, object], shares: Curve) 
     ],
 )
 def test_without_room(schedule: str, warmup: int, steps: int, step: int, expected: float) -> None:
-    found = learning_rate(step, Course(steps, warmup, 1.0), OptimConfig(schedule=schedule))
-    assert found == pytest.approx(expected, rel=1e-12)
+    actual = learning_rate(step, Course(steps, warmup, 1.0), OptimConfig(schedule=schedule))
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "inverse_sqrt", "constant"])
-def test_continuous_courses_make_no_jump(schedule: str) -> None:
-    """Between neighbours a rate of 1 over 2000 updates moves by a hundredth at most: the warm-up's slope, or wsd's."""
-    found = rates(Course(2000, 100, 1.0), range(1, 2001), schedule=schedule)
-    assert max(abs(one - other) for one, other in itertools.pairwise(found)) <= 0.01 + 1e-12
-    assert min(found) > 0
+def test_continuous_schedules_have_no_jump(schedule: str) -> None:
+    """Per update, a rate of 1 over 2000 updates changes by at most a hundredth: the slope of the warm-up, or of wsd."""
+    actual = rates(Course(2000, 100, 1.0), range(1, 2001), schedule=schedule)
+    assert max(abs(left - right) for left, right in itertools.pairwise(actual)) <= 0.01 + 1e-12
+    assert min(actual) > 0
 
 
 HELDOUT = [(2, 3.0), (4, 2.0), (6, 2.0), (8, 2.5), (10, 1.9), (12, 1.95), (14, 1.96), (16, 1.97), (18, math.nan)]
@@ -85,13 +85,13 @@ HELDOUT = [(2, 3.0), (4, 2.0), (6, 2.0), (8, 2.5), (10, 1.9), (12, 1.95), (14, 1
     ("step", "factor"),
     [
         (1, 1.0),  # nothing measured
-        (8, 1.0),  # 2.0 again is no new minimum: one without
+        (8, 1.0),  # 2.0 again is no new minimum: the first without
         (9, 0.5),  # 2.5, measured before update 9, is the second
         (11, 0.5),  # 1.9 is a new minimum
         (14, 0.5),
         (15, 0.25),  # 1.95 and 1.96
-        (18, 0.25),  # 1.97: the count began anew
-        (19, 0.125),  # not a number is no minimum
+        (18, 0.25),  # 1.97: the count was reset
+        (19, 0.125),  # NaN is no minimum
         (500, 0.125),
     ],
 )
@@ -105,8 +105,8 @@ def test_plateau(step: int, factor: float) -> None:
 
 def test_plateau_by_a_patience_of_one_and_by_a_factor() -> None:
     config = OptimConfig(schedule="plateau", plateau_patience=1, decay_factor=0.1)
-    found = [learning_rate(step, Course(500, 0, 1.0), config, HELDOUT) for step in (5, 7, 9, 11, 13)]
-    assert found == pytest.approx([1.0, 0.1, 0.01, 0.01, 0.001])
+    actual = [learning_rate(step, Course(500, 0, 1.0), config, HELDOUT) for step in (5, 7, 9, 11, 13)]
+    assert actual == pytest.approx([1.0, 0.1, 0.01, 0.01, 0.001])
 
 
 STAGED = Course(
@@ -134,7 +134,7 @@ STAGED = Course(
         (12, 0.1),
         (13, 0.1),
         (14, 0.1),
-        (15, 0.35),  # the run's goes on, as if there had been no other
+        (15, 0.35),  # the run's schedule continues, as if there had been no other
         (16, 0.3),
         (17, 0.3),
         (19, 0.1),
@@ -142,21 +142,21 @@ STAGED = Course(
     ],
 )
 def test_stages(step: int, expected: float) -> None:
-    found = learning_rate(step, STAGED, OptimConfig(schedule="linear"))
-    assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    actual = learning_rate(step, STAGED, OptimConfig(schedule="linear"))
+    assert actual == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-def test_a_stage_from_the_rate_reached_goes_on_without_a_jump() -> None:
-    """The first of four updates from 0.55 down to nothing is a quarter of the way down."""
+def test_a_stage_from_the_rate_reached_continues_without_a_jump() -> None:
+    """The first of four updates from 0.55 to zero has a quarter of the decay."""
     course = Course(12, 4, 1.0, (StageCourse(1, 8), StageCourse(9, 4, learning_rate=0.55)))
-    found = rates(course, range(8, 13), schedule="linear")
-    assert found == pytest.approx([0.55, 0.4125, 0.275, 0.1375, 0.0])
+    actual = rates(course, range(8, 13), schedule="linear")
+    assert actual == pytest.approx([0.55, 0.4125, 0.275, 0.1375, 0.0])
 
 
-def test_a_first_stage_with_a_rate_of_its_own_is_warmed_up() -> None:
+def test_a_first_stage_with_its_own_rate_is_warmed_up() -> None:
     course = Course(10, 4, 1.0, (StageCourse(1, 6, learning_rate=0.8), StageCourse(7, 4)))
-    found = rates(course, range(1, 8), schedule="constant")
-    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.4, 0.0, 1.0])
+    actual = rates(course, range(1, 8), schedule="constant")
+    assert actual == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.4, 0.0, 1.0])
 
 
 def test_a_stage_of_one_update_ends_at_once() -> None:
@@ -167,27 +167,27 @@ def test_a_stage_of_one_update_ends_at_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"decay_share": 0.2}, "decay_share is used with schedule = wsd only, found cosine"),
-        ({"decay_steps": (1,)}, "decay_steps is used with schedule = step only, found cosine"),
+        ({"decay_share": 0.2}, "decay_share: expected schedule = wsd, got cosine. Remove decay_share, or set"),
+        ({"decay_steps": (1,)}, "decay_steps: expected schedule = step, got cosine"),
+        ({"schedule": "wsd", "decay_factor": 0.2}, "decay_factor: expected schedule = step or plateau, got wsd"),
+        ({"schedule": "step", "decay_steps": (1,), "plateau_patience": 2}, "expected schedule = plateau, got step"),
         (
-            {"schedule": "wsd", "decay_factor": 0.2},
-            "decay_factor is used with schedule = step or plateau only, found wsd",
+            {"schedule": "constant", "final_lr_share": 0.2},
+            "expected schedule = cosine or linear or wsd, got constant. Remove final_lr_share, or set schedule.",
         ),
-        ({"schedule": "step", "decay_steps": (1,), "plateau_patience": 2}, "schedule = plateau only, found step"),
-        ({"schedule": "constant", "final_lr_share": 0.2}, "schedule = cosine or linear or wsd only, found constant"),
-        ({"momentum": 0.9}, "momentum is used with optimizer = muon only, found adamw"),
-        ({"muon_precision": "bf16"}, "muon_precision is used with optimizer = muon only, found adamw"),
-        ({"optimizer": "adafactor", "beta1": 0.8}, "beta1 is used with optimizer = adamw or lamb or muon only"),
-        ({"optimizer": "adafactor", "beta2": 0.8}, "beta2 is used with optimizer = adamw or lamb or muon only"),
-        ({"optimizer": "adafactor", "eps": 1e-6}, "eps is used with optimizer = adamw or lamb or muon only"),
-        ({"schedule": "step"}, "schedule step wants decay_steps"),
-        ({"schedule": "step", "decay_steps": (5, 5)}, "decay_steps rise from 1, found [5, 5]"),
-        ({"schedule": "step", "decay_steps": (0, 5)}, "decay_steps rise from 1, found [0, 5]"),
+        ({"momentum": 0.9}, "momentum: expected optimizer = muon, got adamw. Remove momentum, or set optimizer."),
+        ({"muon_precision": "bf16"}, "muon_precision: expected optimizer = muon, got adamw"),
+        ({"optimizer": "adafactor", "beta1": 0.8}, "beta1: expected optimizer = adamw or lamb or muon, got adafactor"),
+        ({"optimizer": "adafactor", "beta2": 0.8}, "beta2: expected optimizer = adamw or lamb or muon, got adafactor"),
+        ({"optimizer": "adafactor", "eps": 1e-6}, "eps: expected optimizer = adamw or lamb or muon, got adafactor"),
+        ({"schedule": "step"}, "schedule = step requires decay_steps"),
+        ({"schedule": "step", "decay_steps": (5, 5)}, "decay_steps: expected ascending steps from 1, got [5, 5]"),
+        ({"schedule": "step", "decay_steps": (0, 5)}, "decay_steps: expected ascending steps from 1, got [0, 5]"),
         ({"initial_loss_scale": 0.5}, "greater than or equal to 1"),
         ({"initial_loss_scale": 2.0**25}, "less than or equal to 16777216"),
     ],
 )
-def test_ignored_settings_are_refused(settings: dict[str, object], message: str) -> None:
+def test_ignored_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         OptimConfig(**settings)
     assert message in str(caught.value)
