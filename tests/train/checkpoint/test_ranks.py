@@ -210,7 +210,7 @@ def error_of(call: Callable[[], object]) -> list[str]:
 
 
 def told(known: list[Outcome]) -> list[Any]:
-    return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.note.step] for o in known]
+    return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.checkpoint.step] for o in known]
 
 
 def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_the_failure_of_one_rank_is_everyones(savers: list[dict[str, Any]]) -> N
     for rank, found in enumerate(savers):
         ((kind, step, reason),) = found["full on rank 1"]
         assert (kind, step) == ("failed", 3)
-        assert "step-000003: expected a checkpoint, got [Errno 27] File too large. Make room" in reason
+        assert "step-000003: expected a checkpoint, got [Errno 27] File too large. Free disk space" in reason
         assert found["left"] == ["step-000001", "step-000002"]
         assert found["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
         ((kind, step, reason),) = found["no memory on rank 1"]

@@ -74,7 +74,7 @@ def test_what_is_written_is_the_state_at_the_call(tmp_path: Path, saver: Saver) 
         assert outcome.stalled > 0
         assert outcome.seconds > 0
         found = tensors(9)
-        read_state(run, outcome.note, found)
+        read_state(run, outcome.checkpoint, found)
         assert same_bits(found, tensors(step - 1))
     assert steps_standing(run) == [2, 3]
     assert saver.poll() == saver.finish() == []
@@ -100,7 +100,7 @@ def test_the_next_save_waits_and_brings_the_outcome(
     threading.Timer(0.2, gate.set).start()
     (first,) = saver.save(note(2), tensors())
     assert isinstance(first, Saved)
-    assert first.note == standing_notes(run)[0]
+    assert first.checkpoint == standing_notes(run)[0]
     (second,) = saver.finish()
     assert isinstance(second, Saved)
     assert second.stalled > 0.1  # it waited for the first
@@ -159,12 +159,14 @@ def test_a_full_disk(small_disk: Path, ranks: Ranks, mode: str, capsys: pytest.C
     (failed,) = known(saver, saver.save(note(2), state))
     assert isinstance(failed, SaveFailed)
     assert failed.step == 2
-    assert "step-000002: expected a checkpoint, got [Errno 28] No space left on device. Make room" in failed.reason
-    said = f"penstock: training goes on without a checkpoint of step 2, failure 1: {failed.reason}\n"
+    assert (
+        "step-000002: expected a checkpoint, got [Errno 28] No space left on device. Free disk space" in failed.reason
+    )
+    said = f"penstock: training continues without a checkpoint of step 2, failure 1: {failed.reason}\n"
     assert capsys.readouterr().err.endswith(said)
     assert [path.name for path in (small_disk / "train/checkpoints").iterdir()] == ["step-000001"]
     assert isinstance(first, Saved)
-    read_state(run, first.note, {"model.a": torch.zeros(200_000)})
+    read_state(run, first.checkpoint, {"model.a": torch.zeros(200_000)})
     with pytest.raises(ContractError, match=r"step-000002: expected a checkpoint, got \[Errno 28\]"):
         saver.finish()
 
@@ -187,7 +189,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path, saver: Saver, size: int) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert isinstance(failed, SaveFailed)
-    assert "found [Errno 27] File too large" in failed.reason
+    assert "got [Errno 27] File too large" in failed.reason
     assert steps_standing(Store(str(tmp_path))) == [1]
     assert remove_halves(Store(str(tmp_path))) == []
 
@@ -206,7 +208,7 @@ def test_a_note_that_cannot_be_written(tmp_path: Path, saver: Saver, monkeypatch
     monkeypatch.setattr(Store, "write_atomic", fails)
     (failed,) = known(saver, saver.save(note(1), tensors()))
     assert isinstance(failed, SaveFailed)
-    assert "found [Errno 5] Input/output error: 'checkpoint.json'" in failed.reason
+    assert "got [Errno 5] Input/output error: 'checkpoint.json'" in failed.reason
     assert list((tmp_path / "train/checkpoints").iterdir()) == []
 
 
@@ -263,7 +265,7 @@ def test_a_state_that_has_changed_is_copied_anew(tmp_path: Path, ranks: Ranks) -
         (saved,) = known(saver, saver.save(note(step), state))
         assert isinstance(saved, Saved)
         found = {name: torch.zeros_like(value) for name, value in state.items()}
-        read_state(run, saved.note, found)
+        read_state(run, saved.checkpoint, found)
         assert same_bits(found, state)
     saver.close()
 
@@ -280,7 +282,7 @@ def test_a_state_on_a_device(tmp_path: Path, saver: Saver) -> None:
         (outcome,) = known(saver, begun)
         assert isinstance(outcome, Saved)
         found = {name: torch.zeros_like(value) for name, value in state.items()}
-        read_state(run, outcome.note, found)
+        read_state(run, outcome.checkpoint, found)
         assert same_bits({name: value.cpu() for name, value in found.items()}, tensors(step - 1))
     assert saver._copies is None or all(value.is_pinned() for value in saver._copies.values.values() if value.numel())
 

@@ -172,21 +172,21 @@ def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
     assert layout.differences(layout) == []
     other = layout_of(LayoutConfig(tensor=2, micro_batch=4, compile=True), ONE | {"tensor": 2}, 2, "cpu")
     assert layout.differences(other) == [
-        "ranks 4, found 2",
-        "shard 2, found 1",
-        "micro_batch 3, found 4",
-        "compile False, found True",
-        "threads 1, found 2",
+        "ranks 4, now 2",
+        "shard 2, now 1",
+        "micro_batch 3, now 4",
+        "compile False, now True",
+        "threads 1, now 2",
     ]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:-9], "found JSON: Invalid JSON"),
-        (lambda data: data.replace(b'"step":4', b'"step":"four"'), "found step: Input should be a valid integer"),
-        (lambda data: data.replace(b'"code_version"', b'"codes"'), r"found identity\.code_version: Field required"),
-        (lambda data: data.replace(b'"step":4', b'"step":5'), "the note of this folder, found one of step 5"),
+        (lambda data: data[:-9], "got JSON: Invalid JSON"),
+        (lambda data: data.replace(b'"step":4', b'"step":"four"'), "got step: Input should be a valid integer"),
+        (lambda data: data.replace(b'"code_version"', b'"codes"'), r"got identity\.code_version: Field required"),
+        (lambda data: data.replace(b'"step":4', b'"step":5'), "the metadata of this folder, got that of step 5"),
     ],
 )
 def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ranks, change, message: str) -> None:
@@ -358,7 +358,7 @@ def test_a_checkpoint_may_be_copied_elsewhere(tmp_path: Path, ranks: Ranks) -> N
 
 
 def test_a_remote_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="found s3://bucket/run"):
+    with pytest.raises(ConfigError, match="got s3://bucket/run"):
         local_path(Store("s3://bucket/run?region=eu-west-1"), "train")
 
 

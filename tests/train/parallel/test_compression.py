@@ -364,7 +364,7 @@ def test_the_loss_scale_and_what_was_held_back(alone) -> None:
 def test_a_missing_gradient_is_refused(alone) -> None:
     compressor = Compressor(method_of(settings("topk"), SEED), alone, torch.device("cpu"))
     compressor.start(0)
-    with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Every parameter wants a gradient"):
+    with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Compute a gradient for every"):
         compressor.sum(torch.ones(4), [Piece("a", (4,)), Piece("b", (3,))])
 
 
@@ -472,7 +472,7 @@ def test_torch_sums_before_its_hook_if_the_mesh_has_replicas(played: list[dict])
         assert told["native"]["native"] == ([[1111.0, 1111.0]], [11110.0, 11110.0])
         assert told["native"]["own"] == ([[own, own]], [own * 10, own * 10])
         assert "expected a model sharded over one axis, got a mesh with replicas" in told["native"]["refusal"]
-        assert "found a gradient before the first; call start(step)" in told["unstarted"]
+        assert "got a gradient before the first. Call start(step)." in told["unstarted"]
 
 
 @pytest.mark.dist

@@ -497,7 +497,7 @@ def test_a_checkpoint_of_another_dataset_is_refused(halfway: Path, tmp_path: Pat
 def test_the_skip_list_may_grow_ahead_of_the_checkpoint_only(full: Path, halfway: Path, tmp_path: Path) -> None:
     run, skips = copied(halfway, tmp_path / "run"), "train.skip_file=skips.txt"
     (run / "train/skips.txt").write_text("3\n")
-    assert "found [3], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
+    assert "got [3], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
     (run / "train/skips.txt").write_text(f"{15 * 5}  # the next row\n")
     trained(run, 1, skips)
     before, after = tiny_runs.computed(full), tiny_runs.computed(run)
@@ -508,7 +508,7 @@ def test_the_skip_list_may_grow_ahead_of_the_checkpoint_only(full: Path, halfway
     told = tiny_runs.train(run, 1, skips)[0]
     assert told.code == 0  # the checkpoint of step 15 was written before the list had an entry
     (run / "train/skips.txt").write_text(f"{19 * 5}\n{99 * 5}\n")
-    assert "found [95], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
+    assert "got [95], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
 
 
 def test_a_skip_list_that_lost_an_entry_is_refused(halfway: Path, tmp_path: Path) -> None:

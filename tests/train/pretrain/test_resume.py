@@ -257,10 +257,10 @@ def test_what_compression_remembers_is_dropped_in_another_layout_loudly(tmp_path
     assert f"layout.compress = {compress}: expected gradients that travel between replicas, got one rank" in alone
     told = tiny_runs.train(run, ranks)
     assert [one.code for one in told] == [0] * ranks
-    assert "in another layout, so gradients are compressed otherwise (ranks 2, found 4; replicate 2, found 4)" in (
+    assert "in another layout, so gradients are compressed differently (ranks 2, now 4; replicate 2, now 4)" in (
         told[0].out
     )
-    text = "was computed in another layout: what compression remembered there is dropped"
+    text = "was computed in another layout: the compression state stored there is dropped"
     assert f"train/checkpoints/step-000006 {text} ({number} tensors)" in told[0].out
     assert all(text not in one.out for one in told[1:])
     assert [record.step for record in metrics(run)] == list(range(1, END + 1))

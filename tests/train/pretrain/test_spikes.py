@@ -145,7 +145,10 @@ def test_documents_that_most_samples_hold_cannot_be_kept_out(constant: Store) ->
     trace, doc_ids = opened(constant, CASES["one stage"])[1], list(tokens_of(open_dataset(constant)))
     assert without(trace, [], [5], 0) == [5]
     assert without(trace, ["ab" * 16], [], 0) == []  # of another dataset
-    with pytest.raises(ContractError, match=rf"can do without {len(doc_ids)} document\(s\), found them in most of its"):
+    message = (
+        rf"expected {len(doc_ids)} quarantined document\(s\) in a minority of the samples, got them in most of the 35 "
+    )
+    with pytest.raises(ContractError, match=message):
         without(trace, doc_ids, [], trace.num_steps - 5)
     assert trace.num_samples(trace.num_steps - 5) == 35
     assert trace.num_samples(trace.num_steps) == 0
@@ -409,7 +412,7 @@ def test_a_run_that_only_reported_goes_on_with_a_quarantine(unwatched: Path, tmp
     tiny_runs.cut_back(run, 15)
     told = tiny_runs.train(run, 2, "guard.quarantine=true")
     assert [one.error for one in told] == ["", ""]
-    assert "going on from step 15, exactly" in told[0].out
+    assert "resuming from step 15, exactly" in told[0].out
     assert (
         "step 16: back to step 15, 7 samples are skipped from now on; train/quarantine.jsonl has 1 more" in told[0].out
     )
@@ -420,7 +423,7 @@ def test_a_run_that_only_reported_goes_on_with_a_quarantine(unwatched: Path, tmp
 def test_a_spike_that_no_rewind_is_left_for_is_listed_and_quarantines_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind", "max_rewinds": 1})
     told = tiny_runs.train(run, 2)
-    assert ["found another spike" in one.error for one in told] == [True, True]
+    assert ["got another spike" in outcome.error for outcome in told] == [True, True]
     last = events(run, "spike")[-1]
     assert (last.step, last.documents[0].doc_id) == (29, POISON.hex())
     assert last.documents[0].loss is not None

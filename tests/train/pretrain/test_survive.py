@@ -113,7 +113,7 @@ def test_torchrun_restarts_a_run_that_lost_a_rank_and_it_ends_with_the_same_curv
     assert len(told) == 1
     assert told[0].step >= 5
     assert told[0].step % 5 == 0
-    assert f"going on from step {told[0].step}, exactly" in out
+    assert f"resuming from step {told[0].step}, exactly" in out
     assert [record.step for record in metrics(run)] == list(range(1, 25))
     assert_same_bits(run, uninterrupted)
 
@@ -136,7 +136,7 @@ def test_sigterm_makes_a_checkpoint_and_the_run_resumes_exactly(
     assert [(event.signal, event.step, event.checkpoint) for event in told] == [("SIGTERM", step, notes(run)[-1].name)]
     assert 8 <= step < 24
     assert [record.step for record in metrics(run)] == list(range(1, step + 1))
-    assert f"stopped after step {step} of 24; {notes(run)[-1].name} stands" in out
+    assert f"stopped after step {step} of 24; {notes(run)[-1].name} is kept" in out
     # torchrun itself ends with an error when it is the one that is asked to stop; its ranks do not.
     assert (process.returncode == 0) == (target == "rank")
     assert not (run / "train/manifest.json").exists()
@@ -160,12 +160,12 @@ def test_a_signal_to_one_rank_stops_all_behind_the_step(
     run = make_run(tmp_path / "run")
     told = tiny_runs.train(run, 2, during=[(signalled, (11, int(number), rank))])
     assert [one.code for one in told] == [code, code]
-    assert "stopped after step 11 of 20; train/checkpoints/step-000011 stands" in told[0].out
+    assert "stopped after step 11 of 20; train/checkpoints/step-000011 is kept" in told[0].out
     assert [note.step for note in notes(run)] == [10, 11]
     assert [(event.step, event.signal) for event in events(run, "interrupted")] == [(11, number.name)]
     assert [record.step for record in metrics(run)] == list(range(1, 12))
     again = tiny_runs.train(run, 2)
-    assert "going on from step 11, exactly" in again[0].out
+    assert "resuming from step 11, exactly" in again[0].out
     assert_same_bits(run, whole)
 
 
@@ -452,7 +452,7 @@ def test_training_goes_on_while_the_disk_is_full(whole: Path, tmp_path: Path, mo
     assert event.step == 10
     assert "expected a checkpoint, got" in event.error
     assert "File too large" in event.error
-    assert "penstock: training goes on without a checkpoint of step 10, failure 1: " in told[0].err
+    assert "penstock: training continues without a checkpoint of step 10, failure 1: " in told[0].err
     assert not (run / "train/checkpoints/step-000010").exists()
     assert_same_bits(run, whole)
 
@@ -480,7 +480,7 @@ def test_the_command_ends_with_code_2_if_its_last_save_fails(tmp_path: Path, cap
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     message = capsys.readouterr().err
-    assert "penstock: training goes on without a checkpoint of step 3, failure 1: " in message
+    assert "penstock: training continues without a checkpoint of step 3, failure 1: " in message
     assert message.splitlines()[-1].startswith(f"penstock: {run}/train/checkpoints/step-000003: expected a checkpoint")
     assert len(metrics(run)) == 3
     assert read_plan(Store(str(run))).steps == 3
