@@ -47,8 +47,8 @@ class Wire:
     def sum(self, values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the sum over the ranks of a flat tensor, in float32; numbers are sent as `dtype`.
 
-        Each rank sums one part of the buffer and all-gathers the result: two roundings to `dtype` in all, for any number
-        of ranks.
+        Each rank sums one part of the buffer and all-gathers the result: two roundings to `dtype` in all, for any
+        number of ranks.
         """
         share = -(-values.numel() // self.size)
         sent = torch.empty(share * self.size, dtype=dtype, device=values.device)
@@ -136,8 +136,9 @@ class Cast:
 class PowerSGD:
     """Low-rank compression: a matrix is sent as two factors from one power iteration, warm-started from the last step.
 
-    Tensors that would not become smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv 1905.13727,
-    algorithms 1 and 2; summed instead of averaged, and the error of a rank is the residual of its own factors.
+    Tensors that would not become smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv
+    1905.13727, algorithms 1 and 2; summed instead of averaged, and the error of a rank is the residual of its own
+    factors.
     """
 
     def __init__(self, rank: int, seed: int) -> None:
@@ -185,7 +186,7 @@ class PowerSGD:
 
 
 class TopK:
-    """Sparse compression: the numbers of largest magnitude of each gradient, with their indices; of equals, the first."""
+    """Sparse compression: the numbers of largest magnitude of each gradient and their indices; of equals, the first."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -228,7 +229,8 @@ class RandomK:
             for entry in buffer.entries
         ]
         chosen = _offsets(buffer, indices) + torch.cat(indices)
-        # A non-finite number may be at an index that is not sent: times zero it is NaN, which then spreads to all values.
+        # A non-finite number may be at an index that is not sent: times zero it is NaN, which then spreads to all
+        # values.
         total = wire.sum(values[chosen] + (values * 0).sum())
         result = torch.zeros_like(values).index_copy_(0, chosen, total)
         return result, _errors(buffer, states, values.index_fill_(0, chosen, 0))
@@ -242,8 +244,8 @@ def num_kept(share: float, size: int) -> int:
 def largest(values: Tensor, count: int) -> Tensor:
     """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
-    `topk` does not define which of equals it takes, so it gets keys that are never equal: the bits of the magnitude above
-    those of the index. It takes as long as `topk` of the numbers themselves (40 ms for 2.6 million on one core).
+    `topk` does not define which of equals it takes, so it gets keys that are never equal: the bits of the magnitude
+    above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for 2.6 million on one core).
     """
     last = values.numel() - 1
     keys = values.abs().view(torch.int32).long().bitwise_left_shift_(32)
@@ -254,7 +256,8 @@ def largest(values: Tensor, count: int) -> Tensor:
 def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
     """Return `count` distinct indices below `size` in ascending order: one in each of `count` equal spans.
 
-    Each index of a span is equally likely. That satisfies definition 2.1 of Stich et al. 2018, and needs no permutation.
+    Each index of a span is equally likely. That satisfies definition 2.1 of Stich et al. 2018, and needs no
+    permutation.
     """
     number = torch.arange(count, device=device)
     begin = number * size // count
@@ -310,9 +313,9 @@ def _offsets(buffer: Buffer, indices: Sequence[Tensor]) -> Tensor:
     return torch.cat(offsets)
 
 
-# `Compressor` keeps the state between steps; two functions hook it into DDP and FSDP2. Both hooks sum and never average.
-# FSDP2 calls its hook *after* its own all-reduce if its mesh has a replicate axis; so the model is sharded over the mesh
-# `shard` alone, and the hook is the only sum between replicas.
+# `Compressor` keeps the state between steps; two functions hook it into DDP and FSDP2. Both hooks sum and never
+# average. FSDP2 calls its hook *after* its own all-reduce if its mesh has a replicate axis; so the model is sharded
+# over the mesh `shard` alone, and the hook is the only sum between replicas.
 
 Named = Iterable[tuple[str, nn.Parameter]]
 """Parameters with their names in a checkpoint."""
@@ -385,7 +388,8 @@ class Compressor:
         if (number := values.numel()) != (expected := sum(entry.size for entry in entries)):
             names = f"{entries[0].name} to {entries[-1].name}" if entries else "no parameter"
             raise ContractError(
-                f"compress: expected {expected} numbers for {names}, got {number}. Compute a gradient for every parameter."
+                f"compress: expected {expected} numbers for {names}, got {number}. Compute a gradient for every "
+                "parameter."
             )
         total, updates = self._method.sum(Buffer(values, entries), self._states, self._step, self._wire)
         self._updates += updates
@@ -438,7 +442,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compres
 
 
 def param_groups(module: FSDPModule) -> list[Any]:
-    """Return the parameter groups that FSDP2 gathers for a module: at most one in torch 2.11, a list in newer versions."""
+    """Return the parameter groups that FSDP2 gathers for a module: at most one in torch 2.11, later a list."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     single = state._fsdp_param_group if groups is None else None

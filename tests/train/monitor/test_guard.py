@@ -61,7 +61,7 @@ def test_one_more_than_allowed_in_a_row_stops() -> None:
     assert run(GuardConfig(max_non_finite=0), bad)[1] == [STOP]
     text = str(why_stopped(state, GuardConfig(max_non_finite=2), 6))
     assert text.startswith("step 6: expected at most guard.max_non_finite = 2 steps in a row")
-    assert "found 3;" in text
+    assert "got 3." in text
 
 
 def test_an_overflow_under_a_loss_scale_does_not_count_until_the_scale_has_come_down() -> None:
@@ -148,8 +148,8 @@ def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
     assert found == [SPIKE, SPIKE, STOP]
     assert state == at_checkpoint.model_copy(update={"rewinds": 2})
     assert str(why_stopped(state, config, 9)) == (
-        "step 9: expected that 2 rewinds (guard.max_rewinds) are enough, got another spike. "
-        "Raise guard.max_rewinds, or train anew at a lower optim.learning_rate"
+        "step 9: expected at most guard.max_rewinds = 2 rewinds, got another spike. "
+        "Raise guard.max_rewinds, or train again at a lower optim.learning_rate."
     )
 
 

@@ -108,7 +108,7 @@ def test_a_skipped_step_says_null() -> None:
 
 @pytest.mark.parametrize("bad", [{"loss": NAN}, {"grad_norm": INF}, {"loss": None}])
 def test_a_step_that_is_not_finite_is_a_skipped_one(bad: dict) -> None:
-    with pytest.raises(ValidationError, match=r"step 3 has loss .* but is not skipped"):
+    with pytest.raises(ValidationError, match=r"step 3: expected finite loss and grad_norm unless it is skipped"):
         record(3, **bad)
 
 
@@ -379,7 +379,7 @@ def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyP
     for step, seconds in ((1, 0.5), (2, 0.5), (3, 0.5), (4, 5.0)):
         time.now += seconds
         shown.show(record(step))
-    shown.say("checkpoint")
+    shown.print_line("checkpoint")
     shown.close()
     first, second, third, kept = stream.getvalue().split("\r\x1b[K")
     assert first == ""

@@ -82,7 +82,7 @@ def test_documents_that_are_all_alike_have_the_smallest_deviation() -> None:
 
 
 def test_few_documents() -> None:
-    with pytest.raises(ValueError, match="no document to blame"):
+    with pytest.raises(ValueError, match="documents: expected at least 1, got 0"):
         blame([])
     assert blame(of(2.0)).culprits == tuple(of(2.0))
     # Of two, neither can be an outlier: the median lies between them and the deviation is half of their distance.

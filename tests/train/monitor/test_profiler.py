@@ -28,13 +28,13 @@ def test_windows(text: str, window: Window | None) -> None:
 
 @pytest.mark.parametrize("text", ["10", "12-10", "0-3", "a-b", "1-2-3", "-1-3", "1 - 3", "1.5-3", "١-٣", "-"])
 def test_other_texts_are_refused(text: str) -> None:
-    message = f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Correct it"
+    message = f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile="
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_window(text, 20)
 
 
 def test_steps_beyond_the_run_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected steps of the run, 1 to 20, got '20-21'\. Choose earlier ones"):
+    with pytest.raises(ConfigError, match=r"expected steps of the run, 1 to 20, got '20-21'\. Choose steps up to 20\."):
         parse_window("20-21", 20)
 
 

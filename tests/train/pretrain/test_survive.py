@@ -368,7 +368,7 @@ def test_rewinds_are_counted_over_restarts_and_end(whole: Path, tmp_path: Path) 
     told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0)), (signalled, (14, int(signal.SIGTERM), 0))])
     assert [one.code for one in told] == [0, 0]
     told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
-    text = "step 16: expected that 1 rewinds (guard.max_rewinds) are enough, got another spike"
+    text = "step 16: expected at most guard.max_rewinds = 1 rewinds, got another spike"
     assert [text in one.error for one in told] == [True, True]
     assert len(events(run, "rewound")) == 1
     assert text in events(run, "stopped")[0].reason
