@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from schemas.errors import ConfigError, storage_problem
 from schemas.storage import Store
@@ -57,7 +57,7 @@ class Profile:
         self._profiler: Any = None
         self._recorded: list[int] = []
 
-    def __enter__(self) -> "Profile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -82,6 +82,20 @@ class FirstRankFailed(PenstockError):
     """Raised by the other ranks when rank 0, or the first rank of a machine, has failed and reports the reason."""
 
 
+class Total:
+    """A pending all-reduce of sums over all ranks."""
+
+    def __init__(self, sums: torch.Tensor, work: Any):
+        """`work`: handle of the all-reduce; None = the sums are already known."""
+        self._sums, self._work = sums, work
+
+    def wait(self) -> list[float]:
+        """Return the sums after every rank has sent its values."""
+        if self._work is not None:
+            self._work.wait()
+        return self._sums.tolist()
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process and its position among all ranks of the run."""
@@ -119,26 +133,12 @@ class Ranks:
         """Return each value summed over all ranks, in float64, the same on every rank."""
         return self.start_total(*values).wait()
 
-    def start_total(self, *values: float) -> "Total":
+    def start_total(self, *values: float) -> Total:
         """Start the same sum without waiting for it; every rank starts its sums in the same order."""
         sums = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
             return Total(sums, None)
         return Total(sums, dist.all_reduce(sums, group=self.control, async_op=True))
-
-
-class Total:
-    """A pending all-reduce of sums over all ranks."""
-
-    def __init__(self, sums: torch.Tensor, work: Any):
-        """`work`: handle of the all-reduce; None = the sums are already known."""
-        self._sums, self._work = sums, work
-
-    def wait(self) -> list[float]:
-        """Return the sums after every rank has sent its values."""
-        if self._work is not None:
-            self._work.wait()
-        return self._sums.tolist()
 
 
 def agreed_start(store: Any, rank: int, world_size: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -69,7 +69,7 @@ class Record:
             before = checkpoint.layout.model_dump()
             self.log_events(Resumed(step=checkpoint.step, checkpoint=checkpoint.name, layout=now, layout_before=before))
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -200,7 +200,7 @@ def test_too_few_rows_for_a_pipeline_ask_for_a_larger_batch() -> None:
 
 def test_batches_of_later_stages_count_too() -> None:
     raw = {"layout": {"pipeline": 4, "micro_batch": 4}, "train": {"stages": [{"tokens": 9}, {"global_batch": 8}]}}
-    with pytest.raises(ConfigError, match="4 from 8 rows. Set it to 2 or less"):
+    with pytest.raises(ConfigError, match=r"4 from 8 rows. Set it to 2 or less"):
         check_layout(shape(), Settings.model_validate(raw), 4, [64], 64)
 
 
