@@ -227,7 +227,7 @@ class Interruption:
         self._before: dict[int, Any] = {}
 
     @property
-    def asked(self) -> tuple[bool, bool]:
+    def received(self) -> tuple[bool, bool]:
         """Return whether this process received SIGTERM, and whether it received SIGINT."""
         return self.signal == signal.SIGTERM, self.signal == signal.SIGINT
 

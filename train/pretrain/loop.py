@@ -35,7 +35,7 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
     by_sigterm = False
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        run = Run(setup, ranks, stack, lambda: interruption.asked)
+        run = Run(setup, ranks, stack, lambda: interruption.received)
         profile = stack.enter_context(Profile(setup.run, setup.window))
         if settings.checkpoint.first and setup.note is None:
             run.save()
@@ -81,12 +81,12 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
     return 0
 
 
-def interrupted(run: Run, checkpoint: Note | None, asked: signal.Signals) -> int:
+def interrupted(run: Run, checkpoint: Note | None, received: signal.Signals) -> int:
     """Log and print that a signal stopped the run; return the exit code."""
     name = checkpoint.name if checkpoint else None
-    run.record.log_events(Interrupted(step=run.step, signal=asked.name, checkpoint=name))
+    run.record.log_events(Interrupted(step=run.step, signal=received.name, checkpoint=name))
     run.record.print_line(f"stopped after step {run.step} of {run.setup.plan.steps}; {name or 'no checkpoint'} is kept")
-    return 0 if asked == signal.SIGTERM else 128 + asked
+    return 0 if received == signal.SIGTERM else 128 + received
 
 
 def conclude(setup: Setup, checkpoint: Note | None, step: int) -> str:

@@ -41,9 +41,9 @@ class Made:
 class Run:
     """The state of a training loop; the exit stack passed to it closes what it opens."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, asked: Asked):
-        """`asked`: returns whether this process received SIGTERM or SIGINT."""
-        self.setup, self._ranks, self._stack, self._asked = setup, ranks, stack, asked
+    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, stop_signals: Asked):
+        """`stop_signals`: returns whether this process received SIGTERM, and whether it received SIGINT."""
+        self.setup, self._ranks, self._stack, self._stop_signals = setup, ranks, stack, stop_signals
         self._pending: Made | None = None
         self._clock = 0.0
         if setup.settings.guard.quarantine:
@@ -62,7 +62,7 @@ class Run:
 
     def _open_feed(self) -> Feed:
         rows = Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type)
-        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._asked))
+        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._stop_signals))
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
@@ -187,17 +187,19 @@ class Run:
         self.record.log_saves(self._saver.wait())
         self.feed.drop()
         self.feed.close()
-        bad, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
+        spike_step, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
         checkpoints = self._ranks.on_first(
-            lambda: [checkpoint for checkpoint in standing_notes(run) if checkpoint.step < bad]
+            lambda: [checkpoint for checkpoint in standing_notes(run) if checkpoint.step < spike_step]
         )
         checkpoint = checkpoints[-1] if checkpoints else None
         after = checkpoint.step if checkpoint else 0
-        left_out = self._ranks.on_first(lambda: leave_out(self.setup, bad, after, documents, rewinds + 1))
+        left_out = self._ranks.on_first(lambda: leave_out(self.setup, spike_step, after, documents, rewinds + 1))
         self.learner.drop()
         self._load_state(checkpoint)
         restored = checkpoint.progress.guard if checkpoint else GuardState()
-        self.record.rewind(bad, self.step, checkpoint.name if checkpoint else "the beginning", left_out, restored)
+        self.record.rewind(
+            spike_step, self.step, checkpoint.name if checkpoint else "the beginning", left_out, restored
+        )
         self.batches = self.setup.open_batches()
         self.feed = self._open_feed()
 

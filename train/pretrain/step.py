@@ -246,9 +246,9 @@ class Ahead:
 class Feed:
     """The source of rows and sums, one step ahead. Every rank requests the same steps in the same order."""
 
-    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, asked: Asked):
+    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: Asked):
         """`counts`: True if this rank's targets count; only one of the ranks that read the same rows counts them."""
-        self._rows, self._ranks, self._counts, self._asked = rows, ranks, counts, asked
+        self._rows, self._ranks, self._counts, self._stop_signals = rows, ranks, counts, stop_signals
         self._ahead: Ahead | None = None
         self._waited = 0.0
 
@@ -264,7 +264,7 @@ class Feed:
         except Exception as error:
             rows = error
         number = rows.num_targets if isinstance(rows, Rows) and self._counts else 0
-        self._ahead = Ahead(step, rows, self._ranks.start_total(number, *self._asked()))
+        self._ahead = Ahead(step, rows, self._ranks.start_total(number, *self._stop_signals()))
         return self._ahead
 
     def take(self, step: int) -> Fed:

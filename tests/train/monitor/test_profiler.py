@@ -1,4 +1,4 @@
-"""Profiles of a few steps: what a window may be, exactly its steps recorded, and nothing outside."""
+"""The profiler: valid windows, and recordings of exactly the steps in the window."""
 
 import gzip
 import json
@@ -45,11 +45,11 @@ def work() -> None:
 
 
 def recorded(folder: Path) -> dict[str, list[str]]:
-    """The steps that each trace of a run holds."""
+    """Return the steps in each trace of a run."""
     traces = sorted((folder / PROFILE_FOLDER).glob("*.json.gz"))
-    found = {trace.name: json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] for trace in traces}
+    actual = {trace.name: json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] for trace in traces}
     return {
-        name: sorted({e["name"] for e in events if e["name"].startswith("step ")}) for name, events in found.items()
+        name: sorted({e["name"] for e in events if e["name"].startswith("step ")}) for name, events in actual.items()
     }
 
 
