@@ -117,8 +117,8 @@ def after_step(
 ) -> tuple[GuardState, Verdict]:
     """Return the state after a step and the verdict on it; `loss` [nats/token] and `grad_norm` are unscaled.
 
-    A gradient that overflows with a finite loss under a loss scale above 1 is skipped but not counted as consecutive:
-    the scale is halved instead, so overflows count only at a scale of 1.
+    A gradient may overflow with a finite loss under a loss scale above 1. That step is skipped but not counted as
+    consecutive, since the scale is halved; overflows count only at a scale of 1.
     """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         counted = state.non_finite + (loss_scale <= 1 or not math.isfinite(loss))

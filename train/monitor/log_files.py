@@ -253,8 +253,8 @@ class MetricsLog:
 def write_table(run: Store, table: pa.Table) -> None:
     """Replace metrics.parquet atomically: a reader gets the old or the new file.
 
-    It is written whole each time: 32 columns take 0.1 s at 100,000 steps, so with a checkpoint every 200 steps 25 s of
-    such a run.
+    It is written whole each time. 32 columns take 0.1 s at 100,000 steps; with a checkpoint every 200 steps that is 25
+    s of such a run.
     """
     sink = pa.BufferOutputStream()
     # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.

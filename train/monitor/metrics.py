@@ -187,7 +187,7 @@ def flops_utilisation(
     """Return model FLOPs utilization: flops_per_token · positions_per_second / (ranks · peak_flops); None = no peak.
 
     `flops_per_token` is that of the plan: 6 per matrix weight used for a token, logits included, plus 12·d·L per layer
-    for attention, without a discount for the causal mask. Positions are those of the global batch (sequences ·
+    for attention. There is no discount for the causal mask. Positions are those of the global batch (sequences ·
     seq_len), with or without a target, since the model computes all of them. Recomputation (activation checkpointing)
     does not count. `peak_flops` is the dense bf16 peak of a GPU in every precision. Source: Chowdhery et al. 2022,
     arXiv 2204.02311, appendix B.

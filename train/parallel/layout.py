@@ -46,7 +46,7 @@ def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int])
 
 
 def layers_of(num_layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a pipeline stage; counts differ by at most one, and the last stage has the fewer."""
+    """Return the layers of a pipeline stage; counts differ by at most one, and the last stage has the smaller."""
     return range(-(-num_layers * stage // stages), -(-num_layers * (stage + 1) // stages))
 
 

@@ -1,8 +1,8 @@
 """The memory of a rank at each moment of a step, counted from the layout before anything is started.
 
 Every number is a count of tensors that the code, or torch on its behalf, allocates; nothing is fitted. The peak is the
-largest of five moments: the loss at the end of the forward pass, the start of the head's gradients, the backward pass
-of the last layer, its end, and the update.
+largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, its end, and
+the update.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The parallelized model: the parts that this rank holds, and forward and backward passes over all ranks.
 
-Rows may be split over ranks and micro-batches in any way, also unevenly. Each loss is divided by the number of targets
-in the global batch, and gradients are summed over ranks, never averaged, so the split does not change the result.
+Rows may be split over ranks and micro-batches in any manner, also unevenly. Each loss is divided by the number of
+targets in the global batch. Gradients are summed over ranks, never averaged, so the split does not change the result.
 """
 
 from collections.abc import Iterator, Mapping

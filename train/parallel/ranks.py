@@ -144,9 +144,9 @@ class Ranks:
 def agreed_start(store: Any, rank: int, world_size: int) -> str:
     """Return a name that all ranks of this start agree on, and that no earlier start has used.
 
-    torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there, and gloo
-    tries to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, every other
-    rank answers with a name of its own, and the start counts once rank 0 has confirmed that answer.
+    torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
+    try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
+    rank answers with a name of its own. The start counts once rank 0 has confirmed that answer.
     """
     own = uuid4().hex
     if rank == 0:
@@ -218,8 +218,9 @@ def default_threads(ranks: Ranks) -> int:
 class Interruption:
     """A handler that records the first SIGINT or SIGTERM, so that the step can be finished.
 
-    A later SIGINT has its default effect. A second SIGTERM is ignored: a scheduler that signals the whole job reaches a
-    rank twice, directly and through torchrun, and the second would kill it in its last save. SIGKILL stops it at once.
+    A later SIGINT has its usual effect. A second SIGTERM is ignored: a scheduler that signals the whole job reaches a
+    rank twice, directly and through torchrun. The second signal would kill it in its last save. SIGKILL stops it at
+    once.
     """
 
     def __init__(self) -> None:
