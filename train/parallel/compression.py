@@ -25,9 +25,9 @@ from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
 from train.parallel.mesh import all_gather_single
 
-# `Wire` sums over the ranks of a group and counts the bytes that a rank sends. It adds rank by rank in float32: every
-# rank gets the same bits, and they do not depend on the position of a number in its buffer. DDP rebuilds its buckets
-# after the first step, so the sums of a ring all-reduce would differ in a resumed run.
+# Sums are added rank by rank in float32: every rank gets the same bits, and they do not depend on the position of a
+# number in its buffer. DDP rebuilds its buckets after the first step, so the sums of a ring all-reduce would differ in
+# a resumed run.
 
 
 class Wire:
