@@ -1,4 +1,4 @@
-"""The layouts that tests compare with a plain loop: a part that every run of the tests plays, and the rest."""
+"""The layouts that tests compare with a plain loop: a part for every test run, and the rest."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +12,14 @@ SEED = 5
 SHAPE = ModelShape(
     vocab_size=210, num_layers=4, d_model=48, num_heads=4, num_kv_heads=2, head_dim=12, d_ffw=80, tie_embeddings=False
 )
-"""A vocabulary that four ranks do not divide; sizes that FSDP2 cuts unevenly."""
+"""A shape with a vocabulary that four ranks do not divide and sizes that FSDP2 shards unevenly."""
 EXACT = (1e-6, 1e-5)
 """Bars of fp32: relative deviation of loss and of gradient norm."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and what is trained in it."""
+    """A layout and the task that is trained in it."""
 
     ranks: int
     layout: dict[str, Any] = field(default_factory=dict)
@@ -28,25 +28,25 @@ class Case:
     optim: dict[str, Any] = field(default_factory=dict)
     bars: tuple[float, float] = EXACT
     documents: bool = True
-    """Whether rows are cut into documents."""
+    """True if rows contain several documents."""
 
     def settings(self) -> dict[str, Any]:
-        """The sections of a recipe."""
+        """Return the sections of a recipe."""
         return {"layout": self.layout, "train": {"seed": SEED} | self.train, "optim": self.optim}
 
     @property
     def task(self) -> str:
-        """What is computed, whatever the layout and the number format."""
+        """Return the name of the task, which is independent of layout and number format."""
         changes = {name: value for name, value in self.optim.items() if name in ("z_loss", "clip_norm")}
         return f"{self.of_shape()} {self.train.get('objective')} {changes} {self.documents}"
 
     @property
     def refused(self) -> bool:
-        """Whether this torch does not compute the schedule."""
+        """True if this torch does not compute the schedule."""
         return self.layout.get("schedule") in SPLIT_BACKWARD and torch.__version__ < "2.13"
 
     def of_shape(self) -> ModelShape:
-        """The model's shape."""
+        """Return the model's shape."""
         return ModelShape.model_validate(SHAPE.model_dump() | self.shape)
 
 
@@ -94,7 +94,7 @@ CASES = {
     "muon": Case(4, {"tensor": 2}, optim={"optimizer": "muon"}),
     "adafactor": Case(4, {"tensor": 2}, optim={"optimizer": "adafactor"}),
 }
-"""What every run of the tests plays."""
+"""The cases of every test run."""
 
 SLOW = {
     "ddp x 4": Case(4, {"data": "ddp", "micro_batch": 1}, TIED),

@@ -1,7 +1,7 @@
-"""Runs over a tiny dataset in which one document is poison: its words are rare tokens that no other document has.
+"""Runs over a tiny dataset with one poisoned document: its words are rare tokens that no other document contains.
 
-Its few passages lie late in each pass over the data, so that windows are full when they come; the model is small, and
-its gradient sees them before its loss does.
+Its few passages come late in each epoch, so that the guard's windows are full by then. The model is small, and its
+gradient norm reacts before its loss does.
 """
 
 import atexit
@@ -49,7 +49,7 @@ def _dataset(poisoned: bool) -> Path:
 
 
 def make_run(folder: Path, guard: Mapping[str, Any] | None = None, poisoned: bool = True, **changes: Any) -> Path:
-    """A run folder in which nothing has been trained, with these settings of the guard and changes by section."""
+    """Return an untrained run folder with these guard settings and changes by section."""
     sections = {name: dict(section) for name, section in RECIPE.items()}
     for name, section in {"guard": guard or {}, **changes}.items():
         sections[name] = sections.get(name, {}) | dict(section)
@@ -58,5 +58,5 @@ def make_run(folder: Path, guard: Mapping[str, Any] | None = None, poisoned: boo
 
 
 def sentinel_0(dataset: Dataset) -> int:
-    """The first of the hundred tokens that the poison is made of."""
+    """Return the first of the hundred tokens of the poison."""
     return dataset.tokenizer.reserved["sentinel_0"]

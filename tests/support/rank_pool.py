@@ -1,7 +1,7 @@
-"""One pool of processes for all tests that need several ranks: starting a process costs more than what it computes.
+"""A pool of processes for all tests that need several ranks: starting a process costs more than its work.
 
 `pool.play(4, function, *arguments)` calls `function(ranks, *arguments)` on four ranks at once, in a process group made
-for this call, and returns what each gave. Functions are named by module, so they must stand at the top of a test file.
+for this call, and returns the result of each rank. Functions are imported by name, so they must be top-level.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ MOST = 8
 
 
 class RankFailed(Exception):
-    """What a rank raised, as text."""
+    """The error of a rank, as text."""
 
 
 class RankPool:
-    """Processes that wait for work; they are started when first needed and end with the tests."""
+    """Processes that wait for work; they start when first needed and end with the test session."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -38,7 +38,7 @@ class RankPool:
         self._numbers = itertools.count()
 
     def play(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What `function(ranks, *arguments)` returned on each rank. Raises RankFailed with every rank's error."""
+        """Return `function(ranks, *arguments)` of each rank. Raises RankFailed with the error of every failed rank."""
         while len(self._processes) < world_size:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there, os.getcwd(), sys.path), daemon=True)
@@ -56,7 +56,7 @@ class RankPool:
         return [answers[rank][0] for rank in range(world_size)]
 
     def _answers(self, world_size: int) -> dict[int, tuple[Any, str | None]]:
-        """The answers of the ranks; once one has failed the others have a moment to fail as well."""
+        """Return the answers of the ranks; after a failure the others get a moment to fail as well."""
         answers: dict[int, tuple[Any, str | None]] = {}
         limit = time.monotonic() + SECONDS
         while len(answers) < world_size:
@@ -78,7 +78,7 @@ class RankPool:
         return answers
 
     def close(self) -> None:
-        """End the processes; the next `play` starts others."""
+        """Stop the processes; the next `play` starts new ones."""
         for process in self._processes:
             process.kill()
         self._processes, self._pipes = [], []
@@ -86,7 +86,7 @@ class RankPool:
 
 @cache
 def shared_pool() -> RankPool:
-    """The one pool of a test session."""
+    """Return the pool of the test session."""
     return RankPool()
 
 
@@ -131,7 +131,7 @@ def _as_rank(rank: int, world_size: int, port: int) -> Iterator[Any]:
 
 
 def _forget_meshes() -> None:
-    """Drop what torch remembers of the meshes of this call: it would look for their groups in the next one."""
+    """Clear torch's caches of the meshes of this call: it would look up their groups in the next call."""
     from torch.distributed.tensor import _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

@@ -1,7 +1,7 @@
-"""Training runs over the tiny dataset, on ranks of the shared pool, and what they left; for the tests of the loop.
+"""Training runs over the tiny dataset on ranks of the shared pool, and readers of their output, for the loop's tests.
 
-`train(folder, 2, "layout.data=zero1")` trains a run folder on two ranks. What happens to the ranks meanwhile is told by
-a `Disturbance`: a context manager named by module, which the ranks enter.
+`train(folder, 2, "layout.data=zero1")` trains a run folder on two ranks. A `Disturbance` defines what happens to them
+meanwhile: a context manager, named by module, that the ranks enter.
 """
 
 import atexit
@@ -52,17 +52,17 @@ Disturbance = tuple[Callable[..., AbstractContextManager[Any]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a rank told of a run."""
+class RankResult:
+    """The result of a run on one rank."""
 
     code: int | None
-    """Its exit code; None = it raised."""
+    """Exit code; None = it raised."""
     out: str
-    """What it printed."""
+    """Standard output."""
     err: str
-    """What it printed as errors."""
+    """Standard error."""
     error: str
-    """Kind and text of what it raised."""
+    """Type and text of the exception."""
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -77,7 +77,7 @@ def _dataset() -> Path:
 
 
 def make_run(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """A run folder in which nothing has been trained; `changes` go into the sections of RECIPE, None takes out."""
+    """Return an untrained run folder; `changes` update the sections of RECIPE, None removes a key."""
     shutil.copytree(_dataset(), folder)
     recipe = {name: dict(section) for name, section in RECIPE.items()}
     for name, section in (changes or {}).items():
@@ -87,8 +87,8 @@ def make_run(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = Non
     return folder
 
 
-def train_on(ranks: Any, folder: str, overrides: Sequence[str], disturbances: Sequence[Disturbance]) -> Told:
-    """One rank's part of a run; a thread a rank, whatever the machine has."""
+def train_on(ranks: Any, folder: str, overrides: Sequence[str], disturbances: Sequence[Disturbance]) -> RankResult:
+    """Run training on one rank, with a single thread on any machine."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(out))
@@ -101,45 +101,45 @@ def train_on(ranks: Any, folder: str, overrides: Sequence[str], disturbances: Se
             code = pretrain.train(Store(folder), list(overrides), ranks)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
-    return Told(code, out.getvalue(), err.getvalue(), error)
+    return RankResult(code, out.getvalue(), err.getvalue(), error)
 
 
-def train(folder: Path, ranks: int, *overrides: str, during: Sequence[Disturbance] = ()) -> list[Told]:
-    """Train a run folder on ranks of the pool; returns what each told."""
+def train(folder: Path, ranks: int, *overrides: str, during: Sequence[Disturbance] = ()) -> list[RankResult]:
+    """Train a run folder on ranks of the pool; return the result of each rank."""
     return shared_pool().play(ranks, train_on, str(folder), overrides, list(during))
 
 
 def trained(folder: Path, ranks: int, *overrides: str, during: Sequence[Disturbance] = ()) -> Path:
-    """`train` to the end; returns the folder."""
-    told = train(folder, ranks, *overrides, during=during)
-    if wrong := [one for one in told if one.code != 0]:
-        raise AssertionError("\n".join(f"code {one.code}: {one.error}\n{one.err}" for one in wrong))
+    """Train to the end and return the folder; fail if a rank fails."""
+    results = train(folder, ranks, *overrides, during=during)
+    if wrong := [item for item in results if item.code != 0]:
+        raise AssertionError("\n".join(f"code {item.code}: {item.error}\n{item.err}" for item in wrong))
     return folder
 
 
 @contextlib.contextmanager
 def signalled(step: int, number: int, rank: int) -> Iterator[None]:
-    """One rank is sent a signal while step `step` is being computed."""
+    """Send a signal to one rank while step `step` is computed."""
     compute = Learner.compute
 
     def computing(self: Learner, at: int, *arguments: Any) -> Any:
-        found = compute(self, at, *arguments)
+        actual = compute(self, at, *arguments)
         if at == step and torch.distributed.get_rank() == rank:
             os.kill(os.getpid(), number)
-        return found
+        return actual
 
     with mock.patch.object(Learner, "compute", computing):
         yield
 
 
 def copied(folder: Path, to: Path) -> Path:
-    """A copy of a run folder."""
+    """Return a copy of a run folder."""
     shutil.copytree(folder, to)
     return to
 
 
 def cut_back(folder: Path, step: int) -> Path:
-    """Take a run folder back to its checkpoint of `step`, as if the run had been killed just behind it."""
+    """Cut a run folder back to its checkpoint of `step`, as if the run had been killed directly after it."""
     for note in notes(folder):
         if note.step > step:
             shutil.rmtree(folder / note.name)
@@ -156,35 +156,35 @@ def cut_back(folder: Path, step: int) -> Path:
 
 
 def opened(folder: Path) -> Batches:
-    """The batches of a run whose plan stands."""
+    """Return the batches of a run that has a plan."""
     run = Store(str(folder))
     plan, dataset = read_plan(run), open_dataset(run)
     return Batches(dataset, plan.settings.train, standing_order(run, dataset, plan))
 
 
 def metrics(folder: Path) -> list[StepMetrics]:
-    """Every step of a run."""
+    """Return the metrics of every step of a run."""
     return read_metrics(Store(str(folder)))
 
 
 def notes(folder: Path) -> list[Note]:
-    """Every checkpoint of a run, oldest first."""
+    """Return the metadata of every checkpoint of a run, oldest first."""
     return standing_notes(Store(str(folder)))
 
 
 def events(folder: Path, kind: str) -> list[Any]:
-    """The events of a kind."""
-    found: list[Event] = read_events(Store(str(folder)))
-    return [event for event in found if event.kind == kind]
+    """Return the events of a kind."""
+    actual: list[Event] = read_events(Store(str(folder)))
+    return [event for event in actual if event.kind == kind]
 
 
 def computed(folder: Path) -> list[dict[str, Any]]:
-    """What the steps of a run computed, without their times."""
+    """Return the computed figures of a run's steps, without times."""
     return [record.model_dump(exclude={*TIMES}) for record in metrics(folder)]
 
 
 def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    """The whole state of a checkpoint: weights, states of the optimiser, what compression remembers."""
+    """Return the whole state of a checkpoint: weights, optimizer state, compression state."""
     run, note = Store(str(folder)), next(note for note in notes(folder) if note.step == step)
     state = {name: torch.empty(shape) for name, shape in stored_shapes(run, note).items()}
     read_state(run, note, state)
@@ -192,7 +192,7 @@ def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def assert_same_bits(folder: Path, other: Path) -> None:
-    """Two runs computed the same and end in the same state, bit for bit."""
+    """Assert that two runs computed the same figures and end in the same state, bit for bit."""
     assert computed(folder) == computed(other)
     last, other_last = notes(folder)[-1], notes(other)[-1]
     assert (last.step, last.progress) == (other_last.step, other_last.progress)
@@ -202,7 +202,7 @@ def assert_same_bits(folder: Path, other: Path) -> None:
 
 
 def deviations(folder: Path, other: Path, steps: int | None = None) -> tuple[float, float]:
-    """Largest relative deviation of loss (held-out loss included) and of gradient norm over the first steps."""
+    """Return the largest relative deviation of loss (held-out loss included) and gradient norm over the first steps."""
     pairs = list(zip(metrics(folder)[:steps], metrics(other)[:steps], strict=True))
     assert [(a.step, a.tokens, a.learning_rate) for a, _ in pairs] == [
         (b.step, b.tokens, b.learning_rate) for _, b in pairs
@@ -213,7 +213,7 @@ def deviations(folder: Path, other: Path, steps: int | None = None) -> tuple[flo
 
 
 def assert_equal_up_to_rounding(folder: Path, other: Path) -> None:
-    """Loss within 1e-6 and gradient norm within 1e-5 at every step."""
+    """Assert equal losses within 1e-6 and gradient norms within 1e-5 at every step."""
     loss, norm = deviations(folder, other)
     assert loss <= 1e-6
     assert norm <= 1e-5

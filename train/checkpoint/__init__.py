@@ -1,1 +1,1 @@
-"""Checkpoints: sharded weights and optimiser state, complete or absent, readable at any number of ranks and layout."""
+"""Checkpoints: sharded weights and optimizer state, complete or absent, readable at any number of ranks and layout."""

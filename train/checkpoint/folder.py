@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints: which stand, which are kept, and how one stops existing.
+"""The folder of a run's checkpoints: listing, retention and removal; and the identity of a run.
 
-A checkpoint goes by its note first and its files after, each step durable before the next: a process killed anywhere
-leaves it complete or absent, and what is left of an absent one is removed at the next start.
+A checkpoint is removed metadata first and files second, each step durable before the next. A process killed at any
+point therefore leaves it complete or absent, and the remains of an absent one are removed at the next start.
 """
 
 import re
@@ -22,15 +22,17 @@ from train.plan.plan import Plan, listeners, standing_skips
 
 
 def standing_notes(run: Store) -> list[Note]:
-    """The notes of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
+    """Return the metadata of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
     paths = (folder / NOTE_NAME for folder in _folders(run))
-    notes = (parse_note(path.read_bytes(), str(path)) for path in paths if path.exists())
-    return sorted(notes, key=lambda note: note.step)
+    checkpoints = (parse_note(path.read_bytes(), str(path)) for path in paths if path.exists())
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
 def remove_halves(run: Store) -> list[str]:
-    """Remove what a killed process has left: checkpoint folders without a note, whose names are returned, and files
-    that it was about to rename."""
+    """Remove the remains of a killed process: partial files, and checkpoint folders without metadata.
+
+    Return the names of these folders.
+    """
     for partial in local_path(run, "train").glob("*.partial"):
         partial.unlink()
     halves = [folder for folder in _folders(run) if not (folder / NOTE_NAME).exists()]
@@ -40,7 +42,7 @@ def remove_halves(run: Store) -> list[str]:
 
 
 def remove_checkpoint(run: Store, step: int) -> None:
-    """Remove the checkpoint of a step, or what there is of it; none is not an error."""
+    """Remove the checkpoint of a step, complete or not; do nothing if there is none."""
     name = folder_name(step)
     if not run.exists(name):
         return
@@ -50,13 +52,13 @@ def remove_checkpoint(run: Store, step: int) -> None:
 
 
 def steps_kept(steps: list[int], config: CheckpointConfig) -> set[int]:
-    """The steps that retention keeps: the newest `keep`, those that `keep_every` divides, and the seed, step 0."""
+    """Return the steps that retention keeps: the newest `keep`, multiples of `keep_every`, and step 0."""
     every = config.keep_every
     return {*sorted(steps)[-config.keep :], *(step for step in steps if step == 0 or (every and step % every == 0))}
 
 
 def keep_newest(run: Store, config: CheckpointConfig) -> list[int]:
-    """Remove the checkpoints that retention does not keep, oldest first; returns their steps."""
+    """Remove the checkpoints that retention does not keep, oldest first; return their steps."""
     steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / NOTE_NAME).exists()]
     removed = sorted({*steps} - steps_kept(steps, config))
     for step in removed:
@@ -65,11 +67,14 @@ def keep_newest(run: Store, config: CheckpointConfig) -> list[int]:
 
 
 def local_path(run: Store, name: str) -> Path:
-    """The path of a folder that torch writes. Raises ConfigError if the run is not on a mounted filesystem."""
+    """Return the local path of a folder that torch writes.
+
+    Raises ConfigError if the run is not on a mounted filesystem.
+    """
     if not run.is_local:
         raise ConfigError(
             f"train: expected a run folder on a mounted filesystem, where checkpoints are written, got {run.uri}. "
-            "Mount or copy it."
+            "Mount the storage, or copy the run to a local folder."
         )
     return Path(run.path(name))
 
@@ -79,17 +84,18 @@ def _folders(run: Store) -> list[Path]:
     return [path for path in root.iterdir() if re.fullmatch(r"step-\d{6,}", path.name)] if root.exists() else []
 
 
-# What decides the weights of a run: the digests that a checkpoint carries, and that a plan must keep to go on.
+# The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a plan must
+# keep it to resume.
 
 
 def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
-    """What decides the weights of this run."""
+    """Return the identity of a run: everything that decides its weights."""
     filled = {
         "train.stages": [stage.model_dump(mode="json") for stage in plan.stages],
         "optim.warmup_steps": plan.warmup_steps,
         "optim.learning_rate": plan.learning_rate,
     }
-    # Steps and batch stand in the stages, with what the plan filled in.
+    # Steps and batch are part of the stages, with the values that the plan filled in.
     given = {name: value for name, value in plan.settings.content().items() if name not in RESOLVED}
     if listeners(plan.settings):
         train = plan.settings.train
@@ -112,22 +118,22 @@ RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
 def courses(plan: Plan) -> dict[str, object]:
-    """The learning rates that stages have of their own."""
+    """Return the learning rates that training stages set for themselves."""
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
     names = ("learning_rate", "schedule", "final_lr_share")
     return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}
 
 
 def as_begun(run: Store, settings: Settings) -> Settings:
-    """Settings with automatic number formats as the newest checkpoint of a run has them, if there is one."""
-    notes = standing_notes(run) if run.is_local else []
-    return settings.with_formats_of(notes[-1].identity.settings) if notes else settings
+    """Return settings whose automatic number formats are those of the newest checkpoint of a run, if there is one."""
+    checkpoints = standing_notes(run) if run.is_local else []
+    return settings.with_formats_of(checkpoints[-1].identity.settings) if checkpoints else settings
 
 
 def check_goes_on(run: Store, dataset: Dataset, plan: Plan) -> None:
-    """Raises ContractError if a checkpoint stands that could not go on under a plan, naming all that differs."""
-    if run.is_local and (notes := standing_notes(run)):
-        found = identify(dataset, plan, standing_skips(run, plan.settings))
-        note = notes[-1]
-        seen = as_before(run, dataset, (note.name, note.step), note.identity.dataset)
-        check_identity(note, found.model_copy(update={"dataset": seen}))
+    """Check that the newest checkpoint can resume under a plan. Raises ContractError that names every difference."""
+    if run.is_local and (checkpoints := standing_notes(run)):
+        identity = identify(dataset, plan, standing_skips(run, plan.settings))
+        checkpoint = checkpoints[-1]
+        seen = as_before(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
+        check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))

@@ -1,4 +1,4 @@
-"""A trained model read back from the checkpoint of a run, in one process and without knowing how it was trained."""
+"""The loading of a trained model from a checkpoint, in one process and independent of the training layout."""
 
 import hashlib
 
@@ -16,67 +16,70 @@ from train.model.transformer import Transformer, build_model
 
 
 def find_note(run: Store, step: int | None) -> Note:
-    """The note of a checkpoint, None = the last. Raises ContractError if there is none."""
-    notes = {note.step: note for note in standing_notes(run)}
-    if not notes or (step is not None and step not in notes):
-        wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        raise ContractError(f"{run.uri}: expected {wanted}, got those of steps {sorted(notes)}. Train, or choose one.")
-    return notes[max(notes) if step is None else step]
+    """Return the metadata of the checkpoint of a step, None = the last. Raises ContractError if there is none."""
+    checkpoints = {checkpoint.step: checkpoint for checkpoint in standing_notes(run)}
+    if not checkpoints or (step is not None and step not in checkpoints):
+        expected = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        raise ContractError(
+            f"{run.uri}: expected {expected}, got those of steps {sorted(checkpoints)}. Run `penstock train` first, or "
+            "choose one of these steps."
+        )
+    return checkpoints[max(checkpoints) if step is None else step]
 
 
-def check_tokenizer(note: Note, dataset: Dataset) -> None:
-    """Raises ContractError if a checkpoint was trained on another tokenizer than the dataset's."""
+def check_tokenizer(checkpoint: Note, dataset: Dataset) -> None:
+    """Check that a checkpoint was trained with the dataset's tokenizer. Raises ContractError if it was not."""
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
-    if note.identity.tokenizer != contract:
+    if checkpoint.identity.tokenizer != contract:
         raise ContractError(
-            f"{note.name}: expected tokenizer contract {note.identity.tokenizer[:12]}, the run now holds "
-            f"{contract[:12]}. Restore the dataset it was trained on."
+            f"{checkpoint.name}: expected tokenizer contract {checkpoint.identity.tokenizer[:12]}, got "
+            f"{contract[:12]}. Restore the dataset that it was trained on."
         )
 
 
-def check_objective(note: Note, *objectives: str) -> None:
-    """Raises ContractError if a checkpoint was trained on another objective than these."""
-    found = note.identity.settings["train.objective"]
-    if found not in objectives:
+def check_objective(checkpoint: Note, *objectives: str) -> None:
+    """Check that a checkpoint was trained on one of these objectives. Raises ContractError if it was not."""
+    objective = checkpoint.identity.settings["train.objective"]
+    if objective not in objectives:
         raise ContractError(
-            f"{note.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got {found}. "
-            "Choose another checkpoint."
+            f"{checkpoint.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got "
+            f"{objective}. Choose another checkpoint."
         )
 
 
-def length_of(note: Note) -> int:
-    """Tokens of a sequence in the stage that the last step before a checkpoint belongs to."""
-    stages = note.identity.settings["train.stages"]
-    begun = [stage for stage in stages if stage["first_step"] < max(note.step, 1)]
-    return int(begun[-1]["seq_len"])
+def length_of(checkpoint: Note) -> int:
+    """Return the sequence length [tokens] of the training stage that the checkpoint's last step belongs to."""
+    stages = checkpoint.identity.settings["train.stages"]
+    started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
+    return int(started[-1]["seq_len"])
 
 
 def read_tokenizer(dataset: Dataset) -> bytes:
-    """The tokenizer's model file. Raises ContractError if it is not the one of the contract."""
+    """Return the bytes of the tokenizer's model file. Raises ContractError if its digest is not the contract's."""
     data = dataset.tokenizer_folder.read_bytes(dataset.tokenizer_path)
-    found = hashlib.sha256(data).hexdigest()
-    if found != dataset.tokenizer.sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != dataset.tokenizer.sha256:
         raise ContractError(
             f"{dataset.tokenizer_folder.uri}/{dataset.tokenizer_path}: expected SHA-256 {dataset.tokenizer.sha256}, "
-            f"found {found}. Restore the file."
+            f"got {digest}. Restore the file."
         )
     return data
 
 
-def shape_of(note: Note) -> ModelShape:
-    """The shape of a checkpoint's model."""
-    settings = note.identity.settings
+def shape_of(checkpoint: Note) -> ModelShape:
+    """Return the shape of a checkpoint's model."""
+    settings = checkpoint.identity.settings
     return ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
 
 
-def read_model(run: Store, note: Note, device: torch.device) -> Transformer:
-    """The model of a checkpoint. Raises ContractError if its files are not as they were written."""
-    causal = note.identity.settings["train.objective"] != "mlm"
-    model = build_model(shape_of(note), causal=causal).to_empty(device=device)
-    read_state(run, note, {f"model.{name}": parameter.data for name, parameter in model.named_parameters()})
+def read_model(run: Store, checkpoint: Note, device: torch.device) -> Transformer:
+    """Return the model of a checkpoint. Raises ContractError if its files have changed since they were written."""
+    causal = checkpoint.identity.settings["train.objective"] != "mlm"
+    model = build_model(shape_of(checkpoint), causal=causal).to_empty(device=device)
+    read_state(run, checkpoint, {f"model.{name}": parameter.data for name, parameter in model.named_parameters()})
     return model
 
 
 def default_device() -> torch.device:
-    """The first GPU, else the CPU."""
+    """Return the first GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,7 +1,8 @@
-"""Checkpoints of a running training: written while it goes on, reported when they are done, thinned out as agreed.
+"""The writing of checkpoints during training: synchronously or in a background thread, with retention.
 
-A save that fails is an outcome and not an exception: training goes on and the checkpoints before it stand. At the end
-of a run `finish` makes an error of it.
+A checkpoint is complete or absent: every rank writes its share of the state, then rank 0 writes the metadata. A failed
+save is an outcome and not an exception: training continues and earlier checkpoints are kept. `finish` raises an error
+at the end of a run if the newest save has failed.
 """
 
 import hashlib
@@ -36,14 +37,13 @@ from train.checkpoint.state import State
 from train.config.checkpoint import CheckpointConfig
 from train.parallel.ranks import CONTROL_TIMEOUT, Ranks, Total
 
-# Copies of a rank's tensors in the host's memory, from which a checkpoint is written while training goes on.
-#
-# One set of buffers, pinned where the tensors lie on a device, serves every save: memory stays where it was after the
-# first one. What another rank writes, since it holds the same tensor, is copied in the first save only.
+# A background save writes copies of a rank's tensors in host memory while training continues. One set of buffers serves
+# every save, pinned if the tensors are on a device, so memory does not grow after the first save. A tensor that another
+# rank writes, since both hold it, is copied in the first save only.
 
 
 class HostCopies:
-    """The copies. `take` fills them, and a `CopiesPlanner` hands them to DCP until it is called again."""
+    """Copies of a rank's tensors in host memory; `take` fills them, and `CopiesPlanner` passes them to DCP."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
@@ -53,10 +53,10 @@ class HostCopies:
 
     @torch.no_grad()
     def take(self, state: State) -> None:
-        """Copy the values that this rank has to write; an error is kept for the writing, which tells every rank."""
+        """Copy the values that this rank writes; keep an error for the write, which reports it to every rank."""
         self._taken = [(name, value.shape, value.dtype) for name, value in state.items()]
-        alike, names = self._written
-        mine = names if alike == self._taken else {*state}
+        signature, names = self._written
+        mine = names if signature == self._taken else {*state}
         local = {name: _local(value) for name, value in state.items() if name in mine}
         try:
             self.values = {name: self._buffer(name, value) for name, value in local.items()}
@@ -69,7 +69,7 @@ class HostCopies:
             self.values, self.problem = {}, error
 
     def remember(self, names: set[str]) -> None:
-        """Note what this rank was given to write, and so will be again as long as the state stays alike."""
+        """Store the names that this rank writes; they stay the same while the state has the same shapes."""
         self._written = self._taken, names
 
     def _buffer(self, name: str, value: Tensor) -> Tensor:
@@ -80,26 +80,26 @@ class HostCopies:
 
 
 class CopiesPlanner(DefaultSavePlanner):
-    """DCP's plan of who writes what, with values out of the copies instead of the live tensors."""
+    """A DCP save planner that takes values from host copies instead of the live tensors."""
 
     def __init__(self, copies: HostCopies):
         super().__init__()
         self._copies = copies
 
     def create_local_plan(self) -> SavePlan:
-        """The plan of this rank. Raises what went wrong with the copies, here, where DCP tells the other ranks."""
+        """Return the plan of this rank. Raises the error of copying, here, so that DCP passes it to the other ranks."""
         if self._copies.problem is not None:
             raise self._copies.problem
         return super().create_local_plan()
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan as rank 0 has returned it, without what other ranks write."""
+        """Return the plan from rank 0, without the tensors that other ranks write."""
         plan = super().finish_plan(new_plan)
         self._copies.remember({item.index.fqn for item in plan.items})
         return plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """The copy of this rank's part of a tensor."""
+        """Return the copy of this rank's part of a tensor."""
         return self._copies.values[index.fqn]
 
 
@@ -107,69 +107,71 @@ def _local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-# How a checkpoint is written: every rank its share of the state, then the note, so that it is complete or absent.
-#
-# Each tensor is written once: of the ranks that hold the same one, DCP chooses the rank with least to write. Digests
-# are taken of the bytes on their way to the file: half the time of reading them again, and a disk that errs is found
-# out.
+# Each tensor is written once: of the ranks that hold it, DCP chooses the rank with the least to write. Digests are
+# computed from the bytes before they reach the file: this takes half the time of reading them again, and detects a disk
+# that stores wrong bytes.
 
 
-def write_checkpoint(run: Store, note: Note, state: State, ranks: Ranks, copies: HostCopies | None = None) -> Note:
-    """Write a checkpoint, its note last; returns the note with its files. All ranks call it together.
+def write_checkpoint(
+    run: Store, checkpoint: Note, state: State, ranks: Ranks, copies: HostCopies | None = None
+) -> Note:
+    """Write a checkpoint, its metadata last; return the metadata with its files. All ranks call it together.
 
-    Values are those of `copies`, if given, else those that the state has. Raises ContractError if it cannot be written
-    (FirstRankFailed on all ranks but 0); then nothing of it is left.
+    Values come from `copies` if given, else from `state`. Raises ContractError if it cannot be written (FirstRankFailed
+    on all ranks but 0) and removes the incomplete checkpoint.
     """
-    folder = local_path(run, note.name)
-    writer = _Writer(folder, from_host=copies is not None)
+    folder = local_path(run, checkpoint.name)
+    writer = _CheckpointWriter(folder, from_host=copies is not None)
     try:
-        ranks.on_first(lambda: remove_checkpoint(run, note.step))
+        ranks.on_first(lambda: remove_checkpoint(run, checkpoint.step))
         save(
             state,
             storage_writer=writer,
             planner=CopiesPlanner(copies) if copies is not None else None,
             process_group=ranks.control,
         )
-        files = _gathered(writer.digests.files, ranks)
-        return ranks.on_first(lambda: _commit(run, note.model_copy(update={"files": files})))
+        files = _gather_files(writer.digests.files, ranks)
+        return ranks.on_first(lambda: _commit(run, checkpoint.model_copy(update={"files": files})))
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
-        ranks.refuse(_unwritten(folder, reasons + _cleared(run, note, ranks)))
+        ranks.refuse(_save_error(folder, reasons + _remove_incomplete(run, checkpoint, ranks)))
     except OSError as error:
-        raise _unwritten(folder, str(error) + _cleared(run, note, ranks)) from error
+        raise _save_error(folder, str(error) + _remove_incomplete(run, checkpoint, ranks)) from error
 
 
-def _gathered(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, StateFile]:
-    """The files of all ranks."""
+def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, StateFile]:
+    """All-gather the files of all ranks."""
     everywhere: list[Mapping[str, StateFile]] = [{} for _ in range(ranks.world_size)]
     dist.all_gather_object(everywhere, files, group=ranks.control)
     return {name: part[name] for part in everywhere for name in part}
 
 
-def _commit(run: Store, note: Note) -> Note:
-    """Write the note, once the names of all files are durable."""
-    run.sync(note.name)
+def _commit(run: Store, checkpoint: Note) -> Note:
+    """Write the metadata after the names of all files are durable."""
+    run.sync(checkpoint.name)
     run.sync(CHECKPOINTS)
-    run.write_atomic(f"{note.name}/{NOTE_NAME}", note.to_bytes())
-    return note
+    run.write_atomic(f"{checkpoint.name}/{NOTE_NAME}", checkpoint.to_bytes())
+    return checkpoint
 
 
-def _cleared(run: Store, note: Note, ranks: Ranks) -> str:
-    """Remove what was written, on rank 0, while no rank writes; returns what to add to the reason of the failure."""
+def _remove_incomplete(run: Store, checkpoint: Note, ranks: Ranks) -> str:
+    """Remove an incomplete checkpoint on rank 0, while no rank writes; return a suffix for the error message."""
     try:
         if ranks.rank == 0:
-            remove_checkpoint(run, note.step)
+            remove_checkpoint(run, checkpoint.step)
     except OSError as error:
         return f" (and a half-written folder, which cannot be removed: {error})"
     return ""
 
 
-def _unwritten(folder: Path, reason: str) -> ContractError:
-    return ContractError(f"{folder}: expected a checkpoint, got {reason}. Make room: the checkpoints before it stand.")
+def _save_error(folder: Path, reason: str) -> ContractError:
+    return ContractError(
+        f"{folder}: expected a checkpoint, got {reason}. Free disk space; earlier checkpoints are kept."
+    )
 
 
 class _Digested(io.BufferedWriter):
-    """A new file that takes the digest of what is written to it."""
+    """A new file that computes the digest of the bytes written to it."""
 
     def __init__(self, path: Path):
         super().__init__(io.FileIO(path, "wb"))
@@ -182,7 +184,7 @@ class _Digested(io.BufferedWriter):
 
 
 class _DigestingFileSystem(FileSystem):
-    """The local filesystem, which knows the digest of every file written through it."""
+    """The local filesystem, with the digest of every file written through it."""
 
     def __init__(self) -> None:
         self.files: dict[str, StateFile] = {}
@@ -198,12 +200,14 @@ class _DigestingFileSystem(FileSystem):
         self.files[Path(new_path).name] = self.files.pop(Path(path).name)
 
 
-class _Writer(FileSystemWriter):
-    """DCP's writer, one file a rank and one thread: an exception in DCP's further threads is lost, and with it,
-    unnoticed, the tensors that they had still to write."""
+class _CheckpointWriter(FileSystemWriter):
+    """DCP's writer with one file and one thread per rank.
+
+    DCP loses exceptions of additional threads, and with them, silently, the tensors that they had not written yet.
+    """
 
     def __init__(self, folder: Path, from_host: bool):
-        # Copies need no stream of a device; the background thread would take one of device 0, whatever its rank.
+        # Copies need no device stream; the background thread would use one of device 0, whatever its rank.
         super().__init__(folder, thread_count=1, per_thread_copy_ahead=0 if from_host else 10_000_000)
         self.fs = self.digests = _DigestingFileSystem()
 
@@ -215,28 +219,28 @@ class _Writer(FileSystemWriter):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """The first error of the storage behind another; torch.save hides it behind one of its own when it closes."""
-    first, behind = error, error.__context__
-    while behind is not None:
-        first = behind if isinstance(behind, OSError) else first
-        behind = behind.__context__
+    """Return the first storage error that caused another error; torch.save replaces it by its own when it closes."""
+    first, cause = error, error.__context__
+    while cause is not None:
+        first = cause if isinstance(cause, OSError) else first
+        cause = cause.__context__
     return first
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that stands."""
+    """A save that completed."""
 
-    note: Note
+    checkpoint: Note
     seconds: float
-    """From the call of `save` until the note was written [s]."""
+    """Time from the call of `save` until the metadata was written [s]."""
     stalled: float
-    """For how long training stood still [s]; in mode sync until old checkpoints were removed."""
+    """Time that training was stopped [s]; in mode sync until old checkpoints were removed."""
 
 
 @dataclass(frozen=True)
 class SaveFailed:
-    """A checkpoint that could not be written; nothing of it is left."""
+    """A save that failed; its files are removed."""
 
     step: int
     reason: str
@@ -247,17 +251,17 @@ Outcome = Saved | SaveFailed
 
 @dataclass(frozen=True)
 class _Written:
-    """What a rank's writing came to."""
+    """The result of a write on one rank."""
 
-    note: Note | None
+    checkpoint: Note | None
     reason: str
-    """Why there is no note; empty if there is one."""
+    """Why the write failed; empty if it succeeded."""
     ended: float
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A save under way."""
+class _PendingSave:
+    """A save in progress."""
 
     step: int
     began: float
@@ -266,18 +270,18 @@ class _Job:
 
 
 class Saver:
-    """Writes the checkpoints of a run, one after the other; all ranks make the same calls at the same steps.
+    """The writer of a run's checkpoints, one after another; all ranks make the same calls at the same steps.
 
-    In mode async a thread writes copies of the state. It has a process group of its own: collectives that two threads
-    start on one group have no order, and deadlock.
+    In mode async a thread writes copies of the state. It has its own process group: collectives that two threads start
+    on the same group have no order, and deadlock.
     """
 
     def __init__(self, run: Store, config: CheckpointConfig, ranks: Ranks):
         self.failures = 0
-        """Saves that have failed so far."""
+        """Number of saves that have failed so far."""
         self._run, self._config, self._ranks = run, config, ranks
-        self._job: _Job | None = None
-        self._asked: Total | None = None
+        self._job: _PendingSave | None = None
+        self._completed: Total | None = None
         self._last: Outcome | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._copies: HostCopies | None = None
@@ -287,91 +291,91 @@ class Saver:
             self._writers = replace(ranks, control=dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
 
     def prepare(self, state: State) -> None:
-        """Take the host's memory for copies now, so that the first save stalls no longer than the others."""
+        """Allocate host memory for copies now, so that the first save stalls training no longer than later ones."""
         if self._copies is not None:
             self._copies.take(state)
 
-    def save(self, note: Note, state: State) -> list[Outcome]:
-        """Write a checkpoint, or begin to; returns what has become known: sync of this save, async of the one before.
+    def save(self, checkpoint: Note, state: State) -> list[Outcome]:
+        """Write a checkpoint, or start to; return known outcomes: in mode sync of this save, async of the previous one.
 
-        async: waits for the save before, copies the state and returns; the tensors may change from then on.
+        async: wait for the previous save, copy the state and return; the tensors may change from then on.
         """
         began = time.monotonic()
         known = self.wait()
         written: Future[_Written] = Future()
         if self._pool is None or self._copies is None:
-            written.set_result(self._write(note, state))
+            written.set_result(self._write(checkpoint, state))
         else:
             self._copies.take(state)
-            written = self._pool.submit(self._write, note, state)
-        self._job = _Job(note.step, began, time.monotonic() - began, written)
+            written = self._pool.submit(self._write, checkpoint, state)
+        self._job = _PendingSave(checkpoint.step, began, time.monotonic() - began, written)
         return known if self._pool else self.wait()
 
     def poll(self) -> list[Outcome]:
-        """The outcome of the save under way, one call after every rank had it; costs nothing when none is under way.
+        """Return the outcome of the save in progress, one call after all ranks have completed it; [] without a save.
 
-        Each call sends what the next one reads, so that no step waits for another rank.
+        Each call starts the sum that the next call reads, so that no step waits for another rank.
         """
         if self._job is None:
             return []
-        asked, self._asked = self._asked, None
-        if asked is not None and asked.wait() == [self._ranks.world_size]:
+        completed, self._completed = self._completed, None
+        if completed is not None and completed.wait() == [self._ranks.world_size]:
             return self.wait()
-        self._asked = self._ranks.start_total(int(self._job.written.done()))
+        self._completed = self._ranks.start_total(int(self._job.written.done()))
         return []
 
     def wait(self) -> list[Outcome]:
-        """Wait for the save under way, if one is, and return its outcome, the same on every rank.
+        """Wait for the save in progress, if any, and return its outcome, the same on every rank.
 
-        To be called before checkpoints of this run are read again, as for a rewind.
+        Call it before checkpoints of this run are read again, as for a rewind.
         """
         if self._job is None:
             return []
         job, self._job = self._job, None
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            asked.wait()
+        completed, self._completed = self._completed, None
+        if completed is not None:
+            completed.wait()
         written = job.written.result()
         reasons = [""] * self._ranks.world_size
         dist.all_gather_object(reasons, written.reason, group=self._ranks.control)
         reason = next(filter(None, reasons), "")
-        if reason or written.note is None:
+        if reason or written.checkpoint is None:
             self._last = SaveFailed(job.step, reason)
             self.failures += 1
-            self._say(f"training goes on without a checkpoint of step {job.step}, failure {self.failures}: {reason}")
+            self._warn(f"training continues without a checkpoint of step {job.step}, failure {self.failures}: {reason}")
         else:
-            self._last = Saved(written.note, written.ended - job.began, job.stalled)
+            self._last = Saved(written.checkpoint, written.ended - job.began, job.stalled)
         return [self._last]
 
     def finish(self) -> list[Outcome]:
-        """`wait`, at the end of a run: raises ContractError if the newest save has failed."""
+        """Wait for the last save of a run and return its outcome. Raises ContractError if the newest save failed."""
         known = self.wait()
         if isinstance(self._last, SaveFailed):
             self._ranks.refuse(ContractError(self._last.reason))
         return known
 
     def close(self) -> None:
-        """Let the thread end what it writes; nothing can be saved afterwards."""
+        """Wait for the background thread to end and release it; nothing can be saved afterwards."""
         if self._pool is not None:
             self._pool.shutdown()
             dist.destroy_process_group(self._writers.control)
         self._pool, self._copies = None, None
 
-    def _write(self, note: Note, state: State) -> _Written:
-        """Write a checkpoint and thin out those before it; the same on every rank."""
+    def _write(self, checkpoint: Note, state: State) -> _Written:
+        """Write a checkpoint and apply retention to earlier ones; the same on every rank."""
         try:
-            note = write_checkpoint(self._run, note, state, self._writers, self._copies)
+            checkpoint = write_checkpoint(self._run, checkpoint, state, self._writers, self._copies)
         except Exception as error:
-            reason = str(error) if isinstance(error, PenstockError) else f"step {note.step}: {error!r}"
+            reason = str(error) if isinstance(error, PenstockError) else f"step {checkpoint.step}: {error!r}"
             return _Written(None, reason, time.monotonic())
         ended = time.monotonic()
         try:
             if self._ranks.rank == 0:
                 keep_newest(self._run, self._config)
         except OSError as error:
-            self._say(f"an old checkpoint cannot be removed: {error}")
-        return _Written(note, "", ended)
+            self._warn(f"an old checkpoint cannot be removed: {error}")
+        return _Written(checkpoint, "", ended)
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         if self._ranks.rank == 0:
             print(f"penstock: {text}", file=sys.stderr, flush=True)

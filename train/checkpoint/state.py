@@ -1,7 +1,8 @@
-"""The state of a run as a flat mapping of names to tensors, and its way back from a checkpoint into any layout.
+"""The state of a run as a flat mapping of names to tensors, and its loading from a checkpoint into any layout.
 
-A tensor is plain, the same on every rank that has it, or a DTensor of which each rank has a shard; a rank holds only
-the names of its own layers. What is written is the union, so it can be read at any number of ranks, or in part.
+A tensor is plain, the same on every rank that has it, or a DTensor of which each rank has a shard. A rank holds only
+the names of its own layers. The checkpoint is the union over ranks, so it can be read at any number of ranks, or in
+part.
 """
 
 import warnings
@@ -26,19 +27,19 @@ from train.checkpoint.metadata import Layout, Note, StateFile
 from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
-"""Tensors by name: `model.<parameter>`, and `<moment>.<parameter>` for the states of an optimiser."""
+"""Tensors by name: `model.<parameter>`, and `<moment>.<parameter>` for the states of an optimizer."""
 DIGEST_THREADS = 8
-"""Files that a rank digests at once; SHA-256 takes 1.9 GB/s of a core, so a fast disk feeds several."""
+"""Files that a rank hashes at once; SHA-256 takes 1.9 GB/s of a core, so a fast disk feeds several threads."""
 
 
-def read_state(run: Store, note: Note, state: State, ranks: Ranks | None = None) -> None:
-    """Fill the tensors of `state`, all or some, from a checkpoint, in place, in any layout.
+def read_state(run: Store, checkpoint: Note, state: State, ranks: Ranks | None = None) -> None:
+    """Fill the tensors of `state`, all or some of the stored ones, from a checkpoint, in place, in any layout.
 
-    All ranks call it together, each with the names it has; without `ranks` it is a matter of this process alone.
-    Raises ContractError if a file is not as it was written, or if a tensor is missing or has another shape.
+    All ranks call it together, each with the names it has; without `ranks` this process reads alone. Raises
+    ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.
     """
-    folder = local_path(run, note.name)
-    verify_files(folder, note.files, ranks)
+    folder = local_path(run, checkpoint.name)
+    verify_files(folder, checkpoint.files, ranks)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
@@ -51,30 +52,30 @@ def read_state(run: Store, note: Note, state: State, ranks: Ranks | None = None)
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
         error = ContractError(
-            f"{folder}: expected every tensor of the model, got {reasons}. Read it into the model it was written from."
+            f"{folder}: expected every tensor of the model, got {reasons}. Use the model shape of the checkpoint's run."
         )
         if ranks is None:
             raise error from failed
         ranks.refuse(error)
 
 
-def stored_shapes(run: Store, note: Note) -> dict[str, torch.Size]:
-    """Shape of every tensor in a checkpoint, by name."""
-    metadata = FileSystemReader(local_path(run, note.name)).read_metadata()
-    found = metadata.state_dict_metadata.items()
-    return {name: tensor.size for name, tensor in found if isinstance(tensor, TensorStorageMetadata)}
+def stored_shapes(run: Store, checkpoint: Note) -> dict[str, torch.Size]:
+    """Return the shape of every tensor in a checkpoint, by name."""
+    metadata = FileSystemReader(local_path(run, checkpoint.name)).read_metadata()
+    items = metadata.state_dict_metadata.items()
+    return {name: item.size for name, item in items if isinstance(item, TensorStorageMetadata)}
 
 
 def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | None = None) -> None:
-    """Compare sizes and digests of a checkpoint's files with its note; ranks share the files out, the largest first.
+    """Compare sizes and digests of a checkpoint's files with its metadata; ranks divide the files, largest first.
 
-    Raises ContractError that names every file that differs, with what was expected and what was found.
+    Raises ContractError that names every file that differs, with the expected and the actual value.
     """
     names = sorted(files, key=lambda name: (-files[name].size, name))
     mine = names[ranks.rank :: ranks.world_size] if ranks else names
     with ThreadPoolExecutor(DIGEST_THREADS) as pool:
-        found = pool.map(lambda name: _difference(folder / name, files[name]), mine)
-        wrong = [difference for difference in found if difference]
+        differences = pool.map(lambda name: _difference(folder / name, files[name]), mine)
+        wrong = [difference for difference in differences if difference]
     if ranks is not None:
         everywhere: list[list[str]] = [[] for _ in range(ranks.world_size)]
         dist.all_gather_object(everywhere, wrong, group=ranks.control)
@@ -83,7 +84,7 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
         return
     error = ContractError(
         f"{folder}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + "\n"
-        "restore them, or remove the folder to go on from the checkpoint before"
+        "Restore them, or remove the folder to resume from the previous checkpoint."
     )
     if ranks is None:
         raise error
@@ -91,7 +92,7 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
 
 
 def _difference(path: Path, expected: StateFile) -> str | None:
-    """How a file differs from what was expected; None if it does not."""
+    """Describe how a file differs from its expected size and digest; None if it does not."""
     try:
         size = path.stat().st_size
         if size != expected.size:
@@ -102,11 +103,11 @@ def _difference(path: Path, expected: StateFile) -> str | None:
     return f"{path.name}: expected SHA-256 {expected.sha256}, got {digest}" if digest != expected.sha256 else None
 
 
-# The layout that a checkpoint is written in, as its note tells it.
-
-
 def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: str) -> Layout:
-    """The layout of the section `[layout]` with the sizes of its axes, on this machine's `device`: cpu or cuda."""
+    """Return the layout stored in checkpoint metadata: the section `[layout]`, its axes and this machine's `device`.
+
+    `device` is cpu or cuda.
+    """
     ranks = 1
     for size in axes.values():
         ranks *= size

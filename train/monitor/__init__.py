@@ -1,1 +1,1 @@
-"""What is seen of a run: measurements, events, the progress line, and judgements on them."""
+"""The monitoring of a run: metrics, events, the progress line, the profiler, the guard and the quarantine list."""

@@ -1,7 +1,7 @@
-"""What happened to a run beside its steps, in `train/events.jsonl`: an append-only record that nothing cuts.
+"""The events of a run, such as spikes, rewinds and resumes, in the append-only file `train/events.jsonl`.
 
-One JSON object a line, on the disk before training goes on. What was done twice, because a run went back to a
-checkpoint, stands there twice, with the resume or the rewind in between.
+Each line is a JSON object, flushed to disk before training continues. The file is never truncated: events that happen
+again after a resume or a rewind appear twice, with that resume or rewind in between.
 """
 
 import json
@@ -21,7 +21,7 @@ EVENTS_NAME = "train/events.jsonl"
 
 
 Text = Annotated[str, BeforeValidator(lambda text: str(text).encode("utf-8", "replace").decode())]
-"""What a storage or a file name may hold and JSON may not is replaced: an event is never refused for its words."""
+"""Text in which characters that JSON cannot encode are replaced, so that an event is never rejected for its text."""
 
 
 def _now() -> str:
@@ -29,14 +29,14 @@ def _now() -> str:
 
 
 class _Event(BaseModel):
-    """What every event has."""
+    """The fields of every event."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     step: int
-    """The step it happened in or, where nothing was being done, the last one that was made."""
+    """The step in which it happened or, between steps, the last completed step."""
     at: str = Field(default_factory=_now)
-    """When, UTC, ISO 8601."""
+    """Time, UTC, ISO 8601."""
 
 
 class Skipped(_Event):
@@ -46,7 +46,7 @@ class Skipped(_Event):
     loss: float | None
     """Loss [nats/token]; None = not finite."""
     grad_norm: float | None
-    """Norm of the gradient; None = not finite."""
+    """Gradient norm; None = not finite."""
     loss_scale: float | None = None
     """Factor of the loss in fp16, before it was lowered; None = another precision."""
 
@@ -54,14 +54,14 @@ class Skipped(_Event):
 
 
 class SpikeDocument(BaseModel):
-    """A part of a document in the batch of a spike, as `penstock trace` shows it, and its own loss."""
+    """A part of a document in the batch of a spike, as `penstock trace` shows it, with its loss."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True, use_attribute_docstrings=True)
 
     row: int
     """Row of the global batch, from 0."""
     sample: int
-    """Global sample index, as a skip list counts."""
+    """Global sample index, as in a skip list."""
     source: str
     """Source of the document."""
     doc_id: str
@@ -75,73 +75,73 @@ class SpikeDocument(BaseModel):
     length: int
     """Length of its record there [bytes]."""
     doc_start: int
-    """First token of the part, counted in the document."""
+    """First token of the part, relative to the document."""
     doc_stop: int
-    """Token after the part, counted in the document."""
+    """Token after the part, relative to the document."""
     loss: float | None = None
-    """Mean cross-entropy of its targets under the weights before the update [nats/token]; None = it has none."""
+    """Mean cross-entropy of its targets under the weights before the update [nats/token]; None = no targets."""
     targets: int = 0
-    """Its tokens that were to be predicted."""
+    """Number of its tokens that are prediction targets."""
     excess: float | None = None
-    """How far that loss lies above what its source had, as `excess_of` measures it [nats/token]."""
+    """Excess of that loss over the level of its source, as `excess_of` computes it [nats/token]."""
 
     _number = field_validator("loss", "excess", mode="before")(finite)
 
 
 class Spike(_Event):
-    """A loss or a gradient above the limit that those before it set."""
+    """A loss or gradient norm above the limit set by the previous steps."""
 
     kind: Literal["spike"] = "spike"
     left: tuple[Quantity, ...] = ("loss",)
-    """What left its band."""
+    """The quantities above their limits."""
     loss: float
     """Loss of the step [nats/token]."""
     mean: float
-    """Mean of the window before it, of the first quantity of `left`."""
+    """Mean of the previous window, of the first quantity of `left`."""
     deviation: float
     """Standard deviation of that window."""
     limit: float
-    """Largest value that would have been no spike."""
+    """Largest value that is not a spike."""
     grad_norm: float | None = None
-    """Norm of the gradient before clipping; None = not recorded."""
+    """Gradient norm before clipping; None = not recorded."""
     grad_limit: float | None = None
-    """Largest norm that would have been no spike; None = the gradient is not watched, or not yet."""
+    """Largest norm that is not a spike; None = the gradient is not watched, or not yet."""
     documents: tuple[SpikeDocument, ...] = ()
     """Every part of a document in the step's batch, by `excess`, the worst first; those without targets last."""
 
 
 class Rewound(_Event):
-    """Training went back from `step` to a checkpoint, to go on without some samples."""
+    """A rewind from `step` to a checkpoint, which excludes some samples from training."""
 
     kind: Literal["rewound"] = "rewound"
     to_step: int
-    """Step of the checkpoint; the steps after it are undone."""
+    """Step of the checkpoint; later steps are undone."""
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
     samples: tuple[int, ...]
     """Global sample indices that are skipped from now on."""
     quarantined: tuple[str, ...] = ()
-    """Documents, hex, that are in no batch from now on."""
+    """Ids of documents, hex, that are in no batch from now on."""
 
 
 class Undone(_Event):
-    """A step that a rewind undid, as it stood in metrics.jsonl."""
+    """A step that a rewind undid, with its line of metrics.jsonl."""
 
     kind: Literal["undone"] = "undone"
     metrics: StepMetrics
-    """What it had measured."""
+    """Metrics of the step."""
 
 
 class FailedSave(_Event):
-    """A checkpoint that could not be written; training went on."""
+    """A checkpoint that could not be written; training continued."""
 
     kind: Literal["failed_save"] = "failed_save"
     error: Text
-    """What the storage answered."""
+    """The storage error."""
 
 
 class EarlyStop(_Event):
-    """The end of a run whose held-out loss no longer fell."""
+    """The end of a run whose held-out loss stopped falling."""
 
     kind: Literal["early_stop"] = "early_stop"
     heldout_loss: float | None
@@ -149,47 +149,47 @@ class EarlyStop(_Event):
     best: float | None
     """Lowest held-out loss of the run [nats/token]."""
     since_best: int
-    """Measurements since that one."""
+    """Measurements since the lowest."""
 
     _number = field_validator("heldout_loss", mode="before")(finite)
 
 
 class Begun(_Event):
-    """A process that began a run, without a checkpoint; what events there are before belong to another one."""
+    """The start of a run without a checkpoint; earlier events belong to another run."""
 
     kind: Literal["begun"] = "begun"
     layout: dict[str, Any]
-    """The layout that it begins with, as JSON."""
+    """The layout of the start, as JSON."""
 
 
 class Resumed(_Event):
-    """A process that went on with a run, from the checkpoint of `step`."""
+    """A resume of a run from the checkpoint of `step`."""
 
     kind: Literal["resumed"] = "resumed"
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
     layout: dict[str, Any]
-    """The layout that it goes on with, as JSON."""
+    """The layout after the resume, as JSON."""
     layout_before: dict[str, Any]
     """The layout that wrote the checkpoint, as JSON."""
 
 
 class Interrupted(_Event):
-    """A run that was asked to stop from outside, behind `step`."""
+    """A run that a signal stopped after `step`."""
 
     kind: Literal["interrupted"] = "interrupted"
     signal: str
     """Name of the signal, such as SIGTERM."""
     checkpoint: str | None
-    """Folder of the checkpoint that stands, relative to the run; None = none."""
+    """Folder of the newest checkpoint, relative to the run; None = no checkpoint."""
 
 
 class Stopped(_Event):
-    """A run that ended itself with an error."""
+    """A run that stopped with an error of its own."""
 
     kind: Literal["stopped"] = "stopped"
     reason: Text
-    """The error, as the user reads it."""
+    """The error message."""
 
 
 Event = Begun | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
@@ -197,13 +197,13 @@ _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator=
 
 
 class EventLog:
-    """The open file of a run's events; `close` after use. Only rank 0 has one."""
+    """The open event file of a run; `close` after use. Only rank 0 has one."""
 
     def __init__(self, run: Store):
         self._journal = Journal(run, EVENTS_NAME)
 
     def append(self, *events: Event) -> None:
-        """Append events, durably; a full disk keeps them waiting in memory and is said."""
+        """Append events durably; on a full disk, keep them in memory and print a warning."""
         for event in events:
             self._journal.append(event.model_dump_json().encode(), durable=event is events[-1])
 
@@ -213,27 +213,27 @@ class EventLog:
 
 
 def read_events(run: Store) -> list[Event]:
-    """Every event of a run, in order; what a killed process left of a line is passed over.
+    """Return every event of a run, in order; incomplete lines of killed processes are ignored.
 
-    Raises ContractError if a line is JSON but no event.
+    Raises ContractError if a line is JSON but not an event.
     """
     if not run.exists(EVENTS_NAME):
         return []
-    found = []
+    events: list[Event] = []
     for number, line in enumerate(run.read_bytes(EVENTS_NAME).split(b"\n"), start=1):
         try:
-            found.append(_ADAPTER.validate_python(json.loads(line)))
+            events.append(_ADAPTER.validate_python(json.loads(line)))
         except (json.JSONDecodeError, UnicodeDecodeError):
             continue
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. Restore the file."
+                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. Restore the file from a copy."
             ) from error
-    return found
+    return events
 
 
 def count_rewinds(events: Iterable[Event]) -> int:
-    """How often a run was rewound, also when the process was killed before its next checkpoint could say so."""
+    """Return the number of rewinds of a run, including those after which no checkpoint was written."""
     rewinds = 0
     for event in events:
         rewinds = 0 if isinstance(event, Begun) else rewinds + isinstance(event, Rewound)

@@ -1,8 +1,8 @@
-"""The judgements of the guard: steps that are not finite, losses and gradients that jump, losses that no longer fall.
+"""The guard: checks for non-finite steps, spikes of loss and gradient norm, and held-out losses that stop falling.
 
-A state machine of values: a state and what a step measured give the next state and a verdict. The numbers are those
-of the global batch, the same on every rank, so every rank comes to the same verdict without a word to the others; the
-state is part of a checkpoint, so a run that is resumed judges as one that was never stopped.
+It is a pure state machine: a state and the figures of a step give the next state and a verdict. The figures are those
+of the global batch, so every rank reaches the same verdict without communication. The state is part of a checkpoint, so
+a resumed run reaches the same verdicts as an uninterrupted one.
 """
 
 import math
@@ -16,76 +16,76 @@ from schemas.errors import ContractError
 from train.config.checkpoint import GuardConfig
 
 MIN_DEVIATION = 1e-3
-"""What a window's deviation counts at least [nats/token]: where losses stand still, the last digit is no spike."""
+"""Minimum deviation of a window of losses [nats/token]: if losses are constant, the last digit is no spike."""
 MIN_NORM_SHARE = 1e-2
-"""What the deviation of gradient norms counts at least, as a share of their mean: a norm has the scale of its model."""
+"""Minimum deviation of gradient norms as a share of their mean, since their scale depends on the model."""
 MAX_SPIKES_IN_A_ROW = 8
-"""Spikes in a row that count as such: one more is the new level, and the window that was left begins anew with it."""
+"""Maximum number of consecutive spikes; one more is the new level, and the window restarts with it."""
 
 
 class Verdict(StrEnum):
-    """What is to be done about a step whose loss and gradient are known, before the update."""
+    """The action for a step whose loss and gradient are known, before the update."""
 
-    GO_ON = "go on"
+    GO_ON = "proceed"
     """Make the update."""
     SKIP = "skip"
     """Not finite: make no update."""
     SPIKE = "spike"
-    """Report the documents of the step and make the update; or rewind, as `on_spike` says."""
+    """Report the documents of the step, then make the update or rewind, as set by `on_spike`."""
     STOP = "stop"
-    """End the run: `why_stopped` says why."""
+    """End the run with the error of `why_stopped`."""
 
 
 class GuardState(BaseModel):
-    """What the guard remembers behind a step; as JSON and back without a bit lost."""
+    """The state of the guard after a step; JSON preserves it exactly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     non_finite: int = 0
-    """Steps in a row up to the last that were not finite and count against `max_non_finite`."""
+    """Consecutive non-finite steps up to the last one that count against `max_non_finite`."""
     skipped: int = 0
-    """Steps without an update since the first."""
+    """Steps without an update in the whole run."""
     losses: tuple[float, ...] = ()
-    """The last losses, at most `spike_window`, oldest first, without spikes; empty where spikes are not watched."""
+    """The last losses without spikes, at most `spike_window`, oldest first; empty if the loss is not watched."""
     norms: tuple[float, ...] = ()
-    """The last gradient norms, in the same way; empty where the gradient is not watched."""
+    """The last gradient norms, in the same way; empty if the gradient is not watched."""
     spikes: int = 0
-    """Spikes in a row up to the last step."""
+    """Consecutive spikes up to the last step."""
     rewinds: int = 0
     """Rewinds of the run."""
     best_heldout: float | None = None
     """Lowest held-out loss [nats/token]; None before the first."""
     since_best: int = 0
-    """Held-out losses since that one."""
+    """Held-out losses measured since the lowest."""
 
     def to_json(self) -> dict[str, Any]:
-        """The state as a JSON value; `GuardState.model_validate` takes it back."""
+        """Return the state as a JSON value; `GuardState.model_validate` restores it."""
         return self.model_dump(mode="json")
 
 
 Quantity = Literal["loss", "gradient"]
-"""What may leave its band."""
+"""A quantity that the guard watches."""
 
 
 class Level(NamedTuple):
-    """Where losses [nats/token], or norms of the gradient, lay before a step."""
+    """The band of losses [nats/token] or gradient norms before a step."""
 
     mean: float
     """Mean of the window."""
     deviation: float
     """Standard deviation of the window, with n - 1 in the denominator; at least MIN_DEVIATION, or MIN_NORM_SHARE."""
     limit: float
-    """Largest value that is no spike."""
+    """Largest value that is not a spike."""
 
 
 class Levels(NamedTuple):
-    """The band of each quantity; None = it is not watched, or its window is not full yet."""
+    """The band of each quantity; None = not watched, or its window is not full yet."""
 
     loss: Level | None
     gradient: Level | None
 
     def left(self, loss: float, grad_norm: float) -> tuple[Quantity, ...]:
-        """What lies above its band."""
+        """Return the quantities above their limits."""
         above: tuple[Quantity, ...] = ()
         if self.loss is not None and loss > self.loss.limit:
             above += ("loss",)
@@ -95,7 +95,7 @@ class Levels(NamedTuple):
 
 
 def levels(state: GuardState, config: GuardConfig) -> Levels:
-    """The bands that the steps up to here have set."""
+    """Return the bands set by the steps so far."""
     window = config.spike_window
     return Levels(
         _level(state.losses[-window:], config.spike_sigmas, window, lambda mean: MIN_DEVIATION),
@@ -115,10 +115,10 @@ def _level(values: Sequence[float], sigmas: float | None, number: int, least: Ca
 def after_step(
     state: GuardState, config: GuardConfig, loss: float, grad_norm: float, loss_scale: float = 1.0
 ) -> tuple[GuardState, Verdict]:
-    """The state behind a step and what is to be done about it; `loss` [nats/token] and `grad_norm` are unscaled.
+    """Return the state after a step and the verdict on it; `loss` [nats/token] and `grad_norm` are unscaled.
 
-    A gradient that overflows under a loss scale above 1, with a finite loss, is skipped and not counted in a row: the
-    scale is halved for it, so it counts once the scale has come down to 1.
+    A gradient may overflow with a finite loss under a loss scale above 1. That step is skipped but not counted as
+    consecutive, since the scale is halved; overflows count only at a scale of 1.
     """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         counted = state.non_finite + (loss_scale <= 1 or not math.isfinite(loss))
@@ -139,7 +139,7 @@ def after_step(
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
-    """The state behind a held-out loss [nats/token], and whether the run ends; one that is not finite is no minimum."""
+    """Return the state after a held-out loss [nats/token], and whether the run ends; non-finite is no minimum."""
     best = state.best_heldout
     falls = best is None or (loss < best and loss <= best - config.min_improvement)
     if falls and math.isfinite(loss):
@@ -149,24 +149,24 @@ def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[
 
 
 def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
-    """The state to go on with from a checkpoint's: everything is as it was there but the number of rewinds."""
+    """Return the guard state of the checkpoint with the number of rewinds increased by one."""
     return restored.model_copy(update={"rewinds": state.rewinds + 1})
 
 
 def at_new_stage(state: GuardState) -> GuardState:
-    """The state at the beginning of a stage: other data or lengths have a level of their own."""
+    """Return the state at the start of a training stage: other data or lengths have other loss levels."""
     return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 
 
 def why_stopped(state: GuardState, config: GuardConfig, step: int) -> ContractError:
-    """The error that ends a run at `step`, for the state that came with Verdict.STOP."""
+    """Return the error that ends a run at `step`, for the state that came with Verdict.STOP."""
     if state.non_finite > config.max_non_finite:
         return ContractError(
             f"step {step}: expected at most guard.max_non_finite = {config.max_non_finite} steps in a row whose loss "
-            f"or gradient is not finite, got {state.non_finite}. Look at the data of the step with `penstock trace`, "
-            "raise guard.max_non_finite, or train anew at a lower optim.learning_rate."
+            f"or gradient is not finite, got {state.non_finite}. Inspect the data of the step with `penstock trace`, "
+            "raise guard.max_non_finite, or train again at a lower optim.learning_rate."
         )
     return ContractError(
-        f"step {step}: expected that {config.max_rewinds} rewinds (guard.max_rewinds) are enough, got another "
-        f"spike. Raise guard.max_rewinds, or train anew at a lower optim.learning_rate."
+        f"step {step}: expected at most guard.max_rewinds = {config.max_rewinds} rewinds, got another spike. Raise "
+        "guard.max_rewinds, or train again at a lower optim.learning_rate."
     )

@@ -1,7 +1,7 @@
-"""The files that a run's metrics are written to: metrics.jsonl at every step, TensorBoard's events, metrics.parquet.
+"""The metrics files of a run: metrics.jsonl at every step, TensorBoard's events, metrics.parquet.
 
-The first is the journal that the others follow: a resume and a rewind cut it behind their checkpoint, so each step
-stands in it once. The table is written whole, and atomically, from columns that are kept in memory.
+metrics.jsonl is the journal that the other two follow. A resume or rewind truncates it after its checkpoint, so it
+contains each step once. The table is rewritten whole and atomically from columns kept in memory.
 """
 
 import os
@@ -18,21 +18,20 @@ from schemas.errors import UNWRITABLE, ContractError
 from schemas.storage import Store
 from train.monitor.metrics import METRICS_NAME, SCALARS, Heldout, StepMetrics, read_metrics
 
-# A file that grows by whole lines, written by one process and read by anyone at any time.
-#
-# A disk that is full does not end a run: what it refuses waits in memory, said once, and is written with the next line.
-# What a killed process left of a line is closed by the next process that opens the file, and read by nobody.
+# A journal grows by whole lines, is written by a single process and can be read at any time. A full disk does not end a
+# run: lines that cannot be written stay in memory, with a single warning, and are written with the next line. An
+# incomplete line of a killed process is terminated by the next process that opens the file, and ignored by readers.
 
 NEWLINE = b"\n"
 
 
 class Journal:
-    """An open file of a run on the local disk; `close` after use."""
+    """An open append-only file of a run on the local disk; `close` after use."""
 
     def __init__(self, run: Store, name: str):
         run.make_parent(name)
         self._waiting, self._refused = b"", False
-        # Without a buffer of Python's own: a line that was appended is the kernel's, and outlives a killed process.
+        # Unbuffered: an appended line is in the kernel at once, and survives if the process is killed.
         self._file = open(run.path(name), "a+b", buffering=0)  # noqa: SIM115 (stays open for the run)
         size = self._file.seek(0, os.SEEK_END)
         if size:
@@ -40,7 +39,7 @@ class Journal:
             self._waiting = b"" if self._file.read(1) == NEWLINE else NEWLINE
 
     def append(self, line: bytes, durable: bool = False) -> None:
-        """Append a line, given without its end; `durable` also flushes it to the disk."""
+        """Append a line, given without its newline; `durable` also flushes it to disk."""
         self._waiting += line + NEWLINE
         try:
             if durable:
@@ -48,20 +47,20 @@ class Journal:
             else:
                 self._write()
         except OSError as error:
-            self._say(error)
+            self._warn(error)
 
     def sync(self) -> None:
-        """Make every line so far durable. Raises OSError if the disk refuses."""
+        """Flush every line so far to disk. Raises OSError if the disk rejects them."""
         self._write()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; lines that the disk still refuses are lost, loudly."""
+        """Close the file; lines that still cannot be written are lost, with a warning."""
         try:
             self._write()
         except OSError as error:
             self._refused = False
-            self._say(error, "lost")
+            self._warn(error, "lost")
         self._file.close()
 
     def _write(self) -> None:
@@ -69,11 +68,11 @@ class Journal:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
         self._refused = False
 
-    def _say(self, error: OSError, fate: str = "kept in memory until it can be written") -> None:
+    def _warn(self, error: OSError, outcome: str = "kept in memory until it can be written") -> None:
         if error.errno not in UNWRITABLE:
             raise error
         if not self._refused:
-            lines = f"{self._waiting.count(NEWLINE)} line(s) {fate}"
+            lines = f"{self._waiting.count(NEWLINE)} line(s) {outcome}"
             print(f"penstock: {self._file.name}: {UNWRITABLE[error.errno]}; {lines}", file=sys.stderr, flush=True)
         self._refused = True
 
@@ -85,10 +84,10 @@ ARROW = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 def metrics_schema(sources: Sequence[str]) -> pa.Schema:
-    """Columns of metrics.parquet: the fields of a step that are one value, then those of each source.
+    """Return the schema of metrics.parquet: the scalar fields of a step, then the fields of each source.
 
-    `loss.web`, `tokens.web` and `heldout.web.loss`, `.perplexity`, `.bits_per_byte` for a source `web`, sources in the
-    order given; null is what a step did not measure. Every column has its `description`, unit included, as metadata.
+    A source `web` has the columns `loss.web`, `tokens.web` and `heldout.web.loss`, `.perplexity`, `.bits_per_byte`;
+    sources are in the given order. Null = not measured. Each column has a `description` with its unit as metadata.
     """
     fields = [_column(StepMetrics, name, name) for name in SCALARS]
     fields += [_field(f"loss.{name}", float, _text(StepMetrics, "losses")) for name in sources]
@@ -112,7 +111,7 @@ def _field(name: str, kind: Any, text: str) -> pa.Field:
 
 
 class StepTable:
-    """The steps of a run as columns, converted once each."""
+    """The steps of a run as columns; each step is converted once."""
 
     def __init__(self, sources: Sequence[str]):
         self._schema = metrics_schema(sources)
@@ -121,19 +120,22 @@ class StepTable:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, record: StepMetrics) -> None:
-        """Append a step. Raises ContractError if it has a source that the table has no columns for."""
+        """Append a step. Raises ContractError if it has a source without columns in the table."""
         row = record.flat(".")
         if unknown := row.keys() - self._names:
-            raise ContractError(f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}")
+            raise ContractError(
+                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}. Start the run "
+                "again with its own dataset."
+            )
         self._rows.append(row)
 
     def cut(self, step: int) -> None:
-        """Drop the steps after this one."""
+        """Drop the steps after `step`."""
         table = self.table()
         self._closed = table.slice(0, pc.sum(pc.less_equal(table["step"], step)).as_py() or 0)
 
     def table(self) -> pa.Table:
-        """Every step so far."""
+        """Return every step so far."""
         if self._rows:
             rows = pa.Table.from_pylist(self._rows, self._schema)
             self._closed = pa.concat_tables([self._closed, rows]).combine_chunks()
@@ -142,7 +144,7 @@ class StepTable:
 
 
 class Scalars:
-    """An open file of TensorBoard's events; values of an earlier file from its first step on count as undone."""
+    """An open TensorBoard event file; values of earlier files from its first step on count as undone."""
 
     def __init__(self, run: Store, first_step: int):
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -155,12 +157,12 @@ class Scalars:
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
         """Append the values of a step that are not None."""
-        # One event for all: 70 µs for 20 scalars, where an event each takes 580 µs.
+        # A single event for all: 70 µs for 20 scalars, while an event for each takes 580 µs.
         numbers = [self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items() if x is not None]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
 
     def flush(self) -> None:
-        """Hand everything so far to the disk."""
+        """Flush everything so far to disk."""
         self._writer.flush()
 
     def close(self) -> None:
@@ -169,10 +171,10 @@ class Scalars:
 
 
 class MetricsLog:
-    """The open files of a run's metrics; `close` after use."""
+    """The open metrics files of a run; `close` after use."""
 
     def __init__(self, run: Store, sources: Sequence[str], after_step: int):
-        """Keep the steps up to `after_step` of what stands, and go on behind it."""
+        """Keep the existing steps up to `after_step`, drop later ones, and append after them."""
         self._run, self._table, self._problems = run, StepTable(sources), set[str]()
         kept = [record for record in read_metrics(run) if record.step <= after_step]
         for record in kept:
@@ -181,7 +183,7 @@ class MetricsLog:
 
     def _open(self, after_step: int, lines: int) -> None:
         if self._run.exists(METRICS_NAME):
-            # Cut in place, not rewritten: this works on a full disk too, and takes no second copy of a long run.
+            # Truncated in place, not rewritten: this works on a full disk too, and needs no second copy of a long run.
             text = self._run.read_bytes(METRICS_NAME)
             os.truncate(self._run.path(METRICS_NAME), sum(map(len, text.splitlines(keepends=True)[:lines])))
         self._journal = Journal(self._run, METRICS_NAME)
@@ -189,30 +191,30 @@ class MetricsLog:
         try:
             self._scalars = Scalars(self._run, after_step + 1)
         except OSError as error:
-            self._say(TENSORBOARD_NAME, error, NO_SCALARS)
+            self._warn(TENSORBOARD_NAME, error, NO_SCALARS)
 
     def write(self, record: StepMetrics) -> None:
-        """Append one step; a full disk is said and does not end the run."""
+        """Append a step; a full disk causes a warning and does not end the run."""
         self._table.add(record)
         self._journal.append(record.line())
         values = record.flat("/") | {"data/wait_share": record.wait_share}
         self._on_scalars(lambda scalars: scalars.write(record.step, {k: v for k, v in values.items() if k != "step"}))
 
     def sync(self) -> None:
-        """Make every step so far durable, for a checkpoint must not be ahead of its metrics, and write the table.
+        """Flush every step so far to disk, since a checkpoint must not be ahead of its metrics; write the table.
 
-        Raises OSError if the disk refuses the steps; the table may be older than they are, which is said.
+        Raises OSError if the disk rejects the steps. A table that cannot be written stays older, with a warning.
         """
         self._journal.sync()
         self._on_scalars(Scalars.flush)
         self._write_table()
 
     def after(self, step: int) -> list[StepMetrics]:
-        """The steps behind this one, which a rewind to it will drop."""
+        """Return the steps after `step`, which a rewind to it drops."""
         return [record for record in read_metrics(self._run) if record.step > step]
 
     def rewind(self, to_step: int) -> None:
-        """Drop the steps behind `to_step` from every file."""
+        """Drop the steps after `to_step` from every file."""
         self._journal.close()
         self._on_scalars(Scalars.close)
         self._table.cut(to_step)
@@ -229,30 +231,32 @@ class MetricsLog:
             if self._scalars is not None:
                 act(self._scalars)
         except OSError as error:
-            # The thread that writes has died of it; closing the file would raise the same error again.
+            # The error has ended the writer thread; closing the file would raise the same error again.
             self._scalars = None
-            self._say(TENSORBOARD_NAME, error, NO_SCALARS)
+            self._warn(TENSORBOARD_NAME, error, NO_SCALARS)
 
     def _write_table(self) -> None:
         try:
             write_table(self._run, self._table.table())
         except OSError as error:
-            self._say(TABLE_NAME, error, "written again at the next checkpoint")
+            self._warn(TABLE_NAME, error, "written again at the next checkpoint")
 
-    def _say(self, name: str, error: OSError, fate: str) -> None:
+    def _warn(self, name: str, error: OSError, outcome: str) -> None:
         if error.errno not in UNWRITABLE:
             raise error
         if name not in self._problems:
-            print(f"penstock: {self._run.path(name)}: {UNWRITABLE[error.errno]}; {fate}", file=sys.stderr, flush=True)
+            text = f"penstock: {self._run.path(name)}: {UNWRITABLE[error.errno]}; {outcome}"
+            print(text, file=sys.stderr, flush=True)
         self._problems.add(name)
 
 
 def write_table(run: Store, table: pa.Table) -> None:
-    """Replace metrics.parquet; a reader sees the old or the new one.
+    """Replace metrics.parquet atomically: a reader gets the old or the new file.
 
-    Whole each time: 32 columns take 0.1 s at 100,000 steps, so with a checkpoint every 200 steps 25 s of such a run.
+    It is written whole each time. 32 columns take 0.1 s at 100,000 steps; with a checkpoint every 200 steps that is 25
+    s of such a run.
     """
     sink = pa.BufferOutputStream()
-    # Measurements hardly repeat: dictionaries would take four times as long, for a larger file.
+    # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.
     pq.write_table(table, sink, compression="zstd", use_dictionary=False)
     run.write_atomic(TABLE_NAME, sink.getvalue().to_pybytes())

@@ -1,7 +1,8 @@
-"""What each step of a run measured, and how a run ended: the lines of metrics.jsonl and the closing manifest.
+"""The metrics of each step, as lines of metrics.jsonl, and the training manifest of a completed run.
 
-Numbers are those of the global batch, whatever the layout; rank 0 writes them. A step that was skipped because it was
-not finite has its line too, with null for what is no number: every line is valid JSON.
+Numbers are those of the global batch in any layout; rank 0 writes them. A step skipped because it was not finite has a
+line too, with null for non-finite values, so every line is valid JSON. The field docstrings of `Heldout` and
+`StepMetrics` are written into metrics.parquet as column descriptions.
 """
 
 import math
@@ -92,21 +93,22 @@ class StepMetrics(BaseModel):
     def _skipped(self) -> "StepMetrics":
         if not self.skipped and (self.loss is None or self.grad_norm is None):
             raise ValueError(
-                f"step {self.step} has loss {self.loss} and grad_norm {self.grad_norm}, but is not skipped"
+                f"step {self.step}: expected finite loss and grad_norm unless it is skipped, got loss {self.loss} and "
+                f"grad_norm {self.grad_norm}. Set skipped = true."
             )
         return self
 
     @property
     def wait_share(self) -> float:
-        """Share of the step that was spent waiting for data."""
+        """Return the share of the step's duration spent waiting for data, 0 to 1."""
         return self.data_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
 
     def line(self) -> bytes:
-        """The step as a line of JSON, without its end."""
+        """Return the step as a line of JSON, without the newline."""
         return self.model_dump_json(exclude_defaults=True).encode()
 
     def flat(self, separator: str) -> dict[str, Any]:
-        """One value a name, None where there is none; those of a source are `loss.web`, `heldout.web.perplexity`."""
+        """Return a flat mapping of names to values or None; values of a source have names such as `loss.web`."""
         values = {name: getattr(self, name) for name in SCALARS}
         values |= {f"loss{separator}{name}": loss for name, loss in self.losses.items()}
         values |= {f"tokens{separator}{name}": number for name, number in self.source_tokens.items()}
@@ -117,24 +119,24 @@ class StepMetrics(BaseModel):
 
 PER_SOURCE = ("losses", "source_tokens", "heldout")
 SCALARS = tuple(name for name in StepMetrics.model_fields if name not in PER_SOURCE)
-"""Fields of a step that are one value."""
+"""Fields of a step that are a single value."""
 
 
 class TrainManifest(BaseModel):
-    """`train/manifest.json`: a run that reached its end; written last."""
+    """The content of `train/manifest.json`, which marks a completed run and is written last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     dataset: str
-    """Digest of the dataset the model was trained on."""
+    """Digest of the dataset that the model was trained on."""
     tokenizer: str
     """Digest of the tokenizer contract."""
     plan: str
-    """Digest of what decides the weights: shape, data order and optimiser settings."""
+    """Digest of everything that decides the weights: shape, data order and optimizer settings."""
     skip_list: str
     """Digest of the skip list."""
     steps: int
-    """Number of updates made."""
+    """Number of optimizer steps."""
     loss: float | None
     """Loss of the last step [nats/token]; None if that step was skipped."""
     heldout_loss: float | None
@@ -144,14 +146,14 @@ class TrainManifest(BaseModel):
 
 
 def finite(value: float | None) -> float | None:
-    """The value; None if it is infinite or not a number."""
+    """Return the value, or None if it is infinite or not a number."""
     return None if value is None or not math.isfinite(value) else value
 
 
 def by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Mean loss and number of targets of each source that has any, from sums over the global batch."""
+    """Return mean loss and number of targets of each source that has any, from sums over the global batch."""
     numbers = {name: round(count) for name, count in zip(names, counts, strict=True) if count}
     totals = dict(zip(names, sums, strict=True))
     return {name: totals[name] / number for name, number in numbers.items()}, numbers
@@ -160,16 +162,16 @@ def by_source(
 def heldout_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
 ) -> dict[str, Heldout]:
-    """The held-out figures of each source that has targets, from sums over all of them [nats, targets, bytes]."""
-    found = {}
+    """Return the held-out figures of each source with targets, from sums over all of them [nats, targets, bytes]."""
+    figures = {}
     for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
         if count:
             size = num_bytes[number] if num_bytes else 0
             bits = total / (math.log(2) * size) if size else None
-            found[name] = Heldout(
+            figures[name] = Heldout(
                 loss=finite(total / count), perplexity=_exp(total / count), bits_per_byte=finite(bits)
             )
-    return found
+    return figures
 
 
 def _exp(loss: float) -> float | None:
@@ -182,11 +184,11 @@ def _exp(loss: float) -> float | None:
 def flops_utilisation(
     positions_per_second: float, flops_per_token: float, ranks: int, peak_flops: float | None
 ) -> float | None:
-    """Model FLOPs utilisation: flops_per_token · positions_per_second / (ranks · peak_flops); None = peak unknown.
+    """Return model FLOPs utilization: flops_per_token · positions_per_second / (ranks · peak_flops); None = no peak.
 
-    `flops_per_token` is the plan's: 6 per weight of a matrix that a token passes, logits included, plus 12·d·L per
-    layer for attention without a discount for the causal mask. Positions are those of the global batch (sequences ·
-    seq_len), with or without a target: the model passes them all. What is computed twice (activation checkpointing)
+    `flops_per_token` is that of the plan: 6 per matrix weight used for a token, logits included, plus 12·d·L per layer
+    for attention. There is no discount for the causal mask. Positions are those of the global batch (sequences ·
+    seq_len), with or without a target, since the model computes all of them. Recomputation (activation checkpointing)
     does not count. `peak_flops` is the dense bf16 peak of a GPU in every precision. Source: Chowdhery et al. 2022,
     arXiv 2204.02311, appendix B.
     """
@@ -194,41 +196,45 @@ def flops_utilisation(
 
 
 def read_metrics(run: Store) -> list[StepMetrics]:
-    """Every step of a run's metrics file, in order; a line that a killed process left unfinished ends the list.
+    """Return every step of a run's metrics file, in order; an unfinished last line of a killed process is ignored.
 
-    Raises ContractError if another line is no step.
+    Raises ContractError if another line is not a step.
     """
     if not run.exists(METRICS_NAME):
         return []
     lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
-    found = []
+    records = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(StepMetrics.model_validate_json(line))
+            records.append(StepMetrics.model_validate_json(line))
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{METRICS_NAME}, line {number}: expected a step, got {error}. Restore the file."
+                f"{run.uri}/{METRICS_NAME}, line {number}: expected a step, got {error}. Restore the file from a copy."
             ) from error
-    return found
+    return records
 
 
 def last_metrics(run: Store, step: int) -> StepMetrics:
-    """The metrics of the last step. Raises ContractError if that is not `step`."""
+    """Return the metrics of the last step. Raises ContractError if that is not `step`."""
     records = read_metrics(run)
     if not records or records[-1].step != step:
-        found = f"step {records[-1].step}" if records else "none"
-        raise ContractError(f"{run.uri}/{METRICS_NAME}: expected a last line for step {step}, got {found}. Restore it.")
+        last = f"step {records[-1].step}" if records else "none"
+        raise ContractError(
+            f"{run.uri}/{METRICS_NAME}: expected a last line for step {step}, got {last}. Restore the file from a copy."
+        )
     return records[-1]
 
 
 def write_train_manifest(run: Store, manifest: TrainManifest) -> None:
-    """Commit the end of a run."""
+    """Write the manifest of a completed run."""
     run.write_atomic(MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")))
 
 
 def read_train_manifest(run: Store) -> TrainManifest:
-    """The end of a run. Raises ContractError if what stands is no such manifest."""
+    """Return the manifest of a completed run. Raises ContractError if the file is not a valid manifest."""
     try:
         return TrainManifest.model_validate(run.read_json(MANIFEST_NAME))
     except ValidationError as error:
-        raise ContractError(f"{run.uri}/{MANIFEST_NAME}: does not hold together: {error}; remove it") from error
+        raise ContractError(
+            f"{run.uri}/{MANIFEST_NAME}: expected a training manifest, got {error}. Remove the file and train again."
+        ) from error

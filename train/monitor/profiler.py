@@ -1,6 +1,6 @@
-"""The profile of a few steps, on demand: a Chrome trace and the costliest operators, in the run's `train/profile`.
+"""The profiler of a few steps: writes a Chrome trace and the most expensive operators to the run's `train/profile`.
 
-Nothing is imported, wrapped or timed outside of the steps that `train.profile` names.
+Nothing is imported, wrapped or timed outside the steps of the setting `train.profile`.
 """
 
 import os
@@ -8,27 +8,27 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from schemas.errors import ConfigError, storage_problem
 from schemas.storage import Store
 
 PROFILE_FOLDER = "train/profile"
 NUM_OPERATORS = 30
-"""Operators that the table lists."""
+"""Number of operators in the table."""
 
 
 class Window(NamedTuple):
-    """The steps to record, both included."""
+    """The first and last step to record, both included."""
 
     first: int
     last: int
 
 
 def parse_window(text: str, steps: int) -> Window | None:
-    """The steps that `train.profile` names, of a run of `steps`; None for an empty text.
+    """Parse the steps of `train.profile` for a run of `steps` steps; return None for an empty text.
 
-    Raises ConfigError if it is not FIRST-LAST, or if the run has no such steps.
+    Raises ConfigError if the text is not FIRST-LAST, or if the run has no such steps.
     """
     if not text:
         return None
@@ -36,26 +36,28 @@ def parse_window(text: str, steps: int) -> Window | None:
     window = Window(int(match[1]), int(match[2])) if match else Window(0, 0)
     if not 1 <= window.first <= window.last:
         raise ConfigError(
-            f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Correct it."
+            f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile=10-12."
         )
     if window.last > steps:
-        raise ConfigError(f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. Choose earlier ones.")
+        raise ConfigError(
+            f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. Choose steps up to {steps}."
+        )
     return window
 
 
 class Profile:
-    """Records the steps of a window as they come; on leaving the context, what was recorded by then is written.
+    """A recorder of the steps in a window; leaving the context writes the steps recorded so far.
 
-    A run that is resumed inside the window records the rest of it, and names the files after what they hold.
+    A run that resumes inside the window records the rest of it; file names contain the recorded steps.
     """
 
     def __init__(self, run: Store, window: Window | None):
-        """`window`: None = nothing is recorded, as on every rank but the first."""
+        """`window`: None = record nothing, as on every rank but the first."""
         self._run, self._window = run, window
         self._profiler: Any = None
         self._recorded: list[int] = []
 
-    def __enter__(self) -> "Profile":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -63,9 +65,9 @@ class Profile:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """The context that a step runs in."""
+        """Return the context of a step."""
         if self._window is None or not self._window.first <= number <= self._window.last:
-            self._finish()  # A rewind has left the window: what was recorded is not to grow by other steps.
+            self._finish()  # After a rewind out of the window, no further steps may be added to the recording.
             yield
             return
         from torch.profiler import record_function

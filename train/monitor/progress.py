@@ -1,7 +1,7 @@
-"""The progress line of a training run: loss, speed, waiting for data, time left.
+"""The progress line of a training run, with loss, speed, data waiting and time left, and that of other long work.
 
-Speed is that of the steps since the last line, evaluation and checkpoints left out; the time left is by the clock over
-the last hundred steps, with them. A terminal also sees a line that is written over, about once a second.
+Speed is that of the steps since the last line, without evaluation and checkpoints. The time left is wall time over the
+last hundred steps, with both. A terminal also shows a line that is overwritten about once a second.
 """
 
 import os
@@ -13,24 +13,22 @@ from typing import TextIO
 
 from train.monitor.metrics import StepMetrics
 
-# The line of long work on standard error: how much is done of how much, rate, time left.
-#
-# Work that is over soon says nothing.
+# Long work prints a line on standard error with the completed share, rate and time left. Short work prints nothing.
 
 FIRST_SECONDS = 2.0
 """Time before the first line."""
 LINE_SECONDS = 10.0
-"""Time between lines where they are kept; a terminal's is written over once a second."""
+"""Time between lines in a log file; on a terminal the line is overwritten once a second."""
 CLEAR = "\r\x1b[K"
-"""Back to the beginning of the line, and nothing on it."""
+"""Control sequence that clears the current line."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class LongWork:
-    """The line of one piece of work, as a context; `add` from any thread."""
+    """The progress line of a long operation, as a context; call `add` from any thread."""
 
     def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
-        """`total`: what there is to do, in `unit`; `stream`: None = standard error."""
+        """`total`: amount of work in `unit`; `stream`: None = standard error."""
         self._label, self._total, self._unit = label, total, unit
         self._stream = stream or sys.stderr
         self._done, self._lock, self._stop = 0, threading.Lock(), threading.Event()
@@ -49,11 +47,11 @@ class LongWork:
 
     @property
     def done(self) -> int:
-        """What is done."""
+        """Return the completed amount."""
         return self._done
 
     def add(self, number: int) -> None:
-        """So much more is done."""
+        """Add to the completed amount."""
         with self._lock:
             self._done += number
 
@@ -72,7 +70,7 @@ class LongWork:
 
 
 def work_line(label: str, done: int, total: int, unit: str, seconds: float) -> str:
-    """One line such as `verify  1.2 GB of 4.8 GB  25 %  1.1 GB/s  0:00:03 left`."""
+    """Return a line such as `verify  1.2 GB of 4.8 GB  25 %  1.1 GB/s  0:00:03 left`."""
     rate = done / seconds if seconds > 0 else 0.0
     share = f"{100 * done / total:.0f} %" if total else "100 %"
     left = f"{clock((total - done) / rate)} left" if 0 < done < total else f"in {clock(seconds)}"
@@ -80,13 +78,13 @@ def work_line(label: str, done: int, total: int, unit: str, seconds: float) -> s
 
 
 def clock(seconds: float) -> str:
-    """A duration as hours, minutes and seconds, such as 0:42:10."""
+    """Return a duration [s] as hours, minutes and seconds, such as 0:42:10."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def scaled(number: float, unit: str) -> str:
-    """A number with its unit, such as `1.2 GB` or `950 rows`."""
+    """Return a number with its unit, such as `1.2 GB` or `950 rows`."""
     for size, prefix in UNITS:
         if unit == "B" and number >= size:
             return f"{number / size:.1f} {prefix}{unit}"
@@ -94,13 +92,13 @@ def scaled(number: float, unit: str) -> str:
 
 
 RECENT = 100
-"""Steps whose duration the time left is reckoned by."""
+"""Number of steps from which the time left is estimated."""
 REDRAW_SECONDS = 1.0
-"""Time between two lines that a terminal sees but does not keep."""
+"""Time between redraws of the temporary line on a terminal [s]."""
 
 
 class Progress:
-    """Prints the lines of a run; `close` after use."""
+    """The progress lines of a run; `close` after use."""
 
     def __init__(self, steps: int, log_every: int, stream: TextIO | None = None):
         """`stream`: None = standard output."""
@@ -110,12 +108,13 @@ class Progress:
         self._since: list[StepMetrics] = []
         self._ends: deque[float] = deque(maxlen=RECENT + 1)
         self._started = self._drawn = time.monotonic()
-        self._standing = False
+        self._temporary = False
 
     def show(self, record: StepMetrics, mark: str = "") -> None:
-        """Print the line of this step if it is due; call once for every step.
+        """Print the line of this step if it is due; call it once for every step.
 
-        One is due every `log_every` steps, at the last, with a held-out loss, a skipped step or a `mark` ("spike").
+        A line is due every `log_every` steps, at the last step, and with a held-out loss, a skipped step or a `mark`
+        ("spike").
         """
         now = time.monotonic()
         self._since.append(record)
@@ -123,22 +122,22 @@ class Progress:
         mark = ", ".join(filter(None, ("skipped" if record.skipped else "", mark)))
         due = record.step == self._steps or record.step % self._log_every == 0
         if due or mark or record.heldout_loss is not None:
-            self.say(self._line(record, mark))
+            self.print_line(self._line(record, mark))
             self._since = []
         elif self._columns and now - self._drawn >= REDRAW_SECONDS:
             print(f"{CLEAR}{self._line(record, mark)[: self._columns - 1]}", end="", file=self._stream, flush=True)
-            self._standing, self._drawn = True, now
+            self._temporary, self._drawn = True, now
 
-    def say(self, text: str) -> None:
-        """Print a line of text that stays; anything else that is said during a run goes through here."""
-        print(f"{CLEAR if self._standing else ''}{text}", file=self._stream, flush=True)
-        self._standing, self._drawn = False, time.monotonic()
+    def print_line(self, text: str) -> None:
+        """Print a permanent line of text; all other output of a run goes through this method."""
+        print(f"{CLEAR if self._temporary else ''}{text}", file=self._stream, flush=True)
+        self._temporary, self._drawn = False, time.monotonic()
 
     def close(self) -> None:
-        """Remove the line that is not kept."""
-        if self._standing:
+        """Clear the temporary line."""
+        if self._temporary:
             print(CLEAR, end="", file=self._stream, flush=True)
-        self._standing = False
+        self._temporary = False
 
     def _line(self, record: StepMetrics, mark: str) -> str:
         seconds = max(sum(step.step_seconds for step in self._since), 1e-9)
@@ -157,14 +156,14 @@ class Progress:
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:
-        """By the clock; the first step, in which everything is set up, counts only while it is the only one."""
+        """Return the wall time per step [s]; the first step, which includes setup, counts only while it is alone."""
         if len(self._ends) == 1:
             return self._ends[0] - self._started
         return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
 
 
 def _columns(stream: TextIO) -> int:
-    """Width of the terminal behind a stream; 0 if it is none."""
+    """Return the width of the terminal of a stream; 0 if it is not a terminal."""
     if not stream.isatty():
         return 0
     try:

@@ -1,7 +1,8 @@
-"""The documents that spikes were blamed on, in `train/quarantine.jsonl`: an append-only list that training keeps out.
+"""The quarantine list `train/quarantine.jsonl`: documents that spikes are attributed to, excluded from training.
 
-One JSON object a line, on the disk before the samples that hold them enter the skip list. The file names documents and
-not samples, so it can be handed on: to another run over the same documents, or to a takedown.
+Each line is a JSON object, flushed to disk before the samples that hold the document enter the skip list. The file
+names documents and not samples, so another run over the same documents, or a takedown, can use it. Documents are
+chosen by their loss relative to their source.
 """
 
 import math
@@ -22,7 +23,7 @@ QUARANTINE_NAME = "train/quarantine.jsonl"
 
 
 class Quarantined(BaseModel):
-    """A document that is in no later batch, and what it was blamed for."""
+    """A document that is in no later batch, and the spike that it is attributed to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -41,44 +42,44 @@ class Quarantined(BaseModel):
     step: int
     """Step of the spike."""
     rewind: int
-    """Which rewind of the run the spike led to, from 1."""
+    """Number of the rewind of the run after the spike, from 1."""
     loss: float
     """Mean cross-entropy of its targets in that step, before the update [nats/token]."""
     targets: int
     """Number of these targets."""
     excess: float
-    """How far that lies above what its source had, as `excess_of` measures it [nats/token]."""
+    """Excess of that loss over the level of its source, as `excess_of` computes it [nats/token]."""
     limit: float
-    """Largest excess that was no outlier in that step [nats/token]."""
+    """Largest excess that is not an outlier in that step [nats/token]."""
     why: str
     """The rule that chose it."""
     at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
-    """When, UTC, ISO 8601."""
+    """Time, UTC, ISO 8601."""
 
 
 def read_quarantine(run: Store) -> list[Quarantined]:
-    """Every line of the list, in order; what a killed process left of a line is passed over: `{` and no `"}`.
+    """Return every line of the list, in order; incomplete lines of killed processes, `{` without `"}`, are ignored.
 
-    Raises ContractError if any other line is none.
+    Raises ContractError if any other line is invalid.
     """
     if not run.exists(QUARANTINE_NAME):
         return []
-    found = []
+    documents = []
     *whole, rest = run.read_bytes(QUARANTINE_NAME).split(b"\n")
     for number, line in enumerate([*whole, rest], start=1):
         try:
-            found.append(Quarantined.model_validate_json(line))
+            documents.append(Quarantined.model_validate_json(line))
         except ValidationError as error:
             is_half = not line or (line.startswith(b"{") and not line.rstrip().endswith(b'"}'))
             if not is_half or any(problem["type"] != "json_invalid" for problem in error.errors()):
                 raise ContractError(
-                    f"{run.uri}/{QUARANTINE_NAME}, line {number}: expected a document, got {error}. Correct the line."
+                    f"{run.uri}/{QUARANTINE_NAME}, line {number}: expected a document, got {error}. Remove the line."
                 ) from error
-    return found
+    return documents
 
 
 def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
-    """Append documents, and return once the disk has them. Raises OSError if it refuses."""
+    """Append documents and flush them to disk. Raises OSError if the disk rejects them."""
     journal = Journal(run, QUARANTINE_NAME)
     try:
         for document in documents:
@@ -88,26 +89,25 @@ def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
         journal.close()
 
 
-# Which documents of a batch stand out by their own loss, and which of them a spike is blamed on.
-#
-# A loss is compared with what the document's source had in the steps before, so that code and prose are judged alike;
-# and the mean of few targets counts for less, as it scatters by chance.
+# A spike is attributed to the documents of the batch whose loss is an outlier. A loss is compared with the previous
+# level of the document's source, so that code and prose are treated alike. The mean of few targets has less weight,
+# since it scatters by chance.
 
 MANY_TARGETS = 32
-"""Targets of which a mean scatters by chance about as much as documents of a source do among each other: with 3
-nats/token between tokens and 0.5 between documents, (3 / 0.5)² = 36. A choice, not measured on a corpus."""
+"""Number of targets whose mean scatters by chance about as much as the documents of a source differ: with 3 nats/token
+between tokens and 0.5 between documents, (3 / 0.5)² = 36. A choice, not measured on a corpus."""
 OUTLIER = 3.5
-"""Deviations above the median beyond which a value is an outlier, a deviation being NORMAL · the median absolute one.
+"""Deviations above the median beyond which a value is an outlier; one is NORMAL · the median absolute deviation.
 Source: Iglewicz and Hoaglin 1993, "How to detect and handle outliers", section 3.2.2 (modified z-score)."""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 MAX_SHARE = 0.1
-"""Share of a batch's documents that may be blamed at most, though always one."""
+"""Maximum share of a batch's documents that a spike is attributed to; at least one is always allowed."""
 
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A document of a batch and the loss of all its parts there."""
+    """A document of a batch and the loss over all its parts in the batch."""
 
     doc_id: str
     """Document, hex."""
@@ -121,21 +121,21 @@ class OwnLoss:
 
 @dataclass(frozen=True)
 class Blame:
-    """The documents that a spike is blamed on."""
+    """The documents that a spike is attributed to."""
 
     culprits: tuple[OwnLoss, ...]
     """The worst first."""
     limit: float
-    """Largest excess that is no outlier [nats/token]."""
+    """Largest excess that is not an outlier [nats/token]."""
     why: str
     """The rule that chose them."""
 
 
 class SourceLevels:
-    """What sources had in some steps [nats/token]."""
+    """The mean loss of each source over some steps [nats/token]."""
 
     def __init__(self, records: Iterable[StepMetrics]):
-        """A source that these steps have no targets of counts as all sources together do."""
+        """A source without targets in these steps gets the mean of all sources."""
         sums, counts = dict[str, float](), dict[str, int]()
         for record in records:
             for source, loss in record.losses.items():
@@ -146,17 +146,17 @@ class SourceLevels:
         self._all = sum(sums.values()) / max(1, sum(counts.values()))
 
     def of(self, source: str) -> float:
-        """The mean loss of a source."""
+        """Return the mean loss of a source [nats/token]."""
         return self._levels.get(source, self._all)
 
 
 def excess_of(loss: float, targets: int, level: float) -> float:
-    """How far the mean loss of so many targets lies above a level: the difference · √(targets / (targets + 32))."""
+    """Return the excess of a mean loss over a level: the difference · √(targets / (targets + 32)) [nats/token]."""
     return (loss - level) * math.sqrt(targets / (targets + MANY_TARGETS))
 
 
 def of_documents(parts: Iterable[tuple[str, str, float | None, int]], levels: SourceLevels) -> list[OwnLoss]:
-    """The documents that parts belong to, given by (doc_id, source, loss, targets); without targets it is none."""
+    """Merge document parts (doc_id, source, loss, targets) into documents; parts without targets are left out."""
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for doc_id, source, loss, targets in parts:
         if loss is not None and targets:
@@ -169,12 +169,12 @@ def of_documents(parts: Iterable[tuple[str, str, float | None, int]], levels: So
 
 
 def blame(documents: Sequence[OwnLoss]) -> Blame:
-    """Whom a spike is blamed on: outliers by their excess, at most a tenth of the documents; without any, the worst.
+    """Attribute a spike to documents: outliers by excess, at most a tenth of all; without outliers, the worst document.
 
-    Nobody, if no document lies above its source. Raises ValueError without documents.
+    Return no documents if none exceeds its source. Raises ValueError if `documents` is empty.
     """
     if not documents:
-        raise ValueError("no document to blame")
+        raise ValueError("documents: expected at least 1, got 0. Pass the documents of the spike's batch.")
     excesses = [document.excess for document in documents]
     median = statistics.median(excesses)
     deviation = NORMAL * statistics.median(abs(excess - median) for excess in excesses)

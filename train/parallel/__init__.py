@@ -1,1 +1,1 @@
-"""The model over the ranks: every way of splitting it, none of which is in the mathematics."""
+"""Parallel training: every method of splitting a model over ranks, none of which changes the mathematics."""

@@ -1,7 +1,8 @@
-"""The methods of compression: each sums a buffer of gradients over the ranks and says what its memory becomes.
+"""Gradient compression: lossy sums of gradients over data-parallel ranks, with error feedback, for DDP and FSDP2.
 
-A buffer is a row of pieces, one for each parameter. Every piece is compressed on its own, so buffers may be cut in any
-way. What a rank holds back, its error, is added to its next gradient: all of a gradient arrives, some of it later.
+A buffer concatenates the gradients of several parameters. Each gradient is compressed on its own, so the result does
+not depend on how buffers are cut. What a rank does not send, its error, is added to its next gradient: all of a
+gradient arrives, some of it later.
 Sources: Stich et al. 2018, arXiv 1809.07599; Karimireddy et al. 2019, arXiv 1901.09847.
 """
 
@@ -24,30 +25,29 @@ from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
 from train.parallel.mesh import all_gather_single
 
-# The sums that the ranks of one group make together, and the bytes that leave a rank for them.
-#
-# A sum is taken rank by rank, in float32: every rank gets the same bits, and they do not depend on where a number
-# lies in its buffer. DDP cuts its buckets anew behind the first step, so a ring's sums would differ in a resumed run.
+# Sums are added rank by rank in float32: every rank gets the same bits, and they do not depend on the position of a
+# number in its buffer. DDP rebuilds its buckets after the first step, so the sums of a ring all-reduce would differ in
+# a resumed run.
 
 
 class Wire:
-    """The group of ranks that hold the same gradients."""
+    """The collectives of a group of ranks that hold gradients of the same parameters."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.size = group.size()
         self.bytes_sent = 0
-        """Bytes that left this rank. A sum costs 2·(n-1)·ceil(N/n) numbers, as a ring's all-reduce does; a gathering
-        costs (n-1)·N; N numbers of a rank, n ranks."""
+        """Bytes that this rank has sent. A sum of N numbers over n ranks costs 2·(n-1)·ceil(N/n) numbers, like a ring
+        all-reduce; an all-gather costs (n-1)·N."""
 
     def sum_bytes(self, count: int, itemsize: int) -> int:
-        """What the sum of so many numbers of so many bytes costs."""
+        """Return the bytes that a rank sends to sum `count` numbers of `itemsize` bytes."""
         return 2 * (self.size - 1) * -(-count // self.size) * itemsize
 
     def sum(self, values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The sum over the ranks of a flat tensor, in float32; what travels is of type `dtype`.
+        """Return the sum over the ranks of a flat tensor, in float32; numbers are sent as `dtype`.
 
-        Each rank sums one part of the buffer and hands the sum out: two roundings to `dtype` in all, whatever the
+        Each rank sums one part of the buffer and all-gathers the result: two roundings to `dtype` in all, for any
         number of ranks.
         """
         share = -(-values.numel() // self.size)
@@ -64,7 +64,7 @@ class Wire:
         return sent[: values.numel()].float()
 
     def gather(self, values: Tensor) -> Tensor:
-        """The flat tensors of all ranks, one a row."""
+        """All-gather the flat tensors of all ranks, one per row."""
         rows = torch.empty(self.size * values.numel(), dtype=values.dtype, device=values.device)
         all_gather_single(rows, values, group=self.group)
         self.bytes_sent += (self.size - 1) * values.numel() * values.element_size()
@@ -73,103 +73,104 @@ class Wire:
 
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 State = dict[str, Tensor]
-"""What a method remembers of a piece, by name."""
+"""The state that a method keeps for the gradient of one parameter, by name."""
 Updates = list[tuple[Tensor, Tensor]]
-"""Tensors of states, and what they become."""
+"""Pairs of a state tensor and its new value."""
 
 
 class Piece(NamedTuple):
-    """One parameter's gradient in a buffer."""
+    """The gradient of one parameter in a buffer."""
 
     name: str
     """Name of the parameter."""
     shape: tuple[int, ...]
-    """Its shape there; of a sharded one, this rank's rows, padded as the buffer is."""
+    """Its shape in the buffer; for a sharded parameter this rank's rows, padded as the buffer is."""
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
 
 class Buffer(NamedTuple):
-    """Gradients to be summed."""
+    """Concatenated gradients that are summed together."""
 
     values: Tensor
-    """All of them, flat."""
-    pieces: Sequence[Piece]
-    """What lies there, in order and without gaps."""
+    """All gradients, flat."""
+    entries: Sequence[Piece]
+    """The gradients in the buffer, in order and without gaps."""
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """A flat tensor of this length, piece by piece."""
-        return torch.split(values, [piece.size for piece in self.pieces])
+        """Split a flat tensor of this length by parameter."""
+        return torch.split(values, [entry.size for entry in self.entries])
 
 
 class Method(Protocol):
-    """One way of summing."""
+    """The interface of a compression method."""
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
-        """What is remembered of a piece before the first step."""
+    def fresh(self, entry: Piece, device: torch.device) -> State:
+        """Return the state before the first step."""
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
-        """The flat sum in float32, and the updates of the states. A sum is not finite if any gradient is not."""
+        """Return the flat sum in float32 and the state updates; the sum is not finite if any gradient is not."""
 
 
 class Cast:
-    """Every number sent, rounded to a type; summed in float32; nothing remembered.
+    """Compression by rounding: every number is sent in a 16- or 32-bit type and summed in float32, without state.
 
-    Of float16, numbers below 6e-8 become zero and those above 65504 infinite; bfloat16 has float32's range.
+    In float16, numbers below 6e-8 become zero and those above 65504 infinite; bfloat16 has the range of float32.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
-        """Nothing."""
+    def fresh(self, entry: Piece, device: torch.device) -> State:
+        """Return no state."""
         return {}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
-        """The sum of the rounded gradients, itself rounded."""
+        """Return the sum of the rounded gradients, itself rounded."""
         return wire.sum(buffer.values, self._dtype), []
 
 
 class PowerSGD:
-    """Matrices sent as two thin factors by one step of the power method, begun where the step before ended.
+    """Low-rank compression: a matrix is sent as two factors from one power iteration, warm-started from the last step.
 
-    What would not become smaller travels whole, vectors first of all. Source: Vogels et al. 2019, arXiv 1905.13727,
-    algorithms 1 and 2; summed instead of averaged, each rank's error being what its own factors leave.
+    Tensors that would not become smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv
+    1905.13727, algorithms 1 and 2; summed instead of averaged, and the error of a rank is the residual of its own
+    factors.
     """
 
     def __init__(self, rank: int, seed: int) -> None:
         self._rank, self._seed = rank, seed
 
-    def _shape(self, piece: Piece) -> tuple[int, int, int] | None:
-        """Rows, columns and rank of a matrix that becomes smaller by factors; None of anything else."""
-        if len(piece.shape) < 2 or not piece.size:
+    def _shape(self, entry: Piece) -> tuple[int, int, int] | None:
+        """Return rows, columns and rank of a matrix that is smaller as factors; None for any other tensor."""
+        if len(entry.shape) < 2 or not entry.size:
             return None
-        rows, columns = piece.shape[0], piece.size // piece.shape[0]
+        rows, columns = entry.shape[0], entry.size // entry.shape[0]
         rank = min(self._rank, rows, columns)
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
-        """No error, and the same random right factor on every rank."""
-        if not (shape := self._shape(piece)):
+    def fresh(self, entry: Piece, device: torch.device) -> State:
+        """Return a zero error and a random right factor, the same on every rank."""
+        if not (shape := self._shape(entry)):
             return {}
-        random = torch.Generator().manual_seed(counter_key(self._seed, 0, piece.name))
+        random = torch.Generator().manual_seed(counter_key(self._seed, 0, entry.name))
         right = torch.randn(shape[1], shape[2], generator=random).to(device)
-        return {"error": torch.zeros(piece.shape, device=device), "right": right}
+        return {"error": torch.zeros(entry.shape, device=device), "right": right}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
-        """The sum over the ranks of their projections on a common left factor."""
-        parts = {piece.name: part for piece, part in zip(buffer.pieces, buffer.split(buffer.values), strict=True)}
-        shapes = {piece.name: shape for piece in buffer.pieces if (shape := self._shape(piece))}
+        """Return the sum over the ranks of their projections on a common left factor."""
+        parts = {entry.name: part for entry, part in zip(buffer.entries, buffer.split(buffer.values), strict=True)}
+        shapes = {entry.name: shape for entry in buffer.entries if (shape := self._shape(entry))}
         matrices = {
             name: (parts[name] + states[name]["error"].flatten()).view(rows, columns)
             for name, (rows, columns, _) in shapes.items()
         }
         products = {name: matrix @ states[name]["right"] for name, matrix in matrices.items()}
         sums = _sum_all(parts | products, wire)
-        # A product of zeros has a left factor too, so that a parameter without a gradient comes back to life.
+        # A product of zeros has a left factor too, so a parameter whose gradient was zero can be updated later.
         lefts = {name: torch.linalg.qr(sums[name]).Q for name in matrices}
         own = {name: matrix.T @ lefts[name] for name, matrix in matrices.items()}
         rights = _sum_all(own, wire)
@@ -181,66 +182,70 @@ class PowerSGD:
                 (states[name]["error"], error.view_as(states[name]["error"])),
                 (states[name]["right"], rights[name]),
             ]
-        return torch.cat([sums[piece.name].flatten() for piece in buffer.pieces]), updates
+        return torch.cat([sums[entry.name].flatten() for entry in buffer.entries]), updates
 
 
 class TopK:
-    """The numbers of largest magnitude of each piece, with their places; of equals, the first."""
+    """Sparse compression: the numbers of largest magnitude of each gradient and their indices; of equals, the first."""
 
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, entry: Piece, device: torch.device) -> State:
         """No error."""
-        return {"error": torch.zeros(piece.shape, device=device)}
+        return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
-        """The sum of what the ranks chose; values and places travel in one message."""
+        """Return the sum of the numbers chosen on each rank; one all-gather carries values and indices."""
         values = _with_errors(buffer, states)
-        places = [largest(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
-        begins, chosen = _begins(buffer, places), torch.cat(places)
-        rows = wire.gather(torch.cat([values[begins + chosen].view(torch.int32), chosen.int()]))
+        indices = [largest(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
+        offsets, chosen = _offsets(buffer, indices), torch.cat(indices)
+        rows = wire.gather(torch.cat([values[offsets + chosen].view(torch.int32), chosen.int()]))
         result = torch.zeros_like(values)
         for row in rows:
-            result.index_add_(0, begins + row[len(chosen) :], row[: len(chosen)].view(torch.float32))
-        return result, _errors(buffer, states, values.index_fill_(0, begins + chosen, 0))
+            result.index_add_(0, offsets + row[len(chosen) :], row[: len(chosen)].view(torch.float32))
+        return result, _errors(buffer, states, values.index_fill_(0, offsets + chosen, 0))
 
 
 class RandomK:
-    """Numbers of each piece at random places, the same on every rank, so that only values travel; not scaled up."""
+    """Sparse compression: numbers of each gradient at random indices, the same on every rank; not scaled up.
+
+    Only values are sent.
+    """
 
     def __init__(self, share: float, seed: int) -> None:
         self._share, self._seed = share, seed
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, entry: Piece, device: torch.device) -> State:
         """No error."""
-        return {"error": torch.zeros(piece.shape, device=device)}
+        return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
-        """The sum at this step's places."""
+        """Return the sum at this step's indices."""
         values = _with_errors(buffer, states)
         device = values.device
-        places = [
-            at_random(piece.size, num_kept(self._share, piece.size), counter_key(self._seed, step, piece.name), device)
-            for piece in buffer.pieces
+        indices = [
+            at_random(entry.size, num_kept(self._share, entry.size), counter_key(self._seed, step, entry.name), device)
+            for entry in buffer.entries
         ]
-        chosen = _begins(buffer, places) + torch.cat(places)
-        # A number that is not finite may lie elsewhere: times zero it is no number, which then travels with all.
+        chosen = _offsets(buffer, indices) + torch.cat(indices)
+        # A non-finite number may be at an index that is not sent: times zero it is NaN, which then spreads to all
+        # values.
         total = wire.sum(values[chosen] + (values * 0).sum())
         result = torch.zeros_like(values).index_copy_(0, chosen, total)
         return result, _errors(buffer, states, values.index_fill_(0, chosen, 0))
 
 
 def num_kept(share: float, size: int) -> int:
-    """Numbers sent of so many: the share as it is written in decimals, rounded up."""
+    """Return how many of `size` numbers are sent: the share, taken as an exact decimal, rounded up."""
     return math.ceil(Fraction(str(share)) * size)
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Places of the numbers of largest magnitude, NaN above all; of equals, the first.
+    """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
-    `topk` leaves open which of equals it takes, so it is given keys that are never equal: the bits of the magnitude
-    above the place. It takes as long as `topk` of the numbers themselves (40 ms for 2.6 million on one core).
+    `topk` does not define which of equals it takes, so it gets keys that are never equal: the bits of the magnitude
+    above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for 2.6 million on one core).
     """
     last = values.numel() - 1
     keys = values.abs().view(torch.int32).long().bitwise_left_shift_(32)
@@ -249,10 +254,10 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
-    """`count` different places below `size`: one in each of as many equal stretches, rising.
+    """Return `count` distinct indices below `size` in ascending order: one in each of `count` equal spans.
 
-    Every place is as likely as any other of its stretch, which is all that Stich's definition 2.1 asks of a random
-    choice, and needs no permutation.
+    Each index of a span is equally likely. That satisfies definition 2.1 of Stich et al. 2018, and needs no
+    permutation.
     """
     number = torch.arange(count, device=device)
     begin = number * size // count
@@ -262,25 +267,25 @@ def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
 
 
 def counter_key(seed: int, step: int, name: str) -> int:
-    """A number below 2^63 of a seed, a step and a piece."""
+    """Return a number below 2^63 computed from a seed, a step and a parameter name."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _signed(value: int) -> int:
-    """The same 64 bits as torch's int64, whose products wrap around."""
+    """Reinterpret 64 bits as torch's int64, whose products wrap around."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64. Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13."""
+    """Apply the finalizer of SplitMix64. Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13."""
     for shift, factor in ((30, MIX_1), (27, MIX_2)):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 def _sum_all(tensors: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
-    """The sum over the ranks of each tensor, in one message."""
+    """Return the sum over the ranks of each tensor, in one collective."""
     if not tensors:
         return {}
     total = wire.sum(torch.cat([tensor.flatten() for tensor in tensors.values()]))
@@ -289,36 +294,35 @@ def _sum_all(tensors: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
 
 
 def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
-    """The gradients and what was held back of those before."""
-    return buffer.values + torch.cat([states[piece.name]["error"].flatten() for piece in buffer.pieces])
+    """Return the gradients plus the errors of the previous steps."""
+    return buffer.values + torch.cat([states[entry.name]["error"].flatten() for entry in buffer.entries])
 
 
 def _errors(buffer: Buffer, states: Mapping[str, State], values: Tensor) -> Updates:
-    """What is held back now, piece by piece."""
-    parts = zip(buffer.pieces, buffer.split(values), strict=True)
-    return [(states[piece.name]["error"], part.view(piece.shape)) for piece, part in parts]
+    """Return the updates that store the new errors."""
+    parts = zip(buffer.entries, buffer.split(values), strict=True)
+    return [(states[entry.name]["error"], part.view(entry.shape)) for entry, part in parts]
 
 
-def _begins(buffer: Buffer, places: Sequence[Tensor]) -> Tensor:
-    """For each place within a piece, where that piece begins in the buffer."""
-    begin, begins = 0, []
-    for piece, chosen in zip(buffer.pieces, places, strict=True):
-        begins.append(torch.full_like(chosen, begin))
-        begin += piece.size
-    return torch.cat(begins)
+def _offsets(buffer: Buffer, indices: Sequence[Tensor]) -> Tensor:
+    """Return, for each chosen index, the offset of its gradient in the buffer."""
+    begin, offsets = 0, []
+    for entry, chosen in zip(buffer.entries, indices, strict=True):
+        offsets.append(torch.full_like(chosen, begin))
+        begin += entry.size
+    return torch.cat(offsets)
 
 
-# Compression put to work: what is remembered between steps, and the hooks into DDP and FSDP2.
-#
-# Both hooks sum and never average. FSDP2 calls its hook *behind* its own all-reduce if its mesh has a replicate axis;
-# so the model is sharded over the mesh `shard` alone, and the hook is the only sum between replicas.
+# `Compressor` keeps the state between steps; two functions hook it into DDP and FSDP2. Both hooks sum and never
+# average. FSDP2 calls its hook *after* its own all-reduce if its mesh has a replicate axis; so the model is sharded
+# over the mesh `shard` alone, and the hook is the only sum between replicas.
 
 Named = Iterable[tuple[str, nn.Parameter]]
-"""Parameters by the names they have in a checkpoint."""
+"""Parameters with their names in a checkpoint."""
 
 
 def method_of(layout: LayoutConfig, seed: int) -> Method:
-    """The method that the settings name."""
+    """Return the method of the setting `layout.compress`."""
     methods: dict[str, Method] = {
         "none": Cast(torch.float32),
         "fp16": Cast(torch.float16),
@@ -331,11 +335,11 @@ def method_of(layout: LayoutConfig, seed: int) -> Method:
 
 
 class Compressor:
-    """Sums buffers of gradients over a group, with the memory that this takes."""
+    """The compressed sum of gradient buffers over a group, with the state of its method."""
 
     def __init__(self, method: Method, group: dist.ProcessGroup, device: torch.device) -> None:
         self.bytes_plain = 0
-        """Bytes that would have left this rank in this step without compression."""
+        """Bytes that this rank would have sent in this step without compression."""
         self._method, self._device, self._wire = method, device, Wire(group)
         self._states: dict[str, State] = {}
         self._step: int | None = None
@@ -343,26 +347,26 @@ class Compressor:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that have left this rank in this step, as `Wire` counts them."""
+        """Return the bytes that this rank has sent in this step, as `Wire` counts them."""
         return self._wire.bytes_sent
 
     def start(self, step: int) -> None:
-        """Begin a step: its number chooses the places of randomk, and bytes are counted from zero."""
+        """Start a step: set its number, which seeds the indices of randomk, and reset the byte counts."""
         self._step, self.bytes_plain, self._wire.bytes_sent = step, 0, 0
         self._updates = []
 
     def keep(self) -> None:
-        """Remember what the step has left: it was made. Of a step that is left out nothing is remembered."""
+        """Apply the state updates of a step whose weight update was made; a skipped step changes no state."""
         for old, new in self._updates:
             old.copy_(new)
         self._updates = []
 
-    def remember(self, pieces: Iterable[Piece]) -> None:
-        """Make room for what is remembered of pieces."""
-        self._states |= {piece.name: self._method.fresh(piece, self._device) for piece in pieces}
+    def remember(self, entries: Iterable[Piece]) -> None:
+        """Allocate the states of parameters."""
+        self._states |= {entry.name: self._method.fresh(entry, self._device) for entry in entries}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """All that is remembered, to be saved, and to be loaded in place before the next step of the same layout."""
+        """Return all states for a checkpoint, which is loaded in place before the next step of the same layout."""
         prefix = f"compress.rank-{dist.get_rank()}"
         return {
             f"{prefix}.{name}.{key}": tensor
@@ -371,22 +375,23 @@ class Compressor:
         }
 
     def rescale(self, factor: float) -> None:
-        """Follow a change of the loss scale: what was held back is multiplied."""
+        """Multiply the errors by `factor` after a change of the loss scale."""
         for state in self._states.values():
             if "error" in state:
                 state["error"].mul_(factor)
 
     @torch.no_grad()
-    def sum(self, values: Tensor, pieces: Sequence[Piece]) -> None:
-        """Replace flat gradients by their sum over the group; what is to be remembered of it waits for `keep`."""
+    def sum(self, values: Tensor, entries: Sequence[Piece]) -> None:
+        """Replace flat gradients by their sum over the group; `keep` applies the state updates."""
         if self._step is None:
             raise ContractError("compress: expected a step, got a gradient before the first. Call start(step).")
-        if (found := values.numel()) != (expected := sum(piece.size for piece in pieces)):
-            names = f"{pieces[0].name} to {pieces[-1].name}" if pieces else "no parameter"
+        if (number := values.numel()) != (expected := sum(entry.size for entry in entries)):
+            names = f"{entries[0].name} to {entries[-1].name}" if entries else "no parameter"
             raise ContractError(
-                f"compress: expected {expected} numbers for {names}, got {found}. Every parameter wants a gradient."
+                f"compress: expected {expected} numbers for {names}, got {number}. Compute a gradient for every "
+                "parameter."
             )
-        total, updates = self._method.sum(Buffer(values, pieces), self._states, self._step, self._wire)
+        total, updates = self._method.sum(Buffer(values, entries), self._states, self._step, self._wire)
         self._updates += updates
         values.copy_(total)
         self.bytes_plain += self._wire.sum_bytes(values.numel(), values.element_size())
@@ -394,17 +399,17 @@ class Compressor:
 
 def compress_ddp(model: DistributedDataParallel, named: Named, compressor: Compressor) -> None:
     """Sum the gradients of a model through the compressor, whose group is the model's."""
-    pieces = {id(weight): Piece(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
-    compressor.remember(pieces.values())
+    entries = {id(weight): Piece(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
+    compressor.remember(entries.values())
     stream = torch.cuda.Stream() if next(model.parameters()).is_cuda else None  # type: ignore[no-untyped-call]
 
     def hook(compressor: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         values = bucket.buffer()
-        # On a GPU the sum has a stream of its own, so that the backward pass goes on beside it.
+        # On a GPU the sum runs on its own stream, concurrently with the backward pass.
         if stream:
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream) if stream else nullcontext():
-            compressor.sum(values, [pieces[id(weight)] for weight in bucket.parameters()])
+            compressor.sum(values, [entries[id(weight)] for weight in bucket.parameters()])
             future: Future[Tensor] = Future(devices=[values.device] if stream else None)
             future.set_result(values)
         return future
@@ -413,40 +418,40 @@ def compress_ddp(model: DistributedDataParallel, named: Named, compressor: Compr
 
 
 def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compressor) -> None:
-    """Sum the sharded gradients of models through the compressor, whose group is one of the mesh axis `replicate`.
+    """Sum the sharded gradients of models through the compressor, whose group is that of the mesh axis `replicate`.
 
-    The models are sharded over the axis `shard`; weights that are equal on all replicas stay so.
+    The models are sharded over the axis `shard`; weights that are equal on all replicas stay equal.
     """
     names = {id(weight): name for name, weight in named}
     for module in (module for model in models for module in model.modules() if isinstance(module, FSDPModule)):
         for group in param_groups(module):
             if group._is_hsdp:
                 raise ContractError(
-                    "compress: expected a model sharded over one axis, got a mesh with replicas, which torch sums "
+                    "compress: expected a model sharded over one axis, got a mesh with replicas, over which torch sums "
                     "itself. Shard over the axis shard alone."
                 )
-            # The buffer holds the parameters in torch's own order, each padded to the rows of the largest shard.
+            # The buffer holds the parameters in torch's order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]
-            pieces = [
+            entries = [
                 Piece(names[id(weight)], tuple(p.padded_sharded_param_size))
                 for weight, p in weights
                 if weight.requires_grad
             ]
-            compressor.remember(pieces)
-            module.set_all_reduce_hook(partial(_sum_shard, compressor, pieces))
+            compressor.remember(entries)
+            module.set_all_reduce_hook(partial(_sum_shard, compressor, entries))
 
 
 def param_groups(module: FSDPModule) -> list[Any]:
-    """The groups of parameters that FSDP2 gathers for a module; torch 2.11 has at most one, newer versions a list."""
+    """Return the parameter groups that FSDP2 gathers for a module: at most one in torch 2.11, later a list."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
-    one = state._fsdp_param_group if groups is None else None
-    return [one] if one is not None else list(groups or ())
+    single = state._fsdp_param_group if groups is None else None
+    return [single] if single is not None else list(groups or ())
 
 
-def _sum_shard(compressor: Compressor, pieces: Sequence[Piece], values: Tensor) -> None:
-    """The hook of FSDP2: `values` is what the reduce-scatter left, and what torch goes on with."""
+def _sum_shard(compressor: Compressor, entries: Sequence[Piece], values: Tensor) -> None:
+    """Run as the hook of FSDP2; `values` is the result of the reduce-scatter, updated in place."""
     if values.is_cuda:
-        # Allocated on the stream of the reduce-scatter, used on that of the hook.
+        # The tensor is allocated on the stream of the reduce-scatter and used on that of the hook.
         values.record_stream(torch.cuda.current_stream())
-    compressor.sum(values, pieces)
+    compressor.sum(values, entries)

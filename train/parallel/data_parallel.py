@@ -1,8 +1,8 @@
-"""Optimiser states shared out over the data-parallel ranks (ZeRO-1), weights and gradients whole on each.
+"""Data parallelism: ZeRO-1, which shards optimizer states alone, and FSDP2, which shards weights and gradients too.
 
-Every rank gives an optimiser its rows of every parameter, as DTensors that share the parameters' memory; so any
-optimiser that takes DTensors does, and its states are DTensors that a checkpoint can read at another number of ranks.
-Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1 (P_os).
+With ZeRO-1 the optimizer of a rank gets its rows of every parameter, as DTensors that share the parameters' memory. Any
+optimizer that accepts DTensors works, and a checkpoint can read its states at another number of ranks. Source:
+Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1 (P_os).
 """
 
 from collections.abc import Iterable
@@ -20,47 +20,48 @@ from train.model.transformer import Transformer
 from train.parallel.mesh import Mesh, all_gather_single
 
 GATHERED_BYTES = 64 << 20
-"""Bytes of weights that are gathered in one collective, unless one parameter has more."""
+"""Bytes of weights that one collective gathers, unless a single parameter has more."""
 
 
-class _Rows(NamedTuple):
-    """A parameter in a bucket: its weights and the rows of a rank, those of the last ranks being fewer or none."""
+class _ParameterRows(NamedTuple):
+    """A parameter in a bucket: its weights and its rows per rank; the last ranks may have fewer or none."""
 
     whole: Tensor
     per_rank: int
 
     @property
     def size(self) -> int:
-        """Numbers of a rank, with padding."""
+        """Return the numbers per rank, with padding."""
         return self.per_rank * (self.whole.numel() // len(self.whole))
 
     def of(self, rank: int) -> Tensor:
-        """The rows of one rank, in the parameter's own memory; cut as DTensor's Shard(0) cuts them."""
+        """Return the rows of a rank as a view of the parameter, split as DTensor's Shard(0) does."""
         return self.whole[rank * self.per_rank : (rank + 1) * self.per_rank]
 
 
 class ShardedStates:
-    """The parameters as each rank's optimiser sees them.
+    """The shards of the parameters that each rank's optimizer updates (ZeRO-1).
 
     A step is: sum the gradients over the ranks, `link_gradients()`, `optimizer.step()`, `gather()`. The parameters must
-    be the same on all ranks, and keep their memory: they are loaded by copying into them.
+    be equal on all ranks and keep their memory: load them by copying into them.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh) -> None:
         """`mesh` has one axis. Raises ContractError for a parameter whose rows are not contiguous."""
         self.shards: dict[str, nn.Parameter] = {}
-        """This rank's rows by name, for an optimiser: DTensors of the parameters' own shapes."""
+        """This rank's rows by name, for an optimizer: DTensors with the shapes of the parameters."""
         self._mesh, self._whole = mesh, dict(named_parameters)
-        self._buckets: list[list[_Rows]] = []
-        last: dict[torch.dtype, list[_Rows]] = {}
+        self._buckets: list[list[_ParameterRows]] = []
+        last: dict[torch.dtype, list[_ParameterRows]] = {}
         for name, parameter in self._whole.items():
             if not parameter.is_contiguous():
                 raise ContractError(
-                    f"zero1: expected contiguous parameters, got {name} with strides {parameter.stride()}. Make it so."
+                    f"zero1: expected contiguous parameters, got {name} with strides {parameter.stride()}. Call "
+                    "contiguous() on it."
                 )
             self.shards[name] = nn.Parameter(self._view(parameter.data), requires_grad=parameter.requires_grad)
             if parameter.ndim and parameter.numel():
-                rows = self._rows(parameter.data)
+                rows = self._parameter_rows(parameter.data)
                 bucket = last.get(parameter.dtype, [])
                 held = sum(member.whole.nbytes for member in bucket)
                 if not bucket or held + parameter.nbytes > GATHERED_BYTES:
@@ -68,66 +69,65 @@ class ShardedStates:
                     self._buckets.append(bucket)
                 bucket.append(rows)
 
-    def _rows(self, whole: Tensor) -> _Rows:
-        return _Rows(whole, -(-len(whole) // self._mesh.size()))
+    def _parameter_rows(self, whole: Tensor) -> _ParameterRows:
+        return _ParameterRows(whole, -(-len(whole) // self._mesh.size()))
 
     def _view(self, whole: Tensor) -> DTensor:
-        """This rank's rows of a tensor, sharing its memory; a single number belongs to every rank."""
+        """Return this rank's rows of a tensor as a view; a 0-d tensor is replicated on every rank."""
         placement: Placement = Shard(0) if whole.ndim else Replicate()
-        local = self._rows(whole).of(self._mesh.get_local_rank()) if whole.ndim else whole
+        local = self._parameter_rows(whole).of(self._mesh.get_local_rank()) if whole.ndim else whole
         return DTensor.from_local(
             local, self._mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
         )
 
     def link_gradients(self) -> None:
-        """Make the gradients of the shards this rank's rows of the parameters' gradients, sharing their memory."""
+        """Set the gradients of the shards to views of this rank's rows of the parameters' gradients."""
         for name, parameter in self._whole.items():
             gradient = parameter.grad
             self.shards[name].grad = None if gradient is None else self._view(gradient.contiguous())
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Write every rank's rows into the parameters of all, in few collectives."""
+        """All-gather the updated rows of every rank into the parameters, in few collectives."""
         group, num_ranks = self._mesh.get_group(), self._mesh.size()
         for bucket in self._buckets:
             first = bucket[0].whole
             own = torch.zeros(sum(rows.size for rows in bucket), dtype=first.dtype, device=first.device)
-            for place, rows in zip(_split(own, bucket), bucket, strict=True):
+            for span, rows in zip(_split(own, bucket), bucket, strict=True):
                 mine = rows.of(self._mesh.get_local_rank())
-                place[: mine.numel()] = mine.flatten()
+                span[: mine.numel()] = mine.flatten()
             gathered = torch.empty(num_ranks * own.numel(), dtype=own.dtype, device=own.device)
             all_gather_single(gathered, own, group=group)
             for rank, part in enumerate(gathered.view(num_ranks, -1)):
-                for place, rows in zip(_split(part, bucket), bucket, strict=True):
+                for span, rows in zip(_split(part, bucket), bucket, strict=True):
                     theirs = rows.of(rank)
-                    theirs.copy_(place[: theirs.numel()].view_as(theirs))
+                    theirs.copy_(span[: theirs.numel()].view_as(theirs))
 
 
-def _split(values: Tensor, bucket: list[_Rows]) -> tuple[Tensor, ...]:
-    """One rank's part of a bucket, parameter by parameter."""
+def _split(values: Tensor, bucket: list[_ParameterRows]) -> tuple[Tensor, ...]:
+    """Split one rank's part of a bucket by parameter."""
     return torch.split(values, [rows.size for rows in bucket])
 
 
-# Data parallelism: what the ranks that read different rows share out (FSDP2), or do not (DDP).
-#
-# Gradients are summed over ranks and never averaged, since every loss is divided by the targets of the global batch.
+# FSDP2 shards weights, gradients and optimizer states over the data-parallel ranks. Gradients are summed over ranks and
+# never averaged, since every loss is divided by the targets of the global batch.
 # Source: Zhao et al. 2023, arXiv 2304.11277 (fully sharded data parallelism); Rajbhandari et al. 2020, arXiv
 # 1910.02054.
 
 NUMBERS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Number format of gathered weights, and so of matrix products, by `train.precision`."""
+"""Number format of gathered weights, and therefore of matrix products, by `train.precision`."""
 
 
 def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) -> None:
-    """Shard a model, or a stage of one, layer by layer over the mesh's states."""
+    """Shard a model, or a pipeline stage of it, layer by layer over `mesh.states`."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if (number := NUMBERS[precision]) is not None:
-        # Inputs are not cast: the rotary table is passed along in float32, and bf16 would blur high positions.
+        # Inputs are not cast: the rotary table is passed in float32, and bf16 would blur high positions.
         policy = MixedPrecisionPolicy(number, torch.float32, cast_forward_inputs=False)
     pinned = torch.cuda.is_available()
     offload = CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy()
     for module in (*model.blocks.values(), model):
-        # The outermost part (embedding, last norm, output matrix) is needed again at once behind the forward pass.
+        # The outermost part (embedding, last norm, output matrix) is needed again directly after the forward pass.
         freed = layout.data == "zero3" and module is not model
         fully_shard(module, mesh=mesh.states, mp_policy=policy, reshard_after_forward=freed, offload_policy=offload)
     for sharded in sharded_modules(model):
@@ -136,5 +136,5 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """The modules that are sharded one by one; sharding has changed their class in place."""
+    """Return the modules that FSDP2 shards individually; sharding has changed their class in place."""
     return [cast(FSDPModule, module) for module in model.modules() if isinstance(module, FSDPModule)]

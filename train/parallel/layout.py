@@ -1,6 +1,6 @@
-"""The arithmetic of a layout: sizes of the mesh's axes, rows and layers of each rank, and everything that does not fit.
+"""The arithmetic of a layout: sizes of the mesh's axes, rows and layers of each rank, and checks that they divide.
 
-It knows nothing of torch, so that a plan and a dry run see what a run would see.
+It does not import torch, so a plan and a dry run compute the same numbers as a training run.
 """
 
 import math
@@ -12,13 +12,13 @@ from train.config.settings import Settings
 from train.model.shape import ModelShape
 
 IN_ROUNDS = ("interleaved", "zero_bubble")
-"""Schedules whose micro-batches go round the ranks in equal rounds."""
+"""Schedules that process micro-batches in equal rounds over the ranks."""
 
 
 def axes_of(layout: LayoutConfig, world_size: int) -> dict[str, int]:
-    """Size of every axis of the mesh, in the order of AXES; with ddp and zero1 all ranks are replicas.
+    """Return the size of every axis of the mesh, in the order of AXES; with ddp and zero1 all ranks are replicas.
 
-    Raises ConfigError if the sizes do not multiply up to `world_size`.
+    Raises ConfigError if the product of the sizes is not `world_size`.
     """
     if problem := axes_problem(layout, world_size):
         raise ConfigError(problem)
@@ -30,28 +30,28 @@ def axes_of(layout: LayoutConfig, world_size: int) -> dict[str, int]:
 
 
 def data_ranks(axes: dict[str, int]) -> int:
-    """Number of groups of ranks that take rows of their own: replicas times shards."""
+    """Return the number of groups of ranks that read different rows: replicas times shards."""
     return axes["replicate"] * axes["shard"]
 
 
 def rows_of(num_rows: int, parts: int, part: int) -> range:
-    """The contiguous rows that one of `parts` takes; counts differ by at most one."""
+    """Return the contiguous rows of part `part` of `parts`; counts differ by at most one."""
     return range(num_rows * part // parts, num_rows * (part + 1) // parts)
 
 
 def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int]) -> int:
-    """Micro-batches of a step, the same on every rank: as many as the rank with most of `num_rows` rows needs."""
+    """Return the micro-batches of a step, the same on every rank: those of the rank with most of `num_rows` rows."""
     most = -(-num_rows // data_ranks(axes))
     return -(-most // layout.rows_at_once)
 
 
 def layers_of(num_layers: int, stages: int, stage: int) -> range:
-    """The layers of one stage of a pipeline; counts differ by at most one, and the last has few."""
+    """Return the layers of a pipeline stage; counts differ by at most one, and the last stage has the smaller."""
     return range(-(-num_layers * stage // stages), -(-num_layers * (stage + 1) // stages))
 
 
 def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
-    """Stages of a pipeline on its rank `rank`, rising: they go round the ranks, and with zbv there and back."""
+    """Return the pipeline stages on its rank `rank`, ascending: stages cycle over the ranks; zbv places them in a V."""
     ranks = layout.pipeline
     if layout.schedule == "zbv":
         return [rank, 2 * ranks - 1 - rank]
@@ -59,7 +59,7 @@ def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
 
 
 def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int:
-    """Most micro-batches times stages of a pipeline's rank whose activations exist at once.
+    """Return the largest number of (micro-batch, stage) pairs of a pipeline rank whose activations exist at once.
 
     Sources: the schedules as torch builds them (a test compares); Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
@@ -70,7 +70,7 @@ def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int
         return min(2 * micro_batches, 2 * ranks, micro_batches + rank + 1)
     if layout.schedule in IN_ROUNDS:
         in_round = micro_batches // max(1, micro_batches // ranks)
-        # A zero bubble forwards fewer, and holds what the weights' gradients still want of `rank` others.
+        # Zero bubble forwards fewer, and keeps the inputs that the weight gradients of `rank` others still need.
         ahead = 2 * (ranks - 1 - rank) if layout.schedule == "interleaved" else ranks - 1
         return min(stages * micro_batches, (stages - 1) * in_round + ahead + 1)
     return stages * micro_batches
@@ -79,11 +79,11 @@ def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int
 def check_layout(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> None:
-    """Raise ConfigError that names everything in which model, sequences or batch do not go into the layout."""
+    """Check that model, sequences and batch fit the layout. Raises ConfigError that names every problem."""
     problems = list(problems_of(shape, settings, world_size, seq_lens, global_batch))
     if problems:
         raise ConfigError(
-            f"layout: {len(problems)} thing(s) that do not go into {world_size} rank(s); nothing was started\n  "
+            f"layout: {len(problems)} problem(s) with {world_size} rank(s); nothing was started\n  "
             + "\n  ".join(problems)
         )
 
@@ -91,25 +91,32 @@ def check_layout(
 def problems_of(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Everything that does not go into the layout, a line each: the same on every type of device."""
+    """Yield a line for everything that does not fit the layout; the same on every type of device."""
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
     yield from _head_problems(shape, layout)
     if settings.train.fp8_scaling == "gather" and layout.data not in ("zero2", "zero3"):
-        yield f"train.fp8_scaling: expected layout.data = zero2 or zero3 for gather, got {layout.data}. Set row."
+        yield (
+            f"train.fp8_scaling: expected layout.data = zero2 or zero3 for gather, got {layout.data}. Set "
+            "train.fp8_scaling = row."
+        )
     if settings.train.precision == "fp8" and layout.tensor > 1:
-        yield "train.precision: expected another format with tensor > 1, got fp8, whose products are not shared"
+        yield (
+            "train.precision: expected another format with tensor > 1, got fp8, whose products cannot be sharded. Set "
+            "train.precision = bf16."
+        )
     if shape.positions == "relative" and max(layout.context, layout.tensor) > 1:
         yield (
             f"plan.positions: expected rope with context = {layout.context}, tensor = {layout.tensor}, got relative, "
-            "whose scores are of whole rows and heads"
+            "whose scores need whole rows and heads. Set plan.positions = rope."
         )
     for length in sorted(set(seq_lens)):
-        if rest := length % (layout.context * layout.tensor):
+        multiple = layout.context * layout.tensor
+        if rest := length % multiple:
             yield (
-                f"train.seq_len: expected a multiple of context · tensor = {layout.context * layout.tensor}, got "
-                f"{length}, which leaves {rest}"
+                f"train.seq_len: expected a multiple of context · tensor = {multiple}, got {length}, which leaves "
+                f"{rest}. Set train.seq_len to {max(multiple, length - rest)}."
             )
     if layout.pipeline > 1:
         yield from _pipeline_problems(shape, layout)
@@ -120,25 +127,28 @@ def problems_of(
 
 
 def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
-    """Why the axes of a layout do not multiply up to the number of ranks; None if they do."""
+    """Return why the product of a layout's axes is not the number of ranks; None if it is."""
     given = {axis: getattr(layout, axis) for axis in AXES if axis != "shard" or layout.shard is not None}
     product = math.prod(given.values())
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"
     if layout.data in ("ddp", "zero1"):
         if layout.shard not in (None, 1):
-            return f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Leave it out."
+            return f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Remove it."
     elif world_size % product:
-        return f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not go into them"
+        return (
+            f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not go into them. Start a "
+            f"multiple of {product} ranks with --ranks."
+        )
     elif layout.shard is not None and product != world_size:
         return (
-            f"layout: expected {world_size} rank(s), got {shown} = {product}. Leave layout.shard out, and it takes "
+            f"layout: expected {world_size} rank(s), got {shown} = {product}. Remove layout.shard, and it becomes "
             f"{layout.shard * world_size // product}."
         )
     return None
 
 
 def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Heads, widths and vocabulary that the tensor axis, or the context axis by heads, does not divide."""
+    """Yield the heads, widths and vocabulary that the tensor axis, or the context axis by heads, does not divide."""
     sequences = layout.context if layout.context_by == "heads" else 1
     both = f"context · tensor = {layout.tensor * sequences} (context_by heads)"
     alone = f"tensor = {layout.tensor}"
@@ -150,59 +160,64 @@ def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
         if size % ranks:
             yield f"plan.{name}: expected a multiple of {by}, got {size}"
     if shape.positions == "relative" and max(layout.tensor, layout.context) > 1:
-        yield "plan.positions: expected rotary positions with tensor or context > 1, got positions = relative"
-    # DTensor gives every rank as many ids, and the last ones what is left.
+        yield (
+            "plan.positions: expected rotary positions with tensor or context > 1, got positions = relative. Set "
+            "plan.positions = rope."
+        )
+    # DTensor assigns every rank the same number of ids, and the last ranks the remainder.
     if -(-shape.vocab_size // layout.tensor) * (layout.tensor - 1) >= shape.vocab_size:
-        yield f"plan: expected ids for each of tensor = {layout.tensor} ranks, got vocab_size {shape.vocab_size}"
+        yield (
+            f"plan: expected ids for each of tensor = {layout.tensor} ranks, got vocab_size {shape.vocab_size}. Lower "
+            "layout.tensor."
+        )
 
 
 def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Stages that a schedule cannot run, or that have no layers."""
+    """Yield the problems with pipeline stages: a schedule that cannot run them, or stages without layers."""
     stages = layout.pipeline * layout.stages
     if shape.num_layers < stages:
         yield (
             f"layout.pipeline: expected a layer for each of pipeline · stages_per_rank = {layout.pipeline} · "
-            f"{layout.stages} = {stages} stages, got {shape.num_layers} layers"
+            f"{layout.stages} = {stages} stages, got {shape.num_layers} layers. Lower layout.pipeline."
         )
-    wanted = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2)}.get(layout.schedule, (1, shape.num_layers))
-    if not wanted[0] <= layout.stages <= wanted[1]:
+    low, high = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2)}.get(layout.schedule, (1, shape.num_layers))
+    if not low <= layout.stages <= high:
         yield (
-            f"layout.stages_per_rank: expected {wanted[0]} with schedule = {layout.schedule}, got {layout.stages}. "
-            "Leave it out."
+            f"layout.stages_per_rank: expected {low} with schedule = {layout.schedule}, got {layout.stages}. Remove it."
         )
     if shape.tie_embeddings and layout.schedule == "zbv":
         yield (
-            "plan.tie_embeddings: expected two matrices with schedule = zbv, whose first and last stage are on one "
-            "rank, got tie_embeddings = true. Set it to false, or take another schedule."
+            "plan.tie_embeddings: expected two matrices with schedule = zbv, whose first and last stage share a rank, "
+            "got tie_embeddings = true. Set plan.tie_embeddings = false, or choose another schedule."
         )
     if layout.activation_checkpointing == "selective" and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.activation_checkpointing: expected a schedule with a whole backward pass, got selective with "
-            f"{layout.schedule}, whose layers torch goes back through twice. Set it to full or none, or take another "
+            f"{layout.schedule}, whose layers torch runs backward twice. Set it to full or none, or choose another "
             "schedule."
         )
     if layout.compile is True and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.compile: expected a schedule with a whole backward pass, got {layout.schedule}, which "
-            "torch.compile cannot split. Compile = false, or another schedule."
+            "torch.compile cannot split. Set layout.compile = false, or choose another schedule."
         )
 
 
 def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch: int) -> Iterator[str]:
-    """Numbers of micro-batches that a schedule cannot run."""
+    """Yield the problems with the number of micro-batches that a schedule cannot run."""
     number = num_micro_batches(global_batch, layout, axes)
     shown = f"{number} micro-batch(es) of {layout.rows_at_once} from {global_batch} rows"
     if layout.schedule == "1f1b" and number < layout.pipeline:
         rows = -(-global_batch // data_ranks(axes))
-        small = f"set it to {rows // layout.pipeline} or less"
-        large = f"set train.global_batch to {data_ranks(axes) * layout.pipeline} or more"
+        small = f"Set it to {rows // layout.pipeline} or less"
+        large = f"Set train.global_batch to {data_ranks(axes) * layout.pipeline} or more"
         yield (
             f"layout.micro_batch: expected a micro-batch for each of {layout.pipeline} stages with schedule = 1f1b, "
-            f"found {shown}. {small if rows >= layout.pipeline else large}."
+            f"got {shown}. {small if rows >= layout.pipeline else large}."
         )
     rounds = max(1, number // layout.pipeline)
     if layout.schedule in IN_ROUNDS and number % rounds:
         yield (
             f"layout.micro_batch: expected micro-batches for {rounds} equal rounds with schedule = {layout.schedule}, "
-            f"found {shown}. Take another micro_batch or train.global_batch."
+            f"got {shown}. Change layout.micro_batch or train.global_batch."
         )

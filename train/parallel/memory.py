@@ -1,6 +1,8 @@
-"""What a rank holds at every moment of a step, counted from the layout.
+"""The memory of a rank at each moment of a step, counted from the layout before anything is started.
 
-Nothing is fitted: every number is a count of tensors that the code, or torch on its behalf, makes at that moment.
+Every number is a count of tensors that the code, or torch on its behalf, allocates; nothing is fitted. The peak is the
+largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, its end, and
+the update.
 """
 
 import math
@@ -13,71 +15,70 @@ from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
 from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
 
-# What a layer of the model keeps for its backward pass, counted tensor by tensor.
-#
-# Counts are of the code as it is: on a CPU RMSNorm is composed of operations that keep float32, on a CUDA device it
-# is a kernel that does not. Documents in a row cost no mask where attention takes them as blocks or in tiles. A
-# compiled layer keeps less. Source of the method: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1.
+# The activations that a layer keeps for its backward pass are counted tensor by tensor, for the code as it is. On a
+# CPU, RMSNorm is composed of operations that keep float32; on a CUDA device it is a kernel that does not. Several
+# documents in a row cost no mask where attention takes them as blocks or in tiles. A compiled layer keeps less.
+# Source of the method: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1.
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A micro-batch as one rank sees it, and the number format that it is computed in."""
+    """The activations of a micro-batch on a rank, in the number format of the computation."""
 
     shape: ModelShape
     settings: Settings
     seq_len: int
-    """Positions of a whole row."""
+    """Positions of a full row."""
     rows: int
     """Rows of a micro-batch."""
     width: int
-    """Bytes of a number in products of matrices."""
+    """Bytes of a number in matrix products."""
     autocast: bool
-    """Whether weights and residual stream are float32 although products are not (ddp and zero1)."""
+    """True if weights and residual stream are float32 although products are not (ddp and zero1)."""
     cuda: bool
-    """Whether it runs on a CUDA device."""
+    """True on a CUDA device."""
 
     @property
     def tokens(self) -> int:
-        """Positions of the micro-batch that this rank computes."""
+        """Return the positions of the micro-batch that this rank computes."""
         return self.rows * self.seq_len // self.settings.layout.context
 
     @property
     def residual(self) -> int:
-        """Bytes of a number in the residual stream."""
+        """Return the bytes of a number in the residual stream."""
         return 4 if self.autocast else self.width
 
     def stream_bytes(self) -> int:
-        """The residual stream between two layers."""
+        """Return the bytes of the residual stream between two layers."""
         return self.residual * self.tokens * self.shape.d_model // self.settings.layout.tensor
 
     def saved(self) -> int:
-        """What one layer saves if nothing is computed again."""
+        """Return the bytes that one layer saves without recomputation."""
         shape, layout, width = self.shape, self.settings.layout, self.width
         q, kv = shape.query_width, shape.key_width
         gated = shape.activation == "swiglu"
-        # Autocast makes a copy of the input for each matrix; elsewhere they share one, also where its parts are
-        # gathered for the tensor axis.
+        # Autocast copies the input for each matrix; otherwise they share it, even if its parts are gathered for the
+        # tensor axis.
         inputs = (3 + (2 if gated else 1)) if self.autocast else 2
         numbers = 2 * q + 2 * kv * self._repeats() + (4 if gated else 2) * shape.d_ffw
         if layout.context > 1 and layout.context_by == "heads":
-            numbers += q  # what attention gives, before and behind its way back to the positions
-        a_token = (
+            numbers += q  # the output of attention, before and after the all-to-all back to positions
+        per_token = (
             2 * self.norm(shape.d_model) // layout.tensor
             + width * inputs * shape.d_model
             + width * numbers // layout.tensor
             + 4 * shape.num_heads // layout.tensor  # log Z of each query
         )
         if shape.qk_norm:
-            a_token += (shape.num_heads + shape.num_kv_heads) * self.norm(shape.head_dim) // layout.tensor
+            per_token += (shape.num_heads + shape.num_kv_heads) * self.norm(shape.head_dim) // layout.tensor
         if shape.positions == "relative":
-            # Copies of q for both products, wide and scaled, and of every key and value that several heads share.
-            a_token += (12 - width) * q + 2 * width * (q - kv) + self._square_of_a_token()
+            # Float32 and scaled copies of q for both products, and copies of keys and values shared by several heads.
+            per_token += (12 - width) * q + 2 * width * (q - kv) + self._scores_per_token()
         weights = width * matrix_params_of_layer(shape) if self.autocast else 0
-        return self.tokens * a_token + self._mask() + weights
+        return self.tokens * per_token + self._mask() + weights
 
     def kept(self, recompute: str) -> int:
-        """What one layer keeps until its backward pass: all of it, or its input, or that and the products of it."""
+        """Return the bytes that one layer keeps until its backward pass: all, its input, or its input and products."""
         if recompute == "none":
             return self.saved()
         if recompute == "full":
@@ -87,35 +88,35 @@ class Stream:
         inner += (2 if shape.activation == "swiglu" else 1) * shape.d_ffw
         products = self.width * (2 * shape.d_model + inner // tensor) + 4 * shape.num_heads // tensor
         if shape.positions == "relative":
-            products += 2 * self._square_of_a_token()
+            products += 2 * self._scores_per_token()
         return self.stream_bytes() + self.tokens * products
 
     def temporary(self) -> int:
-        """Gradients of activations that exist at once in a layer's backward pass: its largest moment."""
+        """Return the peak bytes of activation gradients that exist at once in a layer's backward pass."""
         shape, tensor = self.shape, self.settings.layout.tensor
         d, q, kv = shape.d_model, shape.query_width, shape.key_width
-        # What comes back from the last matrix takes the place of what that matrix has saved.
+        # The gradient from the last matrix replaces the activations that this matrix saved.
         feed_forward = self.width * ((2 if shape.activation == "swiglu" else 1) * shape.d_ffw // tensor + d)
         attention = self.width * ((3 * q + 4 * kv) // tensor + d)
         norm = (self.width if self.cuda else 16) * d // tensor
         if shape.positions == "relative":
-            attention += 3 * self._square_of_a_token()
+            attention += 3 * self._scores_per_token()
         return self.tokens * max(feed_forward, attention, norm) + self.stream_bytes() + 2 * self._mask()
 
     def norm(self, width: int) -> int:
-        """Bytes that RMSNorm saves of a position: its input and what it is scaled by; composed, the normalised too."""
+        """Return the bytes that RMSNorm saves per position: input and scale; if composed, the normalized input too."""
         return (self.residual if self.cuda else 8) * width + 4
 
     def mask(self) -> int:
-        """The mask of the rows, once for all layers: a number for each pair, or a byte with relative positions."""
+        """Return the bytes of the attention mask, shared by all layers: a number per pair, or a byte if relative."""
         return self._pairs() * (1 if self.shape.positions == "relative" else self.width)
 
     def _mask(self) -> int:
-        """What a layer makes of it: with relative positions its opposite."""
+        """Return the bytes that a layer derives from the mask: its negation with relative positions."""
         return self._pairs() if self.shape.positions == "relative" else 0
 
     def _pairs(self) -> int:
-        """Pairs of this rank's positions and of keys where a mask must be written out."""
+        """Return the (query, key) pairs of this rank for which a mask is materialized."""
         layout, train = self.settings.layout, self.settings.train
         by_keys = layout.context > 1 and layout.context_by == "keys"
         relative = self.shape.positions == "relative"
@@ -126,12 +127,12 @@ class Stream:
             return self.tokens * self.seq_len // self.rows
         return 0
 
-    def _square_of_a_token(self) -> int:
-        """Scores of relative positions, float32: no kernel computes attention with them without the square."""
+    def _scores_per_token(self) -> int:
+        """Return the bytes of float32 scores per token with relative positions, for which no fused kernel exists."""
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
-        """How often keys and values are held: gathered whole, or repeated until every rank has a head."""
+        """Return the number of copies of keys and values: gathered whole, or repeated until every rank has a head."""
         shape, layout = self.shape, self.settings.layout
         if layout.context == 1:
             return 1
@@ -142,13 +143,13 @@ class Stream:
 
 
 CHUNK = 1 << 24
-"""Numbers that an optimiser takes at once."""
+"""Numbers that an optimizer processes at once."""
 BUCKET = 64 << 20
 """Bytes of weights that zero1 gathers at once."""
 
 
 class RankNeeds:
-    """What one place of a pipeline, or a rank that has all of the model, holds, and when."""
+    """The memory of one pipeline rank, or of a rank that holds the whole model, by moment of a step."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class RankNeeds:
         batch: tuple[int, int],
         cuda: bool,
     ):
-        """`batch`: positions of a row, and rows of a step; `settings` without anything automatic."""
+        """`batch`: positions of a row and rows of a step; `settings` must have no automatic values left."""
         layout, (seq_len, global_batch) = settings.layout, batch
         self.shape, self.settings, self.axes, self.cuda = shape, settings, axes, cuda
         world_size, alone = math.prod(axes.values()), settings.train.precision == "fp32" and not layout.offload
@@ -185,14 +186,15 @@ class RankNeeds:
         self.params = self.layers * self.layer + self.outer
 
     def moments(self) -> dict[str, dict[str, int]]:
-        """Bytes by moment of a step, then by purpose."""
+        """Return the bytes by moment of a step, then by purpose."""
         held = {"weights": 4 * self.params // self.shards, "states": self.states(), "batch": self._batch()}
         together = self.micro_batches > 1 or (self.whole and self.replicas > 1)
         kept_whole = not self.sharded or self.axes["pipeline"] > 1 or self.settings.layout.compress != "none"
         whole = 4 * self.params // (1 if kept_whole else self.shards) if together else 0
         activations = self._activations()
         if self.settings.layout.pipeline > 1 and self.in_flight == self.micro_batches:
-            # All forward passes come first: when gradients add up, a micro-batch of a stage has left.
+            # All forward passes run first: when gradients accumulate, the activations of a micro-batch are already
+            # freed.
             whole = max(0, whole - activations // self.micro_batches // self.settings.layout.stages)
         forward = held | {"gradients": whole, "activations": activations, "transfer": self._transfer()}
         head, stream = self._head(), self._head_stream()
@@ -224,7 +226,7 @@ class RankNeeds:
         }
 
     def states(self) -> int:
-        """Optimiser states; Adafactor's means of a matrix are whole on every rank."""
+        """Return the bytes of optimizer states; Adafactor's row and column means are whole on every rank."""
         shape, name = self.shape, self.settings.optim.optimizer
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
         if name == "muon":
@@ -238,28 +240,28 @@ class RankNeeds:
         return 4 * (self.layers * lengths + vocabularies * (shape.vocab_size + d) + vectors // over)
 
     def _batch(self) -> int:
-        """Ids and targets of 8 bytes, documents of 4."""
+        """Return the bytes of a batch: ids and targets of 8 bytes, documents of 4."""
         return 20 * self.most_rows * self.stream.seq_len // self.settings.layout.context
 
-    def _gathered(self, layers: int, on_the_way: int) -> int:
+    def _gathered(self, layers: int, prefetched: int) -> int:
         if not self.sharded:
             return 0
-        # Where a rank has several stages, torch frees nothing between their micro-batches.
+        # If a rank has several stages, torch frees nothing between their micro-batches.
         every = self.settings.layout.data == "zero2" or self.settings.layout.stages > 1
-        layers = (self.layers if every else layers) + (on_the_way if self.shards > 1 else 0)
+        layers = (self.layers if every else layers) + (prefetched if self.shards > 1 else 0)
         return self.width * (self.outer + layers * self.layer)
 
     def _unreduced(self) -> int:
-        """The first gradient of a layer, at its largest moment; those of the layer before are on their way by then."""
+        """Return the peak bytes of unreduced gradients in a layer, while those of the previous layer are reduced."""
         if not self.sharded:
             return 0
         before = 4 * self.layer * (1 + 1 / self.shards) - self.stream.kept(self._mode())
-        if self.layers == 1 or self.settings.layout.pipeline > 1:  # a pipeline reduces once, behind all micro-batches
+        if self.layers == 1 or self.settings.layout.pipeline > 1:  # a pipeline reduces once, after all micro-batches
             before = 0
         return self.width * self.shape.d_model * self.shape.d_ffw // self.settings.layout.tensor + max(0, round(before))
 
     def _unreduced_outside(self) -> int:
-        """At the end: both gradients of a tied matrix, or those of the outermost part and what is sent of them."""
+        """Return the bytes at the end: both gradients of a tied matrix, or those of the outermost part and its copy."""
         tied = 2 * self._head() if self.shape.tie_embeddings else 0
         if not self.sharded:
             return tied // 2
@@ -272,19 +274,19 @@ class RankNeeds:
         return round(kept) + self._outside() + self.stream.mask()
 
     def kept_of_layers(self, recomputed: int) -> int:
-        """What the layers keep if so many of them compute everything again."""
+        """Return the bytes that the layers keep if `recomputed` of them recompute everything."""
         stream, chosen = self.stream, min(recomputed, self.layers)
         return round(self.in_flight * ((self.layers - chosen) * stream.saved() + chosen * stream.kept("full")))
 
     def recomputed(self) -> int:
-        """How many layers compute everything again, so that the rank keeps no more than the budget; all, if need be."""
+        """Return how many layers must recompute everything to stay within the budget; all if it is too small."""
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_of_layers(n) <= budget), self.layers)
 
     def _outside(self) -> int:
-        """What the last norm keeps."""
-        a_token = self.stream.norm(self.shape.d_model) // self.settings.layout.tensor
-        return a_token * self.stream.tokens if self.ends else 0
+        """Return the bytes that the last norm keeps."""
+        per_token = self.stream.norm(self.shape.d_model) // self.settings.layout.tensor
+        return per_token * self.stream.tokens if self.ends else 0
 
     def _mode(self) -> str:
         mode = self.settings.layout.activation_checkpointing
@@ -295,17 +297,17 @@ class RankNeeds:
         return self.stream.temporary() + max(0, again)
 
     def _head(self) -> int:
-        """The gradient of the output matrix."""
+        """Return the bytes of the gradient of the output matrix."""
         return (self.width if self.sharded else 4) * self.vocabulary if self.ends else 0
 
     def _head_stream(self) -> int:
-        """The stream behind the last norm, of all positions that its loss is computed of."""
+        """Return the bytes of the stream after the last norm, for all positions whose loss is computed."""
         return self.width * self.stream.tokens * self.shape.d_model if self.ends else 0
 
     def _logits(self) -> int:
-        """Logits of one chunk, the gradient of the output matrix, and in 16 bits what is added to it.
+        """Return the bytes of one chunk of logits, the gradient of the output matrix, and in 16 bits its increment.
 
-        Compiled, the loss needs no copy of the logits in float32.
+        A compiled loss needs no copy of the logits in float32.
         """
         if not self.ends:
             return 0
@@ -313,21 +315,21 @@ class RankNeeds:
         columns = padded_columns(self.vocabulary // self.shape.d_model, self.stream.cuda)
         copy = 0 if self.width == 4 or self.settings.layout.compile else 4
         logits = chunk * columns * (self.width + copy)
-        # Where columns are filled up, so is a copy of the matrix.
-        filled = self.width * columns * self.shape.d_model if columns * self.shape.d_model > self.vocabulary else 0
+        # If columns are padded, a padded copy of the matrix exists too.
+        padded = self.width * columns * self.shape.d_model if columns * self.shape.d_model > self.vocabulary else 0
         product = self.width * self.vocabulary if self.width < 4 else 0
         matrix = self.width * self.vocabulary if self.stream.autocast else 0
-        return logits + 4 * self.vocabulary + product + matrix + filled
+        return logits + 4 * self.vocabulary + product + matrix + padded
 
     def _transfer(self) -> int:
-        """What torch's pipeline receives into, for all micro-batches of a step; and the errors."""
+        """Return the bytes of torch's pipeline receive buffers for all micro-batches of a step, plus the errors."""
         layout = self.settings.layout
         if layout.pipeline == 1:
             return self._errors()
         return round((2 * self.micro_batches + self.in_flight) * self.stream.stream_bytes()) + self._errors()
 
     def _errors(self) -> int:
-        """What a lossy compression holds back, and what it will once the update is made."""
+        """Return the bytes of the current and the next errors of a lossy compression."""
         lossy = self.settings.layout.compress in ("powersgd", "topk", "randomk") and self.replicas > 1
         return 8 * self.params // self.shards if lossy else 0
 
@@ -343,11 +345,7 @@ class RankNeeds:
         return gather
 
 
-# The memory of one rank, by purpose and by moment of a step, before anything is started.
-#
-# Every number is a count of tensors that the code makes; nothing is fitted. The peak is the largest of five moments:
-# the loss at the end of the forward pass, where the gradients of the head begin, the backward pass of the last layer,
-# its end, and the update.
+# The estimate of a run is that of the rank that needs most memory, by purpose and by moment of a step.
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, section 3.1"
 FSDP = "Zhao et al. 2023 (FSDP), arXiv 2304.11277, section 3.3"
@@ -369,18 +367,21 @@ SOURCES = {
 
 
 class Widths(NamedTuple):
-    """Bytes of a parameter."""
+    """Bytes per parameter."""
 
     weight: int
-    """Of the weights that are computed with."""
+    """Bytes of the weights used in computation."""
     gradient: int
-    """Of the gradients."""
+    """Bytes of the gradients."""
     states: int
-    """Of what only the update needs: float32 weights and two moments."""
+    """Bytes that only the update needs: float32 weights and two moments."""
 
 
 def zero_bytes(num_params: int, ranks: int, data: str, widths: Widths) -> dict[str, int]:
-    """Weights, gradients and states of a rank for ddp, zero1, zero2 and zero3. Source: ZERO, figure 1."""
+    """Return the bytes of weights, gradients and states of a rank for ddp, zero1, zero2 or zero3.
+
+    Source: ZERO, figure 1.
+    """
     shared = ("ddp", "zero1", "zero2", "zero3").index(data)
     over = {name: ranks if shared >= stage else 1 for stage, name in ((3, "weight"), (2, "gradient"), (1, "states"))}
     return {name: num_params * width // over[name] for name, width in widths._asdict().items()}
@@ -391,32 +392,32 @@ class Memory:
     """Estimated bytes of one rank."""
 
     moments: dict[str, dict[str, int]]
-    """By moment of a step, then by purpose."""
+    """Bytes by moment of a step, then by purpose."""
     host: int
-    """In the host's memory besides: what is offloaded."""
+    """Bytes offloaded to host memory."""
 
     @property
     def peak_moment(self) -> str:
-        """The moment that needs most."""
+        """Return the moment with the largest total."""
         return max(self.moments, key=lambda name: sum(self.moments[name].values()))
 
     @property
     def at_peak(self) -> dict[str, int]:
-        """Bytes by purpose at that moment."""
+        """Return the bytes by purpose at that moment."""
         return self.moments[self.peak_moment]
 
     @property
     def peak(self) -> int:
-        """Bytes at that moment."""
+        """Return the total bytes at that moment."""
         return sum(self.at_peak.values())
 
 
 def memory_of_rank(
     shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
 ) -> Memory:
-    """The memory of the rank that needs most, on a device of this type ("cpu", "cuda"), by which automatic settings go.
+    """Return the memory of the rank that needs most, on a device of this type ("cpu", "cuda").
 
-    Raises ConfigError if the axes of the layout do not multiply up to `world_size`.
+    The device also decides automatic settings. Raises ConfigError if the product of the axes is not `world_size`.
     """
     settings = settings.for_device(device)
     axes = axes_of(settings.layout, world_size)
@@ -428,18 +429,18 @@ def memory_of_rank(
 def _offloaded(moments: dict[str, dict[str, int]], settings: Settings, cuda: bool) -> Memory:
     if not (cuda and settings.layout.offload):
         return Memory(moments, 0)
-    away = ("weights", "states", "gradients")
-    host = max(sum(need.get(name, 0) for name in away) for need in moments.values())
-    here = {name: {key: size for key, size in need.items() if key not in away} for name, need in moments.items()}
-    return Memory(here, host)
+    offloaded = ("weights", "states", "gradients")
+    host = max(sum(need.get(name, 0) for name in offloaded) for need in moments.values())
+    kept = {name: {key: size for key, size in need.items() if key not in offloaded} for name, need in moments.items()}
+    return Memory(kept, host)
 
 
 def layers_to_recompute(
     shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
 ) -> int:
-    """How many layers of each rank must compute everything again to keep within `layout.activation_budget`.
+    """Return how many layers of each rank must recompute everything to stay within `layout.activation_budget`.
 
-    Raises ConfigError if all of them are not enough.
+    Raises ConfigError if recomputing all layers is not enough.
     """
     settings = settings.for_device(device)
     axes, budget = axes_of(settings.layout, world_size), settings.layout.activation_budget or 0
@@ -449,13 +450,13 @@ def layers_to_recompute(
     if least > budget:
         raise ConfigError(
             f"layout.activation_budget: expected {budget:,} bytes of activations at most, got {least:,} although "
-            "every layer keeps its input alone. Raise it, or lower layout.micro_batch."
+            "every layer keeps only its input. Raise it, or lower layout.micro_batch."
         )
     return max(rank.recomputed() for rank in ranks)
 
 
 def checkpoint_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Bytes of weights and optimiser states of the whole model, in float32."""
+    """Return the bytes of weights and optimizer states of the whole model, in float32."""
     alone = settings.model_copy(update={"layout": LayoutConfig(data="ddp")}).for_device("cpu")
     whole = RankNeeds(shape, alone, axes_of(alone.layout, 1), 0, (1, 1), False)
     return 4 * whole.params + whole.states()

@@ -1,7 +1,7 @@
-"""The model over the ranks: the parts of it that this rank holds, and what a step does with them.
+"""The parallelized model: the parts that this rank holds, and forward and backward passes over all ranks.
 
-Rows may be split over ranks and micro-batches in any way, uneven ones included: each loss is divided by the number of
-targets in the global batch, and gradients are summed over ranks, never averaged: the split is not in the mathematics.
+Rows may be split over ranks and micro-batches in any manner, also unevenly. Each loss is divided by the number of
+targets in the global batch. Gradients are summed over ranks, never averaged, so the split does not change the result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,11 +31,12 @@ from train.parallel.tensor_context import part_of_rows, share_matrices, share_se
 
 
 class SplitModel:
-    """A model in the layout of the settings; its weights are undefined until they are set or read."""
+    """A model in the layout of the settings; its weights are undefined until they are set or loaded."""
 
     def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
-        """`largest`: positions of a row and rows of a step where there are most, for the budget of activations."""
-        # A plan that trains has nothing automatic left; who builds a model alone may leave it to the device.
+        """`largest`: largest positions of a row and rows of a step, for the activation budget."""
+        # A training plan has no automatic settings left; a caller that builds only a model may leave them to the
+        # device.
         device = ranks.device
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         settings = settings.for_device(device.type, capability)
@@ -52,16 +53,16 @@ class SplitModel:
         self._rows_at_once = min(layout.rows_at_once, -(-largest[1] // data_ranks(self.mesh.axes)))
         self._pipeline = Pipeline(self.parts, self.stages, self.mesh, layout) if self.num_stages > 1 else None
         self.parameters = self._named_parameters()
-        """The parameters here by their name in the whole model; a copy of a tied embedding has the embedding's."""
-        self._tie = self._group_of_tied()
+        """This rank's parameters by name in the whole model; a copy of a tied embedding has the embedding's name."""
+        self._tie = self._tied_group()
         self.compressor: Compressor | None = None
-        """What sums gradients between replicas, where torch does not."""
+        """Sums gradients between replicas where torch does not; None if torch does."""
         self._whole: DistributedDataParallel | None = None
         self._shares: ShardedStates | None = None
         self._join_replicas()
 
     def _join_replicas(self) -> None:
-        """Wrap a model that every rank holds whole, and set up who sums gradients between replicas, and how."""
+        """Set up the gradient sum between replicas: wrap an unsharded model in DDP, or hook compression into FSDP2."""
         layout, ranks, named = self.settings.layout, self.ranks, self.parameters
         method = method_of(layout, self.settings.train.seed)
         if layout.data in ("ddp", "zero1") and ranks.world_size > 1:
@@ -75,13 +76,13 @@ class SplitModel:
             compress_fsdp(self.parts, named.items(), self.compressor)
 
     def _recompute(self, layers: list[int], largest: tuple[int, int]) -> dict[int, Recompute]:
-        """What each layer of this rank computes again in the backward pass."""
+        """Return the recomputation mode of each layer of this rank."""
         mode = self.settings.layout.activation_checkpointing
         if mode != "budget":
             return dict.fromkeys(layers, mode)
         world_size, device = self.ranks.world_size, self.ranks.device.type
         number = layers_to_recompute(self.shape, self.settings, world_size, *largest, device)
-        return {layer: "full" if place < number else "none" for place, layer in enumerate(layers)}
+        return {layer: "full" if index < number else "none" for index, layer in enumerate(layers)}
 
     def _part(self, layers: range, modes: Mapping[int, Recompute]) -> Transformer:
         layout, train = self.settings.layout, self.settings.train
@@ -108,7 +109,7 @@ class SplitModel:
 
     @property
     def _sharded(self) -> bool:
-        """Whether FSDP2 holds the weights: also on a single rank, where it sets the number format of the products."""
+        """True if FSDP2 holds the weights: also on a single rank, where it sets the number format of the products."""
         layout = self.settings.layout
         alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32" and not layout.offload
         return layout.data in ("zero2", "zero3") and not alone
@@ -116,7 +117,7 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------------- parameters
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
-        # Taken once, while they lie in shards: within a step FSDP2 shows gathered ones under the same names.
+        # Collected once, while the parameters are sharded: within a step FSDP2 exposes gathered ones by the same names.
         tied = self.shape.tie_embeddings
         return {
             "embedding.weight" if tied and name == "head.weight" else name: parameter
@@ -125,12 +126,12 @@ class SplitModel:
         }
 
     def to_update(self) -> Mapping[str, nn.Parameter]:
-        """What an optimiser works on: the parameters, or this rank's rows of them where states alone are shared."""
+        """Return what the optimizer updates: the parameters, or this rank's rows of them with ZeRO-1."""
         return self.parameters if self._shares is None else self._shares.shards
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Within it the optimiser makes its update."""
+        """Return the context in which the optimizer updates the parameters."""
         if self._shares is not None:
             self._shares.link_gradients()
         yield
@@ -142,11 +143,11 @@ class SplitModel:
 
     @property
     def copies(self) -> dict[str, int]:
-        """Stages that hold a parameter, where there are several."""
+        """Return the number of stages that hold a parameter, if more than one."""
         return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
 
     def set_initial_weights(self, seed: int) -> None:
-        """Set every parameter to its initial value; each rank keeps its shard of the same full tensor."""
+        """Set every parameter to its initial value; each rank keeps its shard of the full tensor."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 value = initial_weight(name, parameter.shape, self.shape, seed).to(parameter.device)
@@ -157,14 +158,14 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------------------- rows
 
     def rows_here(self, num_rows: int) -> range:
-        """The contiguous rows of a global batch that this rank reads; counts differ by at most one."""
+        """Return the contiguous rows of a global batch that this rank reads; counts differ by at most one."""
         return rows_of(num_rows, data_ranks(self.mesh.axes), self.mesh.data_rank)
 
     def micro_batches(self, rows: Rows, num_rows: int) -> list[Rows]:
-        """This rank's rows of a batch of `num_rows`, some at a time, on its device; as many on every rank.
+        """Split this rank's rows of a batch of `num_rows` into micro-batches on its device; every rank has as many.
 
-        Each is a collective, so a rank that runs out of rows gets some in which nothing is predicted. Compiled layers
-        always get the same number of rows, in training and evaluation: another would be compiled anew.
+        Each micro-batch runs collectives, so a rank that runs out of rows gets rows without targets. Compiled layers
+        always get the same number of rows, in training and evaluation: another number would recompile them.
         """
         number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
         most = -(-num_rows // data_ranks(self.mesh.axes))
@@ -172,13 +173,13 @@ class SplitModel:
         size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
         if self.mesh.axes["context"] > 1:
             rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
-        # A pipeline needs micro-batches of one size; elsewhere the last may be smaller.
+        # A pipeline needs micro-batches of equal size; otherwise the last may be smaller.
         equal = compiled or self._pipeline is not None
         rows = rows.padded(size * number if equal else size * (number - 1) + 1)
         return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
 
     def part_of(self, rows: Rows) -> list[Rows]:
-        """This rank's micro-batches of rows that every rank has; where rows are too few, of one that counts nowhere."""
+        """Return this rank's micro-batches of rows that every rank has; an uncounted row if there are too few."""
         here = self.rows_here(len(rows))
         mine = rows.part(here.start, here.stop) if here else rows.part(0, 1).uncounted()
         return self.micro_batches(mine, len(rows))
@@ -186,31 +187,31 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------------------- step
 
     def backward(self, rows: list[Rows], scale: float) -> Tally:
-        """Make the gradient of (sum of losses · scale) over all ranks; returns the losses, the same on every rank."""
+        """Compute the gradient of (sum of losses · scale) over all ranks; return the losses, the same on every rank."""
         tally = Tally.empty(self._num_sources, self.ranks.device)
-        self._begin(scale, tally)
+        self._prepare_loss(scale, tally)
         if self._pipeline is not None:
             self._pipeline.run(joined(rows), len(rows), self._stream)
             self._add_tied_gradients()
         else:
-            self._backward_in_turn(rows)
+            self._backward_micro_batches(rows)
         return self._over_all_ranks(tally)
 
-    def _backward_in_turn(self, rows: list[Rows]) -> None:
+    def _backward_micro_batches(self, rows: list[Rows]) -> None:
         for number, part in enumerate(rows, start=1):
             self.parts[0].loss.num_targets = part.counted
-            with self._in_turn(last=number == len(rows)), self._number_format():
+            with self._sync_gradients(last=number == len(rows)), self._number_format():
                 total = (self._whole or self.parts[0])(
                     part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N
                 )
-            with self._in_turn(last=number == len(rows)):
+            with self._sync_gradients(last=number == len(rows)):
                 total.backward()
 
     @torch.no_grad()
     def measure(self, rows: list[Rows], num_sources: int) -> Tally:
-        """The losses of rows over all ranks, without a gradient; the same on every rank."""
+        """Return the losses of rows over all ranks, without a gradient; the same on every rank."""
         tally = Tally.empty(num_sources, self.ranks.device)
-        self._begin(1.0, tally)
+        self._prepare_loss(1.0, tally)
         if self._pipeline is not None:
             self._pipeline.measure(rows, self._stream)
         else:
@@ -218,7 +219,7 @@ class SplitModel:
                 self.parts[0].loss.num_targets = part.counted
                 with self._number_format():
                     self.parts[0](part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N)
-        # What is kept behind the forward pass stays gathered without a backward one, and hides its shards from a save.
+        # Without a backward pass, weights kept after the forward pass stay gathered and hide their shards from a save.
         for part_of_model in self.parts:
             for module in sharded_modules(part_of_model):
                 module.reshard()
@@ -231,22 +232,25 @@ class SplitModel:
         dist.all_reduce(sums)
         return Tally(sums[0], sums[1])
 
-    def _begin(self, scale: float, tally: Tally) -> None:
+    def _prepare_loss(self, scale: float, tally: Tally) -> None:
         for part in self.parts:
             part.loss.scale, part.loss.tally = scale, tally
 
-    def _in_turn(self, last: bool) -> AbstractContextManager[object]:
-        """Whole gradients travel with the last micro-batch of a step alone; shards of them are never kept whole."""
+    def _sync_gradients(self, last: bool) -> AbstractContextManager[object]:
+        """Return a context in which DDP synchronizes whole gradients only after the last micro-batch of a step.
+
+        FSDP2 reduces each gradient to its shard at once, unless it is compressed.
+        """
         if self._whole is not None and not last:
             return self._whole.no_sync()
         for module in sharded_modules(self.parts[0]):
-            # What is compressed is the gradient of a step: it has to be whole before it is sent to the replicas.
+            # Compression applies to the gradient of a step: it must be complete before it is sent to the replicas.
             module.set_requires_gradient_sync(last or self.compressor is None)
             module.set_requires_all_reduce(last)
         return nullcontext()
 
     def _number_format(self) -> AbstractContextManager[object]:
-        """Autocast where weights stay in fp32 and FSDP2 is not there to gather them in another format."""
+        """Return autocast if weights stay in fp32 and FSDP2 does not gather them in another format."""
         number = NUMBERS[self.settings.train.precision]
         if number is None or self._sharded:
             return nullcontext()
@@ -258,15 +262,15 @@ class SplitModel:
 
     # --------------------------------------------------------------------------------------------- tied embeddings
 
-    def _group_of_tied(self) -> dist.ProcessGroup | None:
-        """The first and the last rank of this rank's pipeline, if they hold copies of one matrix."""
+    def _tied_group(self) -> dist.ProcessGroup | None:
+        """Return the group of the first and last rank of this rank's pipeline, if both hold a copy of a matrix."""
         if not self.copies:
             return None
         line = self.mesh.along("pipeline").mesh.tolist()
         lines: list[list[int]] = [[] for _ in range(self.ranks.world_size)]
         dist.all_gather_object(lines, line, group=self.ranks.control)
-        pairs = sorted({(found[0], found[-1]) for found in lines})
-        groups = {pair: dist.new_group(list(pair)) for pair in pairs}  # every rank makes every group
+        pairs = sorted({(members[0], members[-1]) for members in lines})
+        groups = {pair: dist.new_group(list(pair)) for pair in pairs}  # every rank must create every group
         return groups[line[0], line[-1]] if self.ranks.rank in (line[0], line[-1]) else None
 
     def _add_tied_gradients(self) -> None:
@@ -277,10 +281,10 @@ class SplitModel:
 
 
 def use_matrix_units(device: torch.device) -> None:
-    """Let products in float32 be computed in TF32 on a CUDA device, and attention by FlashAttention 3 if it is there.
+    """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed.
 
-    TF32 rounds factors to 10 bits of mantissa and sums in float32: what stays in float32 beside products in 16 bits
-    does not need more, and takes a tenth of the time by the data sheets of A100 and H100.
+    TF32 rounds factors to 10 bits of mantissa and sums in float32. Products that stay in float32 beside 16-bit products
+    need no more, and take a tenth of the time by the data sheets of A100 and H100.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -1,8 +1,8 @@
-"""Layers shared by several ranks: stages, and the order in which micro-batches pass through them.
+"""Pipeline parallelism: stages of layers on different ranks, and the schedule of micro-batches over them.
 
 GPipe (Huang et al. 2019, arXiv 1811.06965), 1F1B and interleaved (Narayanan et al. 2021, arXiv 2104.04473), zero bubble
-and ZBV (Qi et al. 2023, arXiv 2401.10241), as torch runs them. Masks never travel: each stage makes its own from the
-numbers of the documents.
+and ZBV (Qi et al. 2023, arXiv 2401.10241), as torch runs them. Attention masks are never sent: each stage builds its
+own from the document numbers.
 """
 
 from collections.abc import Sequence
@@ -36,56 +36,57 @@ SEVERAL = {
     "zbv": ScheduleZBVZeroBubble,
 }
 FIRST_SPLIT = (2, 13)
-"""First torch whose backward pass of weights alone is right: 2.11 fails at nodes with several outputs or in Python."""
+"""First torch with a correct backward pass of weights alone: 2.11 fails at nodes with several outputs or in Python."""
 
 
 def check_schedule(layout: LayoutConfig) -> None:
-    """Raises ConfigError for a schedule whose gradients this torch does not compute."""
+    """Check that this torch computes the gradients of a schedule correctly. Raises ConfigError if it does not."""
     version = torch.__version__
     if layout.schedule in SPLIT_BACKWARD and tuple(map(int, version.split(".")[:2])) < FIRST_SPLIT:
         first = ".".join(map(str, FIRST_SPLIT))
         raise ConfigError(
             f"layout.schedule: expected torch {first} or newer for {layout.schedule}, got {version}. "
-            "Set interleaved, or install a newer torch."
+            "Set layout.schedule = interleaved, or install a newer torch."
         )
 
 
 class Pipeline:
-    """The stages of this rank, run forward and backward over the micro-batches of a step."""
+    """The pipeline stages of this rank, with forward and backward passes over the micro-batches of a step."""
 
     def __init__(self, parts: Sequence[Transformer], stages: Sequence[int], mesh: Mesh, layout: LayoutConfig):
-        """`stages`: number of each part in the pipeline. Raises ConfigError as `check_schedule` does."""
+        """`stages`: the stage number of each part. Raises ConfigError as `check_schedule` does."""
         check_schedule(layout)
         self._parts, self._stages, self._mesh, self._layout = parts, stages, mesh, layout
         self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
     def run(self, rows: Rows, number: int, stream: torch.dtype) -> None:
-        """Pass rows through the stages and back as `number` micro-batches; `stream`: number format between stages."""
+        """Run rows forward and backward as `number` micro-batches; `stream`: number format between stages."""
         schedule = self._schedule(len(rows) // number, rows.inputs_BT.shape[1], number, stream)
         named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
         if rows.documents_BT is not None:
             named["documents_BT"] = rows.documents_BT
-        # Inputs enter the first stage; every other one gets its own from the stage before.
+        # Inputs enter the first stage; every other stage receives its input from the previous stage.
         inputs = [rows.inputs_BT] if 0 in self._stages else []
-        # The loss is the output of the last stage already; what stands here for the target is looked at by nobody.
+        # The output of the last stage is the loss already; the `target` argument is required but unused.
         schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
 
     def measure(self, parts: Sequence[Rows], stream: torch.dtype) -> None:
-        """Pass micro-batches, of any number and under any schedule, forward through the stages.
+        """Run micro-batches forward through the stages, for any number of them and any schedule.
 
-        Torch's schedules want as many as they were made for, and zbv cannot run without a backward pass.
+        Torch's schedules require the number of micro-batches they were built for, and zbv cannot run without a backward
+        pass.
         """
-        group, here = self._mesh.group("pipeline"), self._mesh.place("pipeline")
+        group, rank_here = self._mesh.group("pipeline"), self._mesh.place("pipeline")
         owner = {stage: rank for rank in range(group.size()) for stage in stages_of(self._layout, rank)}
         for rows in parts:
             x = rows.inputs_BT
             for stage, part in zip(self._stages, self._parts, strict=True):
-                if stage and owner[stage - 1] != here:
+                if stage and owner[stage - 1] != rank_here:
                     width = rows.inputs_BT.shape[1] // self._mesh.axes["tensor"]
                     x = torch.empty(len(rows), width, part.shape.d_model, dtype=stream, device=rows.inputs_BT.device)
                     dist.recv(x, group=group, group_src=owner[stage - 1])
                 x = part(x, rows.documents_BT, rows.targets_BT, rows.sources_B)
-                if stage + 1 < len(owner) and owner[stage + 1] != here:
+                if stage + 1 < len(owner) and owner[stage + 1] != rank_here:
                     dist.send(x.contiguous(), group=group, group_dst=owner[stage + 1])
 
     def _schedule(
@@ -98,7 +99,7 @@ class Pipeline:
                 for part, stage in zip(self._parts, self._stages, strict=True)
             ]
             name = self._layout.schedule
-            settings: dict[str, Any] = {"loss_fn": _as_it_is, "scale_grads": False}
+            settings: dict[str, Any] = {"loss_fn": _identity_loss, "scale_grads": False}
             if name in ALONE:
                 self._schedules[key] = ALONE[name](built[0], number, **settings)
             else:
@@ -106,7 +107,7 @@ class Pipeline:
         return self._schedules[key]
 
     def _stage(self, part: Transformer, stage: int, rows: int, width: int, stream: torch.dtype) -> PipelineStage:
-        # Shapes are given, since finding them out would run the model once, and count its losses.
+        # Shapes are passed explicitly, since inferring them would run the model once and count its losses.
         number = self._mesh.axes["pipeline"] * self._layout.stages
         between = torch.empty(
             rows,
@@ -130,5 +131,5 @@ class Pipeline:
         )
 
 
-def _as_it_is(output: Tensor, target: Tensor) -> Tensor:
+def _identity_loss(output: Tensor, target: Tensor) -> Tensor:
     return output

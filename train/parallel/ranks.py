@@ -1,6 +1,6 @@
-"""The ranks of a run: process group and device, words between ranks, and how a run is stopped from outside.
+"""The ranks of a run: process group, device, control messages between ranks, and stop signals.
 
-One process is a group of one and runs the same code.
+A single process is a group of size 1 and runs the same code.
 """
 
 import os
@@ -20,16 +20,16 @@ import torch.distributed as dist
 
 from schemas.errors import ConfigError, PenstockError
 
-# The device of a rank: which one it trains on, and how its memory is allocated.
+# The first functions select the device of a rank and configure its memory allocator.
 
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Environment variables that torch 2.11 to 2.13 read the settings of the CUDA allocator from, the newest name first."""
+"""Environment variables with the settings of the CUDA allocator in torch 2.11 to 2.13, the newest name first."""
 
 
 def device_of(cuda: bool, num_devices: int, local_rank: int, local_size: int) -> torch.device:
-    """The device of rank `local_rank` (0 = first) of the `local_size` ranks of a machine: a GPU each, or the CPU.
+    """Return the device of rank `local_rank` (0 = first) of the `local_size` ranks of a machine: a GPU, or the CPU.
 
-    `cuda`: whether GPUs can be used at all. Raises ConfigError if there are fewer of them than ranks.
+    `cuda`: True if GPUs can be used. Raises ConfigError if there are fewer GPUs than ranks.
     """
     if not cuda:
         return torch.device("cpu")
@@ -42,7 +42,7 @@ def device_of(cuda: bool, num_devices: int, local_rank: int, local_size: int) ->
 
 
 def device_here(local_rank: int, local_size: int) -> torch.device:
-    """`device_of` on this machine; a GPU becomes the current device of this process."""
+    """Return `device_of` on this machine, and set a GPU as the current device of this process."""
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     device = device_of(cuda, torch.cuda.device_count(), local_rank, local_size)
     if device.type == "cuda":
@@ -51,21 +51,21 @@ def device_here(local_rank: int, local_size: int) -> torch.device:
 
 
 def backend_of(device: torch.device) -> str:
-    """Backend of the process groups of ranks on such devices; tensors on the CPU always have one."""
+    """Return the backend of process groups of ranks on such devices; it always supports CPU tensors."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def place_by_torchrun() -> tuple[int, int] | None:
-    """The number of this rank among those of its machine, and how many they are; None = torchrun has not set them."""
+    """Return the local rank and the number of ranks of its machine; None = torchrun has not set them."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
 
 
 def use_expandable_segments() -> None:
-    """Let the CUDA allocator grow its segments, unless the user has set how it allocates; call before CUDA starts.
+    """Enable expandable segments of the CUDA allocator, unless the user has configured it; call before CUDA starts.
 
-    Chunks of logits of some 0.5 GB come and go beside weights that stay, so segments of fixed size fragment. Torch
-    reads the variable when it first needs it, which is after its import (seen in the CUDA build of 2.11).
+    Chunks of logits of about 0.5 GB are allocated and freed beside weights that stay, so fixed-size segments fragment.
+    Torch reads the variable at first use, which is after its import (seen in the CUDA build of 2.11).
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
@@ -73,18 +73,32 @@ def use_expandable_segments() -> None:
 
 T = TypeVar("T")
 
-# Rank 0 hashes the whole dataset while the others wait for its word. A rank that dies is noticed at once all the same,
-# by its closed connections and by torchrun.
+# Rank 0 hashes the whole dataset while the other ranks wait for its broadcast. A rank that dies is still detected at
+# once, by its closed connections and by torchrun.
 CONTROL_TIMEOUT = timedelta(hours=24)
 
 
 class FirstRankFailed(PenstockError):
-    """What the other ranks raise when rank 0, or the first of a machine, has failed; that one reports the reason."""
+    """Raised by the other ranks when rank 0, or the first rank of a machine, has failed and reports the reason."""
+
+
+class Total:
+    """A pending all-reduce of sums over all ranks."""
+
+    def __init__(self, sums: torch.Tensor, work: Any):
+        """`work`: handle of the all-reduce; None = the sums are already known."""
+        self._sums, self._work = sums, work
+
+    def wait(self) -> list[float]:
+        """Return the sums after every rank has sent its values."""
+        if self._work is not None:
+            self._work.wait()
+        return self._sums.tolist()
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all that train together."""
+    """This process and its position among all ranks of the run."""
 
     rank: int
     world_size: int
@@ -93,10 +107,10 @@ class Ranks:
     device: torch.device
     """Device of this rank."""
     control: dist.ProcessGroup
-    """Group on the CPU for words rather than numbers."""
+    """Process group on the CPU for control messages."""
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """The result of `function()`, called on rank 0 alone. Raises on every rank if it raised there."""
+        """Call `function` on rank 0 only and broadcast its result. Raises on every rank if it raised there."""
         cause: Exception | None = None
         answer: list[Any] = [None, None]
         if self.rank == 0:
@@ -112,41 +126,27 @@ class Ranks:
         return cast(T, answer[0])
 
     def refuse(self, error: PenstockError) -> NoReturn:
-        """Raise an error that every rank has found on its own, so that the user reads it once."""
+        """Raise an error that occurred on every rank, so that only rank 0 reports it."""
         raise error if self.rank == 0 else FirstRankFailed(str(error))
 
     def total(self, *values: float) -> list[float]:
-        """Each value summed over all ranks, in float64, the same on every rank."""
+        """Return each value summed over all ranks, in float64, the same on every rank."""
         return self.start_total(*values).wait()
 
-    def start_total(self, *values: float) -> "Total":
-        """The same sum, sent but not waited for; every rank starts its sums in the same order."""
+    def start_total(self, *values: float) -> Total:
+        """Start the same sum without waiting for it; every rank starts its sums in the same order."""
         sums = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
             return Total(sums, None)
         return Total(sums, dist.all_reduce(sums, group=self.control, async_op=True))
 
 
-class Total:
-    """A sum over all ranks on its way."""
-
-    def __init__(self, sums: torch.Tensor, work: Any):
-        """`work`: what is to be waited for; None = nothing, the sums are known."""
-        self._sums, self._work = sums, work
-
-    def wait(self) -> list[float]:
-        """The sums, once every rank has sent its values."""
-        if self._work is not None:
-            self._work.wait()
-        return self._sums.tolist()
-
-
 def agreed_start(store: Any, rank: int, world_size: int) -> str:
-    """A name that all ranks of this start have agreed on, and none of a start before.
+    """Return a name that all ranks of this start agree on, and that no earlier start has used.
 
-    torchrun keeps one store over its restarts, so a rank may find there what a dead one has left: the address where it
-    listened, to which gloo then tries to connect until it gives up (seen in torch 2.13). So rank 0 calls under a new
-    name, the others answer with one of their own, and a call counts once it has confirmed that very answer.
+    torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
+    try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
+    rank answers with a name of its own. The start counts once rank 0 has confirmed that answer.
     """
     own = uuid4().hex
     if rank == 0:
@@ -165,10 +165,10 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
 
 def place_on_machine(store: Any, rank: int, world_size: int) -> tuple[int, int]:
-    """The number of this rank among those of its machine, and how many they are.
+    """Return the local rank and the number of ranks of its machine.
 
-    As torchrun has set it: containers may share a hostname, or have several on one machine. Else ranks with one
-    hostname count as those of one machine.
+    The values of torchrun come first, since containers may share a hostname or a machine may have several. Otherwise
+    ranks with the same hostname count as those of the same machine.
     """
     if (place := place_by_torchrun()) is not None:
         return place
@@ -179,7 +179,7 @@ def place_on_machine(store: Any, rank: int, world_size: int) -> tuple[int, int]:
 
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
-    """The ranks torchrun started, or this process alone: a GPU for each rank of a machine, or CPUs where none is.
+    """Return the context of the ranks that torchrun started, or of this process alone, on GPUs if there are any.
 
     Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on its others.
     """
@@ -211,15 +211,16 @@ def open_ranks() -> Iterator[Ranks]:
 
 
 def default_threads(ranks: Ranks) -> int:
-    """CPU threads for one rank: the cores this process may use, shared by the ranks of the machine."""
+    """Return the CPU threads for a rank: the cores of this process divided by the ranks of the machine."""
     return max(1, len(os.sched_getaffinity(0)) // ranks.local_size)
 
 
 class Interruption:
-    """Notes the first SIGINT or SIGTERM so that the step can be finished; a SIGINT behind it acts as it always did.
+    """A handler that records the first SIGINT or SIGTERM, so that the step can be finished.
 
-    A SIGTERM behind a SIGTERM does nothing: a scheduler that signals the whole job reaches a rank twice, by itself and
-    by torchrun, and the second would kill it in its last save. SIGKILL is for whoever cannot wait.
+    A later SIGINT has its usual effect. A second SIGTERM is ignored: a scheduler that signals the whole job reaches a
+    rank twice, directly and through torchrun. The second signal would kill it in its last save. SIGKILL stops it at
+    once.
     """
 
     def __init__(self) -> None:
@@ -227,8 +228,8 @@ class Interruption:
         self._before: dict[int, Any] = {}
 
     @property
-    def asked(self) -> tuple[bool, bool]:
-        """Whether this process was asked to stop by SIGTERM, and by SIGINT."""
+    def received(self) -> tuple[bool, bool]:
+        """Return whether this process received SIGTERM, and whether it received SIGINT."""
         return self.signal == signal.SIGTERM, self.signal == signal.SIGINT
 
     def __enter__(self) -> "Interruption":

@@ -1,7 +1,8 @@
-"""A sequence shared by several ranks: each holds its positions, and attention brings together what a query must see.
+"""Context and tensor parallelism: sequences and matrices split over ranks.
 
-heads: all-to-all gives every rank whole sequences of some heads (Jacobs et al. 2023, Ulysses, arXiv 2309.14509);
-keys: every rank gathers all keys and values (Llama 3, arXiv 2407.21783, section 3.3.2).
+Context parallelism splits positions. heads: an all-to-all gives every rank whole sequences of some heads (Jacobs et al.
+2023, Ulysses, arXiv 2309.14509); keys: every rank all-gathers keys and values (Llama 3, arXiv 2407.21783, section
+3.3.2). Tensor parallelism splits the matrices of each layer, and the sequence between layers.
 
 Shape suffixes: B rows, T positions (t: of this rank), H query heads, G key-value heads, K head width, C ranks.
 """
@@ -32,7 +33,7 @@ from train.parallel.mesh import all_gather_single, reduce_scatter_single
 
 
 def part_of_rows(rows: Rows, parts: int, part: int) -> Rows:
-    """The rows with this rank's positions of inputs, targets and groups; the documents of the whole rows stay."""
+    """Return the rows with this rank's positions of inputs, targets and groups; document numbers stay whole."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
     groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B
@@ -40,7 +41,7 @@ def part_of_rows(rows: Rows, parts: int, part: int) -> Rows:
 
 
 def share_sequences(model: Transformer, group: dist.ProcessGroup, by: str) -> None:
-    """Let attention see whole sequences although this rank holds a part of them."""
+    """Make attention cover whole sequences although this rank holds a part of their positions."""
     parts, part = dist.get_world_size(group), dist.get_rank(group)
 
     def look(width: int, documents: Documents | None, device: torch.device) -> Look:
@@ -65,11 +66,11 @@ def share_sequences(model: Transformer, group: dist.ProcessGroup, by: str) -> No
 
 
 def by_heads(core: Core, group: dist.ProcessGroup) -> Core:
-    """Attention over whole sequences, each rank with its share of the heads."""
+    """Return attention over whole sequences in which each rank computes some of the heads."""
     parts = dist.get_world_size(group)
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, look: Look) -> Tensor:
-        if k_BGtK.shape[1] % parts:  # too few key-value heads to share: as many as there are query heads
+        if k_BGtK.shape[1] % parts:  # too few key-value heads to split: repeat them for every query head
             times = q_BHtK.shape[1] // k_BGtK.shape[1]
             k_BGtK, v_BGtK = k_BGtK.repeat_interleave(times, 1), v_BGtK.repeat_interleave(times, 1)
         heads = [_to_heads(x, group, parts) for x in (q_BHtK, k_BGtK, v_BGtK)]
@@ -79,7 +80,7 @@ def by_heads(core: Core, group: dist.ProcessGroup) -> Core:
 
 
 def by_keys(core: Core, group: dist.ProcessGroup) -> Core:
-    """Attention of this rank's queries over all keys."""
+    """Return attention of this rank's queries over all keys."""
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, look: Look) -> Tensor:
         k_CBGtK, v_CBGtK = _gather(torch.stack((k_BGtK, v_BGtK)), group).unbind(1)
@@ -90,24 +91,24 @@ def by_keys(core: Core, group: dist.ProcessGroup) -> Core:
 
 
 def _to_heads(x_BHtK: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """From all heads at some positions to some heads at all positions."""
+    """Exchange all heads at some positions for some heads at all positions."""
     x_CBHtK = _cut(x_BHtK, 1, parts)
     return _exchange(x_CBHtK, group).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def _to_positions(x_BHTK: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """From some heads at all positions to all heads at some positions."""
+    """Exchange some heads at all positions for all heads at some positions."""
     x_CBHtK = _cut(x_BHTK, 2, parts)
     return _exchange(x_CBHtK, group).movedim(0, 1).flatten(1, 2)
 
 
 def _cut(x: Tensor, dim: int, parts: int) -> Tensor:
-    """A dimension cut into equal parts, which become the first dimension."""
+    """Split a dimension into equal parts, which become the first dimension."""
     return torch.stack(x.chunk(parts, dim))
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all over the first dimension, which is its own transposition."""
+    """All-to-all over the first dimension, which is its own transpose."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -122,7 +123,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """A tensor of every rank, stacked; backward, the sum of what the ranks want of it."""
+    """All-gather of a tensor of every rank, stacked; the backward pass is a reduce-scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -147,15 +148,13 @@ def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return cast(Tensor, _Gather.apply(x, group))  # type: ignore[no-untyped-call]
 
 
-# Every matrix of a layer shared by several ranks, and between layers the sequence (tensor and sequence parallel).
-#
-# Columns of the first matrix and rows of the second are split, so that one exchange before and one behind each pair is
-# enough; norms and residual stream hold T / ranks positions each. Sources: Shoeybi et al. 2019, arXiv 1909.08053,
-# section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
+# Tensor and sequence parallelism splits the columns of the first matrix of a pair and the rows of the second, so one
+# collective before and one after each pair are enough; norms and residual stream hold T / ranks positions each.
+# Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
 
 
 def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
-    """Split the matrices of a model over the ranks of a mesh, and set its look and loss for that."""
+    """Split the matrices of a model over the ranks of a mesh, and adapt its attention mask and loss."""
     sequence = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     attention = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
     in_layer: dict[str, ParallelStyle] = {
@@ -184,17 +183,17 @@ def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
     present = {name for name, module in model.named_children() if module is not None}
     parallelize_module(model, mesh, {name: style for name, style in outside.items() if name in present})
     if model.embedding is not None:
-        model.embedding.register_forward_hook(lambda module, inputs, x_BTD: _waited(x_BTD))
-    # The stream of a later stage of a pipeline holds a part of the positions.
+        model.embedding.register_forward_hook(lambda module, inputs, x_BTD: _wait_for(x_BTD))
+    # The stream of a later pipeline stage holds a part of the positions.
     look, times = model.look, mesh.size() if model.embedding is None else 1
     model.look = lambda width, documents, device: look(width * times, documents, device)
     model.loss = SharedHeadLoss(model.loss, mesh)
 
 
-class _Waited(torch.autograd.Function):
-    """The result of a collective once it has arrived, a plain tensor.
+class _WaitFor(torch.autograd.Function):
+    """The awaited result of a collective, a plain tensor.
 
-    A layer that torch.compile has compiled gives a gradient of zero to a tensor that is still on its way (torch 2.13).
+    A layer compiled by torch.compile gives a gradient of zero to a tensor whose collective is pending (torch 2.13).
     """
 
     @staticmethod
@@ -206,21 +205,21 @@ class _Waited(torch.autograd.Function):
         return gradients[0]
 
 
-def _waited(x: Tensor) -> Tensor:
-    return cast(Tensor, _Waited.apply(x))  # type: ignore[no-untyped-call]
+def _wait_for(x: Tensor) -> Tensor:
+    return cast(Tensor, _WaitFor.apply(x))  # type: ignore[no-untyped-call]
 
 
 class SharedHeadLoss(HeadLoss):
-    """The loss where the vocabulary and the positions of the stream are shared by the ranks of a mesh."""
+    """The loss if the vocabulary and the positions of the stream are split over the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):
         super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple)
         self._mesh = mesh
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """The same sum on every rank of the mesh; the gradient of the stream goes back to who holds its positions."""
+        """Return the same sum on every rank of the mesh; the gradient returns to the rank that holds its positions."""
         if not isinstance(weight_VD, DTensor):
-            raise TypeError(f"the output matrix is not shared over {self._mesh}")
+            raise TypeError(f"output matrix: expected a DTensor over {self._mesh}, got a plain tensor")
         largest = -(-weight_VD.shape[0] // self._mesh.size())
         self.part = VocabularyPart(self._mesh.get_group(), largest * self._mesh.get_local_rank())
         stream = DTensor.from_local(x_BTD, self._mesh, [Shard(1)], run_check=False)

@@ -1,1 +1,1 @@
-"""The training loop: `torchrun … -m train.pretrain RUN`."""
+"""The training loop, started by `torchrun … -m train.pretrain RUN`."""

@@ -1,4 +1,4 @@
-"""`torchrun … -m train.pretrain RUN`: the arguments, and what a failure becomes."""
+"""The command `torchrun … -m train.pretrain RUN`: its arguments and exit codes."""
 
 import argparse
 import os
@@ -17,13 +17,13 @@ from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks
 from train.pretrain.loop import train
 
 LOST = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
-"""What a collective says when a rank of it has died."""
+"""Pattern of the errors that a collective raises after one of its ranks has died."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and train; returns the exit code, 2 for an error the user can act on."""
+    """Parse the arguments and train; return the exit code, which is 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(prog="train.pretrain", description="Train on the token dataset of a run folder.")
-    # On Python 3.11 torchrun takes `--run` for its own `--run-path` and refuses it, so the folder may also stand alone.
+    # On Python 3.11 torchrun rejects `--run` as an abbreviation of its `--run-path`, so the folder may be positional.
     folder = parser.add_mutually_exclusive_group(required=True)
     folder.add_argument("run", nargs="?", default=argparse.SUPPRESS, metavar="RUN", help="run folder with the tokens")
     folder.add_argument("--run", dest="run", default=argparse.SUPPRESS, metavar="RUN", help="the same")
@@ -39,24 +39,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         except PenstockError as error:
             if not isinstance(error, FirstRankFailed):
                 print(f"penstock: {error}", file=sys.stderr)
-            ErrorHandler().record_exception(error)  # where torchrun and `train.launch` look for it
+            ErrorHandler().record_exception(error)  # torchrun and `train.launch` read it from there
             return 2
         except RuntimeError as error:
             if ranks is None or not LOST.search(str(error)):
                 raise
-            # The rank that died has said why, if it could; a page of what met the others would bury it.
-            print(f"penstock: rank {ranks.rank} has lost another one ({LOST.findall(str(error))[0]})", file=sys.stderr)
+            # The rank that died has printed the reason, if it could; tracebacks of the other ranks would bury it.
+            lost = LOST.findall(str(error))[0]
+            print(f"penstock: rank {ranks.rank} lost its connection to another rank ({lost})", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("penstock: stopped at once; the last complete checkpoint stands", file=sys.stderr)
+            print("penstock: stopped at once; the last complete checkpoint is kept", file=sys.stderr)
             return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":
     code = main()
-    # Without the end of the interpreter: on a busy machine some processes aborted in it ("terminate called without an
-    # active exception", exit code 134), behind runs that had long written everything. Presumably a thread of torch's
-    # asks for the interpreter then, which Python 3.11 answers by ending the thread; the cause was not proven.
+    # Skip the shutdown of the interpreter: on a busy machine some processes aborted in it ("terminate called without an
+    # active exception", exit code 134), although their runs had written everything. Presumably a thread of torch
+    # requests the interpreter lock then, and Python 3.11 ends that thread; the cause was not proven.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

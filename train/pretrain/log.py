@@ -1,8 +1,8 @@
-"""What a run remembers and tells of its steps: the guard's state on every rank, files and progress line on rank 0."""
+"""The log of a training run: the guard's state on every rank; metrics, events and the progress line on rank 0."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -43,33 +43,33 @@ from train.pretrain.spikes import LeftOut
 from train.pretrain.step import Learner, Measured
 
 SHOWN = 5
-"""Documents of a spike that its line names."""
+"""Number of documents that the printed line of a spike names."""
 
 
 class Record:
-    """The record of a run from its checkpoint, or from its beginning; close it with the context."""
+    """The log of a run from its checkpoint, or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: Setup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: of the whole run, which a killed process may have made behind its last checkpoint."""
-        note = setup.note
-        self.guard = (note.progress.guard if note else GuardState()).model_copy(update={"rewinds": rewinds})
-        self.heldout: tuple[tuple[int, float], ...] = note.progress.heldout if note else ()
+        """`rewinds`: those of the whole run, including ones that a killed process made after its last checkpoint."""
+        checkpoint = setup.note
+        self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
+        self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
         self._setup, self._sources, self._ranks = setup, tuple(sources), ranks
         self._stall, self._mark = 0.0, ""
         self._spike: Spike | None = None
         self._log: MetricsLog | None = None
         if ranks.rank == 0:
-            self._log = MetricsLog(setup.run, self._sources, note.step if note else 0)
+            self._log = MetricsLog(setup.run, self._sources, checkpoint.step if checkpoint else 0)
             self._events = EventLog(setup.run)
             self._progress = Progress(setup.plan.steps, setup.settings.train.log_every)
         now = setup.layout.model_dump()
-        if note is None:
-            self.tell(Begun(step=0, layout=now))
+        if checkpoint is None:
+            self.log_events(Begun(step=0, layout=now))
         else:
-            before = note.layout.model_dump()
-            self.tell(Resumed(step=note.step, checkpoint=note.name, layout=now, layout_before=before))
+            before = checkpoint.layout.model_dump()
+            self.log_events(Resumed(step=checkpoint.step, checkpoint=checkpoint.name, layout=now, layout_before=before))
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -82,116 +82,116 @@ class Record:
 
     @property
     def ended(self) -> bool:
-        """Whether the held-out losses up to here end the run."""
+        """True if the held-out losses so far end the run."""
         patience = self._setup.settings.guard.patience
         return patience is not None and self.guard.since_best >= patience
 
-    def tell(self, *events: Event) -> None:
-        """Append events."""
+    def log_events(self, *events: Event) -> None:
+        """Append events to the event log, on rank 0."""
         if self._log is not None:
             self._events.append(*events)
 
-    def say(self, text: str) -> None:
-        """Print a line."""
+    def print_line(self, text: str) -> None:
+        """Print a line of text, on rank 0."""
         if self._log is not None:
-            self._progress.say(text)
+            self._progress.print_line(text)
 
     # -------------------------------------------------------------------------------------------------------- a step
 
     def begin_step(self, step: int) -> None:
-        """Step `step` (1 = first) is about to be computed."""
+        """Prepare for step `step` (1 = first): reset the guard's windows if a training stage starts with it."""
         self._mark = ""
         if any(stage.first_step == step - 1 for stage in self._setup.plan.stages[1:]):
             self.guard = at_new_stage(self.guard)
 
     def judge(self, step: int, measured: Measured, loss_scale: float | None) -> Verdict:
-        """What is to be done about a step, the same on every rank; `loss_scale` is that of fp16."""
+        """Return the guard's verdict on a step, the same on every rank; `loss_scale` is that of fp16."""
         config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
         known = levels(self.guard, config)
         self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
         if verdict is Verdict.SKIP:
-            self.tell(Skipped(step=step, loss=loss, grad_norm=norm, loss_scale=loss_scale))
-        # The spike that no rewind is left for ends the run; its documents are what the user wants to see.
+            self.log_events(Skipped(step=step, loss=loss, grad_norm=norm, loss_scale=loss_scale))
+        # A spike after the last permitted rewind ends the run; its documents are logged for the user.
         self._spike = None
         if verdict is Verdict.SPIKE or (verdict is Verdict.STOP and not self.guard.non_finite):
             self._mark, self._spike = "spike", spike_of(step, loss, norm, known)
         return verdict
 
     @property
-    def saw_spike(self) -> bool:
-        """Whether the step judged last is a spike, which `tell_spike` is to tell of."""
+    def is_spike(self) -> bool:
+        """True if the step judged last is a spike, which `report_spike` must log."""
         return self._spike is not None
 
-    def tell_spike(self, step: int, documents: Sequence[SpikeDocument]) -> None:
-        """Tell of the spike in a step with the documents of its batch, the worst first."""
+    def report_spike(self, step: int, documents: Sequence[SpikeDocument]) -> None:
+        """Log and print the spike in a step with the documents of its batch, the worst first."""
         if self._spike is None:
             return
         event = self._spike.model_copy(update={"documents": tuple(documents)})
-        self.tell(event)
-        # Behind a rewind the step has other documents, and a trace shows these.
-        goes_back = self._setup.settings.guard.rewinds
+        self.log_events(event)
+        # After a rewind the step has other documents, and a trace shows those.
+        rewinds = self._setup.settings.guard.rewinds
         command = f"`penstock trace {self._setup.run.uri} --step {step}` shows all, with their losses "
-        self.say(f"{describe_spike(event)}: {'all with their losses ' if goes_back else command}in {EVENTS_NAME}")
+        self.print_line(f"{describe_spike(event)}: {'all with their losses ' if rewinds else command}in {EVENTS_NAME}")
 
     def write(self, record: StepMetrics) -> None:
-        """Write the line of a step."""
+        """Write the metrics line of a step and show its progress."""
         if self._log is not None:
             self._log.write(record.model_copy(update={"checkpoint_stall": self._stall or None}))
             self._progress.show(record, self._mark)
         self._stall = 0.0
 
-    def measured_heldout(self, step: int, loss: float) -> bool:
-        """Remember a held-out loss; returns whether it ends the run."""
+    def add_heldout_loss(self, step: int, loss: float) -> bool:
+        """Record a held-out loss [nats/token]; return True if it ends the run."""
         self.heldout = (*self.heldout, (step, loss))
         self.guard, ends = after_heldout(self.guard, self._setup.settings.guard, loss)
         if ends:
             best, since = self.guard.best_heldout, self.guard.since_best
-            self.tell(EarlyStop(step=step, heldout_loss=loss, best=best, since_best=since))
-            self.say(f"step {step}: the held-out loss has not fallen for {since} measurements; the run ends")
+            self.log_events(EarlyStop(step=step, heldout_loss=loss, best=best, since_best=since))
+            self.print_line(f"step {step}: the held-out loss has not fallen for {since} measurements; the run ends")
         return ends
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def sync(self) -> None:
-        """Make all lines durable: a checkpoint must not be ahead of its metrics."""
+        """Flush all metrics lines to disk: a checkpoint must not be ahead of its metrics."""
         if self._log is not None:
             self._log.sync()
 
-    def saved(self, outcomes: Sequence[Outcome]) -> None:
-        """Take note of saves that have come to an end."""
+    def log_saves(self, outcomes: Sequence[Outcome]) -> None:
+        """Log the completed saves that failed."""
         for outcome in outcomes:
             if isinstance(outcome, SaveFailed):
-                self.tell(FailedSave(step=outcome.step, error=outcome.reason))
+                self.log_events(FailedSave(step=outcome.step, error=outcome.reason))
 
-    def stalled(self, seconds: float) -> None:
-        """Training stood still for a save."""
+    def add_stall(self, seconds: float) -> None:
+        """Add the time [s] that a save has stopped training."""
         self._stall += seconds
 
     def rewind(self, step: int, to_step: int, checkpoint: str, left_out: LeftOut, restored: GuardState) -> None:
-        """Training goes back from `step` to the state of `to_step`, to go on without some samples."""
+        """Log a rewind from `step` to the state of `to_step`, which excludes some samples from training."""
         samples, doc_ids = left_out.samples, tuple(document.doc_id for document in left_out.documents)
         if self._log is not None:
             undone = [Undone(step=line.step, metrics=line) for line in self._log.after(to_step)]
             back = Rewound(step=step, to_step=to_step, checkpoint=checkpoint, samples=samples, quarantined=doc_ids)
-            self.tell(*undone, back)
+            self.log_events(*undone, back)
             self._log.rewind(to_step)
         self.guard = after_rewind(self.guard, restored)
-        self.heldout = tuple(found for found in self.heldout if found[0] <= to_step)
-        kept_out = f"; {QUARANTINE_NAME} has {len(doc_ids)} more document(s)" if doc_ids else ""
-        self.say(f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{kept_out}")
+        self.heldout = tuple((made, loss) for made, loss in self.heldout if made <= to_step)
+        added = f"; {QUARANTINE_NAME} has {len(doc_ids)} more document(s)" if doc_ids else ""
+        self.print_line(f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{added}")
 
 
 def spike_of(step: int, loss: float, grad_norm: float, known: Levels) -> Spike | None:
-    """A step above what its windows allow, without its documents; None if it is not."""
-    left, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
-    first = known.loss if "loss" in left else known.gradient
-    if not left or first is None:
+    """Return the spike event of a step that exceeds its limits, without its documents; None if it exceeds none."""
+    exceeded, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
+    first = known.loss if "loss" in exceeded else known.gradient
+    if not exceeded or first is None:
         return None
-    return Spike(step=step, left=left, loss=loss, **first._asdict(), grad_norm=grad_norm, grad_limit=grad_limit)
+    return Spike(step=step, left=exceeded, loss=loss, **first._asdict(), grad_norm=grad_norm, grad_limit=grad_limit)
 
 
 def describe_spike(event: Spike) -> str:
-    """A spike in words, with the documents that lie above their sources the most."""
+    """Return a one-line description of a spike with the documents that exceed their sources' losses the most."""
     above = {"loss": f"loss {event.loss:.4f} is above {event.limit:.4f}"}
     above["gradient"] = f"gradient norm {event.grad_norm or 0:.4g} is above {event.grad_limit or 0:.4g}"
     measured = [document for document in event.documents if document.loss is not None]
@@ -200,14 +200,14 @@ def describe_spike(event: Spike) -> str:
         for document in measured[:SHOWN]
     )
     worst = f", the worst {shown}" if shown else ""
-    said = " and ".join(above[quantity] for quantity in event.left)
-    return f"step {event.step}: {said}; its batch holds {len(event.documents)} parts of documents{worst}"
+    reasons = " and ".join(above[quantity] for quantity in event.left)
+    return f"step {event.step}: {reasons}; its batch holds {len(event.documents)} parts of documents{worst}"
 
 
 def step_metrics(
     setup: Setup, batches: Batches, learner: Learner, measured: Measured, values: Mapping[str, Any]
 ) -> StepMetrics:
-    """The line of a step from what was measured; `values`: step, learning_rate, loss_scale, skipped, and its times."""
+    """Return the metrics of a step; `values`: step, learning_rate, loss_scale, skipped and its times."""
     step, seconds = int(values["step"]), max(float(values["step_seconds"]), 1e-9)
     stage = batches.order.place(step - 1)[0]
     losses, tokens = by_source(batches.order.sources, measured.losses, measured.counts)
@@ -215,7 +215,7 @@ def step_metrics(
     positions = plan.global_batch * row_length(setup.settings.train, plan.seq_len) / seconds
     compressed = compressor is not None and setup.settings.layout.compress != "none"
     cuda = torch.cuda.is_available() and setup.layout.device == "cuda"
-    found = StepMetrics(
+    metrics = StepMetrics(
         **values,
         stage=stage + 1,
         loss=measured.loss,
@@ -231,4 +231,4 @@ def step_metrics(
     )
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    return found
+    return metrics

@@ -1,8 +1,8 @@
-"""The training loop: from a run folder to a trained model; to resume, run the same command again.
+"""The training loop, which turns a run folder into a trained model; to resume, run the same command again.
 
 Start it with `torchrun --nproc-per-node 2 -m train.pretrain RUN --set train.steps=500`, or with plain `python -m` for a
-single process. Step k is the k-th update; it is made from batch k - 1 of the order, and step-000020 is the
-checkpoint after 20 updates. How rows, layers, matrices and sequences are split over ranks is not in the mathematics.
+single process. Step k is the k-th update, computed from batch k - 1 of the order; step-000020 is the checkpoint after
+20 updates. The result does not depend on how rows, layers, matrices and sequences are split over ranks.
 """
 
 import signal
@@ -25,14 +25,17 @@ from train.pretrain.setup import Setup, describe, prepare
 
 
 def pretrain(setup: Setup, ranks: Ranks) -> int:
-    """Train up to the run's end; returns 0, or 128 + SIGINT if a user broke it off. SIGTERM: a checkpoint, and 0."""
+    """Train to the end of the run; return 0, or 128 + SIGINT after an interrupt.
+
+    SIGTERM and SIGINT both write a checkpoint first; SIGTERM returns 0.
+    """
     torch.set_num_threads(setup.layout.threads)
     settings, plan = setup.settings, setup.plan
     every, eval_every = settings.checkpoint.every, settings.train.eval_every
     by_sigterm = False
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        run = Run(setup, ranks, stack, lambda: interruption.asked)
+        run = Run(setup, ranks, stack, lambda: interruption.received)
         profile = stack.enter_context(Profile(setup.run, setup.window))
         if settings.checkpoint.first and setup.note is None:
             run.save()
@@ -64,53 +67,57 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
                 ended = run.evaluate()
             elif saves or not run.defers:
                 run.settle()
-            run.look_after_saves()
+            run.poll_saves()
             if saves and not ended and step < plan.steps:
                 run.save()
         run.feed.drop()
         run.settle()
         if run.saved < run.step:
             run.save()
-        note = run.finish_saves()
+        checkpoint = run.finish_saves()
         if run.step < plan.steps and not ended:
-            return interrupted(run, note, signal.SIGTERM if by_sigterm else signal.SIGINT)
-    ranks.on_first(lambda: print(conclude(setup, note, run.step), flush=True))
+            return interrupted(run, checkpoint, signal.SIGTERM if by_sigterm else signal.SIGINT)
+    ranks.on_first(lambda: print(conclude(setup, checkpoint, run.step), flush=True))
     return 0
 
 
-def interrupted(run: Run, note: Note | None, asked: signal.Signals) -> int:
-    """Tell of a run that was asked to stop; returns the exit code."""
-    standing = note.name if note else None
-    run.record.tell(Interrupted(step=run.step, signal=asked.name, checkpoint=standing))
-    run.record.say(f"stopped after step {run.step} of {run.setup.plan.steps}; {standing or 'no checkpoint'} stands")
-    return 0 if asked == signal.SIGTERM else 128 + asked
+def interrupted(run: Run, checkpoint: Note | None, received: signal.Signals) -> int:
+    """Log and print that a signal stopped the run; return the exit code."""
+    name = checkpoint.name if checkpoint else None
+    run.record.log_events(Interrupted(step=run.step, signal=received.name, checkpoint=name))
+    run.record.print_line(f"stopped after step {run.step} of {run.setup.plan.steps}; {name or 'no checkpoint'} is kept")
+    return 0 if received == signal.SIGTERM else 128 + received
 
 
-def conclude(setup: Setup, note: Note | None, step: int) -> str:
-    """Write the manifest of a run at its end; returns what to say. Raises ContractError if no checkpoint stands."""
+def conclude(setup: Setup, checkpoint: Note | None, step: int) -> str:
+    """Write the manifest of a completed run; return the closing message.
+
+    Raises ContractError if the checkpoint of the last step is missing.
+    """
     last = last_metrics(setup.run, step)
-    if note is None or note.step != step:
+    if checkpoint is None or checkpoint.step != step:
         raise ContractError(
-            f"{setup.run.uri}: expected a checkpoint of step {step}, got {note.name if note else 'none'}. Start again."
+            f"{setup.run.uri}: expected a checkpoint of step {step}, got {checkpoint.name if checkpoint else 'none'}. "
+            "Run the same command again."
         )
     manifest = TrainManifest(
-        dataset=note.identity.dataset,
-        tokenizer=note.identity.tokenizer,
-        plan=note.identity.plan,
-        skip_list=note.identity.skip_list,
+        dataset=checkpoint.identity.dataset,
+        tokenizer=checkpoint.identity.tokenizer,
+        plan=checkpoint.identity.plan,
+        skip_list=checkpoint.identity.skip_list,
         steps=step,
         loss=last.loss,
         heldout_loss=last.heldout_loss,
-        checkpoint=note.name,
+        checkpoint=checkpoint.name,
     )
     write_train_manifest(setup.run, manifest)
     heldout = "" if last.heldout_loss is None else f", held-out loss {last.heldout_loss:.4f}"
     run = setup.run.uri
-    return f"trained: {step:,} steps{heldout}; {run}/{note.name}; try it with `penstock generate {run}`"
+    return f"trained: {step:,} steps{heldout}; {run}/{checkpoint.name}; try it with `penstock generate {run}`"
 
 
 def train(run: Store, overrides: Sequence[str], ranks: Ranks) -> int:
-    """Check, train or go on training, and conclude a run; returns the exit code of `pretrain`."""
+    """Check a run, train it to its end or resume it, and write its manifest; return the exit code of `pretrain`."""
     setup = prepare(run, overrides, ranks)
     ranks.on_first(lambda: print("already trained to the end" if setup.done else describe(setup), flush=True))
     return 0 if setup.done else pretrain(setup, ranks)

@@ -1,4 +1,4 @@
-"""A run under way: what it reads, what learns, what is remembered, and how it is saved, measured and taken back."""
+"""A training run in progress: its batches, model, log, checkpoints, evaluation and rewinds."""
 
 import time
 from collections.abc import Sequence
@@ -22,28 +22,28 @@ from train.pretrain.step import Asked, Feed, Learner, Measured
 
 @dataclass
 class Made:
-    """A step whose work has been launched."""
+    """An optimizer step whose work has been launched."""
 
     step: int
-    """Its number, 1 = first."""
+    """Number of the step, 1 = first."""
     rows: Rows
-    """Those of this rank."""
+    """Rows of this rank."""
     measured: Measured
-    """What it finds out, perhaps still on its way from the device."""
+    """Loss and gradient norm of the step; the copy from the device may still be pending."""
     loss_scale: float | None
-    """Factor of its loss in fp16."""
+    """Factor of the loss in fp16."""
     rate: float = 0.0
-    """Learning rate of its update."""
+    """Learning rate of the update."""
     verdict: Verdict | None = None
     """Verdict of the guard; None = it has not judged the step yet."""
 
 
 class Run:
-    """Everything that a loop of steps works with; what is opened is closed by the stack it is given."""
+    """The state of a training loop; the exit stack passed to it closes what it opens."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, asked: Asked):
-        """`asked`: whether this process was asked to stop."""
-        self.setup, self._ranks, self._stack, self._asked = setup, ranks, stack, asked
+    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, stop_signals: Asked):
+        """`stop_signals`: returns whether this process received SIGTERM, and whether it received SIGINT."""
+        self.setup, self._ranks, self._stack, self._stop_signals = setup, ranks, stack, stop_signals
         self._pending: Made | None = None
         self._clock = 0.0
         if setup.settings.guard.quarantine:
@@ -51,10 +51,10 @@ class Run:
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
-        told = ranks.on_first(lambda: count_rewinds(read_events(setup.run)))
-        rewinds = 0 if setup.note is None else told
+        recorded = ranks.on_first(lambda: count_rewinds(read_events(setup.run)))
+        rewinds = 0 if setup.note is None else recorded
         self.step, self.saved = 0, -1
-        self._take(setup.note)
+        self._load_state(setup.note)
         self.record = stack.enter_context(Record(setup, ranks, self.batches.order.sources, rewinds))
         self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks)))
         self._saver.prepare(self.learner.state())
@@ -62,25 +62,25 @@ class Run:
 
     def _open_feed(self) -> Feed:
         rows = Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type)
-        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._asked))
+        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._stop_signals))
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
-    def _take(self, note: Note | None) -> None:
-        """Take the state of a checkpoint, or the one that a run begins with."""
-        self.step = self.saved = note.step if note else 0
-        if note is None:
+    def _load_state(self, checkpoint: Note | None) -> None:
+        """Load the state of a checkpoint, or the initial state if it is None."""
+        self.step = self.saved = checkpoint.step if checkpoint else 0
+        if checkpoint is None:
             self.saved = -1
             self.learner.begin()
             return
-        same = not note.layout.differences(self.setup.layout)
-        if left := self.learner.go_on(self.setup.run, note, same):
+        same = not checkpoint.layout.differences(self.setup.layout)
+        if dropped := self.learner.go_on(self.setup.run, checkpoint, same):
             self._ranks.on_first(
                 lambda: print(
-                    f"penstock: {note.name} was computed in another layout: what compression remembered there is "
-                    f"dropped ({len(left)} tensors)",
+                    f"penstock: {checkpoint.name} was computed in another layout: the compression state stored there "
+                    f"is dropped ({len(dropped)} tensors)",
                     flush=True,
                 )
             )
@@ -89,41 +89,41 @@ class Run:
 
     @property
     def defers(self) -> bool:
-        """Whether the figures of a step are read while the next one computes, so that no step waits for the device.
+        """True if the figures of a step are read while the next step computes, so that no step waits for the device.
 
-        Not where they decide about the step itself: what a spike is, what an fp16 scale becomes, and whether the error
-        of compressed gradients is kept. On a CPU there is nothing to wait for.
+        False where they decide about the step itself: spike detection, the fp16 loss scale, and whether the error of
+        compressed gradients is kept. False on a CPU, where there is nothing to wait for.
         """
         settings = self.setup.settings
         decides = settings.guard.watches or settings.train.precision == "fp16" or settings.layout.compress != "none"
         return self._ranks.device.type == "cuda" and not decides
 
     def begin_step(self) -> None:
-        """A step begins; its time is counted from here, or from the end of one whose figures are pending."""
+        """Start the clock of a step; while the figures of an earlier step are pending, the clock keeps running."""
         if self._pending is None:
             self._clock = time.perf_counter()
 
     def judge(self, made: Made) -> list[SpikeDocument]:
-        """Ask the guard about a step; returns the documents of a spike.
+        """Apply the guard to a step; return the documents of its batch if it is a spike.
 
-        Raises ContractError where the guard stops the run.
+        Raises ContractError if the guard stops the run.
         """
         self.record.begin_step(made.step)
         made.verdict = self.record.judge(made.step, made.measured, made.loss_scale)
-        documents = self._look_into(made.step, made.rows) if self.record.saw_spike else []
+        documents = self._measure_spike(made.step, made.rows) if self.record.is_spike else []
         if made.verdict is Verdict.STOP:
             error = why_stopped(self.record.guard, self.setup.settings.guard, made.step)
-            self.record.tell(Stopped(step=made.step, reason=str(error)))
+            self.record.log_events(Stopped(step=made.step, reason=str(error)))
             self._ranks.refuse(error)
         return documents
 
     def launched(self, made: Made) -> None:
-        """The work of a step is launched: write the line of the one before, and keep this one's figures for later."""
+        """Write the metrics line of the previous step, and keep the figures of this launched step for later."""
         self.settle()
         self.step, self._pending = made.step, made
 
     def line(self) -> StepMetrics | None:
-        """The figures of the step that is pending, once the guard has judged them; None if none is."""
+        """Return the metrics of the pending step after the guard has checked them; None if no step is pending."""
         made, self._pending = self._pending, None
         if made is None:
             return None
@@ -137,82 +137,88 @@ class Run:
         return step_metrics(self.setup, self.batches, self.learner, made.measured, values)
 
     def settle(self) -> None:
-        """Write the line of the step that is pending, if one is."""
+        """Write the metrics line of the pending step, if there is one."""
         if (line := self.line()) is not None:
             self.record.write(line)
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def save(self) -> None:
-        """Write a checkpoint of the steps made so far, or begin to."""
+        """Write a checkpoint after the current step, or start to write it in the background."""
         began = time.perf_counter()
         try:
             self.record.sync()
         except OSError as error:
-            self.record.say(f"penstock: metrics are behind the checkpoint of step {self.step}: {error}")
-        note = Note(
+            self.record.print_line(f"penstock: metrics end before the checkpoint of step {self.step}: {error}")
+        checkpoint = Note(
             step=self.step,
             identity=identify(self.setup.dataset, self.setup.plan, self.batches.order.skip),
             layout=self.setup.layout,
             progress=self.learner.progress(self.record.guard, self.record.heldout),
         )
-        self.record.saved(self._saver.save(note, self.learner.state()))
+        self.record.log_saves(self._saver.save(checkpoint, self.learner.state()))
         self.saved = self.step
-        self.record.stalled(time.perf_counter() - began)
+        self.record.add_stall(time.perf_counter() - began)
 
-    def look_after_saves(self) -> None:
-        """Take note of a save that has come to an end."""
-        self.record.saved(self._saver.poll())
+    def poll_saves(self) -> None:
+        """Record the outcome of a save that has completed."""
+        self.record.log_saves(self._saver.poll())
 
     def finish_saves(self) -> Note | None:
-        """Wait for the last save; returns the newest checkpoint. Raises ContractError if the last save failed."""
-        self.record.saved(self._saver.wait())
+        """Wait for the last save; return the newest checkpoint. Raises ContractError if the last save failed."""
+        self.record.log_saves(self._saver.wait())
         self._saver.finish()
-        notes = self._ranks.on_first(lambda: standing_notes(self.setup.run))
-        return notes[-1] if notes else None
+        checkpoints = self._ranks.on_first(lambda: standing_notes(self.setup.run))
+        return checkpoints[-1] if checkpoints else None
 
     # --------------------------------------------------------------------------------------------------------- rewind
 
-    def _look_into(self, step: int, rows: Rows) -> list[SpikeDocument]:
-        """Measure the documents of the spike in a step, whose gradient stands and stays as it is, and tell of them."""
+    def _measure_spike(self, step: int, rows: Rows) -> list[SpikeDocument]:
+        """Measure the loss of each document in a spike's batch and log it; the gradient of the step is unchanged."""
         documents = documents_of(self.setup, self._ranks, self.learner, step, rows)
-        self.record.tell_spike(step, documents)
+        self.record.report_spike(step, documents)
         return documents
 
     def rewind(self, documents: Sequence[SpikeDocument]) -> None:
-        """Go back to the newest checkpoint, to go on without the samples of the step that was to be made.
+        """Load the newest checkpoint, and exclude the samples of the current step from training.
 
-        `documents` are those of its batch, of which some may be quarantined.
+        `documents` are those of its batch; some of them may be quarantined.
         """
-        self.record.saved(self._saver.wait())
+        self.record.log_saves(self._saver.wait())
         self.feed.drop()
         self.feed.close()
-        bad, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
-        notes = self._ranks.on_first(lambda: [note for note in standing_notes(run) if note.step < bad])
-        note = notes[-1] if notes else None
-        after = note.step if note else 0
-        left_out = self._ranks.on_first(lambda: leave_out(self.setup, bad, after, documents, rewinds + 1))
+        spike_step, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
+        checkpoints = self._ranks.on_first(
+            lambda: [checkpoint for checkpoint in standing_notes(run) if checkpoint.step < spike_step]
+        )
+        checkpoint = checkpoints[-1] if checkpoints else None
+        after = checkpoint.step if checkpoint else 0
+        left_out = self._ranks.on_first(lambda: leave_out(self.setup, spike_step, after, documents, rewinds + 1))
         self.learner.drop()
-        self._take(note)
-        restored = note.progress.guard if note else GuardState()
-        self.record.rewind(bad, self.step, note.name if note else "the beginning", left_out, restored)
+        self._load_state(checkpoint)
+        restored = checkpoint.progress.guard if checkpoint else GuardState()
+        self.record.rewind(
+            spike_step, self.step, checkpoint.name if checkpoint else "the beginning", left_out, restored
+        )
         self.batches = self.setup.open_batches()
         self.feed = self._open_feed()
 
     # ------------------------------------------------------------------------------------------------------- held out
 
     def evaluate(self) -> bool:
-        """Measure the held-out losses and write them into the line of the step made last; returns whether they end
-        the run."""
+        """Measure the held-out losses and write them into the line of the last step.
+
+        Return True if they end the run.
+        """
         line = self.line()
         loss, heldout = self._measure_heldout()
-        ends = loss is not None and self.record.measured_heldout(self.step, loss)
+        ends = loss is not None and self.record.add_heldout_loss(self.step, loss)
         if line is not None:
             self.record.write(line.model_copy(update={"heldout_loss": finite(loss), "heldout": heldout}))
         return ends
 
     def _measure_heldout(self) -> tuple[float | None, dict[str, Heldout]]:
-        """Mean held-out loss [nats/token], and the figures of each source; None and nothing if none is held out."""
+        """Return the mean held-out loss [nats/token] and the figures of each source; (None, {}) if none is held out."""
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}
         tally = self.learner.measure(self._heldout)

@@ -1,6 +1,6 @@
-"""A run made ready to train: settings, plan, data and checkpoint found and checked before anything is changed.
+"""The preparation of a training run: settings, plan, data and checkpoint are checked before anything is changed.
 
-Rank 0 checks for all, so that an error is said once and no rank waits for another.
+Rank 0 checks for all ranks, so that each error is printed once and no rank waits for another.
 """
 
 from collections.abc import Sequence
@@ -32,33 +32,33 @@ from train.plan.plan import Plan, check_ranks, check_used, read_settings, standi
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to train: everything checked, nothing changed."""
+    """A training run whose settings, data and checkpoint are checked."""
 
     run: Store
     plan: Plan
     dataset: Dataset
     layout: Layout
     note: Note | None
-    """The checkpoint to go on from; None = begin."""
+    """The checkpoint to resume from; None = start from step 0."""
     done: bool
-    """Whether the run has reached its end, and its manifest stands."""
+    """True if the run is complete and its manifest exists."""
     window: Window | None
     """The steps to profile on this rank."""
     peak_flops: float | None = None
-    """What an MFU is a share of on each device [FLOP/s]; None = unknown."""
+    """Peak throughput of a device, the denominator of MFU [FLOP/s]; None = unknown."""
 
     @property
     def settings(self) -> Settings:
-        """The settings of the plan."""
+        """Return the settings of the plan."""
         return self.plan.settings
 
     def open_batches(self) -> Batches:
-        """The batches under the skip list as it stands."""
+        """Return the batches under the current skip list."""
         return Batches(self.dataset, self.settings.train, standing_order(self.run, self.dataset, self.plan))
 
 
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, Note | None, bool]:
-    """The plan, the checkpoint to go on from and whether all is done, after every check; for rank 0."""
+    """Return the plan, the checkpoint to resume from and whether the run is complete, after every check; for rank 0."""
     local_path(run, "train")
     dataset, here = open_dataset(run), here_of(ranks)
     settings = as_begun(run, read_settings(run, dataset, overrides)).formats_for(here.kind, here.capability)
@@ -71,29 +71,29 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     check_schedule(settings.layout)
     parse_window(settings.train.profile, plan.steps)
     skip = standing_order(run, dataset, plan).skip
-    notes = standing_notes(run)
-    note = notes[-1] if notes else None
+    checkpoints = standing_notes(run)
+    checkpoint = checkpoints[-1] if checkpoints else None
     identity = identify(dataset, plan, skip)
-    if note is not None:
-        seen = as_before(run, dataset, (note.name, note.step), note.identity.dataset)
-        check_identity(note, identity.model_copy(update={"dataset": seen}))
-        stage, used = place_of(plan.stages, note.step)
-        skip.check_continues(note.identity.skip_length, note.identity.skip_list, used, stage)
+    if checkpoint is not None:
+        seen = as_before(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
+        check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
+        stage, used = place_of(plan.stages, checkpoint.step)
+        skip.check_continues(checkpoint.identity.skip_length, checkpoint.identity.skip_list, used, stage)
     verify_dataset(run, dataset, packed_files(run, dataset, settings.train))
-    done = note is not None and _is_done(run, note)
+    done = checkpoint is not None and _is_done(run, checkpoint)
     if not done:
         run.delete(MANIFEST_NAME)
     remove_halves(run)
-    # A profile is of this start alone; the next one would record other steps without being asked.
-    told = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
-    write_plan(run, plan.model_copy(update={"settings": told, "layouts": standing_layouts(run)}))
+    # A profile belongs to this start only; the stored plan must not make the next start record other steps.
+    stored = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
+    write_plan(run, plan.model_copy(update={"settings": stored, "layouts": standing_layouts(run)}))
     if not done:
         print("".join(f"penstock: {line}\n" for line in lines), end="", flush=True)
-    return plan, note, done
+    return plan, checkpoint, done
 
 
 def here_of(ranks: Ranks) -> Here:
-    """The devices of these ranks."""
+    """Return the type, compute capability, name and number of the devices of these ranks."""
     cuda = ranks.device.type == "cuda"
     capability = torch.cuda.get_device_capability(ranks.device) if cuda else None
     name = torch.cuda.get_device_name(ranks.device) if cuda else ""
@@ -101,35 +101,35 @@ def here_of(ranks: Ranks) -> Here:
 
 
 def place_of(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """The stage that goes on behind `step` updates, from 0, and the samples that it has used by then."""
+    """Return the training stage that is active after `step` updates, from 0, and the samples it has used so far."""
     number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
     return number, (step - stages[number].first_step) * stages[number].global_batch
 
 
-def _is_done(run: Store, note: Note) -> bool:
+def _is_done(run: Store, checkpoint: Note) -> bool:
     if not run.exists(MANIFEST_NAME):
         return False
     manifest = read_train_manifest(run)
-    found = note.identity
-    return (manifest.steps, manifest.plan, manifest.skip_list) == (note.step, found.plan, found.skip_list)
+    identity = checkpoint.identity
+    return (manifest.steps, manifest.plan, manifest.skip_list) == (checkpoint.step, identity.plan, identity.skip_list)
 
 
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> Setup:
-    """The run opened on every rank, once rank 0 has checked it for all. Raises ConfigError or ContractError."""
-    plan, note, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
+    """Open the run on every rank after rank 0 has checked it. Raises ConfigError or ContractError."""
+    plan, checkpoint, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
     layout = plan.settings.layout
-    found = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)
-    # The number of threads shows in the last bits, so a run that goes on with as many ranks keeps it.
-    if note is not None and note.layout.ranks == ranks.world_size:
-        found = found.model_copy(update={"threads": note.layout.threads})
+    current = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)
+    # The number of threads changes the last bits of sums, so a run that resumes with as many ranks keeps it.
+    if checkpoint is not None and checkpoint.layout.ranks == ranks.world_size:
+        current = current.model_copy(update={"threads": checkpoint.layout.threads})
     window = parse_window(plan.settings.train.profile, plan.steps) if ranks.rank == 0 else None
     peak = peak_here(plan.settings, here_of(ranks))
-    return Setup(run, plan, open_dataset(run), found, note, done, window, peak)
+    return Setup(run, plan, open_dataset(run), current, checkpoint, done, window, peak)
 
 
 def describe(setup: Setup) -> str:
-    """What is about to be trained, in one line."""
-    plan, layout, note = setup.plan, setup.layout, setup.note
+    """Return a one-line description of the training that is about to start."""
+    plan, layout, checkpoint = setup.plan, setup.layout, setup.note
     axes = " x ".join(f"{axis} {size}" for axis, size in layout.axes.items() if size > 1)
     parts = [
         f"{plan.num_params:,} parameters on {layout.ranks} x {layout.device} ({layout.threads} threads each)"
@@ -138,11 +138,11 @@ def describe(setup: Setup) -> str:
     ]
     if len(plan.stages) > 1:
         parts.append(f"{len(plan.stages)} stages")
-    if note is not None:
-        changes = note.layout.differences(layout)
+    if checkpoint is not None:
+        changes = checkpoint.layout.differences(layout)
         exact = "exactly" if layout.device == "cpu" else "in the same layout"
         compressed = plan.settings.layout.compress != "none"
-        equal = "so gradients are compressed otherwise" if compressed else "so equal up to rounding"
+        equal = "so gradients are compressed differently" if compressed else "so equal up to rounding"
         rounded = f"in another layout, {equal} ({'; '.join(changes)})"
-        parts.append(f"going on from step {note.step}, {rounded if changes else exact}")
+        parts.append(f"resuming from step {checkpoint.step}, {rounded if changes else exact}")
     return "; ".join(parts)

@@ -1,4 +1,8 @@
-"""A spike taken apart: the documents of its batch with their own losses, and how a run goes on without the culprits."""
+"""The handling of a loss spike: the loss of each document in its batch, and the exclusion of samples from training.
+
+A rewind skips the samples of the spike's step. With `guard.quarantine` it also skips every sample that holds a document
+that the spike is attributed to.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,10 +34,10 @@ ORIGIN = {"doc_id", "url", "source", "split", "offset", "length"}
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What training goes on without behind a spike."""
+    """The samples and documents that training excludes after a spike."""
 
     samples: tuple[int, ...]
-    """Global sample indices that entered the skip list."""
+    """Global sample indices that were added to the skip list."""
     documents: tuple[Quarantined, ...]
     """Documents that are in no batch from now on."""
 
@@ -43,17 +47,17 @@ def _trace(setup: Setup, order: Order) -> Trace:
 
 
 def levels_before(setup: Setup, step: int) -> SourceLevels:
-    """What each source had in the last `guard.spike_window` steps before one."""
+    """Return the loss levels of each source in the last `guard.spike_window` steps before `step`."""
     before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
     return SourceLevels(before[-setup.settings.guard.spike_window :])
 
 
 def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: Rows) -> list[SpikeDocument]:
-    """Every part of a document in the batch of a step with its own loss under the weights as they are, worst first.
+    """Return each document part in the batch of a step with its loss under the current weights, worst first.
 
-    `rows` are this rank's. One forward pass of all ranks, of which the gradient knows nothing; the same on every rank.
+    `rows` are this rank's. All ranks run one forward pass that leaves the gradient unchanged, and get the same result.
     """
-    # A reader and an order of its own: those of the run are being used by the thread that reads ahead.
+    # This needs its own reader and order: those of the run are used by the prefetch thread.
     batches = setup.open_batches()
     parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
     levels = ranks.on_first(lambda: levels_before(setup, step))
@@ -61,39 +65,39 @@ def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: 
     places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
     groups_BT = batches.groups(step - 1, learner.model.rows_here(number), places)
     tally = learner.measure_groups(rows, groups_BT, len(parts) + 1, number)
-    found = []
+    measured = []
     for part, loss, count in zip(parts, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=False):
         document, targets = SpikeDocument.model_validate(part), round(count)
         if targets:
             excess = excess_of(loss / targets, targets, levels.of(part.source))
             document = document.model_copy(update={"loss": loss / targets, "targets": targets, "excess": excess})
-        found.append(document)
-    return sorted(found, key=lambda document: -document.excess if document.excess is not None else float("inf"))
+        measured.append(document)
+    return sorted(measured, key=lambda document: -document.excess if document.excess is not None else float("inf"))
 
 
 def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
-    """`samples` and all others behind step `after` that a run has to skip never to see documents again, any epoch.
+    """Return `samples` and all samples after step `after` that hold the documents, in any epoch.
 
-    Those that move up in their place are looked at again. Raises ContractError if the documents are in most of them.
+    Samples that move up in place of skipped ones are checked too. Raises ContractError if most samples hold them.
     """
-    found, wanted = list(samples), [bytes.fromhex(doc_id) for doc_id in doc_ids]
-    while more := trace.skipping(found).samples_with(wanted, after):
-        # What is skipped in a stage moves the stages behind it, so these are looked at once it is done.
+    skipped, documents = list(samples), [bytes.fromhex(doc_id) for doc_id in doc_ids]
+    while more := trace.skipping(skipped).samples_with(documents, after):
+        # Skipping samples of a stage moves those of later stages, so each stage is completed before the next.
         stage = more[0] >> STAGE_BITS
-        found += [sample for sample in more if sample >> STAGE_BITS == stage]
-        if len(found) > trace.num_samples(after):
+        skipped += [sample for sample in more if sample >> STAGE_BITS == stage]
+        if len(skipped) > trace.num_samples(after):
             raise ContractError(
-                f"guard.quarantine: expected that the run can do without {len(wanted)} document(s), got them in most "
-                f"of its {trace.num_samples(after)} samples behind step {after}. Set guard.quarantine = false, or "
-                "take the documents out of the dataset with `penstock takedown`."
+                f"guard.quarantine: expected {len(documents)} quarantined document(s) in a minority of the samples, "
+                f"got them in most of the {trace.num_samples(after)} samples after step {after}. Set guard.quarantine "
+                "= false, or remove the documents from the dataset with `penstock takedown`."
             )
-    return found
+    return skipped
 
 
 def keep_out(setup: Setup, after: int) -> int:
-    """Skip what holds a quarantined document behind step `after` and is not skipped yet; returns how many samples.
+    """Skip the samples after step `after` that hold a quarantined document; return how many were added.
 
-    So a list is followed that a killed process had just written, or that another run handed on.
+    This applies a quarantine list that a killed process had just written, or that was copied from another run.
     """
     doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
     order = standing_order(setup.run, setup.dataset, setup.plan)
@@ -104,19 +108,19 @@ def keep_out(setup: Setup, after: int) -> int:
 
 
 def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int) -> LeftOut:
-    """Skip the samples of the spike in `step`, and quarantine its culprits if the settings want that; for one rank.
+    """Skip the samples of the spike in `step`, and quarantine its worst documents if the settings enable it.
 
-    Training goes on from `after`; `rewind`: the number of this one in the run. A process that is killed between the two
-    writes has named the culprits, and the next one keeps them out.
+    Call it on one rank. Training resumes from `after`; `rewind` is the number of this rewind in the run. If the process
+    is killed between the two writes, the quarantine list is complete, and the next start applies it.
     """
     order = standing_order(setup.run, setup.dataset, setup.plan)
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
     reason = f"spike in step {step}"
     if setup.settings.guard.quarantine:
         levels = levels_before(setup, step)
-        own = of_documents(((one.doc_id, one.source, one.loss, one.targets) for one in documents), levels)
-        listed = _lines(blame(own), documents, step, rewind) if own else []
-        # The samples that move up may hold what was quarantined before.
+        losses = of_documents(((part.doc_id, part.source, part.loss, part.targets) for part in documents), levels)
+        listed = _lines(blame(losses), documents, step, rewind) if losses else []
+        # The samples that move up may hold documents that were quarantined earlier.
         doc_ids = [line.doc_id for line in (*read_quarantine(setup.run), *listed)]
         more = without(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
         reason += f", with {len(more)} more samples of quarantined documents" if more else ""
@@ -125,21 +129,21 @@ def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocu
     return LeftOut(tuple(samples), tuple(listed))
 
 
-def _lines(found: Blame, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
-    """The lines of the list for the documents that a spike is blamed on."""
+def _lines(chosen: Blame, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
+    """Return the lines of the quarantine list for the documents that a spike is attributed to."""
     known = {document.doc_id: document for document in documents}
     return [
         Quarantined(
-            **known[culprit.doc_id].model_dump(include=ORIGIN),
+            **known[document.doc_id].model_dump(include=ORIGIN),
             step=step,
             rewind=rewind,
-            loss=culprit.loss,
-            targets=culprit.targets,
-            excess=culprit.excess,
-            limit=found.limit,
-            why=found.why,
+            loss=document.loss,
+            targets=document.targets,
+            excess=document.excess,
+            limit=chosen.limit,
+            why=chosen.why,
         )
-        for culprit in found.culprits
+        for document in chosen.culprits
     ]
 
 
@@ -151,6 +155,6 @@ def _write(setup: Setup, listed: Sequence[Quarantined], samples: list[int], reas
         append_to_skip_list(setup.run, name, samples, reason)
     except OSError as error:
         raise ContractError(
-            f"{setup.run.uri}/train/{name}: expected room for {len(samples)} samples ({reason}), got {error}. Make "
-            "room, and start the run again."
+            f"{setup.run.uri}/train/{name}: expected space for {len(samples)} samples ({reason}), got {error}. Free "
+            "disk space and start the run again."
         ) from error

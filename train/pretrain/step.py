@@ -1,4 +1,8 @@
-"""The state that learns: a model in its layout, the optimiser, the loss scale; and one step of it."""
+"""One optimizer step: the model, optimizer and loss scale that it updates, and the batches that feed it.
+
+`Learner` holds the training state and computes gradients and updates. `Feed` requests the rows of each step and the
+sums over all ranks one step ahead, so that no step waits for the slowest rank.
+"""
 
 import math
 from collections.abc import Callable
@@ -26,28 +30,28 @@ from train.parallel.ranks import Ranks, Total
 from train.plan.plan import Plan
 
 REMEMBERED = "compress."
-"""What the names of the tensors begin with that compression remembers."""
+"""Prefix of the names of the tensors of compression state."""
 
 
 class Measured:
-    """What a step has found out before its update, the same on every rank; the first figure asked for waits for it.
+    """Loss and gradient norm of a step before its update, the same on every rank.
 
-    Until then it is on its way from the device, beside the work that was launched afterwards.
+    The copy from the device runs beside the work launched afterwards; the first access to a figure waits for it.
     """
 
     def __init__(self, tally: Tally, norm: Tensor, scale: float):
         """`norm`: of the gradient of the loss times `scale`."""
-        found = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
+        figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
         """Euclidean norm of the gradient with the loss scale, 0-d, on the device."""
-        self.found_inf = (~torch.isfinite(found).all()).to(norm.device, torch.float32)
-        """1 where loss or gradient is not finite, so that no update is made; else 0; 0-d float32, on the device."""
+        self.found_inf = (~torch.isfinite(figures).all()).to(norm.device, torch.float32)
+        """1 if loss or gradient is not finite, so that no update is made; else 0; 0-d float32, on the device."""
         self._event: torch.cuda.Event | None = None
-        self._host = found
-        if found.is_cuda:
-            self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            self._host.copy_(found, non_blocking=True)
+        self._host = figures
+        if figures.is_cuda:
+            self._host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+            self._host.copy_(figures, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -79,12 +83,12 @@ class Measured:
 
     @property
     def finite(self) -> bool:
-        """Whether the update is made."""
+        """True if loss and gradient are finite, so that the update is made."""
         return all(map(math.isfinite, self._figures))
 
 
 class Learner:
-    """A model that is being trained."""
+    """A model that is being trained, with its optimizer, loss scale and gradient compression."""
 
     def __init__(self, plan: Plan, ranks: Ranks, num_sources: int):
         self.plan, self.settings, self._ranks = plan, plan.settings, ranks
@@ -96,61 +100,61 @@ class Learner:
         self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
         self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
         self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
-        self._first = {name: value.clone() for name, value in self._remembered().items() if value.any()}
+        self._first = {name: value.clone() for name, value in self._compression_state().items() if value.any()}
 
     def begin(self) -> None:
-        """Take the state that a run begins with."""
+        """Set the initial state of a run: weights by seed, empty optimizer state, first loss scale."""
         self.model.set_initial_weights(self.settings.train.seed)
         for value in state_tensors(self.optimizer).values():
             value.zero_()
-        self._forget()
+        self._reset_compression()
         set_step(self.optimizer, 0)
         if self.loss_scale is not None:
             self.loss_scale = first_loss_scale(self.settings.optim)
 
-    def go_on(self, run: Store, note: Note, same_layout: bool) -> list[str]:
-        """Take the state of a checkpoint; returns the names of what was left behind.
+    def go_on(self, run: Store, checkpoint: Note, same_layout: bool) -> list[str]:
+        """Load the state of a checkpoint; return the names of the tensors that were dropped.
 
-        That is what compression remembers of each rank, which another layout has no use for.
+        These are the compression states of each rank, which another layout cannot use.
         """
-        state, left = self.state(), list[str]()
+        state, dropped = self.state(), list[str]()
         if not same_layout:
-            self._forget()
+            self._reset_compression()
             state = {name: value for name, value in state.items() if not name.startswith(REMEMBERED)}
-        read_state(run, note, state, self._ranks)  # compares digests before anything is unpickled
+        read_state(run, checkpoint, state, self._ranks)  # compares digests before anything is unpickled
         if not same_layout:
-            left = sorted(name for name in stored_shapes(run, note) if name.startswith(REMEMBERED))
-        set_step(self.optimizer, note.step - note.progress.guard.skipped)
-        if self.loss_scale is not None and note.progress.loss_scale is not None:
+            dropped = sorted(name for name in stored_shapes(run, checkpoint) if name.startswith(REMEMBERED))
+        set_step(self.optimizer, checkpoint.step - checkpoint.progress.guard.skipped)
+        if self.loss_scale is not None and checkpoint.progress.loss_scale is not None:
             growth = self.settings.optim.loss_scale_steps
-            self.loss_scale = LossScale(note.progress.loss_scale, note.progress.finite_steps, growth)
-        return left
+            self.loss_scale = LossScale(checkpoint.progress.loss_scale, checkpoint.progress.finite_steps, growth)
+        return dropped
 
     def state(self) -> State:
-        """The tensors of a checkpoint by name, the very ones in use."""
+        """Return the tensors of a checkpoint by name, without copying them."""
         weights = {f"model.{name}": as_stored(parameter.data) for name, parameter in self.model.parameters.items()}
         return weights | self._states()
 
     def _states(self) -> dict[str, Tensor]:
-        return state_tensors(self.optimizer) | self._remembered()
+        return state_tensors(self.optimizer) | self._compression_state()
 
-    def _remembered(self) -> dict[str, Tensor]:
+    def _compression_state(self) -> dict[str, Tensor]:
         return self.model.compressor.state_tensors() if self.model.compressor else {}
 
-    def _forget(self) -> None:
-        """Compression remembers what it did before the first step: PowerSGD begins with a random factor."""
-        for name, value in self._remembered().items():
+    def _reset_compression(self) -> None:
+        """Reset the compression state to that before the first step; PowerSGD starts from a random factor."""
+        for name, value in self._compression_state().items():
             value.copy_(self._first.get(name, torch.zeros(())))
 
     def progress(self, guard: GuardState, heldout: tuple[tuple[int, float], ...]) -> Progress:
-        """What a checkpoint's note says beside the tensors."""
+        """Return the trainer state that checkpoint metadata stores beside the tensors."""
         if self.loss_scale is None:
             return Progress(heldout=heldout, guard=guard)
         scale = self.loss_scale
         return Progress(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
 
     def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> Measured:
-        """Make the gradient of step `step` (1 = first) from this rank's rows of a batch of `num_rows`."""
+        """Compute the gradient of step `step` (1 = first) from this rank's rows of a batch of `num_rows`."""
         if self.model.compressor is not None:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
@@ -159,14 +163,14 @@ class Learner:
         return Measured(tally, self._gradients.norm(), scale)
 
     def update(self, rate: float, measured: Measured) -> None:
-        """Clip the gradient and make the update at learning rate `rate`; none where a figure is not finite.
+        """Clip the gradient and update the weights at learning rate `rate`; skip the update if a figure is not finite.
 
-        The host waits for the figures only if it has to know of it: for a loss scale, or for compressed gradients.
+        The host waits for the figures only with a loss scale or compressed gradients, which depend on them.
         """
         scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
         divisor = None if scale == 1.0 else torch.full((), scale, device=measured.norm.device)
         if clip is not None:
-            # With a norm beyond float32 what is clipped is clipped further; it must not become a division by infinity.
+            # A norm beyond float32 is clipped further, since the division must not be by infinity.
             most = torch.finfo(torch.float32).max
             divisor = ((measured.norm / (scale * clip)).clamp(min=1.0) * scale).clamp(max=most).float()
         with self.model.updating():
@@ -182,7 +186,7 @@ class Learner:
             self.model.compressor.rescale(self.loss_scale.scale / before.scale)
 
     def drop(self) -> None:
-        """Drop the gradient, of which no update is to be made."""
+        """Discard the gradient without an update."""
         clear_gradients(self.optimizer)
         self._clear()
 
@@ -192,46 +196,47 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: Heldout) -> Tally:
-        """The losses of held-out rows, by their sources."""
+        """Return the losses of held-out rows, by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> Tally:
-        """The losses of this rank's rows of a batch of `num_rows`, by group of each position; gradients stay."""
+        """Return the losses of this rank's rows of a batch of `num_rows` by group of each position.
+
+        The gradients are unchanged.
+        """
         return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)
 
 
-# The rows of each step and the sums over all ranks that it needs, requested while the step before computes.
-#
-# The sums are the number of targets in the global batch, which every loss is divided by, and the number of ranks that
-# were asked to stop. They are requested one step ahead, so that no step waits for the slowest rank; a signal that
-# arrives after the request takes effect one step later.
+# The rows of each step and the sums over all ranks are requested while the previous step computes. The sums are the
+# number of targets in the global batch, by which every loss is divided, and the number of ranks that received a stop
+# signal. A signal that arrives after the request takes effect one step later.
 
 Asked = Callable[[], tuple[bool, bool]]
-"""Whether this process was asked to stop by SIGTERM, and by SIGINT."""
+"""A function that returns whether this process received SIGTERM, and whether it received SIGINT."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """What a step begins with."""
+    """The input of a step: its rows, the global number of targets and the stop signals."""
 
     rows: Rows
     """Rows of this rank."""
     num_targets: float
     """Targets of the global batch."""
     by_sigterm: bool
-    """Whether a rank was asked to stop by SIGTERM."""
+    """True if a rank received SIGTERM."""
     by_sigint: bool
-    """Whether a rank was asked to stop by SIGINT."""
+    """True if a rank received SIGINT."""
 
     @property
     def stops(self) -> bool:
-        """Whether the run is to stop before this step, on every rank."""
+        """True if the run stops before this step, on every rank."""
         return self.by_sigterm or self.by_sigint
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """A step that was requested."""
+    """A step whose rows are read and whose sums are pending."""
 
     step: int
     rows: Rows | Exception
@@ -239,18 +244,18 @@ class Ahead:
 
 
 class Feed:
-    """Rows and sums, one step ahead. Every rank requests the same steps in the same order."""
+    """The source of rows and sums, one step ahead. Every rank requests the same steps in the same order."""
 
-    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, asked: Asked):
-        """`counts`: whether this rank's rows count, rather than those of another rank that reads the same."""
-        self._rows, self._ranks, self._counts, self._asked = rows, ranks, counts, asked
+    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: Asked):
+        """`counts`: True if this rank's targets count; only one of the ranks that read the same rows counts them."""
+        self._rows, self._ranks, self._counts, self._stop_signals = rows, ranks, counts, stop_signals
         self._ahead: Ahead | None = None
         self._waited = 0.0
 
     def request(self, step: int) -> Ahead:
-        """Take the rows of a step (0 = first) as soon as they are read, and start its sums; returns both.
+        """Wait for the rows of a step (0 = first) and start its sums; return both.
 
-        An error of reading is raised by `take`: the sums are started all the same, since every rank takes part in them.
+        A read error is raised by `take`: the sums are started anyway, since every rank takes part in them.
         """
         rows: Rows | Exception
         try:
@@ -259,11 +264,11 @@ class Feed:
         except Exception as error:
             rows = error
         number = rows.num_targets if isinstance(rows, Rows) and self._counts else 0
-        self._ahead = Ahead(step, rows, self._ranks.start_total(number, *self._asked()))
+        self._ahead = Ahead(step, rows, self._ranks.start_total(number, *self._stop_signals()))
         return self._ahead
 
     def take(self, step: int) -> Fed:
-        """What a step (0 = first) begins with, requested now if it was not before."""
+        """Return the input of a step (0 = first); request it now if it is not requested yet."""
         ahead = self._ahead
         if ahead is None or ahead.step != step:
             self.drop()
@@ -275,18 +280,18 @@ class Feed:
         return Fed(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
 
     def drop(self) -> None:
-        """Drop what was requested; on every rank, and returns once all have requested it."""
+        """Drop the requested step; call on every rank, returns after all ranks have requested it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.total.wait()
 
     def waited(self) -> float:
-        """Time that rows were waited for since the last call [s]."""
+        """Return the time spent waiting for rows since the last call [s]."""
         seconds, self._waited = self._waited, 0.0
         return seconds
 
     def close(self) -> None:
-        """End the reading; nothing is waited for, since another rank may have failed."""
+        """Stop reading without waiting for the sums, since another rank may have failed."""
         self._ahead = None
         self._rows.close()
 

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: every layout written, and read in every other bit for bit; failures that all hear of.
+"""Checkpoints of several ranks: every layout is written and read in every other, bit for bit; failures reach all ranks.
 
 Worlds of 1, 2 and 4 ranks follow one another in the processes of the shared pool.
 """
@@ -56,7 +56,7 @@ def build() -> Parts:
 
 
 def with_moments(model: nn.Module) -> State:
-    """The state of a model and of an optimiser over it, its values those of no checkpoint."""
+    """Return the state of a model and its optimizer, with values of no checkpoint."""
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         optimizer.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "step": torch.zeros(())}
@@ -69,7 +69,7 @@ def with_moments(model: nn.Module) -> State:
 
 
 def whole() -> State:
-    """The values that every checkpoint here holds, as plain tensors."""
+    """Return the values of every checkpoint of these tests, as plain tensors."""
     random = torch.Generator().manual_seed(5)
     return {name: torch.randn(value.shape, generator=random) for name, value in with_moments(build()).items()}
 
@@ -79,7 +79,7 @@ def plain() -> State:
 
 
 def sharded(dim: int = 0) -> State:
-    """Over all ranks by one dim; what has no such dim is replicated as a DTensor, and steps stay plain."""
+    """Shard over all ranks by one dim; tensors without that dim are replicated DTensors, and steps stay plain."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     return {
         name: value
@@ -129,7 +129,7 @@ def pipeline() -> State:
 
 
 def pipeline_of_fsdp() -> State:
-    """Two stages of two ranks each, which share out the layers of their stage."""
+    """Two stages of two ranks each, which shard the layers of their stage."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "shard"))
     stage = mesh.get_local_rank("pipeline")
     model = build()
@@ -167,7 +167,7 @@ STEP_OF = {name: step for step, name in enumerate(LAYOUTS, start=1)}
 
 
 def play_write(ranks: Ranks, folder: str, name: str) -> None:
-    """Write in a layout. The first writes the values; the others read what it wrote, and write it again."""
+    """Write in a layout. The first layout writes the values; the others read them and write them again."""
     run, state = Store(folder), LAYOUTS[name][1]()
     if name == "1 plain":
         state = whole()
@@ -177,8 +177,8 @@ def play_write(ranks: Ranks, folder: str, name: str) -> None:
 
 
 def play_read(ranks: Ranks, folder: str, name: str) -> dict[str, bool]:
-    """Read in a layout what each has written; whether every tensor is equal bit for bit."""
-    run, values, found = Store(folder), whole(), {}
+    """Read every layout's checkpoint in a layout; return whether every tensor is equal bit for bit."""
+    run, values, actual = Store(folder), whole(), {}
     for written in standing_notes(run):
         state = LAYOUTS[name][1]()
         read_state(run, written, state, ranks)
@@ -187,12 +187,12 @@ def play_read(ranks: Ranks, folder: str, name: str) -> dict[str, bool]:
         names = [None] * ranks.world_size
         dist.all_gather_object(names, sorted(state))
         complete = {key for part in names for key in part} == {*values}
-        found[f"{list(LAYOUTS)[written.step - 1]} -> {name}"] = bool(equal) and complete
-    return found
+        actual[f"{list(LAYOUTS)[written.step - 1]} -> {name}"] = bool(equal) and complete
+    return actual
 
 
 def until_known(saver: Saver) -> tuple[list[Outcome], int]:
-    """Poll until something is known; also how often nothing was."""
+    """Poll until an outcome is known; return it and the number of polls without one."""
     for number in range(1000):
         if known := saver.poll():
             return known, number
@@ -201,7 +201,7 @@ def until_known(saver: Saver) -> tuple[list[Outcome], int]:
 
 
 def error_of(call: Callable[[], object]) -> list[str]:
-    """Kind and text of the error of a call."""
+    """Return type and text of the error of a call."""
     try:
         call()
     except PenstockError as error:
@@ -209,13 +209,13 @@ def error_of(call: Callable[[], object]) -> list[str]:
     return []
 
 
-def told(known: list[Outcome]) -> list[Any]:
-    return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.note.step] for o in known]
+def results(known: list[Outcome]) -> list[Any]:
+    return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.checkpoint.step] for o in known]
 
 
 def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Two ranks that save in the background, of which the second is slow, then broken, then well again."""
-    run, found = Store(str(folder)), {}
+    """Save in the background on two ranks, of which the second is slow, then fails, then recovers."""
+    run, actual = Store(str(folder)), {}
     saver = Saver(run, CheckpointConfig(keep=2), ranks)
     state = with_moments(fully_shard(build(), mesh=init_device_mesh("cpu", (2,)))) | {"model.more": torch.randn(5000)}
     write = saving.write_checkpoint
@@ -225,21 +225,21 @@ def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
         return write(*given)
 
     saving.write_checkpoint = slow
-    found["begun"] = told(saver.save(note(1), state))
-    found["slow"], found["asked in vain"] = (lambda known, number: [told(known), number])(*until_known(saver))
+    actual["begun"] = results(saver.save(note(1), state))
+    actual["slow"], actual["asked in vain"] = (lambda known, number: [results(known), number])(*until_known(saver))
     saving.write_checkpoint = write
-    found["copies"] = len(saver._copies.values)
+    actual["copies"] = len(saver._copies.values)
     saver.save(note(2), state)
-    found["taken again"] = sorted(saver._copies.values)
+    actual["taken again"] = sorted(saver._copies.values)
     until_known(saver)
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if ranks.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
     saver.save(note(3), state)
-    found["full on rank 1"] = told(until_known(saver)[0])
-    found["left"] = sorted(path.name for path in (folder / "train/checkpoints").iterdir())
-    found["finish"] = error_of(saver.finish)
+    actual["full on rank 1"] = results(until_known(saver)[0])
+    actual["left"] = sorted(path.name for path in (folder / "train/checkpoints").iterdir())
+    actual["finish"] = error_of(saver.finish)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     buffer = HostCopies._buffer
@@ -247,28 +247,28 @@ def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
         HostCopies._buffer = lambda self, name, value: (_ for _ in ()).throw(MemoryError("no memory for copies"))
     saver.save(note(4), state)
     HostCopies._buffer = buffer
-    found["no memory on rank 1"] = told(until_known(saver)[0])
-    found["well again"] = told([*saver.save(note(5), state), *saver.finish()])
-    found["failures"] = saver.failures
+    actual["no memory on rank 1"] = results(until_known(saver)[0])
+    actual["well again"] = results([*saver.save(note(5), state), *saver.finish()])
+    actual["failures"] = saver.failures
     saver.close()
-    found["standing"] = [standing.step for standing in standing_notes(run)]
+    actual["standing"] = [kept.step for kept in standing_notes(run)]
     dist.barrier()
 
     newest = standing_notes(run)[-1]
-    found["sizes"] = {name: file.size for name, file in newest.files.items()}
+    actual["sizes"] = {name: file.size for name, file in newest.files.items()}
     if ranks.rank == 0:
         path = folder / newest.name / "__1_0.distcp"
         data = bytearray(path.read_bytes())
         data[100] ^= 1
         path.write_bytes(data)
     dist.barrier()
-    found["changed byte"] = error_of(lambda: read_state(run, newest, state, ranks))
-    return found
+    actual["changed byte"] = error_of(lambda: read_state(run, newest, state, ranks))
+    return actual
 
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a run with a checkpoint of every layout."""
+    """Return the folder of a run with a checkpoint of every layout."""
     folder = str(tmp_path_factory.mktemp("layouts"))
     for name, (world_size, _) in LAYOUTS.items():
         shared_pool().play(world_size, play_write, folder, name)
@@ -277,7 +277,7 @@ def layouts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def savers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks has found of the savers."""
+    """Return the observations of the savers on two ranks."""
     return shared_pool().play(2, play_savers, tmp_path_factory.mktemp("savers"))
 
 
@@ -286,8 +286,8 @@ def savers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_reads_what_every_layout_wrote(layouts: str, layout: str) -> None:
-    for found in shared_pool().play(LAYOUTS[layout][0], play_read, layouts, layout):
-        assert found == dict.fromkeys((f"{written} -> {layout}" for written in LAYOUTS), True)
+    for actual in shared_pool().play(LAYOUTS[layout][0], play_read, layouts, layout):
+        assert actual == dict.fromkeys((f"{written} -> {layout}" for written in LAYOUTS), True)
 
 
 @pytest.mark.parametrize("layout", ["1 plain", "2 plain", "4 plain", "4 hsdp", "4 fsdp", "4 tensor x fsdp"])
@@ -308,9 +308,9 @@ def test_every_tensor_is_written_once(layouts: str, layout: str) -> None:
 
 def test_ranks_hear_of_a_save_together(savers: list[dict[str, Any]]) -> None:
     first, second = savers
-    for found in savers:
-        assert found["begun"] == []
-        assert found["slow"] == [["saved", 1]]
+    for actual in savers:
+        assert actual["begun"] == []
+        assert actual["slow"] == [["saved", 1]]
     assert first["asked in vain"] == second["asked in vain"] > 5
 
 
@@ -318,39 +318,39 @@ def test_what_another_rank_writes_is_copied_once(savers: list[dict[str, Any]]) -
     first, second = savers
     assert first["copies"] == second["copies"] == len(whole()) + 1
     steps = {name for name in whole() if name.startswith("step.")} | {"model.more"}
-    shared = [steps & {*found["taken again"]} for found in savers]
+    shared = [steps & {*actual["taken again"]} for actual in savers]
     assert shared[0] | shared[1] == steps
     assert not shared[0] & shared[1]
 
 
 def test_the_failure_of_one_rank_is_everyones(savers: list[dict[str, Any]]) -> None:
-    for rank, found in enumerate(savers):
-        ((kind, step, reason),) = found["full on rank 1"]
+    for rank, actual in enumerate(savers):
+        ((kind, step, reason),) = actual["full on rank 1"]
         assert (kind, step) == ("failed", 3)
-        assert "step-000003: expected a checkpoint, got [Errno 27] File too large. Make room" in reason
-        assert found["left"] == ["step-000001", "step-000002"]
-        assert found["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
-        ((kind, step, reason),) = found["no memory on rank 1"]
+        assert "step-000003: expected a checkpoint, got [Errno 27] File too large. Free disk space" in reason
+        assert actual["left"] == ["step-000001", "step-000002"]
+        assert actual["finish"] == [(ContractError, FirstRankFailed)[rank].__name__, reason]
+        ((kind, step, reason),) = actual["no memory on rank 1"]
         assert (kind, step) == ("failed", 4)
         assert "expected a checkpoint, got no memory for copies" in reason
-        assert found["well again"] == [["saved", 5]]
-        assert found["failures"] == 2
-        assert found["standing"] == [2, 5]
+        assert actual["well again"] == [["saved", 5]]
+        assert actual["failures"] == 2
+        assert actual["standing"] == [2, 5]
 
 
 def test_a_changed_byte_stops_every_rank(savers: list[dict[str, Any]]) -> None:
-    for rank, found in enumerate(savers):
-        kind, text = found["changed byte"]
+    for rank, actual in enumerate(savers):
+        kind, text = actual["changed byte"]
         assert kind == ("ContractError", "FirstRankFailed")[rank]
         assert "\n  __1_0.distcp: expected SHA-256 " in text
-        assert sorted(found["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+        assert sorted(actual["sizes"]) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
 # ---------------------------------------------------------------------------------------- asked for without waiting
 
 
 def poll_in_turn(ranks: Ranks, folder: str) -> tuple[float, float]:
-    """When the first poll of a save began on this rank and when it ended; the second rank comes late to it."""
+    """Return the start and end of the first poll of a save on this rank; the second rank polls late."""
     saver = Saver(Store(folder), CheckpointConfig(mode="async"), ranks)
     state: State = {"model.weight": torch.ones(4)}
     saver.save(note(1), state)
@@ -361,7 +361,7 @@ def poll_in_turn(ranks: Ranks, folder: str) -> tuple[float, float]:
     ended = time.monotonic()
     known, _ = until_known(saver)
     saver.close()
-    return (began, ended) if not first and told(known) else (0.0, 0.0)
+    return (began, ended) if not first and results(known) else (0.0, 0.0)
 
 
 def test_a_poll_waits_for_no_rank(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a running training, in one process: what is written when, and what disks, memory and kills do."""
+"""Saving checkpoints in one process: what is written when, and failures of disk and memory, and kills."""
 
 import gc
 import os
@@ -44,19 +44,19 @@ def saver(request: pytest.FixtureRequest, tmp_path: Path, ranks: Ranks) -> Itera
     saver.close()
 
 
-def known(saver: Saver, begun: list[Outcome]) -> list[Outcome]:
-    """What a save came to, in either mode."""
-    found = list(begun)
+def known(saver: Saver, pending: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a save, in either mode."""
+    actual = list(pending)
     for _ in range(1000):
-        if found or saver._job is None:
+        if actual or saver._job is None:
             break
         time.sleep(0.01)
-        found = saver.poll()
-    return found
+        actual = saver.poll()
+    return actual
 
 
 def steps_standing(run: Store) -> list[int]:
-    return [standing.step for standing in standing_notes(run)]
+    return [kept.step for kept in standing_notes(run)]
 
 
 # --------------------------------------------------------------------------------------------------- what is written
@@ -66,16 +66,16 @@ def test_what_is_written_is_the_state_at_the_call(tmp_path: Path, saver: Saver) 
     run, state = Store(str(tmp_path)), tensors()
     saver.prepare(tensors(3))
     for step in (1, 2, 3):
-        begun = saver.save(note(step), state)
+        pending = saver.save(note(step), state)
         for name, value in tensors(step).items():
             state[name].copy_(value)
-        (outcome,) = known(saver, begun)
+        (outcome,) = known(saver, pending)
         assert isinstance(outcome, Saved)
         assert outcome.stalled > 0
         assert outcome.seconds > 0
-        found = tensors(9)
-        read_state(run, outcome.note, found)
-        assert same_bits(found, tensors(step - 1))
+        actual = tensors(9)
+        read_state(run, outcome.checkpoint, actual)
+        assert same_bits(actual, tensors(step - 1))
     assert steps_standing(run) == [2, 3]
     assert saver.poll() == saver.finish() == []
     assert saver.failures == 0
@@ -100,7 +100,7 @@ def test_the_next_save_waits_and_brings_the_outcome(
     threading.Timer(0.2, gate.set).start()
     (first,) = saver.save(note(2), tensors())
     assert isinstance(first, Saved)
-    assert first.note == standing_notes(run)[0]
+    assert first.checkpoint == standing_notes(run)[0]
     (second,) = saver.finish()
     assert isinstance(second, Saved)
     assert second.stalled > 0.1  # it waited for the first
@@ -121,7 +121,7 @@ def test_retention_and_the_seed(tmp_path: Path, ranks: Ranks) -> None:
     assert remove_halves(run) == []
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_kept(
+def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_kept(
     tmp_path: Path, saver: Saver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*given):
@@ -150,7 +150,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_full_disk(small_disk: Path, ranks: Ranks, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """keep = 1: were the older one thinned out for the one that fails, none would be left."""
+    """With keep = 1: if the older checkpoint were removed before the save that fails, none would remain."""
     run = Store(str(small_disk))
     saver = Saver(run, CheckpointConfig.model_validate({"mode": mode, "keep": 1}), ranks)
     state = {"model.a": torch.ones(200_000)}  # 0.8 MB
@@ -159,12 +159,14 @@ def test_a_full_disk(small_disk: Path, ranks: Ranks, mode: str, capsys: pytest.C
     (failed,) = known(saver, saver.save(note(2), state))
     assert isinstance(failed, SaveFailed)
     assert failed.step == 2
-    assert "step-000002: expected a checkpoint, got [Errno 28] No space left on device. Make room" in failed.reason
-    said = f"penstock: training goes on without a checkpoint of step 2, failure 1: {failed.reason}\n"
-    assert capsys.readouterr().err.endswith(said)
+    assert (
+        "step-000002: expected a checkpoint, got [Errno 28] No space left on device. Free disk space" in failed.reason
+    )
+    printed = f"penstock: training continues without a checkpoint of step 2, failure 1: {failed.reason}\n"
+    assert capsys.readouterr().err.endswith(printed)
     assert [path.name for path in (small_disk / "train/checkpoints").iterdir()] == ["step-000001"]
     assert isinstance(first, Saved)
-    read_state(run, first.note, {"model.a": torch.zeros(200_000)})
+    read_state(run, first.checkpoint, {"model.a": torch.zeros(200_000)})
     with pytest.raises(ContractError, match=r"step-000002: expected a checkpoint, got \[Errno 28\]"):
         saver.finish()
 
@@ -187,7 +189,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path, saver: Saver, size: int) -> No
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert isinstance(failed, SaveFailed)
-    assert "found [Errno 27] File too large" in failed.reason
+    assert "got [Errno 27] File too large" in failed.reason
     assert steps_standing(Store(str(tmp_path))) == [1]
     assert remove_halves(Store(str(tmp_path))) == []
 
@@ -206,11 +208,13 @@ def test_a_note_that_cannot_be_written(tmp_path: Path, saver: Saver, monkeypatch
     monkeypatch.setattr(Store, "write_atomic", fails)
     (failed,) = known(saver, saver.save(note(1), tensors()))
     assert isinstance(failed, SaveFailed)
-    assert "found [Errno 5] Input/output error: 'checkpoint.json'" in failed.reason
+    assert "got [Errno 5] Input/output error: 'checkpoint.json'" in failed.reason
     assert list((tmp_path / "train/checkpoints").iterdir()) == []
 
 
-def test_what_cannot_be_removed_either_is_said(tmp_path: Path, saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_folder_that_cannot_be_removed_is_reported(
+    tmp_path: Path, saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def fails(run, step):
@@ -262,9 +266,9 @@ def test_a_state_that_has_changed_is_copied_anew(tmp_path: Path, ranks: Ranks) -
     for step, state in enumerate(({"model.a": torch.ones(3)}, {"model.a": torch.ones(4)}, tensors()), start=1):
         (saved,) = known(saver, saver.save(note(step), state))
         assert isinstance(saved, Saved)
-        found = {name: torch.zeros_like(value) for name, value in state.items()}
-        read_state(run, saved.note, found)
-        assert same_bits(found, state)
+        actual = {name: torch.zeros_like(value) for name, value in state.items()}
+        read_state(run, saved.checkpoint, actual)
+        assert same_bits(actual, state)
     saver.close()
 
 
@@ -274,14 +278,14 @@ def test_a_state_on_a_device(tmp_path: Path, saver: Saver) -> None:
     run = Store(str(tmp_path))
     state = {name: value.cuda() for name, value in tensors().items()}
     for step in (1, 2):
-        begun = saver.save(note(step), state)
+        pending = saver.save(note(step), state)
         for name, value in tensors(step).items():
             state[name].copy_(value)
-        (outcome,) = known(saver, begun)
+        (outcome,) = known(saver, pending)
         assert isinstance(outcome, Saved)
-        found = {name: torch.zeros_like(value) for name, value in state.items()}
-        read_state(run, outcome.note, found)
-        assert same_bits({name: value.cpu() for name, value in found.items()}, tensors(step - 1))
+        actual = {name: torch.zeros_like(value) for name, value in state.items()}
+        read_state(run, outcome.checkpoint, actual)
+        assert same_bits({name: value.cpu() for name, value in actual.items()}, tensors(step - 1))
     assert saver._copies is None or all(value.is_pinned() for value in saver._copies.values.values() if value.numel())
 
 
@@ -289,7 +293,7 @@ def test_a_state_on_a_device(tmp_path: Path, saver: Saver) -> None:
 
 
 def resident() -> int:
-    """Memory of this process [bytes]."""
+    """Return the memory of this process [bytes]."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -317,7 +321,7 @@ ITSELF = [sys.executable, "-m", "tests.train.checkpoint.test_save"]
 
 @pytest.mark.slow
 def test_killed_anywhere_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
-    """A nursery has torch loaded; its children save again and again until they are killed."""
+    """A parent process has torch loaded; its children save repeatedly until they are killed."""
     done = subprocess.run(
         [*ITSELF, str(tmp_path), str(NUM_KILLS)], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
@@ -325,8 +329,8 @@ def test_killed_anywhere_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> N
     lines = done.stdout.splitlines()
     assert len(lines) == NUM_KILLS
     halves = sum(int(line.split()[1]) for line in lines)
-    standing = [int(line.split()[0]) for line in lines]
-    assert min(standing) >= 1
+    kept = [int(line.split()[0]) for line in lines]
+    assert min(kept) >= 1
     assert halves >= 1, "no kill fell into a save"
 
 
@@ -341,7 +345,7 @@ def test_when_a_rank_is_killed_in_a_save_the_others_do_not_wait_and_no_note_is_w
 
 
 def save_until_killed(run: Store, mode: str, started: int) -> None:
-    """Save step after step, telling when the first stands."""
+    """Save step after step, and signal when the first checkpoint is complete."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = CheckpointConfig.model_validate({"mode": mode, "keep": 2, "every": 1, "keep_every": 10})
     saver = Saver(run, config, ranks_of_world())
@@ -353,10 +357,10 @@ def save_until_killed(run: Store, mode: str, started: int) -> None:
 
 
 def nursery(folder: str, num_kills: int) -> None:
-    """Kill children at random moments; after each, look at what stands and go on from there."""
+    """Kill children at random moments; after each, check which checkpoints are complete and resume from there."""
     chance, run = random.Random(0), Store(folder)
     for number in range(num_kills):
-        told, telling = os.pipe()
+        results, telling = os.pipe()
         child = os.fork()
         if child == 0:
             try:
@@ -364,19 +368,19 @@ def nursery(folder: str, num_kills: int) -> None:
             finally:
                 os._exit(1)
         os.close(telling)
-        if os.read(told, 1) != b"1":
+        if os.read(results, 1) != b"1":
             sys.exit("a child ended by itself")
-        os.close(told)
+        os.close(results)
         time.sleep(chance.uniform(0, 0.15))
         os.kill(child, 9)
         os.waitpid(child, 0)
         notes = standing_notes(run)
-        for standing in notes:
-            verify_files(Path(run.path(standing.name)), standing.files)
+        for kept in notes:
+            verify_files(Path(run.path(kept.name)), kept.files)
             state = {f"model.{part}": torch.zeros(64, 256) for part in range(8)}
-            read_state(run, standing, state)
-            if any(not value.eq(standing.step).all() for value in state.values()):
-                sys.exit(f"the state of step {standing.step} is of another step")
+            read_state(run, kept, state)
+            if any(not value.eq(kept.step).all() for value in state.values()):
+                sys.exit(f"the state of step {kept.step} is of another step")
         halves = remove_halves(run)
         if standing_notes(run) != notes or any(path_of(run, 0).parents[1].glob("*/*.partial")):
             sys.exit("remove_halves took too much or too little")
@@ -385,7 +389,7 @@ def nursery(folder: str, num_kills: int) -> None:
 
 
 def rank_of_two(folder: str, rank: int) -> int:
-    """One checkpoint, and a second one in which rank 1 is killed after 100,000 bytes; whether rank 0 notices."""
+    """Write a checkpoint, and a second in which rank 1 is killed after 100,000 bytes; check that rank 0 notices."""
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     saver = Saver(Store(folder), CheckpointConfig(mode="async"), ranks_of_world())
@@ -409,7 +413,7 @@ def rank_of_two(folder: str, rank: int) -> int:
 
 
 def pair(folder: str) -> None:
-    """Start two ranks and say how they ended."""
+    """Start two ranks and return how they ended."""
     children = []
     for rank in (0, 1):
         child = os.fork()

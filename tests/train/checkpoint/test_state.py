@@ -1,4 +1,4 @@
-"""Checkpoints in one process: bitwise round trips, what exists and what does not, and every refusal."""
+"""Checkpoint state in one process: bitwise round trips, complete and absent checkpoints, and every error."""
 
 import json
 import math
@@ -48,7 +48,7 @@ EVERY_FINITE = tuple(value for value in EVERY_FLOAT if math.isfinite(value))
 
 
 def ranks_of_world() -> Ranks:
-    """The ranks of the process group that is open, whatever else a `Ranks` holds."""
+    """Return the ranks of the open process group."""
     known = {
         "rank": dist.get_rank(),
         "world_size": dist.get_world_size(),
@@ -71,7 +71,7 @@ def note(step: int, **fields: object) -> Note:
 
 
 def tensors(seed: int = 0) -> dict[str, Tensor]:
-    """Every kind of tensor that a state may hold."""
+    """Return every kind of tensor that a state may hold."""
     random = torch.Generator().manual_seed(seed)
     return {
         "model.weight": torch.randn(7, 5, generator=random),
@@ -84,9 +84,9 @@ def tensors(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+def same_bits(item: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return item.keys() == other.keys() and all(
+        item[name].dtype == other[name].dtype and torch.equal(item[name], other[name]) for name in item
     )
 
 
@@ -152,11 +152,11 @@ def test_progress_comes_back_exactly(tmp_path: Path, ranks: Ranks) -> None:
     guard = GuardState(non_finite=2, skipped=3, losses=EVERY_FINITE, rewinds=1, best_heldout=0.1, since_best=4)
     progress = Progress(heldout=heldout, guard=guard, loss_scale=65536.0, finite_steps=7)
     written = write_checkpoint(Store(str(tmp_path)), note(1, progress=progress), tensors(), ranks)
-    (found,) = standing_notes(Store(str(tmp_path)))
-    assert found == written
-    assert found.progress == progress
-    assert [math.copysign(1, value) for _, value in found.progress.heldout] == [1, 1, 1, -1, 1, 1, -1]
-    assert [math.copysign(1, value) for value in found.progress.guard.losses] == [1, 1, 1, -1, 1]
+    (actual,) = standing_notes(Store(str(tmp_path)))
+    assert actual == written
+    assert actual.progress == progress
+    assert [math.copysign(1, value) for _, value in actual.progress.heldout] == [1, 1, 1, -1, 1, 1, -1]
+    assert [math.copysign(1, value) for value in actual.progress.guard.losses] == [1, 1, 1, -1, 1]
     undefined = Note.model_validate_json(note(2, progress=Progress(loss_scale=math.nan)).to_bytes())
     assert math.isnan(undefined.progress.loss_scale or 0.0)
     assert note(3).progress == Progress()
@@ -172,21 +172,21 @@ def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
     assert layout.differences(layout) == []
     other = layout_of(LayoutConfig(tensor=2, micro_batch=4, compile=True), ONE | {"tensor": 2}, 2, "cpu")
     assert layout.differences(other) == [
-        "ranks 4, found 2",
-        "shard 2, found 1",
-        "micro_batch 3, found 4",
-        "compile False, found True",
-        "threads 1, found 2",
+        "ranks 4, now 2",
+        "shard 2, now 1",
+        "micro_batch 3, now 4",
+        "compile False, now True",
+        "threads 1, now 2",
     ]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:-9], "found JSON: Invalid JSON"),
-        (lambda data: data.replace(b'"step":4', b'"step":"four"'), "found step: Input should be a valid integer"),
-        (lambda data: data.replace(b'"code_version"', b'"codes"'), r"found identity\.code_version: Field required"),
-        (lambda data: data.replace(b'"step":4', b'"step":5'), "the note of this folder, found one of step 5"),
+        (lambda data: data[:-9], "got JSON: Invalid JSON"),
+        (lambda data: data.replace(b'"step":4', b'"step":"four"'), "got step: Input should be a valid integer"),
+        (lambda data: data.replace(b'"code_version"', b'"codes"'), r"got identity\.code_version: Field required"),
+        (lambda data: data.replace(b'"step":4', b'"step":5'), "the metadata of this folder, got that of step 5"),
     ],
 )
 def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ranks, change, message: str) -> None:
@@ -223,9 +223,9 @@ def test_a_grown_skip_list_and_other_code_are_not_judged_here() -> None:
 
 
 def test_every_difference_is_named() -> None:
-    found = IDENTITY.model_copy(update={"dataset": "d2", "settings": {"train.seed": 4, "train.more": 1}})
+    actual = IDENTITY.model_copy(update={"dataset": "d2", "settings": {"train.seed": 4, "train.more": 1}})
     with pytest.raises(ContractError) as caught:
-        check_identity(note(4), found)
+        check_identity(note(4), actual)
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:-1]] == [
         *("dataset", "optim.learning_rate", "shape.num_layers", "train.more", "train.seed")
     ]
@@ -258,15 +258,15 @@ def test_without_its_note_a_checkpoint_does_not_exist(tmp_path: Path, ranks: Ran
     assert not path_of(run, 2, "__7_0.distcp").exists()
 
 
-def test_a_step_that_stands_is_replaced(tmp_path: Path, ranks: Ranks) -> None:
+def test_an_existing_checkpoint_of_a_step_is_replaced(tmp_path: Path, ranks: Ranks) -> None:
     run = Store(str(tmp_path))
     first = write_checkpoint(run, note(2), tensors(), ranks)
     second = write_checkpoint(run, note(2), tensors(1), ranks)
     assert first.files["__0_0.distcp"].sha256 != second.files["__0_0.distcp"].sha256
     assert standing_notes(run) == [second]
-    found = tensors(2)
-    read_state(run, second, found)
-    assert same_bits(found, tensors(1))
+    actual = tensors(2)
+    read_state(run, second, actual)
+    assert same_bits(actual, tensors(1))
 
 
 def test_the_note_goes_before_the_files(tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_retention(tmp_path: Path, keep: int, keep_every: int | None, expected: 
         run.write_atomic(f"{note(step).name}/{NOTE_NAME}", note(step).to_bytes())
         path_of(run, step).write_bytes(b"state")
     assert keep_newest(run, config) == sorted({*steps} - expected)
-    assert {standing.step for standing in standing_notes(run)} == expected
+    assert {kept.step for kept in standing_notes(run)} == expected
     assert remove_halves(run) == []
 
 
@@ -326,8 +326,8 @@ def test_a_changed_byte_is_refused(tmp_path: Path, ranks: Ranks) -> None:
         path = path_of(run, 3, name)
         data = path.read_bytes()
         path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
-        expected, found = written.files[name].sha256, run.sha256(f"{written.name}/{name}")
-        with pytest.raises(ContractError, match=rf"{name}: expected SHA-256 {expected}, got {found}\n"):
+        expected, actual = written.files[name].sha256, run.sha256(f"{written.name}/{name}")
+        with pytest.raises(ContractError, match=rf"{name}: expected SHA-256 {expected}, got {actual}\n"):
             read_state(run, written, tensors(1), ranks)
         path.write_bytes(data)
     read_state(run, written, state, ranks)
@@ -351,14 +351,14 @@ def test_a_checkpoint_may_be_copied_elsewhere(tmp_path: Path, ranks: Ranks) -> N
     written = write_checkpoint(Store(str(tmp_path / "a")), note(3), tensors(), ranks)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "a")
-    run, found = Store(str(tmp_path / "b")), tensors(1)
+    run, actual = Store(str(tmp_path / "b")), tensors(1)
     assert standing_notes(run) == [written]
-    read_state(run, written, found)
-    assert same_bits(found, tensors())
+    read_state(run, written, actual)
+    assert same_bits(actual, tensors())
 
 
 def test_a_remote_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="found s3://bucket/run"):
+    with pytest.raises(ConfigError, match="got s3://bucket/run"):
         local_path(Store("s3://bucket/run?region=eu-west-1"), "train")
 
 

@@ -1,4 +1,4 @@
-"""What happened to a run: each event back as it was, half lines passed over, nothing ever cut."""
+"""The event log: events are read back exactly, incomplete lines are ignored, and nothing is ever truncated."""
 
 import math
 import os
@@ -110,7 +110,7 @@ def test_half_a_line_is_passed_over_wherever_it_was_cut(tmp_path: Path) -> None:
     # The process that comes next leaves it as it is and writes on a line of its own.
     write(run, EVENTS[5])
     assert read_events(run) == [EVENTS[0], EVENTS[5]]
-    # An event that lacks nothing but the end of its line counts, before and behind the next one.
+    # An event that lacks only its newline counts, before and after the next event.
     run.write_atomic(EVENTS_NAME, line)
     assert read_events(run) == [EVENTS[2]]
     write(run, EVENTS[5])

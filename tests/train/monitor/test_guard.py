@@ -1,4 +1,4 @@
-"""What is done when a step goes wrong: each verdict on both sides of its limit, and a state that survives as JSON."""
+"""The guard: each verdict on both sides of its limit, and a state that JSON preserves exactly."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def test_a_step_that_is_not_finite_is_skipped(bad: tuple[float, float]) -> None:
     assert (state.non_finite, state.skipped) == (0, 1)
 
 
-def test_one_more_than_allowed_in_a_row_stops() -> None:
+def test_more_consecutive_non_finite_steps_than_allowed_stop() -> None:
     bad, good = (NAN, 1.0), (2.0, 1.0)
     state, verdicts = run(GuardConfig(max_non_finite=2), bad, bad, good, bad, bad, bad)
     assert verdicts == [SKIP, SKIP, GO_ON, SKIP, SKIP, STOP]
@@ -61,16 +61,16 @@ def test_one_more_than_allowed_in_a_row_stops() -> None:
     assert run(GuardConfig(max_non_finite=0), bad)[1] == [STOP]
     text = str(why_stopped(state, GuardConfig(max_non_finite=2), 6))
     assert text.startswith("step 6: expected at most guard.max_non_finite = 2 steps in a row")
-    assert "found 3;" in text
+    assert "got 3." in text
 
 
 def test_an_overflow_under_a_loss_scale_does_not_count_until_the_scale_has_come_down() -> None:
-    config, state, scale, found = GuardConfig(max_non_finite=1), GuardState(), 4.0, []
+    config, state, scale, actual = GuardConfig(max_non_finite=1), GuardState(), 4.0, []
     for _ in range(4):
         state, verdict = after_step(state, config, 2.0, INF, loss_scale=scale)
-        found.append((scale, verdict, state.non_finite))
+        actual.append((scale, verdict, state.non_finite))
         scale = max(scale / 2, 1.0)
-    assert found == [(4.0, SKIP, 0), (2.0, SKIP, 0), (1.0, SKIP, 1), (1.0, STOP, 2)]
+    assert actual == [(4.0, SKIP, 0), (2.0, SKIP, 0), (1.0, SKIP, 1), (1.0, STOP, 2)]
     assert state.skipped == 4
     # A loss that is not finite is not the scale's fault.
     assert after_step(GuardState(), config, NAN, INF, loss_scale=4.0)[0].non_finite == 1
@@ -96,8 +96,8 @@ def test_both_sides_of_six_deviations() -> None:
         (math.nextafter(limit, INF), SPIKE, EIGHT),
         (-100.0, GO_ON, (*EIGHT[1:], -100.0)),
     ):
-        after, found = after_step(state, watching(), loss, 1.0)
-        assert (found, after.losses, after.spikes) == (verdict, losses, int(verdict is SPIKE))
+        after, actual = after_step(state, watching(), loss, 1.0)
+        assert (actual, after.losses, after.spikes) == (verdict, losses, int(verdict is SPIKE))
 
 
 def test_nothing_is_a_spike_before_the_window_is_full() -> None:
@@ -139,17 +139,17 @@ def test_a_new_stage_has_a_level_of_its_own() -> None:
 def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
     config = watching(on_spike="rewind", max_rewinds=2)
     at_checkpoint = GuardState(losses=EIGHT, best_heldout=2.0)
-    state, found = at_checkpoint, []
+    state, actual = at_checkpoint, []
     for _ in range(3):
         state, verdict = after_step(state, config, 99.0, 1.0)
-        found.append(verdict)
+        actual.append(verdict)
         if verdict is SPIKE:
             state = after_rewind(state, at_checkpoint)
-    assert found == [SPIKE, SPIKE, STOP]
+    assert actual == [SPIKE, SPIKE, STOP]
     assert state == at_checkpoint.model_copy(update={"rewinds": 2})
     assert str(why_stopped(state, config, 9)) == (
-        "step 9: expected that 2 rewinds (guard.max_rewinds) are enough, got another spike. "
-        "Raise guard.max_rewinds, or train anew at a lower optim.learning_rate"
+        "step 9: expected at most guard.max_rewinds = 2 rewinds, got another spike. "
+        "Raise guard.max_rewinds, or train again at a lower optim.learning_rate."
     )
 
 
@@ -167,8 +167,8 @@ def test_both_sides_of_the_gradients_band() -> None:
         (math.nextafter(limit, INF), SPIKE, EIGHT),
         (0.0, GO_ON, (*EIGHT[1:], 0.0)),
     ):
-        after, found = after_step(state, config, 99.0, norm)
-        assert (found, after.norms, after.losses) == (verdict, norms, ())
+        after, actual = after_step(state, config, 99.0, norm)
+        assert (actual, after.norms, after.losses) == (verdict, norms, ())
 
 
 def test_flat_norms_have_the_smallest_deviation_which_has_their_scale() -> None:
@@ -180,7 +180,7 @@ def test_flat_norms_have_the_smallest_deviation_which_has_their_scale() -> None:
         assert run(config, (2.0, limit * (1 + 1e-9)), state=state)[1] == [SPIKE]
 
 
-def test_what_left_its_band_is_said() -> None:
+def test_the_quantities_above_their_band_are_named() -> None:
     config = watching(grad_sigmas=6.0)
     known = levels(GuardState(losses=EIGHT, norms=EIGHT), config)
     assert known.left(8.0, 8.0) == ()
@@ -228,19 +228,19 @@ def heldout(config: GuardConfig, *losses: float) -> tuple[GuardState, list[bool]
 )
 def test_patience(patience, improvement, losses, best, since, stops) -> None:
     config = GuardConfig(patience=patience, min_improvement=improvement)
-    state, found = heldout(config, *losses)
-    assert (found, state.best_heldout, state.since_best) == (stops, best, since)
+    state, actual = heldout(config, *losses)
+    assert (actual, state.best_heldout, state.since_best) == (stops, best, since)
 
 
-def test_without_patience_a_run_goes_on() -> None:
-    state, found = heldout(GuardConfig(), 1.0, *[2.0] * 50)
-    assert (set(found), state.best_heldout, state.since_best) == ({False}, 1.0, 50)
+def test_without_patience_a_run_continues() -> None:
+    state, actual = heldout(GuardConfig(), 1.0, *[2.0] * 50)
+    assert (set(actual), state.best_heldout, state.since_best) == ({False}, 1.0, 50)
 
 
 # ------------------------------------------------------------------------------------------------- state and settings
 
 
-def test_a_run_resumed_from_json_at_any_step_judges_as_the_uninterrupted_one() -> None:
+def test_a_run_resumed_from_json_at_any_step_gets_the_same_verdicts() -> None:
     rng, config = random.Random(5), watching(grad_sigmas=6.0, patience=3, max_non_finite=1)
     steps = [
         (rng.choice([rng.gauss(2, 0.1)] * 12 + [NAN, 9.0]), rng.choice([rng.gauss(1, 0.1)] * 9 + [5.0, INF]))
@@ -298,7 +298,7 @@ def test_what_a_spike_leads_to() -> None:
 
 
 def test_only_content_that_was_set_shows_in_an_identity() -> None:
-    # A checkpoint of a version without these settings goes on: None is what an absent name counts as.
+    # A checkpoint of a version without these settings can resume: an absent name counts as None.
     content = GuardConfig(spike_sigmas=6.0).content()
     assert content["grad_sigmas"] is None
     assert not {"quarantine", "max_rewinds"} & content.keys()

@@ -1,4 +1,4 @@
-"""What a run tells: each step once after a resume or a rewind, in lines, scalars and a table; figures by hand."""
+"""Metrics: each step once after a resume or a rewind, in lines, scalars and a table; figures computed by hand."""
 
 import errno
 import io
@@ -81,7 +81,7 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def full_disk(journal: Journal) -> Journal:
-    """The journal with a disk that takes nothing."""
+    """Return the journal on a disk that accepts no bytes."""
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
     journal._file, before = open("/dev/full", "r+b", buffering=0), journal._file  # noqa: SIM115
@@ -98,7 +98,7 @@ def test_a_step_is_its_line(step: StepMetrics) -> None:
     assert StepMetrics.model_validate(json.loads(step.line(), parse_constant=lambda name: pytest.fail(name))) == step
 
 
-def test_a_skipped_step_says_null() -> None:
+def test_a_skipped_step_has_null_figures() -> None:
     line = json.loads(SKIPPED.line())
     assert (line["loss"], line["grad_norm"], line["skipped"]) == (None, None, True)
     assert line["losses"] == {"web": 1.5}
@@ -107,8 +107,8 @@ def test_a_skipped_step_says_null() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"loss": NAN}, {"grad_norm": INF}, {"loss": None}])
-def test_a_step_that_is_not_finite_is_a_skipped_one(bad: dict) -> None:
-    with pytest.raises(ValidationError, match=r"step 3 has loss .* but is not skipped"):
+def test_a_step_that_is_not_finite_must_be_skipped(bad: dict) -> None:
+    with pytest.raises(ValidationError, match=r"step 3: expected finite loss and grad_norm unless it is skipped"):
         record(3, **bad)
 
 
@@ -125,10 +125,10 @@ def test_means_by_source() -> None:
 
 def test_heldout_figures_by_hand() -> None:
     # 8 targets of ln 2 each for 4 bytes: 2 bits a byte.
-    found = heldout_by_source(["a", "b", "c"], [8 * math.log(2), 3.0, 9.0], [8, 2, 0], [4, 0, 7])
-    assert found.keys() == {"a", "b"}
-    assert tuple(dict(found["a"]).values()) == pytest.approx((math.log(2), 2.0, 2.0), rel=1e-15)
-    assert found["b"] == Heldout(loss=1.5, perplexity=math.exp(1.5))
+    actual = heldout_by_source(["a", "b", "c"], [8 * math.log(2), 3.0, 9.0], [8, 2, 0], [4, 0, 7])
+    assert actual.keys() == {"a", "b"}
+    assert tuple(dict(actual["a"]).values()) == pytest.approx((math.log(2), 2.0, 2.0), rel=1e-15)
+    assert actual["b"] == Heldout(loss=1.5, perplexity=math.exp(1.5))
     assert heldout_by_source(["a"], [800.0], [1], None)["a"] == Heldout(loss=800.0, perplexity=None)
     assert heldout_by_source(["a"], [INF], [1], [5])["a"] == Heldout(loss=None, perplexity=None)
 
@@ -147,7 +147,7 @@ def test_wait_share() -> None:
 # ------------------------------------------------------------------------------------------------- the journal
 
 
-def test_each_step_stands_once_after_a_resume(tmp_path: Path) -> None:
+def test_each_step_is_written_once_after_a_resume(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     assert read_metrics(run) == []
     first, second = [record(step) for step in (1, 2, 3, 4)], [record(3, heldout_loss=2.5), record(4)]
@@ -206,9 +206,9 @@ def test_a_full_disk_keeps_lines_waiting_and_a_checkpoint_from_being_ahead(tmp_p
         log.write(record(step))
     with pytest.raises(OSError, match="No space left"):
         log.sync()
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert told[0].endswith("the disk is full; 1 line(s) kept in memory until it can be written")
+    results = capsys.readouterr().err.splitlines()
+    assert len(results) == 1
+    assert results[0].endswith("the disk is full; 1 line(s) kept in memory until it can be written")
     journal._file = journal.before
     log.write(record(4))
     log.close()
@@ -239,16 +239,16 @@ def test_another_error_of_the_disk_ends_the_run(tmp_path: Path) -> None:
 
 def test_scalars(tmp_path: Path) -> None:
     write(Store(str(tmp_path)), 0, FULL, SKIPPED)
-    found = scalars(tmp_path)
-    assert found["loss"] == pytest.approx({7: 0.1 + 1 / 7})
-    assert found["loss/web"] == pytest.approx({7: 1 / 3, 8: 1.5})
-    assert found["loss/code.py"] == pytest.approx({7: 0.1})
-    assert found["tokens/code.py"] == {7: 400}
-    assert found["heldout/web/perplexity"] == pytest.approx({7: math.exp(2)})
-    assert found["heldout/web/bits_per_byte"] == pytest.approx({7: 0.7})
-    assert found["data/wait_share"] == {7: 0.125, 8: 0.125}
-    assert found["skipped"] == {7: 0, 8: 1}
-    assert "step" not in found
+    actual = scalars(tmp_path)
+    assert actual["loss"] == pytest.approx({7: 0.1 + 1 / 7})
+    assert actual["loss/web"] == pytest.approx({7: 1 / 3, 8: 1.5})
+    assert actual["loss/code.py"] == pytest.approx({7: 0.1})
+    assert actual["tokens/code.py"] == {7: 400}
+    assert actual["heldout/web/perplexity"] == pytest.approx({7: math.exp(2)})
+    assert actual["heldout/web/bits_per_byte"] == pytest.approx({7: 0.7})
+    assert actual["data/wait_share"] == {7: 0.125, 8: 0.125}
+    assert actual["skipped"] == {7: 0, 8: 1}
+    assert "step" not in actual
 
 
 def test_the_table(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_pandas_reads_the_table_as_it_is(tmp_path: Path) -> None:
     assert frame["tokens.web"].sum() == 600
 
 
-def test_the_table_is_the_same_in_one_piece_or_in_many(tmp_path: Path) -> None:
+def test_the_table_does_not_depend_on_the_number_of_writes(tmp_path: Path) -> None:
     steps = [record(step, losses={"web": 1 / step}) for step in range(1, 50)]
     log = MetricsLog(Store(str(tmp_path / "many")), SOURCES, 0)
     for step in steps:
@@ -300,7 +300,7 @@ def test_a_source_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
     log.close()
 
 
-def test_scalars_and_table_may_fail_on_a_full_disk_and_the_run_goes_on(
+def test_scalars_and_table_may_fail_on_a_full_disk_and_the_run_continues(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*values: object) -> None:
@@ -313,8 +313,8 @@ def test_scalars_and_table_may_fail_on_a_full_disk_and_the_run_goes_on(
         for step in (1, 2):
             log.write(record(step))
             log.sync()
-    told = [line.partition(str(tmp_path))[2] for line in capsys.readouterr().err.splitlines()]
-    assert told == [
+    results = [line.partition(str(tmp_path))[2] for line in capsys.readouterr().err.splitlines()]
+    assert results == [
         "/train/tensorboard: the disk is full; no more scalars until the run is started again",
         "/train/metrics.parquet: the disk is full; written again at the next checkpoint",
     ]
@@ -326,7 +326,7 @@ def test_scalars_and_table_may_fail_on_a_full_disk_and_the_run_goes_on(
 
 
 class Clock:
-    """A clock that goes only when told."""
+    """A clock that advances only when the test sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 100.0
@@ -379,7 +379,7 @@ def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyP
     for step, seconds in ((1, 0.5), (2, 0.5), (3, 0.5), (4, 5.0)):
         time.now += seconds
         shown.show(record(step))
-    shown.say("checkpoint")
+    shown.print_line("checkpoint")
     shown.close()
     first, second, third, kept = stream.getvalue().split("\r\x1b[K")
     assert first == ""

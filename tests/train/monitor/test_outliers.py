@@ -1,4 +1,4 @@
-"""Whom a spike is blamed on: excesses, levels of sources and outliers, computed by hand on both sides of each limit."""
+"""The attribution of spikes: excesses, source levels and outliers, computed by hand on both sides of each limit."""
 
 import math
 
@@ -10,7 +10,7 @@ from train.monitor.quarantine import MAX_SHARE, NORMAL, OUTLIER, OwnLoss, Source
 
 
 def records(*losses: dict[str, tuple[float, int]]):
-    """Steps with the loss and number of targets of each source."""
+    """Return steps with the loss and number of targets of each source."""
     return [
         METRICS.model_copy(
             update={
@@ -41,7 +41,7 @@ def test_the_mean_of_few_targets_counts_for_less() -> None:
     assert excess_of(7.0, 10**9, 3.0) == pytest.approx(4.0, rel=1e-7)
 
 
-def test_the_parts_of_a_document_are_one() -> None:
+def test_the_parts_of_a_document_are_merged() -> None:
     levels = SourceLevels(records({"web": (3.0, 1), "code": (1.0, 1)}))
     parts = [("a", "web", 5.0, 30), ("b", "code", 1.0, 32), ("a", "web", 2.0, 2), ("c", "web", None, 0)]
     # 154 nats over 32 targets.
@@ -57,36 +57,36 @@ def test_outliers_are_blamed_on_both_sides_of_the_limit() -> None:
     limit = 3 + OUTLIER * NORMAL * 2
     assert limit == pytest.approx(13.3782)
     for last, why in ((math.nextafter(limit, 99), "an outlier among 7 documents"), (limit, "the worst of its batch")):
-        found = blame(of(*around, last))
-        assert found.limit == pytest.approx(limit)
-        assert [culprit.excess for culprit in found.culprits] == [last]
-        assert found.why.startswith(why)
+        actual = blame(of(*around, last))
+        assert actual.limit == pytest.approx(limit)
+        assert [blamed.excess for blamed in actual.culprits] == [last]
+        assert actual.why.startswith(why)
 
 
-def test_at_most_a_tenth_is_blamed_and_always_one() -> None:
+def test_at_most_a_tenth_is_blamed_but_at_least_a_single_document() -> None:
     assert MAX_SHARE == 0.1
     excesses = [float(i % 3) for i in range(27)]
-    found = blame(of(*excesses, 90.0, 80.0, 70.0))
-    assert [culprit.excess for culprit in found.culprits] == [90.0, 80.0, 70.0]
-    assert found.why == "an outlier among 30 documents"
-    found = blame(of(*excesses[:-1], 90.0, 80.0, 70.0))
-    assert [culprit.excess for culprit in found.culprits] == [90.0, 80.0]
-    assert found.why == "an outlier among 29 documents; of 3 such the worst 2"
+    actual = blame(of(*excesses, 90.0, 80.0, 70.0))
+    assert [blamed.excess for blamed in actual.culprits] == [90.0, 80.0, 70.0]
+    assert actual.why == "an outlier among 30 documents"
+    actual = blame(of(*excesses[:-1], 90.0, 80.0, 70.0))
+    assert [blamed.excess for blamed in actual.culprits] == [90.0, 80.0]
+    assert actual.why == "an outlier among 29 documents; of 3 such the worst 2"
 
 
 def test_documents_that_are_all_alike_have_the_smallest_deviation() -> None:
     limit = 1.0 + OUTLIER * MIN_DEVIATION
-    found = blame(of(1.0, 1.0, 1.0, limit + 1e-9))
-    assert (found.limit, len(found.culprits), found.why) == (limit, 1, "an outlier among 4 documents")
+    actual = blame(of(1.0, 1.0, 1.0, limit + 1e-9))
+    assert (actual.limit, len(actual.culprits), actual.why) == (limit, 1, "an outlier among 4 documents")
     assert blame(of(1.0, 1.0, 1.0, limit)).why == "the worst of its batch, in which none is an outlier"
 
 
 def test_few_documents() -> None:
-    with pytest.raises(ValueError, match="no document to blame"):
+    with pytest.raises(ValueError, match="documents: expected at least 1, got 0"):
         blame([])
     assert blame(of(2.0)).culprits == tuple(of(2.0))
     # Of two, neither can be an outlier: the median lies between them and the deviation is half of their distance.
-    assert [culprit.excess for culprit in blame(of(0.0, 100.0)).culprits] == [100.0]
+    assert [blamed.excess for blamed in blame(of(0.0, 100.0)).culprits] == [100.0]
     assert blame(of(0.0, 100.0)).limit == pytest.approx(50 + OUTLIER * NORMAL * 50)
 
 
@@ -97,6 +97,6 @@ def test_who_is_no_worse_than_its_source_is_not_blamed(excesses: tuple[float, ..
     assert blame(of(*excesses, 1e-9)).culprits == tuple(of(*excesses, 1e-9)[-1:])
 
 
-def test_equals_are_told_apart_by_their_id() -> None:
-    one, two = (OwnLoss(name, "web", 9.0, 9, 5.0) for name in ("aa", "bb"))
-    assert blame([two, one]).culprits == blame([one, two]).culprits == (one,)
+def test_equal_excesses_are_ordered_by_document_id() -> None:
+    item, two = (OwnLoss(name, "web", 9.0, 9, 5.0) for name in ("aa", "bb"))
+    assert blame([two, item]).culprits == blame([item, two]).culprits == (item,)

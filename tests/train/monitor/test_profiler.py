@@ -1,4 +1,4 @@
-"""Profiles of a few steps: what a window may be, exactly its steps recorded, and nothing outside."""
+"""The profiler: valid windows, and recordings of exactly the steps in the window."""
 
 import gzip
 import json
@@ -28,13 +28,13 @@ def test_windows(text: str, window: Window | None) -> None:
 
 @pytest.mark.parametrize("text", ["10", "12-10", "0-3", "a-b", "1-2-3", "-1-3", "1 - 3", "1.5-3", "١-٣", "-"])
 def test_other_texts_are_refused(text: str) -> None:
-    message = f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Correct it"
+    message = f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile="
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse_window(text, 20)
 
 
 def test_steps_beyond_the_run_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected steps of the run, 1 to 20, got '20-21'\. Choose earlier ones"):
+    with pytest.raises(ConfigError, match=r"expected steps of the run, 1 to 20, got '20-21'\. Choose steps up to 20\."):
         parse_window("20-21", 20)
 
 
@@ -45,11 +45,11 @@ def work() -> None:
 
 
 def recorded(folder: Path) -> dict[str, list[str]]:
-    """The steps that each trace of a run holds."""
+    """Return the steps in each trace of a run."""
     traces = sorted((folder / PROFILE_FOLDER).glob("*.json.gz"))
-    found = {trace.name: json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] for trace in traces}
+    actual = {trace.name: json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"] for trace in traces}
     return {
-        name: sorted({e["name"] for e in events if e["name"].startswith("step ")}) for name, events in found.items()
+        name: sorted({e["name"] for e in events if e["name"].startswith("step ")}) for name, events in actual.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""The list of quarantined documents: every line back as it was, half lines passed over, wrong ones refused."""
+"""The quarantine list: lines are read back exactly, incomplete lines are ignored, invalid lines are rejected."""
 
 import os
 from pathlib import Path

@@ -71,7 +71,7 @@ class Given(nn.Module):
 
 
 class Scene:
-    """A model, its compressor, and what a step leaves behind."""
+    """A model, its compressor, and the results of a step."""
 
     def __init__(self, method: str, mesh, over: str) -> None:
         self.weights, self.over = Given(), over
@@ -82,7 +82,7 @@ class Scene:
             sharded(self.weights, mesh["shard"])
             compress_fsdp([self.weights], self.weights.named_parameters(), self.compressor)
         else:
-            # Small buckets, so that DDP cuts them anew behind the first step.
+            # Small buckets, so that DDP rebuilds them after the first step.
             self.model = DistributedDataParallel(self.weights, process_group=group, bucket_cap_mb=0.0005)
             compress_ddp(self.model, self.weights.named_parameters(), self.compressor)
 
@@ -98,9 +98,9 @@ class Scene:
             sums = {name: value.full_tensor() for name, value in sums.items()}
         if not spoiled:
             self.compressor.keep()
-        told = {"sums": numpy_of(sums), "states": numpy_of(self.compressor.state_tensors())}
+        results = {"sums": numpy_of(sums), "states": numpy_of(self.compressor.state_tensors())}
         self.model.zero_grad()
-        return told | {"sent": self.compressor.bytes_sent, "plain": self.compressor.bytes_plain}
+        return results | {"sent": self.compressor.bytes_sent, "plain": self.compressor.bytes_plain}
 
 
 def sharded(model: nn.Module, mesh) -> None:
@@ -114,41 +114,41 @@ def numpy_of(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def play_steps(method: str, mesh, over: str) -> dict:
-    """Steps in a row; and the last ones again by a second model that loads what the first remembered."""
+    """Run consecutive steps, and repeat the last of them with a second model that loads the state of the first."""
     scene = Scene(method, mesh, over)
-    told = {"fresh": numpy_of(scene.compressor.state_tensors()), "steps": []}
+    results = {"fresh": numpy_of(scene.compressor.state_tensors()), "steps": []}
     for step in range(STEPS):
         if step == 2:
             saved = {name: value.clone() for name, value in scene.compressor.state_tensors().items()}
-        told["steps"].append(scene.step(step))
+        results["steps"].append(scene.step(step))
     again = Scene(method, mesh, over)
     for name, value in again.compressor.state_tensors().items():
         value.copy_(saved[name])
-    told["resumed"] = [again.step(step) for step in range(2, STEPS)]
-    return told
+    results["resumed"] = [again.step(step) for step in range(2, STEPS)]
+    return results
 
 
 def play_spoiled(method: str, mesh, over: str) -> dict:
-    """A step in between whose last number of one rank is not finite, and one behind it."""
+    """Run a step in which the last number of one rank is not finite, and a step after it."""
     scene = Scene(method, mesh, over)
     return {"steps": [scene.step(0), scene.step(1, "wide"), scene.step(2)]}
 
 
 def play_hook_of_native_hsdp(mesh) -> dict:
-    """What FSDP2's hook is given, and whether its writing counts, with and without an axis of replicas."""
-    told = {}
+    """Return the input of FSDP2's hook, and whether its result is used, with and without a replicate axis."""
+    results = {}
     for name, axes in (("native", mesh), ("own", mesh["shard"])):
         model, seen = nn.Linear(2, 2, bias=False), []
         sharded(model, axes)
         model.set_all_reduce_hook(lambda values, seen=seen: (seen.append(values.tolist()), values.mul_(10)))
         model(torch.full((1, 2), 10.0 ** dist.get_rank())).sum().backward()
-        told[name] = (seen, model.weight.grad.to_local().flatten().tolist())
+        results[name] = (seen, model.weight.grad.to_local().flatten().tolist())
         if name == "native":
             compressor = Compressor(method_of(settings("topk"), SEED), mesh.get_group("replicate"), torch.device("cpu"))
             with pytest.raises(ContractError) as error:
                 compress_fsdp([model], model.named_parameters(), compressor)
-            told["refusal"] = str(error.value)
-    return told
+            results["refusal"] = str(error.value)
+    return results
 
 
 def play_training(method: str, mesh, feedback: bool = True) -> list[float]:
@@ -170,7 +170,7 @@ def play_training(method: str, mesh, feedback: bool = True) -> list[float]:
     optimizer = torch.optim.SGD(student.parameters(), lr=0.4)
     losses = []
     for step in range(150):
-        # What is held back makes noise as large as the rate: with a falling rate it leaves nothing behind.
+        # Errors add noise proportional to the rate: with a decaying rate it vanishes.
         optimizer.param_groups[0]["lr"] = 0.4 * (1 - step / 150)
         with torch.no_grad():
             losses.append(((student(inputs) - targets) ** 2).mean().item())
@@ -188,14 +188,14 @@ def play_training(method: str, mesh, feedback: bool = True) -> list[float]:
 def play(mesh) -> dict:
     with pytest.raises(ContractError) as error:
         Compressor(method_of(settings("none"), SEED), dist.group.WORLD, torch.device("cpu")).sum(torch.ones(1), [])
-    told = {"unstarted": str(error.value), "native": play_hook_of_native_hsdp(mesh)}
+    results = {"unstarted": str(error.value), "native": play_hook_of_native_hsdp(mesh)}
     for method in METHODS:
         for over in ("ddp2", "ddp4", "hsdp"):
-            told[method, over] = play_steps(method, mesh, over)
-        told |= {(method, "spoiled", over): play_spoiled(method, mesh, over) for over in ("ddp2", "hsdp")}
-        told[method, "training"] = play_training(method, mesh)
-    told["forgetful", "training"] = play_training("topk", mesh, feedback=False)
-    return told
+            results[method, over] = play_steps(method, mesh, over)
+        results |= {(method, "spoiled", over): play_spoiled(method, mesh, over) for over in ("ddp2", "hsdp")}
+        results[method, "training"] = play_training(method, mesh)
+    results["forgetful", "training"] = play_training("topk", mesh, feedback=False)
+    return results
 
 
 def play_on_mesh(ranks: Ranks) -> dict:
@@ -252,9 +252,9 @@ def oracle(method: str, name: str, parts: list[np.ndarray], memory: dict, step: 
     rank = min(RANK, rows, columns)
     if method == "powersgd" and (parts[0].ndim < 2 or rank * (rows + columns) >= rows * columns):
         return total_of(parts)
-    wanted = [part + error for part, error in zip(parts, memory["errors"], strict=True)]
+    expected_value = [part + error for part, error in zip(parts, memory["errors"], strict=True)]
     if method == "powersgd":
-        matrices = [part.astype(np.float64).reshape(rows, columns) for part in wanted]
+        matrices = [part.astype(np.float64).reshape(rows, columns) for part in expected_value]
         left = np.linalg.qr(sum(matrix @ memory["right"] for matrix in matrices))[0]
         sent = [left @ (left.T @ matrix) for matrix in matrices]
         # torch may take this basis with other signs; no projection shows them.
@@ -262,13 +262,13 @@ def oracle(method: str, name: str, parts: list[np.ndarray], memory: dict, step: 
         sent = [part.reshape(parts[0].shape) for part in sent]
     else:
         sent = []
-        for part in wanted:
+        for part in expected_value:
             count = num_kept(SHARE, part.size)
             order = np.lexsort((np.arange(part.size), -np.abs(part.ravel())))
             chosen = order[:count] if method == "topk" else oracle_places(name, part.size, step)
             sent.append(np.zeros_like(part))
             sent[-1].ravel()[chosen] = part.ravel()[chosen]
-    memory["errors"] = [part - gone for part, gone in zip(wanted, sent, strict=True)]
+    memory["errors"] = [part - sent_part for part, sent_part in zip(expected_value, sent, strict=True)]
     return total_of(sent)
 
 
@@ -308,7 +308,7 @@ def test_numbers_kept(share: float, size: int, kept: int) -> None:
     assert num_kept(share, size) == kept
 
 
-def test_random_places_are_different_ones_and_all_alike() -> None:
+def test_random_indices_are_distinct_and_uniform() -> None:
     counts = np.zeros(103)
     for step in range(2000):
         places = at_random(103, 10, counter_key(SEED, step, "w"), torch.device("cpu"))
@@ -333,7 +333,7 @@ def alone():
 
 
 def test_a_parameter_whose_gradient_was_zero_comes_back_to_life(alone) -> None:
-    """A product of zeros says nothing about a left factor; the next gradient is found all the same."""
+    """A product of zeros does not determine a left factor; the next gradient is compressed correctly anyway."""
     pieces = [Piece("w", (8, 8))]
     compressor = Compressor(method_of(settings("powersgd"), SEED), alone, torch.device("cpu"))
     compressor.remember(pieces)
@@ -364,7 +364,7 @@ def test_the_loss_scale_and_what_was_held_back(alone) -> None:
 def test_a_missing_gradient_is_refused(alone) -> None:
     compressor = Compressor(method_of(settings("topk"), SEED), alone, torch.device("cpu"))
     compressor.start(0)
-    with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Every parameter wants a gradient"):
+    with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Compute a gradient for every"):
         compressor.sum(torch.ones(4), [Piece("a", (4,)), Piece("b", (3,))])
 
 
@@ -387,13 +387,13 @@ def test_equals_the_oracle_after_every_step(played: list[dict], method: str, ove
                 near = EXACTNESS[method] * np.abs([*given, *memory["errors"]]).max()
                 expected = oracle(method, name, given, memory, step)
                 for place, rank in enumerate(ranks):
-                    told = played[rank][method, over]["steps"][step]
-                    found, share = told["sums"][name], len(expected)
+                    results = played[rank][method, over]["steps"][step]
+                    actual, share = results["sums"][name], len(expected)
                     if over == "hsdp":
-                        found = found[share * (rank % 2) : share * (rank % 2 + 1)]
-                    np.testing.assert_allclose(found, expected[: len(found)], rtol=0, atol=near)
-                    if (key := f"compress.rank-{rank}.{name}.error") in told["states"]:
-                        np.testing.assert_allclose(told["states"][key], memory["errors"][place], rtol=0, atol=near)
+                        actual = actual[share * (rank % 2) : share * (rank % 2 + 1)]
+                    np.testing.assert_allclose(actual, expected[: len(actual)], rtol=0, atol=near)
+                    if (key := f"compress.rank-{rank}.{name}.error") in results["states"]:
+                        np.testing.assert_allclose(results["states"][key], memory["errors"][place], rtol=0, atol=near)
                         checked += 1
     remembered = {"powersgd": ("wide", "tall", "inner.tail"), "topk": SHAPES, "randomk": SHAPES}.get(method, ())
     assert checked == 4 * STEPS * len(remembered)
@@ -405,18 +405,18 @@ def test_equals_the_oracle_after_every_step(played: list[dict], method: str, ove
 def test_every_rank_holds_the_same_bits(played: list[dict], method: str, over: str) -> None:
     for ranks in GROUPS[over]:
         steps = [played[rank][method, over]["steps"] for rank in ranks]
-        for told in zip(*steps, strict=True):
+        for results in zip(*steps, strict=True):
             for name in SHAPES:
-                assert len({one["sums"][name].tobytes() for one in told}) == 1
+                assert len({item["sums"][name].tobytes() for item in results}) == 1
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("over", GROUPS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_has_the_same_bits(played: list[dict], method: str, over: str) -> None:
-    """Though DDP has one bucket in the first step of a process, and others from the second on."""
-    for told in played:
-        steps = [*zip(told[method, over]["steps"][2:], told[method, over]["resumed"], strict=True)]
+    """Resumes are exact although DDP has one bucket in the first step of a process, and others from the second on."""
+    for results in played:
+        steps = [*zip(results[method, over]["steps"][2:], results[method, over]["resumed"], strict=True)]
         assert len(steps) == 3
         for whole, resumed in steps:
             for kind in ("sums", "states"):
@@ -427,10 +427,10 @@ def test_a_resumed_run_has_the_same_bits(played: list[dict], method: str, over: 
 @pytest.mark.dist
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("over", ["ddp2", "hsdp"])
-def test_of_a_step_that_is_left_out_nothing_is_remembered(played: list[dict], method: str, over: str) -> None:
-    """Neither of the matrix that was not finite nor of those that were, in other buffers too."""
-    for told in played[:2]:
-        before, spoiled, after = told[method, "spoiled", over]["steps"]
+def test_a_skipped_step_changes_no_compression_state(played: list[dict], method: str, over: str) -> None:
+    """This holds for the non-finite matrix and for the finite ones, in other buffers too."""
+    for results in played[:2]:
+        before, spoiled, after = results[method, "spoiled", over]["steps"]
         assert not np.isfinite(spoiled["sums"]["wide"]).all()
         assert all(np.isfinite(value).all() for value in after["sums"].values())
         assert before["states"].keys() == spoiled["states"].keys()
@@ -460,19 +460,19 @@ def test_bytes_of_a_step(played: list[dict]) -> None:
         ("powersgd", "ddp4"): 2 * 3 * (27 + 22) * 4,
     }
     for (method, over), expected in sent.items():
-        told = played[0][method, over]["steps"][0]
-        assert (told["sent"], told["plain"]) == (expected, plain[over])
+        results = played[0][method, over]["steps"][0]
+        assert (results["sent"], results["plain"]) == (expected, plain[over])
 
 
 @pytest.mark.dist
 def test_torch_sums_before_its_hook_if_the_mesh_has_replicas(played: list[dict]) -> None:
     """Why the model is sharded over one axis: there the hook is given the sum of its own replica, 1+10 or 100+1000."""
-    for rank, told in enumerate(played):
+    for rank, results in enumerate(played):
         own = 11.0 if rank < 2 else 1100.0
-        assert told["native"]["native"] == ([[1111.0, 1111.0]], [11110.0, 11110.0])
-        assert told["native"]["own"] == ([[own, own]], [own * 10, own * 10])
-        assert "expected a model sharded over one axis, got a mesh with replicas" in told["native"]["refusal"]
-        assert "found a gradient before the first; call start(step)" in told["unstarted"]
+        assert results["native"]["native"] == ([[1111.0, 1111.0]], [11110.0, 11110.0])
+        assert results["native"]["own"] == ([[own, own]], [own * 10, own * 10])
+        assert "expected a model sharded over one axis, got a mesh with replicas" in results["native"]["refusal"]
+        assert "got a gradient before the first. Call start(step)." in results["unstarted"]
 
 
 @pytest.mark.dist

@@ -1,4 +1,4 @@
-"""Sharded optimiser states: the same bits as the whole optimiser, an n-th of its memory, states that move.
+"""Sharded optimizer states: the same bits as the whole optimizer, an n-th of its memory, and resharding.
 
 Four processes play every scenario in a row; pairs of them play those for two ranks.
 """
@@ -59,7 +59,7 @@ def adamw(parameters, **kind) -> torch.optim.Optimizer:
 
 
 class Scene:
-    """A model under DDP with a summing hook, and its optimiser over sharded states."""
+    """A model under DDP with a summing hook, and its optimizer over sharded states."""
 
     def __init__(self, mesh, make) -> None:
         self.weights = Weights()
@@ -82,7 +82,7 @@ class Scene:
         self.states.gather()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the optimiser, by name."""
+        """Return every tensor of the optimizer, by name."""
         return {
             f"{key}.{name}": value
             for name, shard in self.states.shards.items()
@@ -91,7 +91,7 @@ class Scene:
 
 
 def play_equality(mesh, make) -> dict:
-    """Ten steps beside an optimiser of whole states; what differs, and the bytes of both optimisers' states."""
+    """Run ten steps beside an optimizer of whole states; return differences, and the bytes of both states."""
     scene, reference = Scene(mesh, make), Weights()
     whole = make(reference.parameters())
     differing = []
@@ -118,7 +118,7 @@ def play_equality(mesh, make) -> dict:
 
 
 def play_optimizer(mesh, kind: str) -> float:
-    """The largest difference between weights under one of our optimisers with sharded states and with whole ones."""
+    """Return the largest weight difference between an optimizer of train.optim with sharded and with whole states."""
     names = {
         "even": "embedding.weight",
         "uneven": "blocks.0.up.weight",
@@ -146,8 +146,8 @@ def play_optimizer(mesh, kind: str) -> float:
 
 
 def play_moving(meshes: dict, folder: Path) -> dict:
-    """Four ranks save in the middle; the first two load, and go on with the gradients that four ranks had."""
-    four, told = Scene(meshes[4], adamw), {}
+    """Four ranks save in the middle; the first two load, and continue with the gradients of four ranks."""
+    four, results = Scene(meshes[4], adamw), {}
     for step in range(5):
         four.backward(step)
         four.update()
@@ -174,13 +174,13 @@ def play_moving(meshes: dict, folder: Path) -> dict:
                 weight.grad = gradient
             two.update()
         pairs = zip(SHAPES, two.weights.parameters(), four.weights.parameters(), strict=True)
-        told["differing"] = [name for name, mine, weight in pairs if not torch.equal(mine, weight)]
-        told["rows"] = len(state["exp_avg.uneven"].to_local())
-    return told
+        results["differing"] = [name for name, mine, weight in pairs if not torch.equal(mine, weight)]
+        results["rows"] = len(state["exp_avg.uneven"].to_local())
+    return results
 
 
 def play_sharing(mesh) -> dict:
-    """Whose memory the shards have, and what becomes of a parameter without a gradient."""
+    """Check the memory of the shards, and a parameter without a gradient."""
     weights = Weights()
     states = ShardedStates(weights.named_parameters(), mesh)
     before = weights.even.detach().clone()
@@ -206,19 +206,19 @@ def play(ranks: Ranks, folder: Path) -> dict:
         4: init_device_mesh("cpu", (4,)),
         2: init_device_mesh("cpu", (2, 2), mesh_dim_names=("pair", "rank"))["rank"],
     }
-    told: dict = {"sharing": play_sharing(meshes[4])}
+    results: dict = {"sharing": play_sharing(meshes[4])}
     kinds = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
     for size, mesh in meshes.items():
         for name, kind in kinds.items():
-            told[name, size] = play_equality(mesh, lambda parameters, kind=kind: adamw(parameters, **kind))
-        told["buckets", size] = len(Scene(mesh, adamw).states._buckets)
+            results[name, size] = play_equality(mesh, lambda parameters, kind=kind: adamw(parameters, **kind))
+        results["buckets", size] = len(Scene(mesh, adamw).states._buckets)
         zero1.GATHERED_BYTES, before = 300, zero1.GATHERED_BYTES
-        told["small buckets", size] = len(Scene(mesh, adamw).states._buckets)
-        told["small", size] = play_equality(mesh, adamw)
+        results["small buckets", size] = len(Scene(mesh, adamw).states._buckets)
+        results["small", size] = play_equality(mesh, adamw)
         zero1.GATHERED_BYTES = before
     for kind in OPTIMIZERS:
-        told[kind] = play_optimizer(meshes[4], kind)
-    return told | {"moved": play_moving(meshes, folder)}
+        results[kind] = play_optimizer(meshes[4], kind)
+    return results | {"moved": play_moving(meshes, folder)}
 
 
 @pytest.fixture(scope="module")
@@ -234,36 +234,38 @@ pytestmark = pytest.mark.dist
 @pytest.mark.parametrize("kind", ["foreach", "loop", "small"])
 def test_the_same_bits_as_whole_states(played: list[dict], kind: str, size: int) -> None:
     """Weights after each of ten steps, and both moments after the last."""
-    for told in played:
-        assert told[kind, size]["differing"] == []
-        assert told[kind, size]["moved"] == []
+    for results in played:
+        assert results[kind, size]["differing"] == []
+        assert results[kind, size]["moved"] == []
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_torchs_fused_loop_rounds_the_end_of_a_tensor_otherwise(played: list[dict], size: int) -> None:
     """On CPUs, numbers that fill no vector: the rows of `even` are whole vectors, 528 or 1056 numbers."""
-    for told in played:
-        assert not [at for at in told["fused", size]["differing"] if "even" in str(at).replace("uneven", "")]
-        assert told["fused", size]["apart"] < 1e-6
+    for results in played:
+        assert not [at for at in results["fused", size]["differing"] if "even" in str(at).replace("uneven", "")]
+        assert results["fused", size]["apart"] < 1e-6
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_takes_shards(played: list[dict], kind: str) -> None:
     """Norms and means over a parameter whose rows lie on several ranks, or on fewer than there are."""
     assert OPTIMIZERS == ("adamw", "adafactor", "lamb", "muon")
-    assert all(told[kind] < 5e-7 for told in played)
+    assert all(results[kind] < 5e-7 for results in played)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_memory_of_the_states(played: list[dict], size: int) -> None:
     """2 moments of 4 bytes: 2221 numbers in all; on the first of 4 ranks 528+10+4+6+2+18+1, on the last 528+5+1."""
     numbers = {4: [569, 563, 558, 534], 2: [1120, 1102, 1120, 1102]}[size]
-    assert [told["fused", size]["bytes"] for told in played] == [8 * number for number in numbers]
-    assert {told["fused", size]["whole_bytes"] for told in played} == {8 * 2221}
+    assert [results["fused", size]["bytes"] for results in played] == [8 * number for number in numbers]
+    assert {results["fused", size]["whole_bytes"] for results in played} == {8 * 2221}
 
 
 def test_the_rows_of_every_rank(played: list[dict]) -> None:
-    rows = {name: [told["fused", 4]["rows"][f"exp_avg.{name}"] for told in played] for name in SHAPES if SHAPES[name]}
+    rows = {
+        name: [results["fused", 4]["rows"][f"exp_avg.{name}"] for results in played] for name in SHAPES if SHAPES[name]
+    }
     assert rows == {
         "even": [16, 16, 16, 16],
         "uneven": [2, 2, 2, 1],
@@ -281,18 +283,22 @@ def test_states_are_dtensors_of_the_parameters_shapes(played: list[dict]) -> Non
             assert kinds[f"{moment}.{name}"] == (DTensor, shape, (Shard(0) if shape else Replicate(),))
 
 
-def test_states_of_four_ranks_go_on_at_two(played: list[dict]) -> None:
-    assert [told["moved"].get("differing") for told in played] == [[], [], None, None]
-    assert [told["moved"].get("rows") for told in played] == [4, 3, None, None]
+def test_states_of_four_ranks_resume_on_two(played: list[dict]) -> None:
+    assert [results["moved"].get("differing") for results in played] == [[], [], None, None]
+    assert [results["moved"].get("rows") for results in played] == [4, 3, None, None]
 
 
 def test_shards_share_the_parameters_memory(played: list[dict]) -> None:
-    for told in played:
-        sharing = told["sharing"]
+    for results in played:
+        sharing = results["sharing"]
         assert (sharing["own"], sharing["all"], sharing["others"]) == (True, True, True)
-        assert "expected contiguous parameters, got w with strides (1, 2). Make it so" in sharing["refusal"]
+        assert (
+            "expected contiguous parameters, got w with strides (1, 2). Call contiguous() on it." in sharing["refusal"]
+        )
 
 
 def test_few_collectives(played: list[dict]) -> None:
     """One for all six parameters with rows; at most 300 bytes: the large one, 140 + 32 + 24 + 20, 216."""
-    assert [(told["buckets", size], told["small buckets", size]) for told in played for size in (2, 4)] == [(1, 3)] * 8
+    assert [(results["buckets", size], results["small buckets", size]) for results in played for size in (2, 4)] == [
+        (1, 3)
+    ] * 8

@@ -1,4 +1,4 @@
-"""Which device a rank trains on, what is refused before any rank starts, and how a GPU's memory is allocated."""
+"""The device of a rank, errors before any rank starts, and the configuration of the GPU allocator."""
 
 import json
 import os
@@ -102,11 +102,11 @@ def refused_on(ranks: Any) -> tuple[str, str]:
 
 
 @pytest.mark.dist
-def test_the_first_rank_of_a_machine_says_it_for_all() -> None:
-    found = shared_pool().play(2, refused_on)
-    assert [name for name, _ in found] == ["ConfigError", "FirstRankFailed"]
-    assert found[0][1] == found[1][1]
-    assert "at most 1 rank(s) on this machine, one for each GPU, got 2" in found[0][1]
+def test_the_first_rank_of_a_machine_reports_for_all() -> None:
+    actual = shared_pool().play(2, refused_on)
+    assert [name for name, _ in actual] == ["ConfigError", "FirstRankFailed"]
+    assert actual[0][1] == actual[1][1]
+    assert "at most 1 rank(s) on this machine, one for each GPU, got 2" in actual[0][1]
 
 
 def test_the_place_is_that_of_torchrun_and_not_of_the_hostname(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +148,8 @@ with open_ranks():
 def test_ranks_set_expandable_segments_before_cuda_starts(given: dict[str, str], expected: dict[str, str]) -> None:
     plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
     command = [sys.executable, "-c", CHILD]
-    found = subprocess.run(command, env=plain | given, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(found.stdout) == [expected, False]
+    actual = subprocess.run(command, env=plain | given, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(actual.stdout) == [expected, False]
 
 
 PROBE = """
@@ -165,8 +165,8 @@ except ValueError as error:
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch is built without CUDA, and reads no such variable")
 def test_torch_reads_the_variable_after_its_import() -> None:
     """A setting that does not exist is refused, so the variable was read although torch had been imported before."""
-    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
-    assert "no_such_setting" in found.stdout
+    actual = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
+    assert "no_such_setting" in actual.stdout
 
 
 def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

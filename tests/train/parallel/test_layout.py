@@ -61,10 +61,10 @@ def test_shard_takes_what_the_other_axes_leave(layout: dict[str, Any], world_siz
     ("layout", "world_size", "message"),
     [
         ({"tensor": 3}, 8, r"expected 8 rank\(s\), got tensor 3 = 3, which does not go into them"),
-        ({"pipeline": 4, "tensor": 4}, 8, r"found pipeline 4 · tensor 4 = 16, which does not"),
-        ({"shard": 2, "tensor": 2}, 8, r"found shard 2 · tensor 2 = 4; leave layout.shard out, and it takes 4"),
-        ({"shard": 1}, 4, r"found no axis at all = 1; leave layout.shard out, and it takes 4"),
-        ({"shard": 16}, 4, r"found shard 16 = 16, which does not"),
+        ({"pipeline": 4, "tensor": 4}, 8, r"got pipeline 4 · tensor 4 = 16, which does not"),
+        ({"shard": 2, "tensor": 2}, 8, r"got shard 2 · tensor 2 = 4. Remove layout.shard, and it becomes 4"),
+        ({"shard": 1}, 4, r"got no axis at all = 1. Remove layout.shard, and it becomes 4"),
+        ({"shard": 16}, 4, r"got shard 16 = 16, which does not"),
         ({"data": "ddp", "shard": 4}, 4, r"layout.shard = 4: expected data = zero2 or zero3, got ddp"),
     ],
 )
@@ -105,7 +105,7 @@ def test_what_goes_in_is_accepted(layout: dict[str, Any], world_size: int) -> No
         ),
         ({"context": 3, "context_by": "keys"}, 3, "seq_len: expected a multiple of context · tensor = 3, got 64"),
         ({"pipeline": 9}, 9, r"expected a layer for each of pipeline · stages_per_rank = 9 · 1 = 9 stages, got 8"),
-        ({"pipeline": 5, "schedule": "interleaved"}, 5, r"= 5 · 2 = 10 stages, found 8 layers"),
+        ({"pipeline": 5, "schedule": "interleaved"}, 5, r"= 5 · 2 = 10 stages, got 8 layers"),
         (
             {"pipeline": 2, "schedule": "zbv", "stages_per_rank": 3, "data": "zero2"},
             2,
@@ -120,9 +120,9 @@ def test_what_goes_in_is_accepted(layout: dict[str, Any], world_size: int) -> No
         (
             {"pipeline": 4, "micro_batch": 32},
             4,
-            r"4 stages with schedule = 1f1b, found 2 micro-batch\(es\) of 32 from 64 rows; set it to 16 or less",
+            r"4 stages with schedule = 1f1b, got 2 micro-batch\(es\) of 32 from 64 rows. Set it to 16 or less",
         ),
-        ({"pipeline": 2, "schedule": "interleaved", "micro_batch": 13}, 2, "for 2 equal rounds .* found 5 micro-batch"),
+        ({"pipeline": 2, "schedule": "interleaved", "micro_batch": 13}, 2, "for 2 equal rounds .* got 5 micro-batch"),
     ],
 )
 def test_what_does_not_go_in_is_named(layout: dict[str, Any], world_size: int, message: str) -> None:
@@ -187,20 +187,20 @@ def test_chunks_in_flight_of_one_stage() -> None:
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         check(8, seq_len=50, tensor=3, context=2, pipeline=9)
-    assert str(caught.value).startswith("layout: 5 thing(s) that do not go into 8 rank(s); nothing was started\n")
-    for name in ("= 54, which", "num_heads", "num_kv_heads", "context · tensor = 6, found 50", "= 9 stages"):
+    assert str(caught.value).startswith("layout: 5 problem(s) with 8 rank(s); nothing was started\n")
+    for name in ("= 54, which", "num_heads", "num_kv_heads", "context · tensor = 6, got 50", "= 9 stages"):
         assert name in str(caught.value)
 
 
 def test_too_few_rows_for_a_pipeline_ask_for_a_larger_batch() -> None:
     check(4, global_batch=4, pipeline=4, micro_batch=1)
-    with pytest.raises(ConfigError, match=r"set train\.global_batch to 4 or more"):
+    with pytest.raises(ConfigError, match=r"Set train\.global_batch to 4 or more"):
         check(4, global_batch=3, pipeline=4, micro_batch=1)
 
 
 def test_batches_of_later_stages_count_too() -> None:
     raw = {"layout": {"pipeline": 4, "micro_batch": 4}, "train": {"stages": [{"tokens": 9}, {"global_batch": 8}]}}
-    with pytest.raises(ConfigError, match="4 from 8 rows; set it to 2 or less"):
+    with pytest.raises(ConfigError, match=r"4 from 8 rows. Set it to 2 or less"):
         check_layout(shape(), Settings.model_validate(raw), 4, [64], 64)
 
 

@@ -1,7 +1,7 @@
 """Every layout computes the same: loss and gradient norm of 20 steps, against a plain loop of one process.
 
-All begin from one seed checkpoint that a single process wrote. The plain loop knows of no ranks: whole logits, torch's
-own cross-entropy, norm, clipping and AdamW.
+All start from the same checkpoint, written by a single process. The plain loop has no ranks: whole logits, torch's own
+cross-entropy, norm, clipping and AdamW.
 """
 
 import re
@@ -39,17 +39,17 @@ STEPS, BATCH, WIDTH, SOURCES = 20, 12, 32, 3
 # The warm-up is half the run because Adam's first updates have full size wherever the gradient is beyond rounding.
 RATES = [1e-3 * min(1, step / 10) for step in range(1, STEPS + 1)]
 HELDOUT = (1, 5)
-"""Rows of two sets that losses are measured on behind the last step: fewer than ranks, and no multiple of anything."""
+"""Rows of two held-out sets, measured after the last step: fewer than ranks, and no multiple of anything."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run has found."""
+class RunResult:
+    """The figures of a run."""
 
     steps: list[tuple[float, float, list[float]]]
     """Loss, gradient norm and loss of each source at every step."""
     heldout: list[float]
-    """Losses measured behind the last step."""
+    """Losses measured after the last step."""
 
 
 def batch_of(step: int, case: Case = CASES["one rank"]) -> Rows:
@@ -68,7 +68,7 @@ def batch_of(step: int, case: Case = CASES["one rank"]) -> Rows:
 
 
 def plan_of(case: Case) -> Plan:
-    """As much of a plan as a learner looks at."""
+    """Return a plan with the fields that a learner uses."""
     stage = StagePlan(first_step=0, num_steps=STEPS, seq_len=WIDTH, global_batch=BATCH, counts={"a": 1})
     settings = load_settings(case.settings(), [], "test")
     return Plan(
@@ -78,8 +78,8 @@ def plan_of(case: Case) -> Plan:
     )
 
 
-def learn(ranks, case: Case, seed: str, fault: str = "") -> Found:
-    """What one of the ranks of a layout finds."""
+def learn(ranks, case: Case, seed: str, fault: str = "") -> RunResult:
+    """Return the figures of a run on one rank of a layout."""
     learner = Learner(plan_of(case), ranks, SOURCES)
     run = Store(seed)
     note = Note.model_validate_json(run.read_bytes("note.json"))
@@ -88,7 +88,7 @@ def learn(ranks, case: Case, seed: str, fault: str = "") -> Found:
     for value in weights.values():
         value.zero_()
     read_state(run, note, weights, ranks)
-    found = []
+    actual = []
     for step in range(1, STEPS + 1):
         whole = batch_of(step, case)
         here = learner.model.rows_here(BATCH)
@@ -98,21 +98,21 @@ def learn(ranks, case: Case, seed: str, fault: str = "") -> Found:
         targets = whole.num_targets / (2 if fault == "averaged over the ranks" else 1)
         measured = learner.compute(step, rows, BATCH, targets)
         losses = [total / max(count, 1) for total, count in zip(measured.losses, measured.counts, strict=True)]
-        found.append((measured.loss, measured.grad_norm, losses))
+        actual.append((measured.loss, measured.grad_norm, losses))
         assert sum(measured.counts) == whole.num_targets or fault
         learner.update(RATES[step - 1], measured)
     measured = [learner.measure(Heldout(sources=("a", "b", "c"), rows=heldout_of(number, case))) for number in HELDOUT]
-    return Found(found, [(tally.losses_S.sum() / tally.counts_S.sum()).item() for tally in measured])
+    return RunResult(actual, [(tally.losses_S.sum() / tally.counts_S.sum()).item() for tally in measured])
 
 
 def heldout_of(number: int, case: Case) -> Rows:
-    """Rows that no step has."""
+    """Return rows that no step has."""
     return batch_of(STEPS + 1, case).part(0, number)
 
 
 @cache
-def plain(task: str) -> Found:
-    """The same, by a loop that knows of no ranks, parts, chunks or fused kernels."""
+def plain(task: str) -> RunResult:
+    """Return the same figures from a loop without ranks, parts, chunks or fused kernels."""
     case = next(case for case in (CASES | SLOW).values() if case.task == task)
     shape, z_loss, clip = case.of_shape(), case.optim.get("z_loss", 0.0), case.optim.get("clip_norm", 1.0)
     model = build_model(shape, causal=case.train.get("objective") != "mlm").to_empty(device="cpu")
@@ -123,7 +123,7 @@ def plain(task: str) -> Found:
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or name == "embedding.weight"]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     rule = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, foreach=False)
-    found = []
+    actual = []
     for step in range(1, STEPS + 1):
         rows = batch_of(step, case)
         logits, targets, losses = losses_of(model, rows)
@@ -141,20 +141,20 @@ def plain(task: str) -> Found:
         sources = [
             (by_row[rows.sources_B == s].sum() / counts[rows.sources_B == s].sum()).item() for s in range(SOURCES)
         ]
-        found.append((loss.item(), norm.item(), sources))
+        actual.append((loss.item(), norm.item(), sources))
     heldout = [heldout_of(number, case) for number in HELDOUT]
-    return Found(found, [(losses_of(model, rows)[2].sum() / rows.num_targets).item() for rows in heldout])
+    return RunResult(actual, [(losses_of(model, rows)[2].sum() / rows.num_targets).item() for rows in heldout])
 
 
 def losses_of(model: Transformer, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole logits, targets, and the loss of each."""
+    """Return whole logits, targets, and the loss of each target."""
     logits, targets = model(rows.inputs_BT, rows.documents_BT).flatten(0, 1), rows.targets_BT.flatten()
     return logits, targets, F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory):
-    """The seed checkpoint of a shape, as a folder; written once by a single process, weights alone."""
+    """Return the folder of the first checkpoint of a shape; written once by a single process, weights only."""
 
     @cache
     def seed(shape: ModelShape) -> str:
@@ -174,12 +174,12 @@ def seeds(tmp_path_factory: pytest.TempPathFactory):
     return seed
 
 
-def deviation(found: Found, reference: Found) -> tuple[float, float]:
-    """Largest relative deviation of the losses, those of sources and held-out rows included, and of the norms."""
-    pairs = list(zip(found.steps, reference.steps, strict=True))
+def deviation(actual: RunResult, reference: RunResult) -> tuple[float, float]:
+    """Return the largest relative deviation of the losses, including sources and held-out rows, and of the norms."""
+    pairs = list(zip(actual.steps, reference.steps, strict=True))
     losses = [abs(a[0] / b[0] - 1) for a, b in pairs]
     losses += [abs(x / y - 1) for a, b in pairs for x, y in zip(a[2], b[2], strict=True)]
-    losses += [abs(a / b - 1) for a, b in zip(found.heldout, reference.heldout, strict=True)]
+    losses += [abs(a / b - 1) for a, b in zip(actual.heldout, reference.heldout, strict=True)]
     return max(losses), max(abs(a[1] / b[1] - 1) for a, b in pairs)
 
 
@@ -194,7 +194,7 @@ def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
             shared_pool().play(case.ranks, learn, case, seed)
         return
     everywhere = shared_pool().play(case.ranks, learn, case, seed)
-    assert all(found == everywhere[0] for found in everywhere), "ranks disagree"
+    assert all(actual == everywhere[0] for actual in everywhere), "ranks disagree"
     if case.optim.get("optimizer", "adamw") == "adamw":
         reference = plain(case.task)
     else:
@@ -208,7 +208,7 @@ def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["rows of another step", "averaged over the ranks"])
-def test_a_wrong_layout_is_found_out(seeds, fault: str) -> None:
+def test_a_wrong_layout_is_detected(seeds, fault: str) -> None:
     case = Case(2, {"data": "zero2"})
     loss, norm = deviation(shared_pool().play(2, learn, case, seeds(SHAPE), fault)[0], plain(case.task))
     assert norm > 1e-2
@@ -262,12 +262,12 @@ def test_an_old_torch_does_not_split_the_backward_pass(monkeypatch, version: str
         check_schedule(layout)
 
 
-def test_a_failing_rank_is_told(tmp_path: Path) -> None:
+def test_a_failing_rank_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"rank 1: [^$]*no such checkpoint"):
         shared_pool().play(2, fail_on_the_second, str(tmp_path))
 
 
 def fail_on_the_second(ranks, folder: str) -> None:
-    """A rank that raises while the other waits for nothing."""
+    """Raise on the second rank; the first does not wait."""
     if ranks.rank == 1:
         raise FileNotFoundError(f"{folder}: no such checkpoint")

@@ -1,6 +1,6 @@
 """The estimate is compared with what torch's memory tracker counts while the real model makes two steps.
 
-Most ranks are those of a fake process group: its collectives move nothing, but every buffer of one rank is made.
+Most ranks are those of a fake process group: its collectives move no data, but every buffer of one rank is allocated.
 """
 
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ def settings_of(raw: dict[str, Any]) -> Settings:
 def test_states_shard_as_in_the_zero_paper() -> None:
     """7.5B parameters on 64 ranks, 16 bits with float32 states: figure 1 of Rajbhandari et al. 2020."""
     widths = Widths(weight=2, gradient=2, states=12)
-    found = {
+    actual = {
         data: sum(zero_bytes(7_500_000_000, 64, data, widths).values()) / 1e9
         for data in ("ddp", "zero1", "zero2", "zero3")
     }
-    assert found == pytest.approx({"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.9}, abs=0.05)
+    assert actual == pytest.approx({"ddp": 120.0, "zero1": 31.4, "zero2": 16.6, "zero3": 1.9}, abs=0.05)
     assert zero_bytes(100, 4, "zero2", Widths(4, 4, 8)) == {"weight": 400, "gradient": 100, "states": 200}
 
 
@@ -109,10 +109,10 @@ def test_a_pipeline_holds_what_is_in_flight() -> None:
         raw["train"] = {"document_mask": False}
         return memory_of_rank(shape(), settings_of(raw), 2, 64, 8).moments["loss"]["activations"]
 
-    one = activations("gpipe", 8)  # a single micro-batch
-    assert activations("gpipe", 1) == pytest.approx(one, rel=0.05)  # all of them, an eighth each
-    assert activations("1f1b", 1) == pytest.approx(one / 4, rel=0.1)  # two of eight, on the first rank
-    assert activations("gpipe", 1, activation_checkpointing="full") < one / 8
+    item = activations("gpipe", 8)  # a single micro-batch
+    assert activations("gpipe", 1) == pytest.approx(item, rel=0.05)  # all of them, an eighth each
+    assert activations("1f1b", 1) == pytest.approx(item / 4, rel=0.1)  # two of eight, on the first rank
+    assert activations("gpipe", 1, activation_checkpointing="full") < item / 8
 
 
 def test_the_budget_decides_how_many_layers_compute_again() -> None:
@@ -128,7 +128,7 @@ def test_the_budget_decides_how_many_layers_compute_again() -> None:
     assert layers(4 * saved - 1) == 1
     assert layers(2 * saved + 2 * entry) == 2
     assert layers(4 * entry) == 4
-    with pytest.raises(ConfigError, match=f"expected {4 * entry - 1:,} bytes .* found {4 * entry:,} although"):
+    with pytest.raises(ConfigError, match=f"expected {4 * entry - 1:,} bytes .* got {4 * entry:,} although"):
         layers(4 * entry - 1)
 
 
@@ -202,7 +202,7 @@ def test_the_estimate_is_the_measured_peak(
 @pytest.mark.dist
 @pytest.mark.parametrize("layout", PIPELINES)
 def test_the_estimate_is_the_measured_peak_of_a_pipeline(layout: dict[str, Any]) -> None:
-    """On two real processes, since stages exchange words before they begin."""
+    """On two real processes, since stages exchange messages before they start."""
     model, raw = shape(tie_embeddings=False), {"layout": {"pipeline": 2, "micro_batch": 2} | layout}
     measured = shared_pool().play(2, peak_of_two_steps, model, raw, 8)
     estimate = memory_of_rank(model, settings_of(raw), 2, WIDTH, 8)
@@ -211,7 +211,7 @@ def test_the_estimate_is_the_measured_peak_of_a_pipeline(layout: dict[str, Any])
 
 @contextmanager
 def fake_ranks(world_size: int) -> Iterator[Any]:
-    """The first rank of a group whose collectives move nothing."""
+    """The first rank of a group whose collectives move no data."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -226,7 +226,7 @@ def fake_ranks(world_size: int) -> Iterator[Any]:
 
 
 def peak_of_two_steps(ranks: Any, model: ModelShape, raw: dict[str, Any], global_batch: int) -> int:
-    """Most bytes of tensors at once on this rank, states and batch included."""
+    """Return the peak bytes of tensors on this rank, states and batch included."""
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
 

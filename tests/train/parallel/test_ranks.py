@@ -1,4 +1,4 @@
-"""What the ranks of one start agree on, and how they are stopped."""
+"""The agreement of ranks on a start name, and stop signals."""
 
 import os
 import signal
@@ -12,19 +12,19 @@ from train.parallel.ranks import Interruption, agreed_start
 
 
 def start(store: dist.Store, delays: tuple[float, ...]) -> list[str]:
-    """The names that ranks find who begin after these delays [s]."""
-    found = [""] * len(delays)
+    """Return the names that ranks agree on if they start after these delays [s]."""
+    actual = [""] * len(delays)
 
     def begin(rank: int) -> None:
         time.sleep(delays[rank])
-        found[rank] = agreed_start(store, rank, len(delays))
+        actual[rank] = agreed_start(store, rank, len(delays))
 
     threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(len(delays))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
-    return found
+    return actual
 
 
 def test_ranks_agree_on_their_own_start_whoever_is_first() -> None:
@@ -37,19 +37,19 @@ def test_ranks_agree_on_their_own_start_whoever_is_first() -> None:
 def test_a_scheduler_may_send_sigterm_twice() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interruption() as interruption:
-        assert interruption.asked == (False, False)
+        assert interruption.received == (False, False)
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert interruption.asked == (True, False)
+        assert interruption.received == (True, False)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_interrupt_of_a_user_acts_at_once() -> None:
-    # A process that a shell starts behind it ignores interrupts; here they act as in a terminal.
+    # A process that a shell starts in the background ignores interrupts; here they act as in a terminal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with Interruption() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.asked == (False, True)
+        assert interruption.received == (False, True)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     signal.signal(signal.SIGINT, before)

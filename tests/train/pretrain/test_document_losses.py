@@ -1,4 +1,4 @@
-"""The losses of single documents: equal in every layout, and measured without a trace in the gradient or the curve."""
+"""The losses of single documents: equal in every layout, and measured without changing the gradient or the curve."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,7 @@ SHOWN = (
     "zero bubble",
     "masked tokens x pipeline x tensor",
 )
-"""Layouts of every run of the tests: each way of splitting once."""
+"""Layouts of every test run: each parallel method once."""
 REST = (
     *("one rank", "ddp", "zero2", "zero3 x 4", "tensor", "gpipe", "zbv", "shard x tensor x pipeline"),
     *("recompute all", "offload", "no documents x context", "ddp x 4", "zero1 x 4", "hsdp x context"),
@@ -43,14 +43,14 @@ ALL = CASES | SLOW
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a run of a few steps has found."""
+class RunResult:
+    """The figures of a run of a few steps."""
 
     losses: list[float]
     """Sum of each group's losses in the step that was measured."""
     counts: list[float]
     same_gradient: bool
-    """Whether the gradient was the same bit for bit behind the measuring."""
+    """True if the gradient after the measurement was the same bit for bit."""
     of_step: tuple[float, float]
     """Losses and targets of that step, as the step itself measured them."""
     curve: list[tuple[float, float]]
@@ -63,11 +63,11 @@ def groups_of(rows: Rows) -> Tensor:
     return begins.flatten().cumsum(0).view(BATCH, WIDTH) % (GROUPS - 1)
 
 
-def own_losses(ranks, case: Case, measuring: bool = True) -> Found:
-    """A few steps on the ranks of a layout, with groups measured in one of them before its update."""
+def own_losses(ranks, case: Case, measuring: bool = True) -> RunResult:
+    """Run a few steps on the ranks of a layout, with groups measured in one of them before its update."""
     learner = Learner(plan_of(case), ranks, SOURCES)
     learner.begin()
-    here, curve, found = learner.model.rows_here(BATCH), [], {"losses": [], "counts": [], "same_gradient": True}
+    here, curve, actual = learner.model.rows_here(BATCH), [], {"losses": [], "counts": [], "same_gradient": True}
     for step in range(1, STEPS + 1):
         whole = batch_of(step, case)
         rows = whole.part(here.start, here.stop)
@@ -78,26 +78,26 @@ def own_losses(ranks, case: Case, measuring: bool = True) -> Found:
             tally = learner.measure_groups(rows, groups, GROUPS, BATCH)
             after = gradients(learner)
             same = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-            found = {"losses": tally.losses_S.tolist(), "counts": tally.counts_S.tolist(), "same_gradient": same}
-            found["of_step"] = sum(measured.losses), sum(measured.counts)
+            actual = {"losses": tally.losses_S.tolist(), "counts": tally.counts_S.tolist(), "same_gradient": same}
+            actual["of_step"] = sum(measured.losses), sum(measured.counts)
         curve.append((measured.loss, measured.grad_norm))
         learner.update(RATES[step - 1], measured)
-    return Found(curve=curve, **({"of_step": (0.0, 0.0)} | found))
+    return RunResult(curve=curve, **({"of_step": (0.0, 0.0)} | actual))
 
 
 def gradients(learner: Learner) -> dict[str, Tensor]:
-    """Copies of the gradients that this rank holds."""
-    found = {name: parameter.grad for name, parameter in learner.model.parameters.items()}
+    """Return copies of the gradients that this rank holds."""
+    actual = {name: parameter.grad for name, parameter in learner.model.parameters.items()}
     return {
         name: (gradient.to_local() if isinstance(gradient, DTensor) else gradient).clone()
-        for name, gradient in found.items()
+        for name, gradient in actual.items()
         if gradient is not None
     }
 
 
 @cache
 def plain(task: str) -> tuple[list[float], list[float]]:
-    """Losses and targets of each group, by a loop that knows of no ranks, over whole logits."""
+    """Return losses and targets of each group from a loop without ranks, over whole logits."""
     case = next(case for name, case in ALL.items() if case.task == task)
     shape = case.of_shape()
     model = build_model(shape, causal=case.train.get("objective") != "mlm").to_empty(device="cpu")
@@ -131,17 +131,17 @@ def test_every_layout_measures_the_same_and_leaves_the_gradient(name: str) -> No
             shared_pool().play(case.ranks, own_losses, case)
         return
     everywhere = shared_pool().play(case.ranks, own_losses, case)
-    found = everywhere[0]
-    assert all((one.losses, one.counts) == (found.losses, found.counts) for one in everywhere), "ranks disagree"
+    actual = everywhere[0]
+    assert all((item.losses, item.counts) == (actual.losses, actual.counts) for item in everywhere), "ranks disagree"
     losses, counts = plain(case.task)
-    assert found.counts == counts
-    assert counts[-1] == found.losses[-1] == 0
-    worst = max(abs(a - b) / max(b, 1e-9) for a, b, count in zip(found.losses, losses, counts, strict=True) if count)
+    assert actual.counts == counts
+    assert counts[-1] == actual.losses[-1] == 0
+    worst = max(abs(a - b) / max(b, 1e-9) for a, b, count in zip(actual.losses, losses, counts, strict=True) if count)
     print(f"{name}: {worst:.1e}")
     assert worst <= 1e-6
     # Together they are the step.
-    assert sum(found.losses) == pytest.approx(found.of_step[0], rel=1e-6)
-    assert sum(found.counts) == found.of_step[1]
-    assert all(one.same_gradient for one in everywhere)
+    assert sum(actual.losses) == pytest.approx(actual.of_step[0], rel=1e-6)
+    assert sum(actual.counts) == actual.of_step[1]
+    assert all(item.same_gradient for item in everywhere)
     without = shared_pool().play(case.ranks, own_losses, case, False)
-    assert [one.curve for one in everywhere] == [one.curve for one in without]
+    assert [item.curve for item in everywhere] == [item.curve for item in without]

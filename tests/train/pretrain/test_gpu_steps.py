@@ -1,7 +1,6 @@
-"""Whole runs on a device: what is compiled, how a run resumes, and what offloading changes; a CPU cannot show it all.
+"""Whole runs on a device: compilation, resumes and offloading; a CPU cannot show all of it.
 
-The cases of a GPU are the small runs of the rehearsal. Two of them have a tiny form, which a CPU plays when long tests
-are asked for.
+The GPU cases are the small runs of the rehearsal. Two of them have a tiny form that a CPU runs among the slow tests.
 """
 
 import shutil
@@ -27,7 +26,7 @@ CLOSE = 1e-3
 
 
 def run_of(folder: Path, cuda: bool, *overrides: str, **changes: Any) -> Path:
-    """A run folder, trained to its end."""
+    """Return a run folder, trained to its end."""
     made = folder if folder.exists() else make_run(folder, cuda, changes)
     with open_ranks() as ranks:
         assert ranks.device.type == ("cuda" if cuda else "cpu")
@@ -36,7 +35,7 @@ def run_of(folder: Path, cuda: bool, *overrides: str, **changes: Any) -> Path:
 
 
 def compiled_in(folder: Path, cuda: bool, precision: str, steps: int) -> Compilations:
-    """What is compiled in a run that measures the held-out loss every three steps."""
+    """Return what is compiled in a run that measures the held-out loss every three steps."""
     count_from_here()
     settings = {"train": {"precision": precision, "steps": steps, "eval_every": 3, "eval_sequences": 5}}
     run_of(folder, cuda, "layout.compile=true", **settings)
@@ -48,7 +47,7 @@ def compiled_in(folder: Path, cuda: bool, precision: str, steps: int) -> Compila
 @pytest.mark.parametrize("cuda", DEVICES)
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_nothing_is_compiled_twice(tmp_path: Path, cuda: bool, precision: str) -> None:
-    """Documents that lie otherwise, evaluations and their rows: all of them are in what the first step compiled."""
+    """Other document positions, evaluations and their rows all use the graphs that the first step compiled."""
     # One graph of all layers, forward and backward, and two of the loss.
     assert compiled_in(tmp_path / "run", cuda, precision, 9) == Compilations(graphs=3, recompilations=0)
 

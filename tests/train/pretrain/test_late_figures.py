@@ -1,4 +1,4 @@
-"""Figures read one step late, as on a GPU: the same bits of everything that a run computes, writes and remembers."""
+"""Figures read one step late, as on a GPU: everything that a run computes, writes and stores has the same bits."""
 
 import contextlib
 import signal
@@ -35,7 +35,7 @@ STEPS = 20
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Ranks on CPUs read the figures of a step while the next one computes."""
+    """Make ranks on CPUs read the figures of a step while the next step computes."""
     with mock.patch.object(Run, "defers", True):
         yield
 
@@ -92,11 +92,13 @@ def test_a_late_run_is_the_same_bit_for_bit(tmp_path: Path, name: str) -> None:
     assert_same_bits(late, prompt)
     assert [record.step for record in metrics(late) if record.skipped] == [4, 5, 7, 13]
     assert notes(late)[-1].progress.guard.skipped == 4
-    assert [(one.step, one.progress) for one in notes(late)] == [(one.step, one.progress) for one in notes(prompt)]
-    for one in notes(late):
-        state, other = tiny_runs.state_at(late, one.step), tiny_runs.state_at(prompt, one.step)
+    assert [(item.step, item.progress) for item in notes(late)] == [
+        (item.step, item.progress) for item in notes(prompt)
+    ]
+    for item in notes(late):
+        state, other = tiny_runs.state_at(late, item.step), tiny_runs.state_at(prompt, item.step)
         assert [key for key in other if not torch.equal(state[key], other[key])] == []
-    assert [one.step for one in events(late, "skipped")] == [4, 5, 7, 13]
+    assert [item.step for item in events(late, "skipped")] == [4, 5, 7, 13]
     # A killed process loses the figures that it had not read; a resume computes those steps again.
     if notes(late)[0].step < 15 <= notes(late)[-1].step and len(notes(late)) > 1:
         at = notes(late)[-2].step
@@ -107,7 +109,7 @@ def test_a_late_run_is_the_same_bit_for_bit(tmp_path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def order_of_reading(folder: str) -> Iterator[None]:
-    """Write down when the work of a step is launched and when its figures are read."""
+    """Record when the work of a step is launched and when its figures are read."""
     order: list[str] = []
     compute, update, read = Learner.compute, Learner.update, Measured._figures.func
 
@@ -141,20 +143,20 @@ def test_the_next_step_is_launched_before_figures_are_read(tmp_path: Path) -> No
         during = [LATE] if name == "late" else []
         trained(make_run(tmp_path / name, changes), 1, during=[*during, (order_of_reading, (str(tmp_path),))])
         words = (tmp_path / "order.txt").read_text().splitlines()
-        found = " ".join(f"{'L' if word.startswith('launched') else 'R'}{word.rpartition(' ')[2]}" for word in words)
-        assert found == expected
+        actual = " ".join(f"{'L' if word.startswith('launched') else 'R'}{word.rpartition(' ')[2]}" for word in words)
+        assert actual == expected
 
 
 def test_a_late_run_stops_with_the_same_files(tmp_path: Path) -> None:
     """One step late: the error names the step, and lines and checkpoints of the two runs are equal."""
-    found = {}
+    actual = {}
     for name, during in (("prompt", []), ("late", [LATE])):
         run = make_run(tmp_path / name, {"guard": {"max_non_finite": 2}})
         answers = tiny_runs.train(run, 2, during=[*during, (poisoned, ((2, 3, 7, 8, 9), "loss"))])
-        found[name] = [one.error for one in answers], tiny_runs.computed(run), [one.step for one in notes(run)]
+        actual[name] = [item.error for item in answers], tiny_runs.computed(run), [item.step for item in notes(run)]
         assert [event.step for event in events(run, "stopped")] == [9]
-    assert found["late"] == found["prompt"]
-    assert found["late"][2] == [5]
+    assert actual["late"] == actual["prompt"]
+    assert actual["late"][2] == [5]
     trained(tmp_path / "late", 2, during=[LATE])
     trained(tmp_path / "prompt", 2)
     assert_same_bits(tmp_path / "late", tmp_path / "prompt")
@@ -164,9 +166,9 @@ def test_a_late_run_stops_with_the_same_files(tmp_path: Path) -> None:
 def test_a_signal_stops_a_late_run_with_all_its_lines(tmp_path: Path, number: signal.Signals) -> None:
     run = make_run(tmp_path / "run")
     answers = tiny_runs.train(run, 2, during=[LATE, (signalled, (11, int(number), 1))])
-    assert [one.code for one in answers] == [0 if number == signal.SIGTERM else 130] * 2
+    assert [item.code for item in answers] == [0 if number == signal.SIGTERM else 130] * 2
     assert [record.step for record in metrics(run)] == list(range(1, 12))
-    assert [one.step for one in notes(run)] == [10, 11]
+    assert [item.step for item in notes(run)] == [10, 11]
     trained(run, 2, during=[LATE])
     assert_same_bits(run, trained(make_run(tmp_path / "whole"), 2))
 
@@ -179,7 +181,7 @@ EARLY = {
 
 
 def test_held_out_losses_are_measured_and_followed_at_the_same_steps(tmp_path: Path) -> None:
-    """A plateau lowers the rate and patience ends the run; what was sent for the step after its end is dropped."""
+    """A plateau lowers the rate and patience ends the run; the request for the step after its end is dropped."""
     prompt, late = make_run(tmp_path / "prompt", EARLY), make_run(tmp_path / "late", EARLY)
     trained(prompt, 2)
     trained(late, 2, during=[LATE])

@@ -1,6 +1,6 @@
-"""The training loop: equal to plain torch on one rank and on two, for every objective, and what it refuses and leaves.
+"""The training loop: equal to plain torch on one rank and on two, for every objective; its errors and output files.
 
-How a run is resumed shows test_resume.py, and what it survives test_survive.py.
+Resumes are tested in test_resume.py, failures in test_survive.py.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step should have measured."""
+    """The expected figures of a step."""
 
     loss: float
     norm: float
@@ -77,8 +77,10 @@ class Expected:
 
 
 def plain(folder: Path) -> tuple[list[Expected], float]:
-    """A loop that knows of no ranks and no micro-batches, with torch's own loss, norm, clipping and AdamW; and the
-    held-out loss at its end."""
+    """Return the steps of a loop without ranks and micro-batches, with torch's own loss, norm, clipping and AdamW.
+
+    The second value is the held-out loss at its end.
+    """
     plan, batches = read_plan(Store(str(folder))), opened(folder)
     optim, train = plan.settings.optim, plan.settings.train
     model = build_model(plan.shape, causal=train.objective != "mlm").to_empty(device="cpu")
@@ -89,7 +91,7 @@ def plain(folder: Path) -> tuple[list[Expected], float]:
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or name == "embedding.weight"]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-8, foreach=False)
-    found = []
+    actual = []
     for step in range(1, plan.steps + 1):
         rows = batches.batch(step - 1)
         loss, z_loss, losses_B, counts_B = losses_of(model, rows)
@@ -103,9 +105,9 @@ def plain(folder: Path) -> tuple[list[Expected], float]:
         chosen = {name: rows.sources_B == i for i, name in enumerate(batches.order.sources)}
         tokens = {name: int(counts_B[rows_B].sum()) for name, rows_B in chosen.items() if counts_B[rows_B].sum()}
         means = {name: losses_B[chosen[name]].sum().item() / number for name, number in tokens.items()}
-        found.append(Expected(loss.item(), norm.item(), rate, means, tokens))
+        actual.append(Expected(loss.item(), norm.item(), rate, means, tokens))
     with torch.no_grad():
-        return found, losses_of(model, batches.heldout().rows)[0].item()
+        return actual, losses_of(model, batches.heldout().rows)[0].item()
 
 
 def losses_of(model: torch.nn.Module, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -120,15 +122,15 @@ def losses_of(model: torch.nn.Module, rows: Rows) -> tuple[torch.Tensor, torch.T
 def assert_equals_plain(folder: Path) -> None:
     """Loss within 1e-6 and norm within 1e-5 at every step, held-out loss and losses of the sources too."""
     expected, heldout = plain(folder)
-    found = metrics(folder)
-    assert [record.step for record in found] == list(range(1, len(expected) + 1))
-    for record, wanted in zip(found, expected, strict=True):
-        assert record.loss == pytest.approx(wanted.loss, rel=1e-6)
-        assert record.grad_norm == pytest.approx(wanted.norm, rel=1e-5)
-        assert record.learning_rate == wanted.rate
-        assert record.source_tokens == wanted.tokens
-        assert record.losses == pytest.approx(wanted.losses, rel=1e-6)
-    assert found[-1].heldout_loss == pytest.approx(heldout, rel=1e-6)
+    actual = metrics(folder)
+    assert [record.step for record in actual] == list(range(1, len(expected) + 1))
+    for record, expected_value in zip(actual, expected, strict=True):
+        assert record.loss == pytest.approx(expected_value.loss, rel=1e-6)
+        assert record.grad_norm == pytest.approx(expected_value.norm, rel=1e-5)
+        assert record.learning_rate == expected_value.rate
+        assert record.source_tokens == expected_value.tokens
+        assert record.losses == pytest.approx(expected_value.losses, rel=1e-6)
+    assert actual[-1].heldout_loss == pytest.approx(heldout, rel=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- disturbances
@@ -178,23 +180,23 @@ def recorded(folder: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one rank to its end; nothing may change it."""
+    """A run of one rank to its end; tests must not change it."""
     return trained(make_run(tmp_path_factory.mktemp("full") / "run"), 1)
 
 
 @pytest.fixture(scope="module")
 def halfway(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, killed behind step 15; nothing may change it."""
+    """The same run, killed after step 15; tests must not change it."""
     return cut_back(copied(full, tmp_path_factory.mktemp("halfway") / "run"), 15)
 
 
 def command(run: Path, *settings: str) -> int:
-    """The command itself, in this process."""
+    """Run the command in this process; return its exit code."""
     return main(["--run", str(run), *(part for text in settings for part in ("--set", text))])
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """What a refusal may not change."""
+    """Return the files that an error must not change."""
     return {str(path): path.read_bytes() for path in (run / "train").rglob("*.json*") if path.name != "verified.json"}
 
 
@@ -203,10 +205,10 @@ def files(run: Path) -> dict[str, bytes]:
 
 def test_equals_a_plain_torch_loop(full: Path) -> None:
     assert_equals_plain(full)
-    found = metrics(full)
-    assert [record.step for record in found if record.heldout_loss is not None] == [7, 14, 20]
-    assert found[-1].heldout_loss < found[6].heldout_loss - 0.05
-    assert {record.tokens for record in found} == {5 * 32}
+    actual = metrics(full)
+    assert [record.step for record in actual if record.heldout_loss is not None] == [7, 14, 20]
+    assert actual[-1].heldout_loss < actual[6].heldout_loss - 0.05
+    assert {record.tokens for record in actual} == {5 * 32}
 
 
 def test_micro_batches_do_not_enter_the_mathematics(full: Path, tmp_path: Path) -> None:
@@ -280,22 +282,22 @@ def test_everything_learns_and_equals_plain_torch(tmp_path: Path, ranks: int, ch
     changes = {name: LEARNING.get(name, {}) | changes.get(name, {}) for name in {*LEARNING, *changes}}
     run = trained(make_run(tmp_path / "run", changes), ranks)
     assert_equals_plain(run)
-    found = metrics(run)
-    assert len(found) == 40
-    assert found[-1].heldout_loss < found[9].heldout_loss - falls
-    assert found[-1].heldout.keys() == {"web", "books"}
+    actual = metrics(run)
+    assert len(actual) == 40
+    assert actual[-1].heldout_loss < actual[9].heldout_loss - falls
+    assert actual[-1].heldout.keys() == {"web", "books"}
 
 
 def test_stages_change_length_batch_mixture_and_rate(tmp_path: Path) -> None:
     changes = LEARNING | {"train": LEARNING["train"] | {"stages": STAGES, "steps": None, "eval_every": 0}}
-    found = metrics(trained(make_run(tmp_path / "run", changes), 2, "layout.data=zero1"))
-    assert [(record.stage, record.tokens) for record in found] == [(1, 192)] * 20 + [(2, 192)] * 20
-    assert [sum(record.source_tokens["books"] for record in found[first : first + 20]) for first in (0, 20)] == [
+    actual = metrics(trained(make_run(tmp_path / "run", changes), 2, "layout.data=zero1"))
+    assert [(record.stage, record.tokens) for record in actual] == [(1, 192)] * 20 + [(2, 192)] * 20
+    assert [sum(record.source_tokens["books"] for record in actual[first : first + 20]) for first in (0, 20)] == [
         192 * 20 / 4,
         192 * 20 / 2,
     ]
-    assert found[20].learning_rate == pytest.approx(2e-3 * (1 - 0.5 / 20))
-    assert found[39].learning_rate == pytest.approx(1e-3)
+    assert actual[20].learning_rate == pytest.approx(2e-3 * (1 - 0.5 / 20))
+    assert actual[39].learning_rate == pytest.approx(1e-3)
 
 
 # ----------------------------------------------------------------------------------------------------------- precision
@@ -333,11 +335,11 @@ def test_fp16_halves_the_scale_where_it_overflows_and_doubles_it_again(tmp_path:
         "guard": {"max_non_finite": 0},
     }
     run = trained(make_run(tmp_path / "run", changes), ranks)
-    found, skipped = metrics(run), [record.step for record in metrics(run) if record.skipped]
+    actual, skipped = metrics(run), [record.step for record in metrics(run) if record.skipped]
     assert 1 <= len(skipped) < 10
     assert skipped[0] == 1
     scale, finite, before = 2.0**24, 0, state_at(run, 0)
-    for record in found:
+    for record in actual:
         assert record.loss_scale == scale
         assert record.loss is not None
         assert (record.grad_norm is None) == record.skipped
@@ -348,20 +350,20 @@ def test_fp16_halves_the_scale_where_it_overflows_and_doubles_it_again(tmp_path:
         same = [name for name in after if torch.equal(before[name], after[name])]
         assert len(same) == (len(after) if record.skipped else 0)
         before = after
-    told = events(run, "skipped")
-    assert [(event.step, event.loss_scale) for event in told] == [
-        (step, found[step - 1].loss_scale) for step in skipped
+    results = events(run, "skipped")
+    assert [(event.step, event.loss_scale) for event in results] == [
+        (step, actual[step - 1].loss_scale) for step in skipped
     ]
     assert notes(run)[-1].progress.guard.skipped == len(skipped)
     assert notes(run)[-1].progress.loss_scale == scale
-    assert found[-1].loss < found[0].loss - 0.05
+    assert actual[-1].loss < actual[0].loss - 0.05
 
 
 # ------------------------------------------------------------------------------------------------------ end of the run
 
 
 def scalars(run: Path, name: str) -> dict[int, float]:
-    """A curve as TensorBoard reads it."""
+    """Return a curve as TensorBoard reads it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(run / "train/tensorboard"))
@@ -383,7 +385,7 @@ def test_the_end_of_a_run(full: Path) -> None:
         "heldout_loss": last.heldout_loss,
         "checkpoint": "train/checkpoints/step-000020",
     }
-    assert [standing.step for standing in notes(full)] == [15, 20]
+    assert [checkpoint.step for checkpoint in notes(full)] == [15, 20]
     assert (note.layout.ranks, note.layout.threads, note.layout.device) == (1, 1, "cpu")
     assert note.identity.settings["train.stages"][0]["global_batch"] == 5
     assert events(full, "resumed") == []
@@ -497,7 +499,7 @@ def test_a_checkpoint_of_another_dataset_is_refused(halfway: Path, tmp_path: Pat
 def test_the_skip_list_may_grow_ahead_of_the_checkpoint_only(full: Path, halfway: Path, tmp_path: Path) -> None:
     run, skips = copied(halfway, tmp_path / "run"), "train.skip_file=skips.txt"
     (run / "train/skips.txt").write_text("3\n")
-    assert "found [3], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
+    assert "got [3], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
     (run / "train/skips.txt").write_text(f"{15 * 5}  # the next row\n")
     trained(run, 1, skips)
     before, after = tiny_runs.computed(full), tiny_runs.computed(run)
@@ -505,10 +507,10 @@ def test_the_skip_list_may_grow_ahead_of_the_checkpoint_only(full: Path, halfway
     assert after[15]["loss"] != before[15]["loss"]
     cut_back(run, 15)
     (run / "train/skips.txt").write_text("")
-    told = tiny_runs.train(run, 1, skips)[0]
-    assert told.code == 0  # the checkpoint of step 15 was written before the list had an entry
+    results = tiny_runs.train(run, 1, skips)[0]
+    assert results.code == 0  # the checkpoint of step 15 was written before the list had an entry
     (run / "train/skips.txt").write_text(f"{19 * 5}\n{99 * 5}\n")
-    assert "found [95], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
+    assert "got [95], which the checkpoint has already used" in tiny_runs.train(run, 1, skips)[0].error
 
 
 def test_a_skip_list_that_lost_an_entry_is_refused(halfway: Path, tmp_path: Path) -> None:
@@ -522,13 +524,13 @@ def test_a_skip_list_that_lost_an_entry_is_refused(halfway: Path, tmp_path: Path
 def test_a_refusal_reaches_every_rank(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     path = next(run.glob("tokens/*/web/train/shard-00000.arrow"))
-    told = tiny_runs.train(run, 2, "train.global_batch=1")
-    assert [one.error.partition(":")[0] for one in told] == ["ConfigError", "FirstRankFailed"]
-    assert "expected a sequence for each of 2 groups of ranks, got 1" in told[0].error
+    results = tiny_runs.train(run, 2, "train.global_batch=1")
+    assert [item.error.partition(":")[0] for item in results] == ["ConfigError", "FirstRankFailed"]
+    assert "expected a sequence for each of 2 groups of ranks, got 1" in results[0].error
     flip_byte(path)
-    told = tiny_runs.train(run, 2)
-    assert [one.error.partition(":")[0] for one in told] == ["ContractError", "FirstRankFailed"]
-    assert "expected SHA-256" in told[0].error
-    assert str(path) in told[0].error
-    assert told[0].error.partition(":")[2] == told[1].error.partition(":")[2]
+    results = tiny_runs.train(run, 2)
+    assert [item.error.partition(":")[0] for item in results] == ["ContractError", "FirstRankFailed"]
+    assert "expected SHA-256" in results[0].error
+    assert str(path) in results[0].error
+    assert results[0].error.partition(":")[2] == results[1].error.partition(":")[2]
     assert not (run / "train/plan.json").exists()

@@ -1,7 +1,7 @@
-"""A run goes on from its checkpoint as if it had never stopped: bit for bit in its layout, up to rounding in another.
+"""A run resumes from its checkpoint as if it had never stopped: bit for bit in its layout, up to rounding in another.
 
-A killed run is one that was cut back to a checkpoint; real kills are those of test_survive.py. Each layout is trained
-once to its end, and what is resumed in it is compared with that.
+A killed run is simulated by cutting a run back to a checkpoint; test_survive.py has real kills. Each layout is trained
+once to its end, and resumed runs are compared with it.
 """
 
 import shutil
@@ -66,7 +66,7 @@ Trained = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The run of a layout under an optimiser, to its end, made when first asked for; nothing may change it."""
+    """Return the complete run of a layout and optimizer, trained at first use; tests must not change it."""
 
     @cache
     def make(layout: str, optimizer: str = "adamw") -> Path:
@@ -82,7 +82,7 @@ def optim(optimizer: str) -> dict[str, Any]:
 
 
 def resumed(run: Path, to: Path, layout: str) -> Path:
-    """A copy of a run, killed behind its checkpoint of step KEPT and resumed in a layout."""
+    """Return a copy of a run, killed after its checkpoint of step KEPT and resumed in a layout."""
     killed = cut_back(copied(run, to), KEPT)
     (killed / "train/plan.json").unlink()  # it holds the layout before; the recipe names none
     ranks, overrides = LAYOUTS[layout]
@@ -132,10 +132,10 @@ REPRESENTATIVE = {
 def test_resumes_in_any_layout(uninterrupted: Trained, tmp_path: Path, before: str, after: str, optimizer: str) -> None:
     whole = uninterrupted(before, optimizer)
     run = resumed(whole, tmp_path / "run", after)
-    told = events(run, "resumed")
-    assert [(event.step, event.checkpoint) for event in told] == [(KEPT, "train/checkpoints/step-000006")]
-    assert told[0].layout_before["ranks"] == LAYOUTS[before][0]
-    assert told[0].layout["ranks"] == LAYOUTS[after][0]
+    results = events(run, "resumed")
+    assert [(event.step, event.checkpoint) for event in results] == [(KEPT, "train/checkpoints/step-000006")]
+    assert results[0].layout_before["ranks"] == LAYOUTS[before][0]
+    assert results[0].layout["ranks"] == LAYOUTS[after][0]
     assert [record.step for record in metrics(run)] == list(range(1, END + 1))
     if before == after:
         assert_same_bits(run, whole)
@@ -145,13 +145,13 @@ def test_resumes_in_any_layout(uninterrupted: Trained, tmp_path: Path, before: s
         assert state.keys() == other.keys()
         far = {name: (state[name] - other[name]).norm() / other[name].norm().clamp(min=1e-30) for name in state}
         assert max(value for name, value in far.items() if name.startswith("model.")) < 1e-3
-    # The checkpoint that was read is as it was, so nothing was learnt from what stood behind it.
+    # The checkpoint is unchanged, so nothing was learned from the steps that had been after it.
     kept, original = state_at(run, KEPT), state_at(whole, KEPT)
     assert all(torch.equal(kept[name], original[name]) for name in kept)
 
 
 def save_again(setup: Setup, ranks: Ranks) -> int:
-    """Instead of training: save the state as soon as it has been read."""
+    """Save the state directly after it has been read, instead of training."""
     with ExitStack() as stack:
         run = Run(setup, ranks, stack, lambda: (False, False))
         run.save()
@@ -169,7 +169,7 @@ def only_saving() -> Iterator[None]:
 def test_what_is_read_in_another_layout_is_what_was_written(
     uninterrupted: Trained, tmp_path: Path, before: str
 ) -> None:
-    """Weights and moments of a checkpoint, read at four ranks on two axes and written again: every bit."""
+    """Weights and moments of a checkpoint, read on four ranks of two axes and written again, keep every bit."""
     whole = uninterrupted(before, "adamw")
     run = cut_back(copied(whole, tmp_path / before), KEPT)
     (run / "train/plan.json").unlink()
@@ -255,14 +255,14 @@ def test_what_compression_remembers_is_dropped_in_another_layout_loudly(tmp_path
     number = sum(key.startswith("compress.") for key in state_at(run, KEPT))
     alone = tiny_runs.train(run, 1)[0].error
     assert f"layout.compress = {compress}: expected gradients that travel between replicas, got one rank" in alone
-    told = tiny_runs.train(run, ranks)
-    assert [one.code for one in told] == [0] * ranks
-    assert "in another layout, so gradients are compressed otherwise (ranks 2, found 4; replicate 2, found 4)" in (
-        told[0].out
+    results = tiny_runs.train(run, ranks)
+    assert [item.code for item in results] == [0] * ranks
+    assert "in another layout, so gradients are compressed differently (ranks 2, now 4; replicate 2, now 4)" in (
+        results[0].out
     )
-    text = "was computed in another layout: what compression remembered there is dropped"
-    assert f"train/checkpoints/step-000006 {text} ({number} tensors)" in told[0].out
-    assert all(text not in one.out for one in told[1:])
+    text = "was computed in another layout: the compression state stored there is dropped"
+    assert f"train/checkpoints/step-000006 {text} ({number} tensors)" in results[0].out
+    assert all(text not in item.out for item in results[1:])
     assert [record.step for record in metrics(run)] == list(range(1, END + 1))
     loss, _ = deviations(run, whole)
     assert 0 < loss < 0.05

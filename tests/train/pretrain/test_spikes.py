@@ -1,4 +1,4 @@
-"""A spike taken apart: whose loss is whose, what a run has to skip never to see a document again, and runs that do."""
+"""Spikes: the loss of each document, the samples to skip to exclude a document, and runs that rewind and quarantine."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ OBJECTIVES = CASES | {
 
 @pytest.fixture(scope="module")
 def constant(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A run whose documents repeat one word each, and no two the same, so that a target tells its document."""
+    """A run whose documents each repeat one word of their own, so that a target identifies its document."""
     plain, numbers = tiny_dataset._documents, iter(range(1000))
 
     def documents(source: str, number: int, contract: Any, seed: int) -> Iterator[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_every_loss_belongs_to_the_document_of_what_is_predicted(constant: Store
         # Any rows of a step have the groups that they have among all.
         assert groups[2:4].equal(batches.groups(step - 1, range(2, min(4, len(rows))), places))
         for row, (line, targets) in enumerate(zip(groups.tolist(), rows.targets_BT.tolist(), strict=True)):
-            found: dict[int, list[int]] = {}
+            actual: dict[int, list[int]] = {}
             for place, (group, target) in enumerate(zip(line, targets, strict=True)):
                 if target == IGNORED:
                     continue
@@ -79,12 +79,12 @@ def test_every_loss_belongs_to_the_document_of_what_is_predicted(constant: Store
                     continue
                 if target in words:
                     assert parts[group].doc_id == words[target]
-                found.setdefault(group, []).append(target)
-            for group, targets_of in found.items():
+                actual.setdefault(group, []).append(target)
+            for group, targets_of in actual.items():
                 part = parts[group]
                 whole = documents[part.doc_id][part.doc_start : part.doc_stop]
                 if config.objective == "causal":
-                    first = any(part.row_start == one.row_start for one in _first_of_pieces(parts, row))
+                    first = any(part.row_start == item.row_start for item in _first_of_pieces(parts, row))
                     assert targets_of == (whole[1:] if first else whole)
                 else:
                     assert len(targets_of) <= len(whole)
@@ -116,7 +116,7 @@ def test_what_is_skipped_is_all_that_holds_a_document_and_no_more(constant: Stor
         # Each is needed: without any one of the last stage, that one is seen again.
         last = [sample for sample in samples if sample >> STAGE_BITS == samples[-1] >> STAGE_BITS]
         for sample in last[-3:]:
-            rest = [one for one in samples if one != sample]
+            rest = [item for item in samples if item != sample]
             assert trace.skipping(rest).samples_with([identifier], after) == [sample]
         number += len(samples)
     assert number > 5
@@ -126,9 +126,9 @@ def test_what_moves_up_is_looked_at_again(constant: Store) -> None:
     trace = opened(constant, CASES["one stage"])[1]
     doc_ids = list(tokens_of(open_dataset(constant)))
     once = [trace.samples_with([bytes.fromhex(doc_id)], 0) for doc_id in doc_ids]
-    found = [without(trace, [doc_id], [], 0) for doc_id in doc_ids]
-    assert any(len(samples) > len(first) > 0 for samples, first in zip(found, once, strict=True))
-    assert all(samples[: len(first)] == first for samples, first in zip(found, once, strict=True))
+    actual = [without(trace, [doc_id], [], 0) for doc_id in doc_ids]
+    assert any(len(samples) > len(first) > 0 for samples, first in zip(actual, once, strict=True))
+    assert all(samples[: len(first)] == first for samples, first in zip(actual, once, strict=True))
 
 
 def test_samples_that_are_skipped_anyway_come_first_and_count_once(constant: Store) -> None:
@@ -145,7 +145,10 @@ def test_documents_that_most_samples_hold_cannot_be_kept_out(constant: Store) ->
     trace, doc_ids = opened(constant, CASES["one stage"])[1], list(tokens_of(open_dataset(constant)))
     assert without(trace, [], [5], 0) == [5]
     assert without(trace, ["ab" * 16], [], 0) == []  # of another dataset
-    with pytest.raises(ContractError, match=rf"can do without {len(doc_ids)} document\(s\), found them in most of its"):
+    message = (
+        rf"expected {len(doc_ids)} quarantined document\(s\) in a minority of the samples, got them in most of the 35 "
+    )
+    with pytest.raises(ContractError, match=message):
         without(trace, doc_ids, [], trace.num_steps - 5)
     assert trace.num_samples(trace.num_steps - 5) == 35
     assert trace.num_samples(trace.num_steps) == 0
@@ -161,14 +164,14 @@ def test_a_later_spike_brings_no_earlier_culprit_back(constant: Store) -> None:
     for step in range(2, trace.num_steps - 12, 2):
         constant.write_atomic("train/bad.txt", b"")
         constant.delete(QUARANTINE_NAME)
-        culprit = trace.documents_of_step(step)[0]
-        blamed = SpikeDocument.model_validate(culprit).model_copy(update={"loss": 9.0, "targets": 9, "excess": 1.0})
+        suspect = trace.documents_of_step(step)[0]
+        blamed = SpikeDocument.model_validate(suspect).model_copy(update={"loss": 9.0, "targets": 9, "excess": 1.0})
         first = leave_out(setup, step, step - 1, [blamed], 1)
-        assert [line.doc_id for line in first.documents] == [culprit.doc_id]
+        assert [line.doc_id for line in first.documents] == [suspect.doc_id]
         second = leave_out(setup, trace.num_steps - 5, trace.num_steps - 9, [], 2)
         assert second.documents == ()
         now = trace.skipping([*first.samples, *second.samples])
-        identifier = bytes.fromhex(culprit.doc_id)
+        identifier = bytes.fromhex(suspect.doc_id)
         assert now.samples_with([identifier], step - 1) == []
         batch = list(second.samples)[:7]
         came_back += bool(trace.skipping([*first.samples, *batch]).samples_with([identifier], step - 1))
@@ -181,7 +184,7 @@ def test_a_later_spike_brings_no_earlier_culprit_back(constant: Store) -> None:
 
 @pytest.fixture(scope="module")
 def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The poisoned run of two ranks, in which nothing is watched; nothing may change it."""
+    """The poisoned run of two ranks, in which nothing is watched; tests must not change it."""
     return trained(make_run(tmp_path_factory.mktemp("unwatched") / "run"), 2)
 
 
@@ -192,8 +195,8 @@ def trace_of(run: Path) -> Trace:
 @dist
 def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", WATCHING | {"spike_sigmas": 6.0})
-    told = tiny_runs.train(run, 2)
-    assert [one.code for one in told] == [0, 0]
+    results = tiny_runs.train(run, 2)
+    assert [item.code for item in results] == [0, 0]
     assert computed(run) == computed(unwatched)
     state, other = state_at(run, STEPS), state_at(unwatched, STEPS)
     assert [name for name in other if not state[name].equal(other[name])] == []
@@ -201,7 +204,7 @@ def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: 
     assert [(event.step, event.left) for event in spikes] == [(16, ("gradient",)), (30, ("gradient",))]
     for event in spikes:
         record = metrics(run)[event.step - 1]
-        norms = [one.grad_norm for one in metrics(run)[event.step - 9 : event.step - 1]]
+        norms = [item.grad_norm for item in metrics(run)[event.step - 9 : event.step - 1]]
         if event.step == 16:  # no spike in the window of the first
             mean = math.fsum(norms) / 8
             deviation = math.sqrt(math.fsum((norm - mean) ** 2 for norm in norms) / 7)
@@ -209,26 +212,28 @@ def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: 
             assert event.limit == pytest.approx(mean + 5 * deviation)
         assert (event.grad_norm, event.loss, event.grad_limit) == (record.grad_norm, record.loss, event.limit)
         # Together the documents are the step.
-        assert sum(one.targets for one in event.documents) == record.tokens == 160
-        total = sum((one.loss or 0.0) * one.targets for one in event.documents)
+        assert sum(item.targets for item in event.documents) == record.tokens == 160
+        total = sum((item.loss or 0.0) * item.targets for item in event.documents)
         assert total / 160 == pytest.approx(record.loss, rel=1e-6)
         worst = event.documents[0]
         assert (worst.doc_id, worst.targets) == (POISON.hex(), 31)
-        excesses = [one.excess for one in event.documents if one.excess is not None]
+        excesses = [item.excess for item in event.documents if item.excess is not None]
         assert excesses == sorted(excesses, reverse=True)
         parts = {(part.row, part.doc_id, part.doc_start) for part in trace_of(run).documents_of_step(event.step)}
-        assert {(one.row, one.doc_id, one.doc_start) for one in event.documents} == parts
-        said = f"gradient norm {event.grad_norm:.4g} is above {event.limit:.4g}; its batch holds {len(parts)} parts of"
+        assert {(item.row, item.doc_id, item.doc_start) for item in event.documents} == parts
+        printed = (
+            f"gradient norm {event.grad_norm:.4g} is above {event.limit:.4g}; its batch holds {len(parts)} parts of"
+        )
         shown = f"the worst {worst.url} (web: loss {worst.loss:.4f} of 31 tokens), "
         ends = f": `penstock trace {run} --step {event.step}` shows all, with their losses in {EVENTS_NAME}"
-        line = next(line for line in told[0].out.splitlines() if line.startswith(f"step {event.step}: "))
-        assert said in line
+        line = next(line for line in results[0].out.splitlines() if line.startswith(f"step {event.step}: "))
+        assert printed in line
         assert shown in line
         assert line.endswith(ends)
     # The excess by hand: what web had in the eight steps before, over its targets.
     before = metrics(run)[7:15]
-    tokens = sum(one.source_tokens["web"] for one in before)
-    level = sum(one.losses["web"] * one.source_tokens["web"] for one in before) / tokens
+    tokens = sum(item.source_tokens["web"] for item in before)
+    level = sum(item.losses["web"] * item.source_tokens["web"] for item in before) / tokens
     worst = spikes[0].documents[0]
     assert worst.excess == pytest.approx((worst.loss - level) * math.sqrt(31 / 63))
     assert not (run / QUARANTINE_NAME).exists()
@@ -253,19 +258,21 @@ def test_every_layout_finds_the_same_documents(unwatched: Path, tmp_path: Path, 
     reference = trained(copied(run, tmp_path / "reference"), 1, "train.steps=17")
     trained(run, 2, *overrides, "train.steps=17")
     (event,), (other,) = events(run, "spike"), events(reference, "spike")
-    assert [(one.row, one.doc_id, one.targets) for one in event.documents] == [
-        (one.row, one.doc_id, one.targets) for one in other.documents
+    assert [(item.row, item.doc_id, item.targets) for item in event.documents] == [
+        (item.row, item.doc_id, item.targets) for item in other.documents
     ]
-    pairs = [(one.loss, two.loss) for one, two in zip(event.documents, other.documents, strict=True) if two.targets]
+    pairs = [(item.loss, two.loss) for item, two in zip(event.documents, other.documents, strict=True) if two.targets]
     # Fifteen updates at a high rate carry the rounding of each layout along; test_own_losses has equal weights.
-    assert max(abs(one / two - 1) for one, two in pairs) <= 1e-5
-    for found, told in ((event, metrics(run)[15]), (other, metrics(reference)[15])):
-        assert sum((one.loss or 0) * one.targets for one in found.documents) / 160 == pytest.approx(told.loss, rel=1e-6)
+    assert max(abs(item / two - 1) for item, two in pairs) <= 1e-5
+    for actual, results in ((event, metrics(run)[15]), (other, metrics(reference)[15])):
+        assert sum((item.loss or 0) * item.targets for item in actual.documents) / 160 == pytest.approx(
+            results.loss, rel=1e-6
+        )
 
 
 @contextlib.contextmanager
 def measuring_nothing() -> Iterator[None]:
-    """Nobody may measure single documents."""
+    """Measuring single documents must not be called."""
     with mock.patch.object(Learner, "measure_groups", side_effect=AssertionError("measured without a spike")):
         yield
 
@@ -289,12 +296,12 @@ QUARANTINING = WATCHING | {"quarantine": True, "on_spike": "rewind"}
 
 @pytest.fixture(scope="module")
 def quarantined(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The poisoned run of two ranks, rewound and without the poison; nothing may change it."""
+    """The poisoned run of two ranks, rewound and without the poison; tests must not change it."""
     return trained(make_run(tmp_path_factory.mktemp("quarantined") / "run", QUARANTINING), 2)
 
 
 def assert_kept_out(run: Path) -> None:
-    """No batch behind the checkpoint of step 15 holds the poison; the trace and the rows say so."""
+    """Assert by trace and rows that no batch after the checkpoint of step 15 holds the poison."""
     assert trace_of(run).steps_of_document(POISON)[0].appearances == []
     batches = tiny_runs.opened(run)
     first = poisoned_runs.sentinel_0(open_dataset(Store(str(run))))
@@ -323,9 +330,9 @@ def test_the_culprit_is_quarantined_and_never_comes_back(unwatched: Path, quaran
     assert (line.split, line.offset, line.length) == ("web.warc.gz", 2000, 900)
     assert (line.step, line.rewind) == (16, 1)
     # It is judged by all of its parts in the batch.
-    own = [one for one in event.documents if one.doc_id == POISON.hex()]
-    assert line.targets == sum(one.targets for one in own) == 33
-    assert line.loss == pytest.approx(sum(one.loss * one.targets for one in own) / 33)
+    own = [item for item in event.documents if item.doc_id == POISON.hex()]
+    assert line.targets == sum(item.targets for item in own) == 33
+    assert line.loss == pytest.approx(sum(item.loss * item.targets for item in own) / 33)
     assert_kept_out(run)
     # From the checkpoint on it is the run that had this skip list from its beginning.
     knowing = make_run(tmp_path / "knowing", QUARANTINING)
@@ -349,7 +356,7 @@ def test_a_rewind_alone_lets_the_culprit_come_back(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def killed_in(name: str) -> Iterator[None]:
-    """The process ends as it begins to do something."""
+    """Raise at the start of an action, as if the process ended."""
     kill = RuntimeError(f"killed in {name}")
     target = mock.patch.object(Record, "rewind", side_effect=kill)
     if name != "rewind":
@@ -362,8 +369,8 @@ def killed_in(name: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["quarantine", "append_to_skip_list", "rewind"])
 def test_a_killed_process_is_followed(quarantined: Path, tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path / "run", QUARANTINING)
-    told = tiny_runs.train(run, 2, during=[(killed_in, (name,))])
-    assert [f"killed in {name}" in one.error for one in told] == [True, True]
+    results = tiny_runs.train(run, 2, during=[(killed_in, (name,))])
+    assert [f"killed in {name}" in item.error for item in results] == [True, True]
     assert (run / QUARANTINE_NAME).exists() == (name != "quarantine")
     assert (run / "train/skips.txt").exists() == (name == "rewind")
     if name != "quarantine":  # and half a line, as of a process that died while it wrote
@@ -372,13 +379,13 @@ def test_a_killed_process_is_followed(quarantined: Path, tmp_path: Path, name: s
     trained(run, 2)
     assert_kept_out(run)
     assert [line.doc_id for line in read_quarantine(Store(str(run)))] == [POISON.hex()]
-    found = list(read_skip_list(Store(str(run)), "skips.txt").indices)
+    actual = list(read_skip_list(Store(str(run)), "skips.txt").indices)
     if name == "append_to_skip_list":
         # The list of documents is followed; the other samples of their step may be used.
-        assert found == [77, 79, 144, 145]
+        assert actual == [77, 79, 144, 145]
         assert "quarantined documents" in (run / "train/skips.txt").read_text()
     else:
-        assert found == [75, 76, 77, 78, 79, 144, 145]
+        assert actual == [75, 76, 77, 78, 79, 144, 145]
         assert computed(run) == computed(quarantined)
         state, other = state_at(run, STEPS), state_at(quarantined, STEPS)
         assert [name for name in other if not state[name].equal(other[name])] == []
@@ -396,7 +403,7 @@ def test_a_list_that_is_handed_on_is_kept_out_from_the_beginning(quarantined: Pa
     assert_kept_out(run)
     assert list(read_skip_list(Store(str(run)), "skips.txt").indices) == [77, 79, 144, 145]
     assert events(run, "spike") == []
-    # Going on adds nothing.
+    # Resuming adds nothing.
     again = tiny_runs.cut_back(copied(run, tmp_path / "again"), 20)
     trained(again, 2)
     assert_same_bits(again, run)
@@ -404,14 +411,15 @@ def test_a_list_that_is_handed_on_is_kept_out_from_the_beginning(quarantined: Pa
 
 
 @dist
-def test_a_run_that_only_reported_goes_on_with_a_quarantine(unwatched: Path, tmp_path: Path) -> None:
+def test_a_run_that_only_reported_resumes_with_a_quarantine(unwatched: Path, tmp_path: Path) -> None:
     run = trained(make_run(tmp_path / "run", WATCHING), 2)
     tiny_runs.cut_back(run, 15)
-    told = tiny_runs.train(run, 2, "guard.quarantine=true")
-    assert [one.error for one in told] == ["", ""]
-    assert "going on from step 15, exactly" in told[0].out
+    results = tiny_runs.train(run, 2, "guard.quarantine=true")
+    assert [item.error for item in results] == ["", ""]
+    assert "resuming from step 15, exactly" in results[0].out
     assert (
-        "step 16: back to step 15, 7 samples are skipped from now on; train/quarantine.jsonl has 1 more" in told[0].out
+        "step 16: back to step 15, 7 samples are skipped from now on; train/quarantine.jsonl has 1 more"
+        in results[0].out
     )
     assert_kept_out(run)
 
@@ -419,8 +427,8 @@ def test_a_run_that_only_reported_goes_on_with_a_quarantine(unwatched: Path, tmp
 @dist
 def test_a_spike_that_no_rewind_is_left_for_is_listed_and_quarantines_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind", "max_rewinds": 1})
-    told = tiny_runs.train(run, 2)
-    assert ["found another spike" in one.error for one in told] == [True, True]
+    results = tiny_runs.train(run, 2)
+    assert ["got another spike" in outcome.error for outcome in results] == [True, True]
     last = events(run, "spike")[-1]
     assert (last.step, last.documents[0].doc_id) == (29, POISON.hex())
     assert last.documents[0].loss is not None

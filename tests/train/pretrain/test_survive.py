@@ -1,7 +1,6 @@
-"""What clusters and data do to a run: killed ranks, signals, numbers that are no numbers, spikes, a full disk.
+"""Failures of clusters and data that a run survives: killed ranks, signals, non-finite numbers, spikes, a full disk.
 
-The commands that a cluster starts are started here too, where the command is the point; everything else happens on the
-ranks of the shared pool.
+Tests of the command itself start it as a cluster does; everything else runs on the ranks of the shared pool.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ STEPS = 20
 
 
 def torchrun(run: Path, *options: str) -> subprocess.Popen[str]:
-    """The command on two ranks, with a thread each as those of the pool: the number shows in the last bits."""
+    """Start the command on two ranks with one thread each, like the pool: the number changes the last bits."""
     cores = set(sorted(os.sched_getaffinity(0))[:2])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
     return subprocess.Popen(
@@ -67,14 +66,14 @@ def torchrun(run: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """Process ids of the ranks, in the order of their start."""
+    """Return the process ids of the ranks, in the order of their start."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    found = [int(child) for child in children]
-    return [pid for pid in found if b"train.pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    actual = [int(child) for child in children]
+    return [pid for pid in actual if b"train.pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def wait_for(path: Path, lines: int, process: subprocess.Popen[str]) -> None:
-    """Return as soon as a file has so many lines; fail if the process ends before."""
+    """Return as soon as a file has that many lines; fail if the process ends earlier."""
     limit = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < limit:
         with contextlib.suppress(FileNotFoundError):
@@ -109,11 +108,11 @@ def test_torchrun_restarts_a_run_that_lost_a_rank_and_it_ends_with_the_same_curv
     finally:
         process.kill()
     assert process.returncode == 0, out
-    told = events(run, "resumed")
-    assert len(told) == 1
-    assert told[0].step >= 5
-    assert told[0].step % 5 == 0
-    assert f"going on from step {told[0].step}, exactly" in out
+    results = events(run, "resumed")
+    assert len(results) == 1
+    assert results[0].step >= 5
+    assert results[0].step % 5 == 0
+    assert f"resuming from step {results[0].step}, exactly" in out
     assert [record.step for record in metrics(run)] == list(range(1, 25))
     assert_same_bits(run, uninterrupted)
 
@@ -131,12 +130,14 @@ def test_sigterm_makes_a_checkpoint_and_the_run_resumes_exactly(
         out, _ = process.communicate(timeout=240)
     finally:
         process.kill()
-    told = events(run, "interrupted")
+    results = events(run, "interrupted")
     step = notes(run)[-1].step
-    assert [(event.signal, event.step, event.checkpoint) for event in told] == [("SIGTERM", step, notes(run)[-1].name)]
+    assert [(event.signal, event.step, event.checkpoint) for event in results] == [
+        ("SIGTERM", step, notes(run)[-1].name)
+    ]
     assert 8 <= step < 24
     assert [record.step for record in metrics(run)] == list(range(1, step + 1))
-    assert f"stopped after step {step} of 24; {notes(run)[-1].name} stands" in out
+    assert f"stopped after step {step} of 24; {notes(run)[-1].name} is kept" in out
     # torchrun itself ends with an error when it is the one that is asked to stop; its ranks do not.
     assert (process.returncode == 0) == (target == "rank")
     assert not (run / "train/manifest.json").exists()
@@ -154,18 +155,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_to_one_rank_stops_all_behind_the_step(
+def test_a_signal_to_one_rank_stops_all_after_the_step(
     whole: Path, tmp_path: Path, number: signal.Signals, code: int, rank: int
 ) -> None:
     run = make_run(tmp_path / "run")
-    told = tiny_runs.train(run, 2, during=[(signalled, (11, int(number), rank))])
-    assert [one.code for one in told] == [code, code]
-    assert "stopped after step 11 of 20; train/checkpoints/step-000011 stands" in told[0].out
+    results = tiny_runs.train(run, 2, during=[(signalled, (11, int(number), rank))])
+    assert [item.code for item in results] == [code, code]
+    assert "stopped after step 11 of 20; train/checkpoints/step-000011 is kept" in results[0].out
     assert [note.step for note in notes(run)] == [10, 11]
     assert [(event.step, event.signal) for event in events(run, "interrupted")] == [(11, number.name)]
     assert [record.step for record in metrics(run)] == list(range(1, 12))
     again = tiny_runs.train(run, 2)
-    assert "going on from step 11, exactly" in again[0].out
+    assert "resuming from step 11, exactly" in again[0].out
     assert_same_bits(run, whole)
 
 
@@ -180,7 +181,7 @@ def test_a_signal_in_the_last_step_comes_too_late(whole: Path, tmp_path: Path) -
 
 @contextlib.contextmanager
 def poisoned(steps: Sequence[int], kind: str) -> Iterator[None]:
-    """The loss or the gradient of some steps is no number, on one rank's rows, as from a broken product."""
+    """Make loss or gradient of some steps non-finite on one rank's rows, as from a broken product."""
     compute, backward, here = Learner.compute, SplitModel.backward, [0]
 
     def computing(self: Learner, step: int, *arguments: Any) -> Measured:
@@ -201,7 +202,7 @@ def poisoned(steps: Sequence[int], kind: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bad_samples(rows: Any, factor: float) -> Iterator[None]:
-    """Any batch with one of these rows has a loss that is larger by a factor, and a gradient."""
+    """Multiply the loss of batches with one of these rows by a factor, and with it the gradient."""
     compute, backward, here = Learner.compute, SplitModel.backward, [torch.zeros(())]
 
     def computing(self: Learner, step: int, part: Rows, *arguments: Any) -> Measured:
@@ -222,12 +223,12 @@ def bad_samples(rows: Any, factor: float) -> Iterator[None]:
 def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, kind: str, layout: str) -> None:
     changes = {"checkpoint": {"every": 1, "keep": 30}, "train": {"steps": 9, "eval_every": 0, "eval_sequences": None}}
     run = trained(make_run(tmp_path / "run", changes), 2, layout, during=[(poisoned, ((4, 5, 8), kind))])
-    found = metrics(run)
-    assert [record.step for record in found if record.skipped] == [4, 5, 8]
-    assert [record.loss is None for record in found] == [step in (4, 5, 8) and kind == "loss" for step in range(1, 10)]
-    assert [record.grad_norm is None for record in found] == [step in (4, 5, 8) for step in range(1, 10)]
-    told = events(run, "skipped")
-    assert [(event.step, event.loss is None, event.grad_norm) for event in told] == [
+    actual = metrics(run)
+    assert [record.step for record in actual if record.skipped] == [4, 5, 8]
+    assert [record.loss is None for record in actual] == [step in (4, 5, 8) and kind == "loss" for step in range(1, 10)]
+    assert [record.grad_norm is None for record in actual] == [step in (4, 5, 8) for step in range(1, 10)]
+    results = events(run, "skipped")
+    assert [(event.step, event.loss is None, event.grad_norm) for event in results] == [
         (step, kind == "loss", None) for step in (4, 5, 8)
     ]
     before = state_at(run, 2)
@@ -238,21 +239,21 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, kind: 
         before = after
     guard = notes(run)[-1].progress.guard
     assert (guard.skipped, guard.non_finite) == (3, 0)
-    assert found[8].loss < found[0].loss
+    assert actual[8].loss < actual[0].loss
 
 
 def test_too_many_steps_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"guard": {"max_non_finite": 2}})
-    told = tiny_runs.train(run, 2, during=[(poisoned, ((2, 3, 7, 8, 9), "loss"))])
+    results = tiny_runs.train(run, 2, during=[(poisoned, ((2, 3, 7, 8, 9), "loss"))])
     text = (
         "step 9: expected at most guard.max_non_finite = 2 steps in a row whose loss or gradient is not finite, got 3"
     )
-    assert [one.error.partition(": ")[0] for one in told] == ["ContractError", "FirstRankFailed"]
-    assert text in told[0].error
+    assert [item.error.partition(": ")[0] for item in results] == ["ContractError", "FirstRankFailed"]
+    assert text in results[0].error
     assert [text in event.reason for event in events(run, "stopped")] == [True]
     assert notes(run)[-1].step == 5
     assert [record.step for record in metrics(run)] == list(range(1, 9))
-    # Without the poison the same command goes on.
+    # Without the poison the same command resumes.
     trained(run, 2)
     assert [record.skipped for record in metrics(run)] == [step in (2, 3) for step in range(1, STEPS + 1)]
 
@@ -271,15 +272,15 @@ REWINDING = {"guard": WATCHED["guard"] | {"on_spike": "rewind"}}
 
 
 def rows_of_step(run: Path, step: int) -> torch.Tensor:
-    """The rows of a step of a run, whose plan stands."""
+    """Return the rows of a step of a run that has a plan."""
     return opened(run).batch(step - 1).inputs_BT
 
 
 def test_a_spike_is_reported_with_the_documents_of_its_batch(whole: Path, tmp_path: Path) -> None:
     bad = rows_of_step(whole, 13)
     run = make_run(tmp_path / "run", WATCHED)
-    told = tiny_runs.train(run, 2, during=[(bad_samples, (bad[3:4], 3.0))])
-    assert [one.code for one in told] == [0, 0]
+    results = tiny_runs.train(run, 2, during=[(bad_samples, (bad[3:4], 3.0))])
+    assert [item.code for item in results] == [0, 0]
     (event,) = events(run, "spike")
     losses = [record.loss for record in metrics(run)][4:12]
     mean = math.fsum(losses) / 8
@@ -287,16 +288,17 @@ def test_a_spike_is_reported_with_the_documents_of_its_batch(whole: Path, tmp_pa
     assert (event.step, event.loss) == (13, metrics(run)[12].loss)
     assert (event.mean, event.deviation, event.limit) == pytest.approx((mean, deviation, mean + 6 * deviation))
     expected = [asdict(part) for part in documents_of_step(Store(str(run)), 13)]
-    found = [document.model_dump(exclude={"loss", "targets", "excess"}) for document in event.documents]
+    actual = [document.model_dump(exclude={"loss", "targets", "excess"}) for document in event.documents]
     place = lambda part: (part["row"], part["doc_start"], part["doc_id"])  # noqa: E731
-    wanted = [{name: part[name] for name in found[0]} for part in expected]
-    assert sorted(found, key=place) == sorted(wanted, key=place)
-    assert {document["row"] for document in found} == set(range(5))
+    expected_value = [{name: part[name] for name in actual[0]} for part in expected]
+    assert sorted(actual, key=place) == sorted(expected_value, key=place)
+    assert {document["row"] for document in actual} == set(range(5))
     assert (
-        f"step 13: loss {event.loss:.4f} is above {event.limit:.4f}; its batch holds {len(found)} parts" in told[0].out
+        f"step 13: loss {event.loss:.4f} is above {event.limit:.4f}; its batch holds {len(actual)} parts"
+        in results[0].out
     )
-    assert "<- spike" in told[0].out
-    # It was reported and learnt from: the weights are those of a run that was not watched.
+    assert "<- spike" in results[0].out
+    # It was reported and learned from: the weights are those of a run that was not watched.
     state, other = state_at(run, STEPS), state_at(whole, STEPS)
     assert all(torch.equal(state[name], other[name]) for name in other)
 
@@ -306,8 +308,8 @@ def test_a_spike_is_rewound_and_its_samples_are_skipped(whole: Path, tmp_path: P
     changes = REWINDING | {"checkpoint": {"mode": mode, "keep": 9}}
     bad = rows_of_step(whole, 13)
     run = make_run(tmp_path / "run", changes)
-    told = tiny_runs.train(run, 2, during=[(bad_samples, (bad[3:4], 3.0))])
-    assert [one.code for one in told] == [0, 0]
+    results = tiny_runs.train(run, 2, during=[(bad_samples, (bad[3:4], 3.0))])
+    assert [item.code for item in results] == [0, 0]
     samples = list(range(60, 65))
     (event,) = events(run, "rewound")
     assert (event.step, event.to_step, event.checkpoint) == (13, 10, "train/checkpoints/step-000010")
@@ -317,7 +319,7 @@ def test_a_spike_is_rewound_and_its_samples_are_skipped(whole: Path, tmp_path: P
     assert [event.step for event in events(run, "spike")] == [13]
     lines = (run / "train/skips.txt").read_text().splitlines()
     assert lines == [f"{sample}  # spike in step 13" for sample in samples]
-    assert "step 13: back to step 10, 5 samples are skipped from now on" in told[0].out
+    assert "step 13: back to step 10, 5 samples are skipped from now on" in results[0].out
     # From the checkpoint on, and in all, it is the run that skipped these samples from its beginning.
     knowing = make_run(tmp_path / "knowing", changes)
     append_to_skip_list(Store(str(knowing)), "skips.txt", samples, "known to be bad")
@@ -336,8 +338,8 @@ def test_a_rewind_without_a_checkpoint_begins_again(whole: Path, tmp_path: Path)
     changes = REWINDING | {"checkpoint": {"every": 0}}
     run = make_run(tmp_path / "run", changes)
     overrides = ("layout.data=ddp", "layout.compress=powersgd")
-    told = tiny_runs.train(run, 2, *overrides, during=[(bad_samples, (rows_of_step(whole, 9)[:1], 3.0))])
-    assert [one.code for one in told] == [0, 0]
+    results = tiny_runs.train(run, 2, *overrides, during=[(bad_samples, (rows_of_step(whole, 9)[:1], 3.0))])
+    assert [item.code for item in results] == [0, 0]
     assert [(event.step, event.to_step, event.checkpoint) for event in events(run, "rewound")] == [
         (9, 0, "the beginning")
     ]
@@ -351,10 +353,10 @@ def test_a_rewind_without_a_checkpoint_begins_again(whole: Path, tmp_path: Path)
 
 def test_a_second_spike_is_traced_under_the_skip_list_that_grew(whole: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", REWINDING)
-    # Step 17 of the first order: behind a rewind its rows stand in step 16.
+    # Step 17 of the first order: after a rewind its rows are in step 16.
     bad = torch.cat([rows_of_step(whole, 13)[:1], rows_of_step(whole, 17)[2:3]])
-    told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
-    assert [one.code for one in told] == [0, 0]
+    results = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
+    assert [item.code for item in results] == [0, 0]
     first, second = events(run, "spike")
     assert (first.step, second.step) == (13, 16)
     assert {document.sample for document in second.documents} == set(range(80, 85))
@@ -365,18 +367,18 @@ def test_a_second_spike_is_traced_under_the_skip_list_that_grew(whole: Path, tmp
 def test_rewinds_are_counted_over_restarts_and_end(whole: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"guard": REWINDING["guard"] | {"max_rewinds": 1}})
     bad = torch.cat([rows_of_step(whole, step)[:1] for step in (13, 17)])
-    told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0)), (signalled, (14, int(signal.SIGTERM), 0))])
-    assert [one.code for one in told] == [0, 0]
-    told = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
-    text = "step 16: expected that 1 rewinds (guard.max_rewinds) are enough, got another spike"
-    assert [text in one.error for one in told] == [True, True]
+    results = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0)), (signalled, (14, int(signal.SIGTERM), 0))])
+    assert [item.code for item in results] == [0, 0]
+    results = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
+    text = "step 16: expected at most guard.max_rewinds = 1 rewinds, got another spike"
+    assert [text in item.error for item in results] == [True, True]
     assert len(events(run, "rewound")) == 1
     assert text in events(run, "stopped")[0].reason
     assert (run / "train/skips.txt").read_text().count("\n") == 5
-    # The spike that no rewind was left for is told with its documents, and the advice of the error can be followed.
+    # The spike after the last rewind is logged with its documents, and the fix in the error message works.
     assert [bool(event.documents) for event in events(run, "spike")] == [True, True]
-    told = tiny_runs.train(run, 2, "guard.max_rewinds=2", during=[(bad_samples, (bad, 3.0))])
-    assert [one.error for one in told] == ["", ""]
+    results = tiny_runs.train(run, 2, "guard.max_rewinds=2", during=[(bad_samples, (bad, 3.0))])
+    assert [item.error for item in results] == ["", ""]
     assert len(events(run, "rewound")) == 2
 
 
@@ -391,14 +393,14 @@ EARLY = {
 
 def test_a_run_ends_where_its_held_out_loss_no_longer_falls(whole: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", EARLY)
-    told = tiny_runs.train(run, 2)
-    assert [one.code for one in told] == [0, 0]
+    results = tiny_runs.train(run, 2)
+    assert [item.code for item in results] == [0, 0]
     # The first measurement is the best, and no other one is lower by 5 nats.
     (event,) = events(run, "early_stop")
     assert (event.step, event.since_best) == (6, 2)
     assert event.best == metrics(run)[1].heldout_loss
     assert event.heldout_loss == metrics(run)[5].heldout_loss
-    assert "step 6: the held-out loss has not fallen for 2 measurements; the run ends" in told[0].out
+    assert "step 6: the held-out loss has not fallen for 2 measurements; the run ends" in results[0].out
     manifest = json.loads((run / "train/manifest.json").read_text())
     assert (manifest["steps"], manifest["checkpoint"]) == (6, "train/checkpoints/step-000006")
     assert [record.step for record in metrics(run)] == list(range(1, 7))
@@ -415,19 +417,20 @@ def test_a_run_ends_where_its_held_out_loss_no_longer_falls(whole: Path, tmp_pat
 
 
 @contextlib.contextmanager
-def files_at_most(size: int, first: int, last: int, stands: str = "") -> Iterator[None]:
-    """From step `first` to step `last` no file can become larger than this, as on a disk that is full.
+def files_at_most(size: int, first: int, last: int, awaited: str = "") -> Iterator[None]:
+    """Limit the size of files from step `first` to step `last`, as on a full disk.
 
-    Before it, what is written beside the steps is waited for: the file `stands`. The steps take time to write in.
+    Before that, wait for the file `awaited`, which a thread writes beside the steps; each step then sleeps for the
+    writes.
     """
     compute = Learner.compute
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def computing(self: Learner, step: int, *arguments: Any) -> Measured:
         limit = time.monotonic() + 60
-        while step == first and stands and not Path(stands).exists() and time.monotonic() < limit:
+        while step == first and awaited and not Path(awaited).exists() and time.monotonic() < limit:
             time.sleep(0.01)
-        if stands and first <= step <= last:
+        if awaited and first <= step <= last:
             time.sleep(0.1)
         if step in (first, last + 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size if step == first else before[0], before[1]))
@@ -441,18 +444,18 @@ def files_at_most(size: int, first: int, last: int, stands: str = "") -> Iterato
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_training_goes_on_while_the_disk_is_full(whole: Path, tmp_path: Path, mode: str) -> None:
+def test_training_continues_while_the_disk_is_full(whole: Path, tmp_path: Path, mode: str) -> None:
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode, "keep": 9}})
-    told = tiny_runs.train(
+    results = tiny_runs.train(
         run, 2, during=[(files_at_most, (100_000, 9, 14, f"{run}/train/checkpoints/step-000005/checkpoint.json"))]
     )
-    assert [one.code for one in told] == [0, 0]
+    assert [item.code for item in results] == [0, 0]
     assert [note.step for note in notes(run)] == [5, 15, 20]
     (event,) = events(run, "failed_save")
     assert event.step == 10
     assert "expected a checkpoint, got" in event.error
     assert "File too large" in event.error
-    assert "penstock: training goes on without a checkpoint of step 10, failure 1: " in told[0].err
+    assert "penstock: training continues without a checkpoint of step 10, failure 1: " in results[0].err
     assert not (run / "train/checkpoints/step-000010").exists()
     assert_same_bits(run, whole)
 
@@ -460,9 +463,9 @@ def test_training_goes_on_while_the_disk_is_full(whole: Path, tmp_path: Path, mo
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_last_save_that_fails_is_an_error(whole: Path, tmp_path: Path, mode: str) -> None:
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode}})
-    told = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 17, STEPS + 1))])
-    assert [one.error.partition(": ")[0] for one in told] == ["ContractError", "FirstRankFailed"]
-    assert "step-000020: expected a checkpoint, got" in told[0].error
+    results = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 17, STEPS + 1))])
+    assert [item.error.partition(": ")[0] for item in results] == ["ContractError", "FirstRankFailed"]
+    assert "step-000020: expected a checkpoint, got" in results[0].error
     assert [event.step for event in events(run, "failed_save")][-1] == 20  # the save before may still be under way
     assert not (run / "train/manifest.json").exists()
     assert notes(run)[-1].step < STEPS
@@ -480,7 +483,7 @@ def test_the_command_ends_with_code_2_if_its_last_save_fails(tmp_path: Path, cap
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     message = capsys.readouterr().err
-    assert "penstock: training goes on without a checkpoint of step 3, failure 1: " in message
+    assert "penstock: training continues without a checkpoint of step 3, failure 1: " in message
     assert message.splitlines()[-1].startswith(f"penstock: {run}/train/checkpoints/step-000003: expected a checkpoint")
     assert len(metrics(run)) == 3
     assert read_plan(Store(str(run))).steps == 3
