@@ -112,7 +112,7 @@ def print_law(found: LawFile, fit: Fit, budgets: Sequence[float]) -> str:
     counted = "all parameters, a tied embedding once" if law.counts == "all" else "parameters without embeddings"
     lines = [f"L(N, D) of {law.num_runs} runs: {law_in(law).formula}", f"  N: {counted}"]
     for name in (*NAMES, "exponent"):
-        lines.append(f"  {name:9s} {getattr(law_in(law), name):12.6g}  {law.told(name)}")
+        lines.append(f"  {name:9s} {getattr(law_in(law), name):12.6g}  {law.interval(name)}")
     lines.append(f"  off by {100 * law.deviation:.2g} % of the loss on these runs (root of the mean square)")
     lines.append(f"  {found.how}")
     lines += [_best(law, fit, compute) for compute in budgets]

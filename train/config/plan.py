@@ -68,7 +68,7 @@ class OwnLaw(BaseModel):
         """Return the source of a parameter, in words."""
         return self.held_from if self._is_held(name) else self.source
 
-    def told(self, name: str) -> str:
+    def interval(self, name: str) -> str:
         """Return the interval of a parameter, in words."""
         if self._is_held(name):
             return "held, not fitted"

@@ -143,7 +143,7 @@ class Transformer(nn.Module):
         if span.ends and not (shape.tie_embeddings and span.begins):
             # A tied matrix in the last pipeline stage is a copy of the embedding, which the layout keeps equal.
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        self.look: Callable[[int, Documents | None, torch.device], Look] = self.look_at
+        self.look: Callable[[int, Documents | None, torch.device], Look] = self.mask_of_rows
         self.loss = HeadLoss()
         self._compiled = False
 
@@ -197,7 +197,7 @@ class Transformer(nn.Module):
         """The layers of this part of the model, in order."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
-    def look_at(self, num_positions: int, documents: Documents | None, device: torch.device) -> Look:
+    def mask_of_rows(self, num_positions: int, documents: Documents | None, device: torch.device) -> Look:
         """Return the attention mask of whole rows, in the form of the device's fastest kernel."""
         positions_T = torch.arange(num_positions, device=device)
         if documents is None:

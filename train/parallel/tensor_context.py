@@ -46,7 +46,7 @@ def share_sequences(model: Transformer, group: dist.ProcessGroup, by: str) -> No
 
     def look(width: int, documents: Documents | None, device: torch.device) -> Look:
         if by == "heads":
-            whole = model.look_at(parts * width, documents, device)
+            whole = model.mask_of_rows(parts * width, documents, device)
         else:
             numbers_BT = None if documents is None else documents.numbers_BT
             whole = model.look_from(torch.arange(parts * width, device=device), numbers_BT)

@@ -65,7 +65,7 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
     else:
         told, source = "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
         for name, unit in OWN_NUMBERS.items():
-            yield f"own_law.{name}", getattr(law_in(own), name), unit, own.told(name), own.held_if(name)
+            yield f"own_law.{name}", getattr(law_in(own), name), unit, own.interval(name), own.held_if(name)
     if (loss := _loss(plan, own, found)) <= math.log(plan.shape.vocab_size):
         yield "expected_loss", loss, "nats/token", told, source
 

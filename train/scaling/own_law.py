@@ -129,7 +129,7 @@ def write_law(place: str, found: LawFile) -> None:
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{place}: expected runs whose loss falls with {what}, got {name} = {getattr(found.law, name):.3g} "
-                f"({found.law.told(name)}): no plan can go by such a law, and none is written. Fit it to runs that "
+                f"({found.law.interval(name)}): no plan can go by such a law, and none is written. Fit it to runs that "
                 f"differ more in {more} and see more tokens."
             )
     folder, name = _placed(place)

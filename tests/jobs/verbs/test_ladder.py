@@ -76,9 +76,9 @@ def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     written = law_file(found, runs, 0.9, "")
     assert written.law.deviation < 0.06
     assert written.law.held == ("alpha", "beta")
-    assert written.law.told("alpha") == written.law.told("exponent") == "held, not fitted"
+    assert written.law.interval("alpha") == written.law.interval("exponent") == "held, not fitted"
     assert written.law.held_if("alpha") == PUBLISHED.source
-    assert written.law.told("floor").startswith("90 % between ")
+    assert written.law.interval("floor").startswith("90 % between ")
 
 
 @pytest.mark.parametrize(
@@ -516,9 +516,9 @@ def test_files_that_hold_no_law_are_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["plan.law=own"], "law = own wants law_file"),
-        (["plan.law_file=law.json"], "law_file and own_law want law = own"),
-        (["plan.law=own", "plan.law_file=law.json", "plan.tokens_per_parameter=30"], "wants law = ratio"),
+        (["plan.law=own"], "law = own requires law_file"),
+        (["plan.law_file=law.json"], "law_file and own_law require law = own"),
+        (["plan.law=own", "plan.law_file=law.json", "plan.tokens_per_parameter=30"], "requires law = ratio"),
     ],
 )
 def test_a_law_and_its_file_want_each_other(

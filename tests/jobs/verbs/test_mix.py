@@ -269,7 +269,7 @@ def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> N
 def test_shares_are_given_in_one_place(given_run: Path, tmp_path: Path, text: str) -> None:
     dataset, path = open_dataset(Store(str(given_run))), tmp_path / "mix.toml"
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=0.5, web_tail=0.5)))
-    with pytest.raises(ConfigError, match=r"expected shares in one place, got --set train\.(weights|mix)"):
+    with pytest.raises(ConfigError, match=r"expected shares in the mix alone, got --set train\.(weights|mix)"):
         mix_overrides(str(path), dataset, [text])
 
 
@@ -285,7 +285,7 @@ def test_a_plan_that_follows_a_mix_keeps_its_shares(given_run: Path, tmp_path: P
     standing = plan.settings.to_json()
     check_kept(standing, ["train.eval_every=7"])
     with pytest.raises(
-        ConfigError, match=r"expected the shares of mix [0-9a-f]{12}, which the plan follows\. Plan again"
+        ConfigError, match=r"expected the shares of the plan's mix [0-9a-f]{12}, got other shares\. Run `penstock plan`"
     ):
         check_kept(standing, ['train.weights={"web+head"=1,"web+tail"=1}'])
     check_kept(planned(folder).settings.to_json(), ['train.weights={"web+head"=1,"web+tail"=1}'])
@@ -294,11 +294,11 @@ def test_a_plan_that_follows_a_mix_keeps_its_shares(given_run: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("train", "found"),
     [
-        ({"mix": "f" * 64}, "mix wants weights"),
+        ({"mix": "f" * 64}, "mix requires weights"),
         ({"mix": "f" * 63, "weights": {"a": 1}}, "train.mix: String should match pattern"),
         (
             {"mix": "f" * 64, "weights": {"a": 1}, "stages": [{"weights": {"a": 1}}]},
-            "mix wants stages without weights of their own",
+            "mix requires stages without their own weights",
         ),
     ],
 )

@@ -312,7 +312,7 @@ def test_retention(tmp_path: Path, keep: int, keep_every: int | None, expected: 
 
 @pytest.mark.parametrize(("every", "keep_every"), [(0, 100), (200, 300), (200, 100)])
 def test_keep_every_that_no_checkpoint_meets_is_refused(every: int, keep_every: int) -> None:
-    with pytest.raises(ValueError, match=f"wants a multiple of every = {every}, found {keep_every}"):
+    with pytest.raises(ValueError, match=f"keep_every: expected a multiple of every = {every}, got {keep_every}"):
         CheckpointConfig(every=every, keep_every=keep_every)
 
 

@@ -232,11 +232,11 @@ def test_what_no_layout_can_do_is_refused(layout: dict, shape: dict, message: st
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"pipeline": 2, "schedule": "zbv"}, "schedule = zbv wants data = zero2"),
-        ({"data": "ddp", "tensor": 2}, "data = ddp stands alone"),
-        ({"compress": "topk"}, "compress wants data = ddp or replicate > 1"),
-        ({"schedule": "gpipe"}, "schedule and stages_per_rank want pipeline > 1"),
-        ({"activation_budget": 5}, "activation_budget and activation_checkpointing = budget want each other"),
+        ({"pipeline": 2, "schedule": "zbv"}, "schedule = zbv requires data = zero2"),
+        ({"data": "ddp", "tensor": 2}, "context, tensor and pipeline require data = zero2 or zero3, got ddp"),
+        ({"compress": "topk"}, "compress requires data = ddp or replicate > 1"),
+        ({"schedule": "gpipe"}, "schedule and stages_per_rank require pipeline > 1"),
+        ({"activation_budget": 5}, "activation_budget and activation_checkpointing = budget require each other"),
     ],
 )
 def test_what_a_layout_would_ignore_is_refused(layout: dict, message: str) -> None:
