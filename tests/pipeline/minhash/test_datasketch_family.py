@@ -14,11 +14,11 @@ from pipeline.minhash.datasketch_family import hashes, shingles
 from pipeline.minhash.fast import BLOCK
 from pipeline.minhash.stage import SignatureConfig, as_matrix, shingle_hashes, signature, similarity, value_type
 
-TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; nobody knows why it does so."
+TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; no one knows why it does so."
 
 
 def theirs(text: str, language: str, config: SignatureConfig) -> MinHash:
-    """What the library makes of the same shingles."""
+    """Return the library's MinHash of the same shingles."""
     hashfunc = xxhash.xxh32_intdigest if config.datasketch_hash == "xxh32" else None
     made = MinHash(config.permutations, config.seed, hashfunc=hashfunc, scheme=config.datasketch_scheme)
     made.update_batch(shingles(text, language, config))
@@ -107,5 +107,5 @@ def test_shingle_hashes_have_the_librarys_low_bits() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_that_its_generator_does_not_take_is_refused(seed: int) -> None:
-    with pytest.raises(ValidationError, match=rf"the family datasketch takes seeds from 0 to 4294967295, found {seed}"):
+    with pytest.raises(ValidationError, match=rf"expected 0 to 4294967295 with family 'datasketch', got {seed}\."):
         SignatureConfig(family="datasketch", seed=seed)
