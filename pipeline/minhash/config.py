@@ -46,17 +46,17 @@ class SignatureConfig(Section):
 
     @model_validator(mode="after")
     def _no_unused_settings(self) -> "SignatureConfig":
-        unused = {
-            "unit = 'words'": self.unit == "words" and {"shingle_chars"},
-            "unit = 'chars'": self.unit == "chars" and {"shingle_words"},
-            "family = 'simhash'": self.family == "simhash" and {"permutations"},
-            f"family = {self.family!r}": self.family != "datasketch" and {"datasketch_hash", "datasketch_scheme"},
-        }
-        for setting, names in unused.items():
-            given = sorted((names or set()) & self.model_fields_set)
-            if given:
+        unused = (
+            ("unit", "words", self.unit == "words", {"shingle_chars"}),
+            ("unit", "chars", self.unit == "chars", {"shingle_words"}),
+            ("family", "simhash", self.family == "simhash", {"permutations"}),
+            ("family", self.family, self.family != "datasketch", {"datasketch_hash", "datasketch_scheme"}),
+        )
+        for name, value, is_ignored, settings in unused:
+            given = sorted(settings & self.model_fields_set)
+            if is_ignored and given:
                 raise ValueError(
-                    f"{given[0]}: expected no value with {setting}, which ignores it, got "
+                    f"{given[0]}: expected no value with {name} = {value!r}, which ignores it, got "
                     f"{getattr(self, given[0])!r}. Remove signature.{given[0]}."
                 )
         return self

@@ -32,7 +32,7 @@ from pipeline.text.words import Vocabulary, normal_words, word_keys
 from schemas.errors import ContractError
 
 CONFIG = SignatureConfig()
-TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; no one knows why it does so."
+TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; nobody knows why it does so."
 CHINESE = "今天下午有一个关于历史和文化的讲座，欢迎大家参加。"
 EVERY_FAMILY = [SignatureConfig(family=family) for family in ("fast", "datasketch", "datatrove", "simhash")]
 
