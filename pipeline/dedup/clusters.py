@@ -147,7 +147,7 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> Links:
 
 
 def write_part(task: ClustersTask, number: int, links: Links) -> Answer:
-    """Write the clusters of one part; returns files, books and figures."""
+    """Write the clusters of one part; return files, counts and figures."""
     started = time.process_time()
     writer = PartWriter(task.clusters, part_key(number), CLUSTERS)
     leaders: list[pa.RecordBatch] = []

@@ -151,7 +151,7 @@ def _followed(links: Kept, levels: Sequence[Kept], partitions: int) -> DataFrame
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return the number of partitions, limited by the bounds of their sizes."""
+    """Return `partitions`, limited so that each partition's size stays within its bounds."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 
@@ -180,9 +180,9 @@ def _follower(partitions: int) -> Callable[[Batches], Batches]:
                 known.append(unpacked(batch.filter(pc.invert(asks))))
                 yield unpacked(batch.filter(asks))
 
-        for asked in joined(leaves(), CHUNK_EDGES):
-            held = np.concatenate([*(rows for rows in known if len(rows)), asked[:0]])
-            links, roots = follow(held, asked)
+        for requested in joined(leaves(), CHUNK_EDGES):
+            held = np.concatenate([*(rows for rows in known if len(rows)), requested[:0]])
+            links, roots = follow(held, requested)
             known[:] = [held, roots]
             yield from packs(links, owners(links[:, 0], partitions))
         for pairs in joined(known, 0):

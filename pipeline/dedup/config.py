@@ -75,7 +75,7 @@ class DedupConfig(Section):
     """Weight of a survivor by the size of its cluster: the entry with the largest size up to that of the cluster.
     Source of the default: FineWeb-2 (Penedo et al. 2025, arXiv 2506.20920)."""
     finish_edges: int = execution(4_000_000, ge=0)
-    """Clusters are finished in one task once at most this many edges are left; 0 runs all rounds in parallel."""
+    """Clusters are finished in one task once at most this many edges are left; 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
     """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
 
@@ -134,8 +134,8 @@ class DedupConfig(Section):
             )
         if self.indexes and "snapshot" in self.scope:
             raise ValueError(
-                f"scope: expected no 'snapshot' with indexes, as that scope keeps snapshots apart, got {list(self.scope)}. "
-                "Remove 'snapshot' from dedup.scope."
+                "scope: expected no 'snapshot' with indexes, because that scope keeps snapshots apart, got "
+                f"{list(self.scope)}. Remove 'snapshot' from dedup.scope."
             )
         if "source_rank" not in self.keep and self.source_ranks:
             raise ValueError(
