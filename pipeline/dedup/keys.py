@@ -281,7 +281,7 @@ KINDS = {PAIRED: PAIRS_DDL, LED: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs (PAIRS) of every bucket, and a WANTED row for each leader of a pair.
+    """Yield the pairs (PAIRS) of every bucket, and a `WANTED` row for each leader of a pair.
 
     The rows are sorted by (key, order); each order is `width` bytes long.
     """

@@ -38,8 +38,8 @@ Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
 def attach(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the distinct pairs (CARRIED) with the member's payload.
 
-    The rows (MET) are sorted by (node, leader): for each node its payload first (no leader), then WANTED rows, then its
-    pairs. Raises ContractError if a payload is missing.
+    The rows (`MET`) are sorted by (node, leader): for each node its payload first (no leader), then `WANTED` rows, then
+    its pairs. Raises ContractError if a payload is missing.
     """
     payload, owner, last_size = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
     for batch in batches:

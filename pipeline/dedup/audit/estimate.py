@@ -143,7 +143,7 @@ class Tally:
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
-        """Return recall at each bin edge from `min_jaccard` - BELOW on.
+        """Return recall at each bin edge from `min_jaccard` - `BELOW` on.
 
         For the pairs that are at least this similar: the share in one cluster, and the share with a common key.
         """
