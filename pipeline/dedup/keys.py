@@ -19,6 +19,7 @@ from pipeline.dedup.config import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, order_columns, orders, rows_of_bytes
 from pipeline.engine.parquet import Part, measured
 from pipeline.minhash.bands import optimal_bands
+from pipeline.minhash.datasketch_family import library_bands
 from pipeline.minhash.fast import mixed, odd_numbers
 from pipeline.minhash.simhash import table_keys
 from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
@@ -34,6 +35,8 @@ _EXACT = np.uint64(0x6C62272E07BB0142)
 
 def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
     """Return the bands and rows of a MinHash signature. Raises ConfigError if the signature is too short for them."""
+    if dedup.threshold is not None and signature.family == "datasketch":
+        return library_bands(dedup.threshold, signature.permutations)
     if dedup.threshold is not None:
         return optimal_bands(dedup.threshold, signature.permutations)
     if dedup.bands * dedup.rows > signature.permutations:

@@ -8,17 +8,18 @@ a x + b modulo 2^32 with odd a; `legacy`, the only one before 2.0, takes the low
 import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.datatrove_family import PRIME, smallest
+from pipeline.minhash.datatrove_family import smallest
 from pipeline.minhash.fast import VALUE, Values, minima
 from pipeline.minhash.shingles import by_characters, runs, words_of
 from pipeline.text.words import Codes, normal_words
 
-__all__ = ["VALUE", "hashes", "shingles", "sketch"]
+__all__ = ["VALUE", "hashes", "library_bands", "shingles", "sketch"]
 
 _LOW = np.uint64((1 << 32) - 1)
 
@@ -50,9 +51,9 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
     """Return the library's hash values for at least one shingle hash (permutations,)."""
+    factors, terms = _permutations(config.seed, config.permutations, config.datasketch_scheme)
     if config.datasketch_scheme == "legacy":
-        return smallest(codes & _LOW, *_legacy_factors(config.seed, config.permutations), _LOW).astype(np.uint32)
-    factors, terms = _affine_factors(config.seed, config.permutations)
+        return smallest(codes & _LOW, factors, terms, _LOW).astype(np.uint32)
     return minima(_mixed32(codes.astype(np.uint32)), factors, terms)
 
 
@@ -64,17 +65,24 @@ def _mixed32(numbers: Values) -> Values:
 
 
 @lru_cache(maxsize=16)
-def _affine_factors(seed: int, count: int) -> tuple[Values, Values]:
-    """Return the factors a and the terms b of `affine32`, each (count, 1), as NumPy's RandomState draws them."""
-    generator = np.random.RandomState(seed)
-    factors = generator.randint(0, 1 << 31, (count, 1), np.uint32) * np.uint32(2) + np.uint32(1)
-    return factors, generator.randint(0, 1 << 32, (count, 1), np.uint32)
+def _permutations(seed: int, count: int, scheme: str) -> tuple[Any, Any]:
+    """Return the factors a and the terms b of a scheme, each (count, 1), as the library draws them.
 
+    They are uint32 for `affine32` and uint64 for `legacy`.
+    """
+    from datasketch import MinHash  # imported once per process and only for this family: the import takes 0.8 s
 
-@lru_cache(maxsize=16)
-def _legacy_factors(seed: int, count: int) -> tuple[Codes, Codes]:
-    """Return the factors a and the terms b of `legacy`, each (count, 1), drawn alternately."""
-    generator, last = np.random.RandomState(seed), int(PRIME)
-    pairs = [[generator.randint(low, last, dtype=np.uint64) for low in (1, 0)] for _ in range(count)]
-    factors, terms = np.array(pairs, np.uint64).T[:, :, None]
+    factors, terms = MinHash(count, seed, scheme=scheme).permutations[:, :, None]
     return factors, terms
+
+
+@lru_cache(maxsize=64)
+def library_bands(threshold: float, permutations: int) -> tuple[int, int]:
+    """Return the (bands, rows) that `datasketch.MinHashLSH` chooses for a threshold with its default weights.
+
+    It takes 20 ms for 112 permutations. The class itself is not used, because it rejects a single band.
+    """
+    from datasketch.lsh import _optimal_param
+
+    bands, rows = _optimal_param(threshold, permutations, 0.5, 0.5)
+    return int(bands), int(rows)
