@@ -1,7 +1,7 @@
 """The tables `documents` and `text` of a run written from given texts, without a crawl and without Spark.
 
 Only the signature stage of the documents pass runs, so what is measured afterwards is deduplication. Identities and
-manifests are made by the functions of a run: `penstock stage dedup` finds the tables standing and goes on from them.
+manifests are made by the functions of a run: `penstock stage dedup` finds the complete tables and resumes from them.
 """
 
 import json
@@ -37,7 +37,7 @@ DATE = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Text:
-    """One document to be written."""
+    """A document to be written."""
 
     url: str
     text: str
@@ -46,7 +46,7 @@ class Text:
 
 @dataclass(frozen=True)
 class WriteTask:
-    """One part to write: `texts(split number)` are its documents."""
+    """A part to write: `texts(split number)` returns its documents."""
 
     split: Split
     recipe: Recipe
@@ -55,7 +55,7 @@ class WriteTask:
 
 
 def recipe_of(folder: Path, num_splits: int, settings: Mapping[str, Mapping[str, Any]]) -> Recipe:
-    """The recipe of a run over `num_splits` inputs that name their texts and do not hold them."""
+    """Return the recipe of a run over `num_splits` inputs that name their texts and do not contain them."""
     inputs = folder / "inputs"
     inputs.mkdir(parents=True, exist_ok=True)
     for number in range(num_splits):
@@ -68,7 +68,7 @@ def recipe_of(folder: Path, num_splits: int, settings: Mapping[str, Mapping[str,
 
 
 def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterable[Text]], processes: int = 1) -> float:
-    """Write and commit both tables of the run in `folder` unless they stand; returns CPU seconds of signatures."""
+    """Write and commit both tables of the run in `folder` unless they exist; return CPU seconds of signatures."""
     prepared = prepare(recipe, "documents")
     step, store = prepared.steps[0], Store(str(folder))
     run = Run(None, recipe, store, prepared.splits, prepared.models, None)
@@ -94,7 +94,7 @@ def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterabl
 
 
 def write_part(task: WriteTask) -> dict[str, Any]:
-    """Sign and write one part; returns what the documents pass would."""
+    """Compute the signatures of one part and write it; return the answer of the step `documents`."""
     split = task.split
     sign = SIGNATURE.make(task.recipe[SIGNATURE.name], {})
     books = Books([(stage.name, stage.reasons) for stage in COUNTED])
@@ -127,14 +127,14 @@ def write_part(task: WriteTask) -> dict[str, Any]:
 
 
 def table_of(folder: Path, name: str) -> Table:
-    """A committed table of the run in `folder`."""
+    """Return a committed table of the run in `folder`."""
     store = Store(str(folder))
-    found = store.child(f"{name}/{read_run(store).tables[name]}")
-    return Table(found, read_manifest(found))
+    version = store.child(f"{name}/{read_run(store).tables[name]}")
+    return Table(version, read_manifest(version))
 
 
 def columns_of(folder: Path, name: str, columns: Sequence[str]) -> pa.Table:
-    """These columns of a committed table as one Arrow table, part by part in order."""
+    """Return these columns of a committed table as one Arrow table, in the order of its parts."""
     table = table_of(folder, name)
     parts = []
     for path in table.manifest.paths_of():
