@@ -25,7 +25,6 @@ from pipeline.text.words import Codes
 __all__ = [
     "FAMILIES",
     "SIGNATURE",
-    "Family",
     "SignatureConfig",
     "Signatures",
     "anchor",

@@ -211,7 +211,7 @@ def stock_of(texts: Iterable[str], origin: str) -> Stock:
 
 
 def paragraphs_of(text: str) -> Iterator[list[tuple[str, str]]]:
-    """Return paragraphs as pieces with their normalized words; pieces of several words are split, others dropped."""
+    """Return paragraphs as pieces with their words; pieces of several words are split, pieces without words dropped."""
     least, most = PARAGRAPH_WORDS
     held: list[tuple[str, str]] = []
     for piece in text.split():
