@@ -1,7 +1,7 @@
-"""The index of the evaluation sets: their n-grams sorted, each with the items it is from, in one memory-mapped file.
+"""The index of the evaluation sets: their sorted n-grams, each with its items, in one memory-mapped file.
 
-It grows with the sets and not with the corpus, so it is made once and every worker looks its documents up in it. A
-filter of 32 to 64 bits an n-gram sorts out all but one in 32 of the others before the binary search.
+It grows with the sets and not with the corpus, so it is built once, and every worker looks up its documents in it. A
+bit filter of 32 to 64 bits per n-gram rejects all but one in 32 of the other n-grams before the binary search.
 """
 
 import io
@@ -25,30 +25,31 @@ from schemas.config import nearest
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
 
-# Items of an evaluation set: the texts of one JSON object a line, by the fields that hold them.
+# Items of an evaluation set: one JSON object per line, with its texts in the given fields.
 
 
 def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
-    """Line number, from 1, and texts of every item of a file; blank lines are none.
+    """Yield line number, from 1, and texts of every item of a file; blank lines are skipped.
 
     Raises ConfigError, with file and line, for a line that is no JSON object or has none of the fields.
     """
-    wanted = fields or DEFAULT_FIELDS
+    names = fields or DEFAULT_FIELDS
     for number, line in _lines(path, where):
-        place = f"{where}: {path}:{number}"
+        location = f"{where}: {path}:{number}"
         try:
             item = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{place}: expected a JSON object, got {error}. Correct the line.") from error
+            raise ConfigError(f"{location}: expected a JSON object, got {error}. Correct the line.") from error
         if not isinstance(item, dict):
-            raise ConfigError(f"{place}: expected a JSON object, got {type(item).__name__}. Correct the line.")
-        found = [(name, list(_values(item, name.split(".")))) for name in wanted]
-        if not any(values for _, values in found):
+            raise ConfigError(f"{location}: expected a JSON object, got {type(item).__name__}. Correct the line.")
+        values = [value for name in names for value in _values(item, name.split("."))]
+        if not values:
             raise ConfigError(
-                f"{place}: expected a field {' or '.join(wanted)}, got {', '.join(map(repr, sorted(item))) or 'none'}"
-                f"{nearest(wanted[0], item) if len(wanted) == 1 and item else ''}. Name the fields to look at."
+                f"{location}: expected a field {' or '.join(names)}, got {', '.join(map(repr, sorted(item))) or 'none'}"
+                f"{nearest(names[0], item) if len(names) == 1 and item else ''}. "
+                "Name the fields in decontaminate.fields."
             )
-        yield number, [text for _, values in found for value in values for text in _strings(value)]
+        yield number, [text for value in values for text in _strings(value)]
 
 
 def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
@@ -58,11 +59,11 @@ def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
                 if line := line.strip():
                     yield number, line
     except OSError as error:
-        raise ConfigError(f"{where}: expected a readable file, got {path}: {error}. Restore it.") from error
+        raise ConfigError(f"{where}: expected a readable file, got {path}: {error}. Restore the file.") from error
 
 
 def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
-    """What lies at a path of field names; a list on the way stands for each of its members."""
+    """Yield the values at a path of field names; a list on the path is replaced by each of its members."""
     if not path:
         yield value
     elif isinstance(value, list):
@@ -80,72 +81,73 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(member)
 
 
-# N-grams of a text as 64-bit numbers: of its words, or of its characters where writing does not separate words.
+# N-grams of a text as 64-bit numbers: of words, or of characters in writing that does not separate words.
 #
-# The number of an n-gram is the polynomial of its units' keys, taken for all runs at once from prefix sums. Keys are
-# xxh64, so an n-gram that is in no set of N n-grams is taken for one of them with probability N / 2^64 (up to the
-# factor of 8 that exchanged words may cost): for 10^7 n-grams and a corpus of 10^12 words, 0.5 expected false hits in
-# all of it.
+# The number of an n-gram is a polynomial of the keys of its units, computed for all runs at once from prefix sums. Keys
+# are xxh64, so an n-gram that is not among N n-grams collides with one of them with probability N / 2^64 (times up to
+# 8, for exchanged words). With 10^7 n-grams and a corpus of 10^12 words, 0.5 false hits are expected in the whole
+# corpus.
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 PIECE = re.compile(r"\S+")
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
-"""A character of a script that does not separate words, or a run of others: the least that is cut from a text."""
+"""A token, the smallest unit that is cut: a character of a script that does not separate words, or a run of others."""
 
 
 def prefix_sums(keys: Codes) -> Codes:
-    """The polynomials of the first 0, 1, … keys modulo 2^64 (len(keys) + 1,)."""
+    """Return the polynomials of the first 0, 1, … keys modulo 2^64 (len(keys) + 1,)."""
     sums = np.zeros(len(keys) + 1, np.uint64)
     np.cumsum(keys * powers(len(keys))[0][: len(keys)], out=sums[1:])
     return sums
 
 
 def ngrams(sums: Codes, size: int) -> Codes:
-    """The number of every run of `size` units, given the prefix sums of their keys; empty if there are fewer."""
+    """Return the number of every run of `size` units, given the prefix sums of their keys; empty if there are fewer."""
     count = max(0, len(sums) - size)
     return (sums[size:] - sums[:count]) * powers(len(sums))[1][:count]
 
 
 def has_unspaced(text: str) -> bool:
-    """Whether the text has a character of a script that does not separate words."""
+    """Return True if the text has a character of a script that does not separate words."""
     return not text.isascii() and _UNSPACED.search(text) is not None
 
 
 def is_unspaced(text: str) -> bool:
-    """Whether most characters of the text's words belong to such scripts."""
+    """Return True if most characters of the text's words belong to such scripts."""
     letters = "".join(normal_words(text))
     return has_unspaced(letters) and 2 * len(_UNSPACED.findall(letters)) > len(letters)
 
 
 def character_keys(text: str) -> Codes:
-    """The key of each character of the text's words, spaces and punctuation left out: that of a word of one letter."""
+    """Return the key of each character of the text's words, equal to the key of a word of this one letter."""
     letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]
 
 
 def located_words(text: str) -> tuple[Codes, Ints]:
-    """The key of each word, and start and end of the piece of text that it stands in (2, words) [code points]."""
+    """Return the key of each word, and start and end of its text between whitespace (2, words) [code points]."""
     words: list[str] = []
     spans: list[tuple[int, int]] = []
-    for piece in PIECE.finditer(text):
-        found = normal_words(piece.group())
-        words += found
-        spans += [piece.span()] * len(found)
+    for match in PIECE.finditer(text):
+        piece_words = normal_words(match.group())
+        words += piece_words
+        spans += [match.span()] * len(piece_words)
     return word_keys(words), np.array(spans, np.int64).reshape(-1, 2).T
 
 
 def located_characters(text: str) -> tuple[Codes, Ints]:
-    """The key of each character of the text's words, and start and end of its token (2, characters) [code points].
+    """Return the key of each character of the text's words, and start and end of its token (2, characters).
 
-    Where a token's characters depend on its neighbours, as in a number, its span is that of the whole piece.
+    If a token's characters depend on its neighbors, as in a number, its span extends to the surrounding whitespace.
+    Spans are in code points.
     """
     spans: list[tuple[int, int]] = []
-    for piece in PIECE.finditer(text):
-        whole = "".join(normal_words(piece.group()))
-        tokens = [(token.span(), "".join(normal_words(token.group()))) for token in TOKEN.finditer(text, *piece.span())]
+    for match in PIECE.finditer(text):
+        whole = "".join(normal_words(match.group()))
+        tokens = [(token.span(), "".join(normal_words(token.group()))) for token in TOKEN.finditer(text, *match.span())]
         if "".join(letters for _, letters in tokens) != whole:
-            tokens = [(piece.span(), whole)]
+            tokens = [(match.span(), whole)]
         for span, letters in tokens:
             spans += [span] * len(letters)
     return character_keys(text), np.array(spans, np.int64).reshape(-1, 2).T
@@ -153,14 +155,14 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
 
 FORMAT = 1
 FILE, SET, IGNORED = "index", "set_", "ignored"
-"""Names of the compiled file, of each set's (with its name behind) and of the ignored text among a stage's models."""
+"""Names of the compiled file, of each set's file (followed by the set's name), and of the ignored text's file."""
 WORDS, CHARACTERS = "word_sizes", "character_sizes"
 _FILTER_BITS = 32  # an n-gram, at least
 
 
 @dataclass
 class _Collected:
-    """The n-grams of items while they are read."""
+    """The n-grams of the items that have been read so far."""
 
     config: DecontaminateConfig
     sizes: dict[str, set[int]] = field(default_factory=lambda: {WORDS: set(), CHARACTERS: set()})
@@ -168,7 +170,7 @@ class _Collected:
     owners: list[int] = field(default_factory=list)
 
     def add(self, text: str, owner: int) -> None:
-        """Take the n-grams of a text; all of it if it is shorter but long enough, else nothing."""
+        """Add the n-grams of a text, or the whole of a shorter text that is long enough to be matched."""
         if is_unspaced(text):
             kind, keys = CHARACTERS, character_keys(text)
             size, least = self.config.ngram_chars, self.config.min_item_chars
@@ -182,7 +184,7 @@ class _Collected:
             self.owners.append(owner)
 
     def pairs(self) -> tuple[Codes, npt.NDArray[np.uint32]]:
-        """Every n-gram with its item, each pair once, sorted."""
+        """Return every n-gram with its item, each pair once, sorted."""
         hashes = np.concatenate([np.zeros(0, np.uint64), *self.hashes])
         owners = np.repeat(np.array(self.owners, np.uint32), [len(part) for part in self.hashes])
         order = np.lexsort((owners, hashes))
@@ -193,7 +195,7 @@ class _Collected:
 
 
 def compile_index(config: DecontaminateConfig, paths: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The path of the index of the sets, by the name FILE; a file of the same origin that stands in the folder serves.
+    """Return the path of the index of the sets, by the name FILE; build it unless the folder holds it already.
 
     Raises ConfigError, with file and line, for items that cannot be read, and for a set without any n-gram.
     """
@@ -212,7 +214,7 @@ def compile_index(config: DecontaminateConfig, paths: Mapping[str, str], folder:
 
 
 def build_index(config: DecontaminateConfig, paths: Mapping[str, str]) -> bytes:
-    """The bytes of the index of the sets: equal for equal files and settings. Raises ConfigError as above."""
+    """Return the bytes of the index, equal for equal files and settings. Raises ConfigError like `compile_index`."""
     collected, lines, sets = _Collected(config), list[int](), list[dict[str, Any]]()
     for name in sorted(config.evaluation_sets):
         where = f"decontaminate.evaluation_sets.{name}"
@@ -229,7 +231,7 @@ def build_index(config: DecontaminateConfig, paths: Mapping[str, str]) -> bytes:
     item_ngrams = np.bincount(owners, minlength=len(lines)).astype(np.uint32)
     starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
     _describe(sets, item_ngrams, owners, np.repeat(np.arange(len(starts)), np.diff(starts, append=len(hashes))))
-    sizes = {kind: sorted(found) for kind, found in collected.sizes.items()}
+    sizes = {kind: sorted(lengths) for kind, lengths in collected.sizes.items()}
     arrays = {
         "hashes": hashes[starts],
         "starts": np.append(starts, len(hashes)).astype(np.int64),
@@ -242,43 +244,46 @@ def build_index(config: DecontaminateConfig, paths: Mapping[str, str]) -> bytes:
 
 
 def _describe(sets: list[dict[str, Any]], item_ngrams: Any, owners: Any, entries: Ints) -> None:
-    """Add to each set how many of its items are looked for and how many distinct n-grams they have."""
+    """Add to each set the number of its items that are matched, and the number of their distinct n-grams.
+
+    Raises ConfigError for a set with no such item.
+    """
     first = 0
-    for one in sets:
-        last = first + one["items"]
-        one["indexed"] = int(np.count_nonzero(item_ngrams[first:last]))
-        one["ngrams"] = len(np.unique(entries[(owners >= first) & (owners < last)]))
-        if not one["indexed"]:
+    for entry in sets:
+        last = first + entry["items"]
+        entry["indexed"] = int(np.count_nonzero(item_ngrams[first:last]))
+        entry["ngrams"] = len(np.unique(entries[(owners >= first) & (owners < last)]))
+        if not entry["indexed"]:
             raise ConfigError(
-                f"decontaminate.evaluation_sets.{one['name']}: expected items that can be looked for, got none among "
-                f"{one['items']}. Name other fields, or a smaller min_item_words."
+                f"decontaminate.evaluation_sets.{entry['name']}: expected items that are long enough to match, got "
+                f"none among {entry['items']}. Name other fields in decontaminate.fields."
             )
         first = last
 
 
 def _ignored(config: DecontaminateConfig, path: str, sizes: Mapping[str, Iterable[int]]) -> Codes:
-    """The n-grams of the ignored text, of every size that the index has."""
-    found = [np.zeros(0, np.uint64)]
+    """Return the n-grams of the ignored text, of every size that the index has."""
+    hashes = [np.zeros(0, np.uint64)]
     for _, texts in read_items(path, "decontaminate.ignored"):
         for text in texts:
             for kind, keys in ((WORDS, word_keys(normal_words(text))), (CHARACTERS, character_keys(text))):
-                found += [ngrams(prefix_sums(keys), size) for size in sizes[kind]]
-    return np.unique(np.concatenate(found))
+                hashes += [ngrams(prefix_sums(keys), size) for size in sizes[kind]]
+    return np.unique(np.concatenate(hashes))
 
 
 def _filter_of(hashes: Codes) -> npt.NDArray[np.uint8]:
-    """A bit for every value of the leading bits of a hash, set where one of the sorted hashes has it."""
+    """Return a bit for every value of the leading bits of a hash, set if one of the sorted hashes has this value."""
     bits = max(10, (_FILTER_BITS * len(hashes) - 1).bit_length())
     slots = (hashes >> np.uint64(64 - bits)).view(np.int64)
-    found = np.zeros(1 << (bits - 3), np.uint8)
+    octets = np.zeros(1 << (bits - 3), np.uint8)
     starts = np.flatnonzero(np.diff(slots >> 3, prepend=-1))
     if len(starts):
-        found[slots[starts] >> 3] = np.bitwise_or.reduceat(np.uint8(1) << (slots & 7).astype(np.uint8), starts)
-    return found
+        octets[slots[starts] >> 3] = np.bitwise_or.reduceat(np.uint8(1) << (slots & 7).astype(np.uint8), starts)
+    return octets
 
 
 def _to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> bytes:
-    """An Arrow file of one row, a list a column: what its reader maps into memory without a copy."""
+    """Return an Arrow file of one row with a list in each column, which its reader memory-maps without a copy."""
     columns = [pa.LargeListArray.from_arrays(pa.array([0, len(a)], pa.int64()), pa.array(a)) for a in arrays.values()]
     batch = pa.RecordBatch.from_arrays(columns, list(arrays)).replace_schema_metadata({FILE: canonical_json(header)})
     sink = pa.BufferOutputStream()

@@ -1,4 +1,4 @@
-"""Looking a document up in the index: the n-grams it shares, the words they cover, the items they are from."""
+"""Matches of a document with the index: shared n-grams, the words they cover, their items, and the cutting of them."""
 
 import json
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from pipeline.text.words import Codes, Ints, normal_words, word_keys
 from schemas.errors import ContractError
 
 MOSTLY = 0.7
-"""Share of an item's n-grams from which on it counts as found whole. Source: Chowdhery et al. 2022 (PaLM), arXiv
-2204.02311, section 8; there over the whole corpus, here in one document."""
+"""Least share of an item's n-grams at which the whole item counts as contained. Source: Chowdhery et al. 2022 (PaLM),
+arXiv 2204.02311, section 8; there over the whole corpus, here in one document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Runs:
     """Runs of units that are n-grams of the index."""
 
     starts: Ints
-    """First unit of each."""
+    """First unit of each run."""
     sizes: Ints
-    """Units of each."""
+    """Units of each run."""
     entries: Ints
-    """Number of its n-gram in the index."""
+    """Number of each run's n-gram in the index."""
 
     def covered(self, count: int) -> npt.NDArray[np.bool_]:
-        """Which of `count` units lie in a run."""
+        """Return True for each of `count` units that is in a run."""
         edges = np.bincount(self.starts, minlength=count + 1) - np.bincount(
             self.starts + self.sizes, minlength=count + 1
         )
@@ -57,51 +57,54 @@ NONE = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a document shares with the evaluation sets."""
+    """The overlap of a document with the evaluation sets."""
 
     ngrams: dict[str, int]
-    """Distinct n-grams by set; sets without one are left out."""
+    """Distinct shared n-grams by set; sets without any are left out."""
     share: float
     """Words in such n-grams over words, or characters over characters if that is more; 0 to 1."""
     items: list[tuple[str, bool]]
-    """`set:line` of every item that one of them is from, and whether the document has MOSTLY all of that item's."""
+    """`set:line` of every item with a shared n-gram, and True if the document has at least MOSTLY of the item's."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """The index, mapped into memory."""
+    """The memory-mapped index."""
 
     arrays: dict[str, Any]
     header: dict[str, Any]
 
     @cached_property
     def _names(self) -> list[str]:
-        return [one["name"] for one in self.header["sets"]]
+        return [entry["name"] for entry in self.header["sets"]]
 
     @cached_property
     def _set_ends(self) -> Ints:
-        """The number of the item after the last of each set."""
-        return np.cumsum([one["items"] for one in self.header["sets"]])
+        """Return the number of the item after the last of each set."""
+        return np.cumsum([entry["items"] for entry in self.header["sets"]])
 
     @cached_property
     def _shift(self) -> np.uint64:
-        """What a hash is shifted by to give its bit in the filter."""
+        """Return the number of bits by which a hash is shifted to give its bit in the filter."""
         return np.uint64(65 - (8 * len(self.arrays["filter"])).bit_length())
 
     def find(self, hashes: Codes) -> tuple[Ints, Ints]:
-        """Positions of the hashes that are in the index, and their numbers there."""
+        """Return the positions of the hashes that are in the index, and their numbers there."""
         slots = (hashes >> self._shift).view(np.int64)
         bits = self.arrays["filter"][slots >> 3] >> (slots & 7).astype(np.uint8)
         maybe = np.flatnonzero(bits & 1)
         if not len(maybe):
             return maybe, maybe
-        known, wanted = self.arrays["hashes"], hashes[maybe]
-        numbers = np.searchsorted(known, wanted)
-        found = known[np.minimum(numbers, len(known) - 1)] == wanted
+        known, candidates = self.arrays["hashes"], hashes[maybe]
+        numbers = np.searchsorted(known, candidates)
+        found = known[np.minimum(numbers, len(known) - 1)] == candidates
         return maybe[found], numbers[found]
 
     def runs(self, keys: Codes, kind: str) -> Runs:
-        """Every run of units, given their keys, that is an n-gram of the index; `kind` is WORDS or CHARACTERS."""
+        """Return every run of units that is an n-gram of the index; `keys` are those of the units.
+
+        `kind` is WORDS or CHARACTERS.
+        """
         sizes = [size for size in self.header[kind] if size <= len(keys)]
         if not sizes:
             return NONE
@@ -114,15 +117,15 @@ class Index:
         return Runs(places - np.concatenate(([0], ends))[which], np.array(sizes)[which], entries)
 
     def overlap(self, text: str, words: Codes) -> Overlap | None:
-        """What a text shares with the sets, given the keys of its words; None if nothing."""
-        found = [(self.runs(words, WORDS), len(words))]
+        """Return the overlap of a text with the sets, given the keys of its words; None if there is none."""
+        matches = [(self.runs(words, WORDS), len(words))]
         if self.header[CHARACTERS] and has_unspaced(text):
             keys = character_keys(text)
-            found.append((self.runs(keys, CHARACTERS), len(keys)))
-        shares = [np.count_nonzero(runs.covered(count)) / count for runs, count in found if len(runs.starts)]
+            matches.append((self.runs(keys, CHARACTERS), len(keys)))
+        shares = [np.count_nonzero(runs.covered(count)) / count for runs, count in matches if len(runs.starts)]
         if not shares:
             return None
-        entries = np.unique(np.concatenate([runs.entries for runs, _ in found]))
+        entries = np.unique(np.concatenate([runs.entries for runs, _ in matches]))
         counts, owners = self._owners(entries)
         sets = np.searchsorted(self._set_ends, owners, "right")
         pairs = np.unique(np.stack((sets, np.repeat(entries, counts))), axis=1)[0]
@@ -130,7 +133,7 @@ class Index:
         return Overlap(ngrams_of, float(np.float32(max(shares))), self._items(owners))
 
     def _owners(self, entries: Ints) -> tuple[Ints, Ints]:
-        """How many items each n-gram is from, and those items, n-gram after n-gram."""
+        """Return the number of items of each n-gram, and those items, n-gram after n-gram."""
         starts, ends = self.arrays["starts"][entries], self.arrays["starts"][entries + 1]
         owners = np.concatenate([self.arrays["owners"][start:end] for start, end in zip(starts, ends)])
         return ends - starts, owners.astype(np.int64)
@@ -144,40 +147,40 @@ class Index:
 
 
 def open_index(path: str) -> Index:
-    """The index in a file. Raises ContractError if the file is none."""
+    """Return the index in a file. Raises ContractError if the file is no index."""
     try:
         batch = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
         header = json.loads((batch.schema.metadata or {})[FILE.encode()])
     except (pa.ArrowInvalid, KeyError, ValueError) as error:
-        raise ContractError(f"{path}: expected an index of evaluation sets, got {error}. Make it anew.") from error
+        raise ContractError(f"{path}: expected an index of evaluation sets, got {error}. Delete the file.") from error
     if header["format"] != FORMAT:
-        raise ContractError(f"{path}: expected format {FORMAT} of the index, got {header['format']}. Make it anew.")
+        raise ContractError(f"{path}: expected format {FORMAT} of the index, got {header['format']}. Delete the file.")
     arrays = {name: batch.column(name).values.to_numpy() for name in batch.schema.names}
     return Index(arrays, header)
 
 
-# Cutting shared n-grams out of a text, with a margin, until none is left; the text itself is never rewritten.
+# Cuts of shared n-grams, with a margin, until none is left; the text itself is never rewritten.
 #
-# What stays are pieces of whole tokens. Between two of them one line break of the cut text stays, or the space before
-# it, so that no two words become one. Source: Brown et al. 2020 (GPT-3), arXiv 2005.14165, appendix C, where the pieces
-# become documents of their own; here they stay one.
+# The remaining fragments consist of whole tokens. Between two of them one line break of the cut text is kept, or the
+# space before it, so that words stay separate. Source: Brown et al. 2020 (GPT-3), arXiv 2005.14165, appendix C, where
+# the fragments become separate documents; here they remain one document.
 
 ROUNDS = 20
-"""How often a text is looked through for what only the cuts before have brought together. What still shares n-grams
-then is cut whole, so that no text made for it takes more than linear time."""
+"""Most rounds of matching and cutting, because a cut can create new matches. Text that still shares n-grams after them
+is cut whole, so that no adversarial text takes more than linear time."""
 
 
 def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
-    """Cut what a row shares with the index out of its text after cuts; returns the number of pieces that are left.
+    """Cut the n-grams that a row shares with the index out of its text; return the number of fragments that are left.
 
-    Replaces `cuts`, `_body`, `_words` and `num_bytes`. Raises ContractError if body and cuts do not belong together.
+    Replaces `cuts`, `_body`, `_words` and `num_bytes`. Raises ContractError if the body is not the text after cuts.
     """
     text, body = row["text"], row["_body"]
     visible = between([tuple(span) for span in row["cuts"]], len(text))
     if sum(end - start for start, end in visible) != len(body):
         raise ContractError(
             f"decontaminate: expected a body of the text without its cuts, got {len(body)} code points in place of "
-            f"{sum(end - start for start, end in visible)}. A stage before changed one of them."
+            f"{sum(end - start for start, end in visible)}. Make the stages before it change both together."
         )
     kept, rest = [(0, len(body))], body
     for turn in range(ROUNDS + 1):
@@ -194,25 +197,28 @@ def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
 
 
 def shared_spans(text: str, index: Index) -> npt.NDArray[np.int64]:
-    """Start and end of every n-gram that a text shares with the index (n, 2) [code points]."""
-    found = [(*located_words(text), WORDS)]
+    """Return start and end of every n-gram that a text shares with the index (n, 2) [code points]."""
+    located = [(*located_words(text), WORDS)]
     if index.header[CHARACTERS] and has_unspaced(text):
-        found.append((*located_characters(text), CHARACTERS))
+        located.append((*located_characters(text), CHARACTERS))
     spans = []
-    for keys, (starts, ends), kind in found:
+    for keys, (starts, ends), kind in located:
         runs = index.runs(keys, kind)
         spans.append(np.stack((starts[runs.starts], ends[runs.starts + runs.sizes - 1]), axis=1))
     return np.concatenate(spans)
 
 
 def pieces_left(text: str, spans: Ints, margin: int, min_chars: int) -> list[Span]:
-    """What stays of a text when spans, `margin` on both sides and pieces below `min_chars` are cut [code points]."""
+    """Return the spans left of a text after `spans`, their `margin`, and fragments below `min_chars` are cut.
+
+    All lengths are in code points.
+    """
     tokens = np.array([token.span() for token in TOKEN.finditer(text)], np.int64)
     first = np.searchsorted(tokens[:, 1], spans[:, 0] - margin, "right")
     last = np.searchsorted(tokens[:, 0], spans[:, 1] + margin, "left")
     edges = np.bincount(first, minlength=len(tokens) + 1) - np.bincount(last, minlength=len(tokens) + 1)
-    stays = np.concatenate(([0], np.cumsum(edges)[: len(tokens)] == 0, [0]))
-    begins, stops = np.flatnonzero(np.diff(stays) > 0), np.flatnonzero(np.diff(stays) < 0)
+    is_kept = np.concatenate(([0], np.cumsum(edges)[: len(tokens)] == 0, [0]))
+    begins, stops = np.flatnonzero(np.diff(is_kept) > 0), np.flatnonzero(np.diff(is_kept) < 0)
     pieces = zip(tokens[begins, 0].tolist(), tokens[stops - 1, 1].tolist())
     kept: list[Span] = []
     for start, end in pieces:

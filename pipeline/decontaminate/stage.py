@@ -1,8 +1,8 @@
-"""Decontamination: n-grams that a document shares with evaluation sets, and canary strings; dropped, cut or counted.
+"""The stage `decontaminate`: n-grams shared with evaluation sets, and canary strings, are dropped, cut or counted.
 
-The n-grams of all sets are bounded, so the join with the corpus is a look-up in an index that every worker maps into
-memory, made once from the sets; documents bring the keys of their words along. Here is measured what is shared, and
-from the stored columns is decided what is dropped for it.
+The n-grams of all sets are few, so the join with the corpus is a look-up in an index that is built once and
+memory-mapped by every worker; the keys of a document's words are already known. The row function measures the overlap;
+checks on the stored columns decide which documents are dropped.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,18 +18,18 @@ from pipeline.decontaminate.match import MOSTLY, cut_row, open_index
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
 from schemas.tables import flattened
 
-# What the documents pass counts of contamination, and the table that shows it for each evaluation set.
+# Contamination figures that the step `documents` counts, and their table by evaluation set.
 #
-# Items are counted by name, at most as many as the sets have, so the figures do not grow with the corpus.
+# Items are counted by name, so the figures are bounded by the size of the sets and do not grow with the corpus.
 
 SETS, DOCUMENTS, NGRAMS = "evaluation_sets", "contaminated_documents", "contaminated_ngrams"
 ITEMS, WHOLE_ITEMS, CANARIES = "contaminated_items", "contaminated_items_whole", "canaries"
 HITS = "_hits"
-"""Private key of a row: `set:line` of the items found in it, and whether most of the item was."""
+"""Private key of a row: `set:line` of the items with a shared n-gram, and True if most of the item is shared."""
 
 
 def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
-    """(figure, name, amount) of everything that is counted of a measured row."""
+    """Yield (figure, name, amount) for every count of a measured row."""
     for name, count in (row.get("contamination") or {}).items():
         yield DOCUMENTS, name, 1
         yield NGRAMS, name, count
@@ -43,15 +43,16 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """By evaluation set of an index: items, items that are looked for, distinct n-grams; the figure SETS."""
+    """Return the figure SETS of an index: items, matched items and distinct n-grams by evaluation set."""
     numbers = ("items", "indexed", "ngrams")
-    return {one["name"]: {name: one[name] for name in numbers} for one in open_index(path).header["sets"]}
+    return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 
 
 def contamination_table(figures: Mapping[str, Any]) -> str:
-    """The hits of each evaluation set as text, from the figures of the table `documents`; empty if there are no sets.
+    """Return the hits of each evaluation set as a text table, from the figures of the table `documents`.
 
-    Items of a set, those looked for, those of which a document has an n-gram or MOSTLY all, and documents with hits.
+    Columns: items of a set, items that are matched, items of which a document has an n-gram or at least MOSTLY of all,
+    and documents with hits. The text is empty if there are no sets.
     """
     heads = ("evaluation set", "items", "looked for", "seen", "share", f"seen {MOSTLY:.0%}", "documents", "n-grams")
     rows = [heads]
@@ -69,7 +70,7 @@ def contamination_table(figures: Mapping[str, Any]) -> str:
 
 
 def _by_set(items: Mapping[str, int]) -> dict[str, int]:
-    """Number of items by set."""
+    """Return the number of items by set."""
     counts: dict[str, int] = {}
     for item in items:
         name = item.rpartition(":")[0]
@@ -81,13 +82,13 @@ __all__ = ["DECONTAMINATE", "DecontaminateConfig", "contamination_table", "figur
 
 
 def model_files(config: DecontaminateConfig) -> dict[str, str]:
-    """Paths of the evaluation sets and of the ignored text."""
+    """Return the paths of the evaluation sets and of the ignored text."""
     files = {SET + name: path for name, path in config.evaluation_sets.items()}
     return files | ({IGNORED: config.ignored} if config.ignored else {})
 
 
 def canary_counter(config: DecontaminateConfig) -> Callable[[str], int]:
-    """The number of occurrences of the canaries in a text, as a function of the text."""
+    """Return the function that counts the occurrences of the canaries in a text."""
     if config.canary_ignore_case:
         folded = [canary.casefold() for canary in config.canaries]
         return lambda text: sum(map(text.casefold().count, folded))
@@ -95,7 +96,7 @@ def canary_counter(config: DecontaminateConfig) -> Callable[[str], int]:
 
 
 def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that measures a document and, if the action is to cut, cuts it; it drops nothing."""
+    """Return the function that measures a document and, if the action is to cut, cuts it; it drops nothing."""
     index = open_index(models[FILE]) if config.evaluation_sets else None
     canaries = canary_counter(config)
 
@@ -116,7 +117,7 @@ def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
-    """Distinct n-grams that each document shares with the set it shares most with; NaN where not measured."""
+    """Return the largest number of distinct n-grams that each document shares with one set; NaN if not measured."""
     column = batch.column("contamination")
     shared = flattened(column)
     most = np.where(column.is_valid().to_numpy(zero_copy_only=False), 0.0, np.nan)
@@ -125,20 +126,20 @@ def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
 
 
 def checks(config: DecontaminateConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """What the settings say of the stored measurements."""
-    found: list[tuple[str, str, str, float | None, Any]] = []
+    """Return the checks of the stored measurements that the settings define."""
+    limits: list[tuple[str, str, str, float | None, Any]] = []
     if config.canaries:
-        found.append(("canary", "canaries", "max_canaries", config.max_canaries, None))
+        limits.append(("canary", "canaries", "max_canaries", config.max_canaries, None))
     if config.evaluation_sets and config.action == "drop":
-        found.append(("contaminated", "contamination", "max_ngrams", config.ngram_limit, most_ngrams))
+        limits.append(("contaminated", "contamination", "max_ngrams", config.ngram_limit, most_ngrams))
         limit = config.max_contaminated_share
-        found.append(("contaminated_share", "contaminated_share", "max_contaminated_share", limit, None))
+        limits.append(("contaminated_share", "contaminated_share", "max_contaminated_share", limit, None))
     if config.evaluation_sets and config.action == "cut":
-        found.append(("contaminated_whole", "contaminated_pieces", "min_pieces", config.min_pieces, None))
-        found.append(("contaminated_pieces", "contaminated_pieces", "max_pieces", config.max_pieces, None))
+        limits.append(("contaminated_whole", "contaminated_pieces", "min_pieces", config.min_pieces, None))
+        limits.append(("contaminated_pieces", "contaminated_pieces", "max_pieces", config.max_pieces, None))
     return [
         Check(reason, column, setting, {EVERY: limit}, value, (column,) if value else ())
-        for reason, column, setting, limit, value in found
+        for reason, column, setting, limit, value in limits
         if limit is not None
     ]
 
@@ -151,9 +152,9 @@ DECONTAMINATE = PerDocument(
     adds=("contamination", "contaminated_share", "contaminated_pieces", "canaries"),
     reasons={},
     verdicts={
-        "canary": "it holds a canary string, which marks text not to be trained on",
-        "contaminated": "it shares more n-grams with an evaluation set than it may",
-        "contaminated_share": "too large a share of it are n-grams of evaluation sets",
+        "canary": "it contains a canary string, which marks text that must not be trained on",
+        "contaminated": "it shares too many n-grams with an evaluation set",
+        "contaminated_share": "n-grams of evaluation sets make up too large a share of it",
         "contaminated_whole": "cutting n-grams of evaluation sets leaves too little of it",
         "contaminated_pieces": "cutting n-grams of evaluation sets leaves it in too many pieces",
     },

@@ -1,7 +1,7 @@
-"""Copies across all parts: rounds of buckets and verification over DataFrames, every round kept on storage.
+"""Copies across all parts: rounds of bucketing and verification over DataFrames, each round saved to storage.
 
-A round shuffles narrow rows by key, each member of a bucket to its own signature, and the two together to the document
-that leads; members that do not match go into the next round.
+A round shuffles narrow rows by key, then joins each member of a bucket with its own signature, and then with the
+signature of the bucket's leader. Members that do not match their leader enter the next round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,12 +45,12 @@ from pipeline.engine.spark import by_part, frame_of_tasks
 from pipeline.minhash.stage import shingle_hashes
 
 FEW = 200_000
-"""Documents that are sent to every worker rather than shuffled [rows]."""
+"""Most documents that are broadcast to every worker rather than shuffled [rows]."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What indexes of earlier snapshots hold of the buckets."""
+    """Bucket leaders of earlier snapshots and their payloads, from snapshot indexes."""
 
     bands: DataFrame
     """(key, order, position)"""
@@ -60,21 +60,21 @@ class Earlier:
 
 @dataclass
 class Found:
-    """Outcomes of every round, and what an index is made of."""
+    """Outcomes of every round, and the bucket leaders for a snapshot index."""
 
     rounds: list[Mapping[str, Kept]] = field(default_factory=list)
-    """By kind: see `verify.OUTCOMES`."""
+    """Saved frames of each round by kind: see `verify.OUTCOMES`."""
     leads: list[DataFrame] = field(default_factory=list)
-    """(key, order, position) of the documents that lead a bucket, by round; empty unless asked for."""
+    """(key, order, position) of the leaders of buckets, by round; empty unless `write_index` is set."""
 
     def similar(self, *kinds: str) -> Iterator[DataFrame]:
-        """(node, other, similarity) of every round."""
+        """Yield the frames (node, other, similarity) of these kinds, of every round."""
         return (kept[kind].frame for kept in self.rounds for kind in kinds)
 
 
 @dataclass(frozen=True)
 class Search:
-    """What the rounds share."""
+    """The inputs and settings that all rounds share."""
 
     spark: SparkSession
     tasks: Sequence[DedupTask]
@@ -84,28 +84,28 @@ class Search:
 
 
 def find_copies(search: Search) -> Found:
-    """All rounds of buckets and verification."""
+    """Run all rounds of bucketing and verification, and return their outcomes."""
     config = search.tasks[0].dedup
     compare = comparison(config, search.tasks[0].signature)
-    found = Found()
+    outcome = Found()
     rest: Kept | None = None
     rows = frame_of_tasks(search.spark, keys_of_part, search.tasks, KEYS_DDL)
     for number in range(config.rounds):
         if search.earlier is not None:
             rows = rows.union(search.earlier.bands.where(F.col("position") == number).select("key", "order"))
-        pairs = bucket_pairs(search, rows, number, found)
-        met = meeting(search, pairs, rest)
-        kept = search.scratch.keep_each(f"round-{number}", met, partial(outcomes_of, compare=compare), OUTCOMES)
-        found.rounds.append(kept)
+        pairs = bucket_pairs(search, rows, number, outcome)
+        joined = meeting(search, pairs, rest)
+        kept = search.scratch.keep_each(f"round-{number}", joined, partial(outcomes_of, compare=compare), OUTCOMES)
+        outcome.rounds.append(kept)
         rest = kept[FAILED]
         if not rest.rows:
             break
         rows = rest.frame
-    return found
+    return outcome
 
 
-def bucket_pairs(search: Search, rows: DataFrame, number: int, found: Found) -> DataFrame:
-    """The pairs of one round; with an index to write, the leaders of its buckets are put aside in `found`."""
+def bucket_pairs(search: Search, rows: DataFrame, number: int, outcome: Found) -> DataFrame:
+    """Return the pairs of one round; with `write_index`, also append the leaders of its buckets to `outcome.leads`."""
     config = search.tasks[0].dedup
     width = order_bytes(config)
     in_order = rows.repartition(search.partitions, "key").sortWithinPartitions("key", "order")
@@ -115,14 +115,14 @@ def bucket_pairs(search: Search, rows: DataFrame, number: int, found: Found) -> 
     kept = search.scratch.keep_each(f"buckets-{number}", in_order, streamed, KINDS)
     if config.write_index:
         own = kept[LED].frame.where(part_of("order") != EARLIER)
-        found.leads.append(own.withColumn("position", F.lit(number)))
+        outcome.leads.append(own.withColumn("position", F.lit(number)))
     return kept[PAIRED].frame
 
 
 def meeting(search: Search, pairs: DataFrame, rest: Kept | None) -> DataFrame:
-    """Every pair with the member's own payload, those of a leader together behind its own row.
+    """Return every pair with its member's payload, sorted so that each leader's own row precedes its pairs.
 
-    `rest` has the documents that may be among them, besides earlier ones; None: all.
+    `rest` holds the documents of this run that may occur in the pairs; None: all documents.
     """
     payloads = payload_rows(search, pairs)
     if rest is not None:
@@ -131,21 +131,21 @@ def meeting(search: Search, pairs: DataFrame, rest: Kept | None) -> DataFrame:
         earlier = payloads.where(part_of("node") == EARLIER)
         payloads = payloads.join(few, "node", "left_semi")
         payloads = payloads if search.earlier is None else payloads.union(earlier)
-    nothing = F.lit(b"")
-    own = payloads.select("node", nothing.alias("leader"), F.lit(0).cast("long").alias("key"), nothing, "payload")
-    met = pairs.withColumn("payload", nothing).union(own)
-    met = met.repartition(search.partitions, "node").sortWithinPartitions("node", "leader")
-    carried = met.mapInArrow(attach, CARRIED_DDL)
+    empty = F.lit(b"")
+    own = payloads.select("node", empty.alias("leader"), F.lit(0).cast("long").alias("key"), empty, "payload")
+    by_node = pairs.withColumn("payload", empty).union(own)
+    by_node = by_node.repartition(search.partitions, "node").sortWithinPartitions("node", "leader")
+    carried = by_node.mapInArrow(attach, CARRIED_DDL)
     return carried.repartition(search.partitions, "leader").sortWithinPartitions("leader", "node")
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """The outcomes of the pairs of one partition."""
+    """Return the outcomes of the pairs of one partition."""
     return compared(batches, compare)
 
 
 def payload_rows(search: Search, pairs: DataFrame) -> DataFrame:
-    """(node, payload): what documents are compared by."""
+    """Return the frame (node, payload) of the values by which documents are compared."""
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_of("node").cast("int").alias("part")).distinct()
@@ -156,18 +156,18 @@ def payload_rows(search: Search, pairs: DataFrame) -> DataFrame:
 
 
 def part_of(column: str) -> Column:
-    """The number of the part at the end of a node."""
+    """Return the part number at the end of a node."""
     return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
 
 
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """One row (key, order) for each key of each document of a part that is the first of its equals."""
+    """Yield one row (key, order) for each key of each document of a part that is the first of its group."""
     for window in windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
 
 
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Digest and signature of each document of a part that is the first of its equals."""
+    """Yield digest and signature (PAYLOADS) of each document of a part that is the first of its group."""
     for window in windows(task):
         batch = window.batch.filter(pa.array(window.first))
         payload = payloads_of(batch, task.dedup)
@@ -178,14 +178,14 @@ def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def shingles_of_part(
     number: int, batches: Iterator[pa.RecordBatch], tasks: Sequence[DedupTask]
 ) -> Iterator[pa.RecordBatch]:
-    """Digest and shingles of those documents of a part that stand in `batches` (node, part)."""
-    wanted = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
-    if not wanted:
+    """Yield digest and shingle hashes (PAYLOADS) of the documents of a part that are in `batches` (node, part)."""
+    candidates = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
+    if not candidates:
         return
     task = tasks[number]
     columns = {"documents": ["language", "text_digest", "raw_digest"], "text": ["text", "cuts"]}
     for batch in measured(task.part, columns, TEXTS_AT_ONCE):
-        rows = [row for row in batch.to_pylist() if row["doc_id"] in wanted]
+        rows = [row for row in batch.to_pylist() if row["doc_id"] in candidates]
         payloads = []
         for row in rows:
             body = apply_cuts(row["text"], row["cuts"] or [])

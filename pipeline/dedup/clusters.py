@@ -1,6 +1,7 @@
-"""The table `clusters`: which documents are copies of each other, whatever becomes of them; and what an index holds.
+"""The tables `clusters` and `index`: the groups of documents that are copies, and the snapshot index.
 
-It depends on documents only, so other thresholds for quality choose other survivors from the same clusters.
+Clusters depend on documents alone, not on verdicts, so other quality thresholds choose other survivors from the same
+clusters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,12 +35,12 @@ EDGES = pa.schema([pa.field("a", pa.binary()), pa.field("b", pa.binary())])
 EDGES_DDL = "a binary, b binary"
 READ = ("documents", "text", "scores")
 PARTITION_ROWS = 4_000_000
-"""Rows of keys that a partition of a shuffle holds on average at most: its memory does not grow with the data."""
+"""Most rows of keys in a shuffle partition, on average, so that its memory does not grow with the data."""
 
 
 @dataclass(frozen=True)
 class ClustersTask:
-    """What a worker needs to write the parts."""
+    """The parts, and the folders that a worker writes to."""
 
     tasks: Sequence[DedupTask]
     clusters: Store
@@ -48,15 +49,15 @@ class ClustersTask:
 
 @dataclass
 class Links:
-    """What is known of the documents of one part, by doc_id."""
+    """Clusters and similarities of the documents of one part, by doc_id."""
 
     cluster: dict[bytes, bytes] = field(default_factory=dict)
     similar: dict[bytes, tuple[float, bytes]] = field(default_factory=dict)
-    """The highest similarity, and the document it was found with."""
+    """The highest similarity, and the document with which it was measured."""
 
 
 def build_clusters(build: Build) -> dict[str, Built]:
-    """The tables `clusters`, one part for each part of `documents`, and `index`."""
+    """Build the tables `clusters`, one part for each part of `documents`, and `index`."""
     config = build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
     tables = {name: build.inputs[name] for name in READ if name in build.inputs}
@@ -67,18 +68,18 @@ def build_clusters(build: Build) -> dict[str, Built]:
     partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))
     shuffled = shuffled_bytes(build.spark)
     search = Search(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
-    found = find_copies(search)
-    linked = components(edges_of(search, found, indexes), scratch, config.finish_edges, partitions)
+    outcome = find_copies(search)
+    linked = components(edges_of(search, outcome, indexes), scratch, config.finish_edges, partitions)
     links = linked.links
     task = ClustersTask(tasks, build.folders["clusters"], build.folders["index"])
-    answers = write_parts(build, rows_of_parts(links, found, len(tasks)), task)
-    built = gather(answers, ("clusters",)) | {"index": build_index(answers, found, links, task)}
+    answers = write_parts(build, rows_of_parts(links, outcome, len(tasks)), task)
+    built = gather(answers, ("clusters",)) | {"index": build_index(answers, outcome, links, task)}
     built["index"].figures["snapshots"] = snapshots_of(build.splits)
     if config.near and signature.family != "simhash":
         built["clusters"].figures["layout"] = dict(zip(("bands", "rows"), layout(config, signature)))
     built["clusters"].notes |= {
-        # a pair that the end of a batch falls on is compared twice, so how often is no property of the table
-        "pairs": [{kind: kept[kind].rows for kind in (JOINED, FAILED)} for kept in found.rounds],
+        # a pair that a batch boundary splits is compared twice, so these counts are no property of the table
+        "pairs": [{kind: kept[kind].rows for kind in (JOINED, FAILED)} for kept in outcome.rounds],
         "rounds": linked.rounds,
         "edges_by_round": list(linked.edges_by_round),
         "shuffled_bytes": shuffled_bytes(build.spark) - shuffled,
@@ -87,10 +88,10 @@ def build_clusters(build: Build) -> dict[str, Built]:
     return built
 
 
-def edges_of(search: Search, found: Found, indexes: Indexes) -> DataFrame:
-    """(a, b): everything that joins two documents, or a document and an earlier cluster."""
+def edges_of(search: Search, outcome: Found, indexes: Indexes) -> DataFrame:
+    """Return all edges (a, b) that join two documents, or a document and an earlier cluster."""
     edges = frame_of_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
-    for frame in found.similar(JOINED):
+    for frame in outcome.similar(JOINED):
         edges = edges.union(frame.select(F.col("node").alias("a"), F.col("other").alias("b")))
     if not indexes:
         return edges
@@ -102,25 +103,25 @@ def edges_of(search: Search, found: Found, indexes: Indexes) -> DataFrame:
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """For equal documents inside a window one edge, from the one that leads to the one with the smallest doc_id."""
+    """Yield one edge for each group of equal documents in a window: from its first to its smallest doc_id."""
     for window in windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
         ends = (window.nodes[chosen], window.nodes[window.smallest[chosen]])
         yield pa.RecordBatch.from_arrays([binary_array(end) for end in ends], schema=EDGES)
 
 
-def rows_of_parts(links: DataFrame, found: Found, parts: int) -> DataFrame:
-    """(node, other, similarity, part): what each part is to know of its documents; without a similarity `other` is the
-    cluster."""
+def rows_of_parts(links: DataFrame, outcome: Found, parts: int) -> DataFrame:
+    """Return (node, other, similarity, part) for the documents of each part; `other` is the cluster if similarity is
+    null, else the other document of a joined pair."""
     rows = links.select("node", F.col("cluster").alias("other"), F.lit(None).cast("float").alias("similarity"))
-    for frame in found.similar(JOINED, BEST):
+    for frame in outcome.similar(JOINED, BEST):
         rows = rows.union(frame)
     rows = rows.withColumn("part", part_of("node")).where(F.col("part") < parts)
     return rows.withColumn("part", F.col("part").cast("int"))
 
 
 def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
-    """Write one part of `clusters` for each documents part, and its leaders where an index is wanted."""
+    """Write one part of `clusters` for each part of `documents`, and its leaders if `write_index` is set."""
     shared = build.spark.sparkContext.broadcast(task)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
@@ -130,7 +131,7 @@ def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[PartR
 
 
 def links_of(batches: Iterator[pa.RecordBatch]) -> Links:
-    """What the rows say of the documents of one part."""
+    """Return the links of the documents of one part from the rows (node, other, similarity)."""
     links = Links()
     for batch in batches:
         nodes, others, similarities = (batch.column(name).to_pylist() for name in ("node", "other", "similarity"))
@@ -169,41 +170,41 @@ def write_clusters(task: ClustersTask, number: int, links: Links) -> PartResult:
 
 
 def clusters_of(window: Window, links: Links) -> list[bytes]:
-    """The cluster of every document of a window."""
+    """Return the cluster of every document of a window."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     places = zip(window.leads.tolist(), window.smallest.tolist())
     return [links.cluster.get(ids[lead]) or ids[smallest] for lead, smallest in places]
 
 
 def part_rows(window: Window, clusters: Sequence[bytes], links: Links) -> Iterator[Row]:
-    """The row of every document of a window; one that is equal to another has similarity 1."""
+    """Yield the row of every document of a window; a document that is equal to another has similarity 1."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     leads = window.leads.tolist()
     equals: dict[int, int] = {}
-    for place, lead in enumerate(leads):
-        if place != lead:
-            equals.setdefault(lead, place)
-    for place, (doc, lead, cluster) in enumerate(zip(ids, leads, clusters)):
+    for index, lead in enumerate(leads):
+        if index != lead:
+            equals.setdefault(lead, index)
+    for index, (doc, lead, cluster) in enumerate(zip(ids, leads, clusters)):
         similarity, other = links.similar.get(doc, (None, None))
-        if place != lead:
+        if index != lead:
             similarity, other = 1.0, ids[lead]
-        elif place in equals:
-            similarity, other = 1.0, ids[equals[place]]
+        elif index in equals:
+            similarity, other = 1.0, ids[equals[index]]
         yield {"doc_id": doc, "cluster": cluster, "similarity": similarity, "leader": other}
 
 
 def leaders_of(window: Window, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
-    """(doc_id, cluster, payload) of the documents of a window that may lead a bucket."""
+    """Return (doc_id, cluster, payload) of the documents of a window that may lead a bucket."""
     first = window.first
     chosen = np.flatnonzero(first)
     payload = payloads_of(window.batch.filter(pa.array(first)), task.dedup)
-    cluster = pa.array([clusters[place] for place in chosen.tolist()], pa.binary())
+    cluster = pa.array([clusters[index] for index in chosen.tolist()], pa.binary())
     ids: Bytes = window.nodes[first][:, :DOC_ID_BYTES]
     return pa.RecordBatch.from_arrays([binary_array(ids), cluster, binary_array(payload)], schema=LEADERS)
 
 
-def build_index(answers: Sequence[PartResult], found: Found, links: DataFrame, task: ClustersTask) -> Built:
-    """The table `index`: the snapshot's own buckets where that was asked for, and the earlier clusters it joins."""
+def build_index(answers: Sequence[PartResult], outcome: Found, links: DataFrame, task: ClustersTask) -> Built:
+    """Write the table `index`: this snapshot's buckets if `write_index` is set, and the earlier clusters it joins."""
     built = Built()
     if task.tasks and task.tasks[0].dedup.indexes:
         earlier = links.where(part_of("node") == EARLIER).select(
@@ -212,9 +213,9 @@ def build_index(answers: Sequence[PartResult], found: Found, links: DataFrame, t
         )
         for file in write_files(earlier, earlier.count(), task.index, "merged", MERGED):
             built.add_file(file)
-    if found.leads:
-        bands = found.leads[0]
-        for frame in found.leads[1:]:
+    if outcome.leads:
+        bands = outcome.leads[0]
+        for frame in outcome.leads[1:]:
             bands = bands.union(frame)
         for file in write_files(bands, bands.count(), task.index, "bands", BANDS):
             built.add_file(file)

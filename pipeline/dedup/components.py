@@ -1,8 +1,8 @@
-"""Connected components of a graph that no worker holds: rounds of stars that shed their leaves, then a bounded finish.
+"""Connected components of a graph larger than any worker: rounds of star contraction, then a finish in one task.
 
 Source: Kiveris et al. 2014, "Connected Components in MapReduce and Beyond", section 3 (large-star, small-star), and
-Lulli et al. 2017, "Fast Connected Components Computation in Large Graphs by Vertex Pruning" (leaves are put aside).
-`components` says why a round loses nothing and why rounds end.
+Lulli et al. 2017, "Fast Connected Components Computation in Large Graphs by Vertex Pruning" (leaves are set aside).
+The docstring of `components` explains why a round keeps all components, and why the rounds end.
 """
 
 import functools
@@ -37,12 +37,12 @@ from schemas.errors import ContractError
 
 MAX_ROUNDS = 64
 CHUNK_EDGES = 1 << 20
-"""Edges that a task looks at together where a part of them will do."""
+"""Edges that a task processes at a time, if it does not need all of them together."""
 FEWEST_EDGES = 1 << 16
-"""Edges for which it pays to have a partition: numpy takes 20 ms for them, a task of Spark as long to begin."""
+"""Least edges that justify a partition: numpy takes 20 ms for them, as long as a Spark task takes to start."""
 PARTITION_EDGES = 1 << 21
-"""Edges that a partition holds on average at most, and that a task looks at together where it needs them all: half a
-gigabyte, as numpy takes about 250 bytes for an edge between nodes of 20 (measured with 2 million, input included)."""
+"""Most edges in a partition, on average, and in the memory of a task that needs all of them together. They take half a
+gigabyte: numpy uses about 250 bytes for an edge of 20-byte nodes (measured with 2 million edges, input included)."""
 EDGES, LEAVES, LINKS = "edges", "leaves", "links"
 PAIRS_DDL = "node binary, cluster binary"
 KNOWN, ASKED = 0, 1
@@ -51,36 +51,36 @@ Pieces = Iterator[tuple[str, pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Components:
-    """Which nodes belong together, and what it took to find out."""
+    """The connected components, and the cost of their computation."""
 
     links: DataFrame
     """(node, cluster) for every node with an edge to another; the cluster is the smallest node of the component."""
     edges_by_round: tuple[int, ...]
-    """Edges that were left before each round, and after the last: those that the finish took, or 0."""
+    """Edges left before each round, and after the last round: those of the finish, or 0."""
     kept_bytes: int
-    """What was written to the scratch folder [bytes]."""
+    """Size of the files written to the scratch folder [bytes]."""
 
     @property
     def rounds(self) -> int:
-        """How many rounds there were."""
+        """Return the number of rounds."""
         return len(self.edges_by_round) - 1
 
 
 def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions: int) -> Components:
-    """The connected components of `edges`: two columns of byte strings of one width, in any order and number.
+    """Return the connected components of `edges`: two columns of byte strings of one width, in any order and number.
 
-    A task that reads edges puts the stars of its own components in their place. Large-star: the owner of a node links
-    its larger neighbours to the smallest. Small-star: the owner of the larger ends puts the stars of all that it
-    received in its place. Each of them keeps nodes and components and adds no edge. A node that is then the smaller
-    end of no edge has one edge: it is a leaf, has the cluster of its parent and takes no further part. The largest
-    node of a component is always one, so edges come to an end. Nodes whose bytes are as good as random do so quickly:
-    of a chain, the worst graph, a round leaves 20 to 40 per cent (4 and 64 partitions); a chain of 10^5 nodes in the
-    order of their bytes took 16 rounds. At last parents pass their clusters back to their leaves.
+    Every task that reads edges first replaces them by the stars of its own components. Large-star: the owner of a node
+    links its larger neighbors to the smallest. Small-star: the owner of the larger ends replaces all edges that it
+    received by their stars. Each of these keeps nodes and components and adds no edge. A node that is then the smaller
+    end of no edge has one edge: it is a leaf, takes the cluster of its parent, and leaves the graph. The largest node
+    of a component is always a leaf, so the number of edges reaches zero. This is fast for nodes of random bytes: a
+    round leaves 20 to 40 per cent of a chain, the worst graph (4 and 64 partitions). A chain of 10^5 nodes in the order
+    of their bytes took 16 rounds. Finally, parents pass their clusters back to their leaves.
 
-    Once at most `finish_edges` are left, one task does the rest. There are as many partitions as asked for, unless
-    they would hold more than PARTITION_EDGES or fewer than FEWEST_EDGES. Rows are kept in the folder `components` of
-    `scratch`, where an interrupted run finds them again. Raises ContractError if the widths differ or MAX_ROUNDS did
-    not do.
+    Once at most `finish_edges` are left, one task does the rest. `partitions` is the number of partitions, unless each
+    would hold more than PARTITION_EDGES or fewer than FEWEST_EDGES. Rows are saved in the folder `components` of
+    `scratch`, from which an interrupted run resumes. Raises ContractError if the widths differ or edges are left after
+    MAX_ROUNDS.
     """
     scratch = Scratch(scratch.spark, scratch.folder.child("components"))
     left = scratch.keep_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
@@ -89,7 +89,7 @@ def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions
         if len(levels) == MAX_ROUNDS:
             raise ContractError(
                 f"dedup: expected components within {MAX_ROUNDS} rounds, got {left.rows} edges left. "
-                "Raise dedup.finish_edges above them."
+                f"Set dedup.finish_edges to at least {left.rows}."
             )
         number = _sized(partitions, left.rows)
         step = functools.partial(_small_star, number)
@@ -99,27 +99,27 @@ def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions
         levels.append(kept[LEAVES])
         counts.append(left.rows)
         written += left.bytes + levels[-1].bytes
-    # Named by the round: a run that goes on with another `finish_edges` must not take what ended at another one.
+    # Named by the round: a run that resumes with another `finish_edges` must not read the finish of a different round.
     after = f"after-{len(levels):02}"
     links = scratch.keep_each(f"finish-{after}", _to_one_task(left), _finish, {LINKS: PAIRS_DDL})[LINKS]
     written += links.bytes
     if levels:
-        found = _followed(links, levels, partitions)
-        links = scratch.keep_each(f"links-{after}", found, _write_links, {LINKS: PAIRS_DDL})[LINKS]
+        followed = _followed(links, levels, partitions)
+        links = scratch.keep_each(f"links-{after}", followed, _write_links, {LINKS: PAIRS_DDL})[LINKS]
         written += links.bytes
     return Components(links.frame, tuple(counts), written)
 
 
 def _large_stars(left: Kept, partitions: int) -> DataFrame:
-    """What large-star makes of edges, as packs at the owners of the larger ends."""
+    """Return the edges after large-star, as packs at the owners of the larger ends."""
 
     def send(batches: Batches) -> Batches:
         for edges in joined(map(pairs_of, batches), CHUNK_EDGES):
             yield from packs(*to_both_ends(edges, partitions))
 
     def work(batches: Batches) -> Batches:
-        # A node with more neighbours than fit is looked at in parts: each links its larger ones to the smallest of
-        # the part, which keeps components too.
+        # A node with more neighbors than fit in memory is processed in several batches. Each batch links its larger
+        # neighbors to its smallest, which keeps components too.
         for edges in joined(map(unpacked, batches), PARTITION_EDGES):
             yield from packs(*large_star(edges, task_context().partitionId(), partitions))
 
@@ -128,7 +128,7 @@ def _large_stars(left: Kept, partitions: int) -> DataFrame:
 
 
 def _to_one_task(left: Kept) -> DataFrame:
-    """The edges that are left, as packs in one partition."""
+    """Return the edges that are left, as packs in one partition."""
 
     def send(batches: Batches) -> Batches:
         for edges in joined(map(pairs_of, batches), CHUNK_EDGES):
@@ -139,24 +139,24 @@ def _to_one_task(left: Kept) -> DataFrame:
 
 
 def _followed(links: Kept, levels: Sequence[Kept], partitions: int) -> DataFrame:
-    """All links, as packs: clusters of parents are passed to their leaves, those of the last round first."""
+    """Return all links as packs: clusters of parents are passed to their leaves, beginning with the last round."""
     rows = list(itertools.accumulate([links.rows, *(level.rows for level in reversed(levels))]))
     numbers = [_sized(partitions, count) for count in rows[1:]]
     known = links.mapped(_sender(0, KNOWN, numbers[0]), PACKS_DDL)
     for level, number, following in zip(reversed(levels), numbers, [*numbers[1:], 1]):
-        asked = level.mapped(_sender(1, ASKED, number), PACKS_DDL)
-        both = _shuffled(known.union(asked), number).sortWithinPartitions("kind")
+        leaves = level.mapped(_sender(1, ASKED, number), PACKS_DDL)
+        both = _shuffled(known.union(leaves), number).sortWithinPartitions("kind")
         known = both.mapInArrow(_follower(following), PACKS_DDL)
     return known
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """As many partitions as are asked for, or as the bounds of their sizes allow."""
+    """Return `partitions`, limited so that each partition's size stays within its bounds."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 
 def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches]:
-    """Sends pairs to the owner of one of their ends."""
+    """Return a function that sends pairs to the owner of one of their ends."""
 
     def send(batches: Batches) -> Batches:
         for pairs in joined(map(pairs_of, batches), CHUNK_EDGES):
@@ -166,7 +166,10 @@ def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches
 
 
 def _follower(partitions: int) -> Callable[[Batches], Batches]:
-    """Answers what is asked of a partition from what is known, which comes first; then passes on what is known."""
+    """Return a function that looks up the leaves of a partition in the known links, which precede them.
+
+    It sends the links of the leaves to the owners of their nodes, and then passes on the known links.
+    """
 
     def work(batches: Batches) -> Batches:
         known: list[Bytes] = []
@@ -177,11 +180,11 @@ def _follower(partitions: int) -> Callable[[Batches], Batches]:
                 known.append(unpacked(batch.filter(pc.invert(asks))))
                 yield unpacked(batch.filter(asks))
 
-        for asked in joined(leaves(), CHUNK_EDGES):
-            held = np.concatenate([*(rows for rows in known if len(rows)), asked[:0]])
-            found, roots = follow(held, asked)
+        for requested in joined(leaves(), CHUNK_EDGES):
+            held = np.concatenate([*(rows for rows in known if len(rows)), requested[:0]])
+            links, roots = follow(held, requested)
             known[:] = [held, roots]
-            yield from packs(found, owners(found[:, 0], partitions))
+            yield from packs(links, owners(links[:, 0], partitions))
         for pairs in joined(known, 0):
             yield from packs(pairs, owners(pairs[:, 0], partitions))
 

@@ -1,4 +1,4 @@
-"""The declaration of deduplication: how copies are found, which of them stays, and the reasons it drops for."""
+"""Settings of deduplication, and the declaration of its reasons to drop a document."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ REHYDRATION = {1: 1, 2: 2, 3: 3, 5: 5, 100: 8, 1000: 1}
 MINHASH_ONLY = frozenset(("threshold", "bands", "rows"))
 SIMHASH_ONLY = frozenset(("max_distance", "blocks"))
 NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds"}
-"""Settings that only say something where near copies are looked for, by the one kind of signature or the other."""
+"""Settings that have an effect only with `near`, with one kind of signature or the other."""
 
 
 def _numeric(schema: pa.Schema) -> set[str]:
@@ -24,57 +24,60 @@ def _numeric(schema: pa.Schema) -> set[str]:
 
 
 SIGNAL_COLUMNS = frozenset((_numeric(DOCUMENTS) | _numeric(SCORES)) - {"drop_value", "drop_limit", "anchor"})
-"""What `highest:<signal>` and `lowest:<signal>` may name."""
+"""Columns that the rules `highest:<signal>` and `lowest:<signal>` may name."""
 
 
 class DedupConfig(Section):
-    """How copies are found and which of them stays."""
+    """How copies are detected, and which document of a cluster survives."""
 
     exact: Literal["off", "normalised", "raw"] = "normalised"
-    """Whether documents of equal text are joined: equal in NFKC, lower case and single spaces, or byte for byte."""
+    """Which documents are exact copies: `normalised`, of equal text in NFKC, lower case and single spaces; `raw`, of
+    equal bytes; `off`, none."""
     near: bool = True
-    """Whether near copies are joined, by the signatures that `[signature]` asks for."""
+    """Whether near copies are joined, by the signatures of the section `[signature]`."""
     min_similarity: float = Field(0.7, ge=0, le=1)
-    """Least Jaccard similarity of a joined pair of MinHash signatures, or of shingles with `verify = jaccard`; what the
-    audit takes for a copy, also with SimHash, which otherwise does not look at it."""
+    """Least Jaccard similarity of a joined pair, estimated from MinHash signatures, or true with `verify = jaccard`.
+    Also the least similarity of a copy in the audit; SimHash uses it for nothing else."""
     threshold: float | None = Field(None, gt=0, lt=1)
-    """Similarity that bands and rows are chosen for, so that false positives and false negatives together are fewest;
-    None: `bands` and `rows` as given."""
+    """Similarity for which bands and rows are chosen, so that the sum of false positives and false negatives is least;
+    None: `bands` and `rows` are used."""
     bands: int = Field(14, ge=1)
-    """Bands of a MinHash signature; with 14 of 8 rows half of the pairs of similarity 0.69 become candidates."""
+    """Bands of a MinHash signature. With 14 bands of 8 rows, half of the pairs of similarity 0.69 become candidates."""
     rows: int = Field(8, ge=1)
-    """Values of the signature in a band; bands x rows may leave some of it unused."""
+    """Signature values in a band; bands x rows may be less than `signature.permutations`."""
     max_distance: int = Field(3, ge=0, le=16)
     """Most differing bits of a joined pair of SimHash signatures. Source of 3: Manku et al. 2007, section 4."""
     blocks: int = Field(6, ge=2, le=24)
-    """Blocks that a SimHash is cut into; there is a table for every choice of blocks less `max_distance` of them."""
+    """Blocks that a SimHash is divided into; there is a table for every choice of `blocks - max_distance` of them."""
     verify: Literal["estimate", "jaccard"] = "estimate"
-    """What decides about a candidate pair: the share of equal values in two signatures, or the true Jaccard similarity
-    of the shingles, for which the texts of candidates are read again."""
+    """How a candidate pair is verified: by the share of equal values in two signatures, or by the true Jaccard
+    similarity of the shingles. The latter reads the texts of candidates again."""
     rounds: int = Field(3, ge=1, le=16)
-    """How many documents of a bucket may lead: members that do not match the first are tried against the next."""
+    """Rounds of bucketing and verification. In each, the members of a bucket are compared with its first document in
+    keep order; those that do not match enter the next round [rounds]."""
     scope: tuple[Literal["language", "source", "snapshot"], ...] = ()
-    """What copies must have in common to be joined; empty: copies are found across everything."""
+    """Columns in which two documents must agree to be joined; empty: copies are joined across the whole run."""
     keep: tuple[str, ...] = ("source_rank", "longest", "earliest")
-    """Which copy stays: the first by these rules in turn, then the smallest doc_id. Rules: `source_rank`, `snapshot`
-    (by name, earliest first), `earliest` and `latest` (by date), `longest` and `shortest` (in bytes), and
-    `highest:<signal>` or `lowest:<signal>`, any number measured of a document, such as `highest:language_score`."""
+    """The keep order: the document that comes first by these rules in turn survives; ties go to the smallest doc_id.
+    Rules: `source_rank`, `snapshot` (by name, earliest first), `earliest` and `latest` (by date), `longest` and
+    `shortest` (in bytes), and `highest:<signal>` or `lowest:<signal>` for any numeric column, such as
+    `highest:language_score`."""
     source_ranks: tuple[str, ...] = ()
-    """Sources from best to worst for `source_rank`; those not named come last, all equal."""
+    """Sources from best to worst for `source_rank`; all sources that are not listed rank last, with equal rank."""
     indexes: tuple[str, ...] = location(())
-    """Run folders of earlier snapshots, written with `write_index`, oldest first: their copies win. What they hold
-    enters the fingerprint by digest."""
+    """Run folders of earlier snapshots that were written with `write_index`, oldest first; their documents survive over
+    those of this run. The content of the indexes enters the fingerprint by digest."""
     write_index: bool = False
-    """Whether what a later snapshot needs (leaders of buckets, their signatures, representatives) is written."""
+    """Whether the snapshot index for later crawls is written: leaders of buckets, their signatures, representatives."""
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
-    """Which of the documents of one canonical URL stays, before copies of text are looked at."""
+    """Which document of those with one canonical URL survives. This is decided before copies of text are."""
     rehydration: dict[int, int] = decision(REHYDRATION)
-    """Weight of a surviving document by the size of its cluster: the entry with the largest size that is not above it.
+    """Weight of a survivor by the size of its cluster: the entry with the largest size up to that of the cluster.
     Source of the default: FineWeb-2 (Penedo et al. 2025, arXiv 2506.20920)."""
     finish_edges: int = execution(4_000_000, ge=0)
-    """Clusters are finished in one task once at most this many edges are left; 0 runs the rounds to their end."""
+    """Clusters are finished in one task once at most this many edges are left; 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
-    """Partitions of the shuffles; None: as many as Spark's default parallelism, more where data are many."""
+    """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
 
     @field_validator("keep")
     @classmethod
@@ -83,43 +86,62 @@ class DedupConfig(Section):
             side, colon, signal = rule.partition(":")
             if rule in RULES or (colon and side in SIDES and signal in SIGNAL_COLUMNS):
                 continue
-            raise ValueError(f"expected rules of {', '.join(RULES)}, highest:<signal> or lowest:<signal>, got {rule!r}")
+            raise ValueError(
+                f"keep: expected rules of {', '.join(RULES)}, highest:<signal> or lowest:<signal>, got {rule!r}. "
+                "Set dedup.keep to known rules."
+            )
         return value
 
     @field_validator("rehydration")
     @classmethod
     def _starts_at_one(cls, value: dict[int, int]) -> dict[int, int]:
         if 1 not in value or min(value) < 1 or min(value.values()) < 0:
-            raise ValueError(f"expected weights of at least 0 by sizes from 1 on, got {value}")
+            raise ValueError(
+                f"rehydration: expected weights of at least 0 for cluster sizes from 1 on, got {value}. "
+                "Set dedup.rehydration to entries that include size 1."
+            )
         return value
 
     @model_validator(mode="after")
-    def _is_of_use(self) -> "DedupConfig":
+    def _settings_have_an_effect(self) -> "DedupConfig":
         given = self.model_fields_set
         if not self.near and self.exact == "off":
-            raise ValueError("exact is off and near is false, so no copy would be found; turn one of them on")
+            raise ValueError(
+                "exact, near: expected at least one method, got exact = 'off' and near = false. Set dedup.near=true."
+            )
         if not self.near and (idle := sorted(given & NEAR_ONLY)):
-            raise ValueError(f"near is false, so {', '.join(idle)} would be ignored; leave them out")
+            raise ValueError(
+                f"near: expected true with {', '.join(idle)}, got false, which ignores them. "
+                f"Remove dedup.{', dedup.'.join(idle)}."
+            )
         if self.threshold is not None and given & {"bands", "rows"}:
-            raise ValueError("expected a threshold or bands and rows, got both. Leave one out.")
+            raise ValueError("threshold: expected a threshold or bands and rows, got both. Remove dedup.threshold.")
         if self.blocks <= self.max_distance:
-            raise ValueError(f"blocks must be more than max_distance, found {self.blocks} and {self.max_distance}")
+            raise ValueError(
+                f"blocks: expected more than max_distance = {self.max_distance}, got {self.blocks}. "
+                f"Set dedup.blocks to at least {self.max_distance + 1}."
+            )
         if self.write_index and (self.verify == "jaccard" or self.keep[:1] != ("snapshot",)):
             raise ValueError(
-                "write_index: expected keep rules that begin with 'snapshot', and signatures to verify by, or a later "
-                f"snapshot would undo this one or need text. Found keep = {list(self.keep)}, verify = {self.verify!r}."
+                "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', because a later "
+                f"snapshot must not undo this one or need its text, got keep = {list(self.keep)}, "
+                f"verify = {self.verify!r}. Set dedup.write_index=false."
             )
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
-                f"indexes are given, and earlier snapshots keep their documents: by_url must be off or first, found "
-                f"{self.by_url!r}"
+                f"by_url: expected 'off' or 'first' with indexes, because earlier snapshots keep their documents, got "
+                f"{self.by_url!r}. Set dedup.by_url='first'."
             )
         if self.indexes and "snapshot" in self.scope:
             raise ValueError(
-                "indexes are given, but scope keeps snapshots apart, so none would be asked; drop one of them"
+                "scope: expected no 'snapshot' with indexes, because that scope keeps snapshots apart, got "
+                f"{list(self.scope)}. Remove 'snapshot' from dedup.scope."
             )
         if "source_rank" not in self.keep and self.source_ranks:
-            raise ValueError("source_ranks are given, but keep does not name source_rank")
+            raise ValueError(
+                f"source_ranks: expected 'source_rank' among the keep rules, got keep = {list(self.keep)}. "
+                "Add 'source_rank' to dedup.keep."
+            )
         return self
 
 
@@ -128,10 +150,10 @@ DEDUP = Relation(
     version=3,
     config=DedupConfig,
     reasons={
-        "dropped_before": "a verdict had dropped the document; it is here for its cluster",
-        "same_url": "another document of its canonical URL stays",
+        "dropped_before": "an earlier verdict drops the document; it is listed for its cluster",
+        "same_url": "another document of its canonical URL is kept",
         "exact_duplicate": "its text equals that of the survivor, as `dedup.exact` compares them",
-        "near_duplicate": "it is joined with the survivor by verified near copies",
+        "near_duplicate": "it is a near copy of the survivor, or is linked to it by verified near copies",
     },
 )
 EXACT, NEAR, SAME_URL, DROPPED_BEFORE = "exact_duplicate", "near_duplicate", "same_url", "dropped_before"

@@ -1,7 +1,7 @@
-"""The decision about a document: what a part knows of it, what the totals say of its URL and its cluster, its fate.
+"""The decision about each document: facts from its part, totals of its URL and cluster, and the resulting verdict.
 
-The best of several documents is the smallest of byte strings: a byte that says whether it was dropped, its keep order,
-and the digest of its text. A run, a later snapshot and a what-if compare the same strings.
+The best of several documents has the smallest byte string: a byte that marks a dropped document, its keep order, and
+the digest of its text. A run, a later snapshot and a what-if compare the same strings.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,37 +19,37 @@ from schemas.ids import DOC_ID_BYTES
 from schemas.urls import url_key
 
 URL, CLUSTER = b"u", b"c"
-"""First byte of a key, which tells what it is a key of."""
+"""First byte of a key: the kind of the key."""
 DROPPED = b"\1"
 STAYS = b"\0"
 URL_RULES = {"newest": ("latest",), "longest": ("longest",), "first": ("snapshot", "earliest")}
 Known = Mapping[bytes, tuple[int, bytes]]
-"""Total and best of every key that a part was told of, by kind and key."""
+"""(total, best) of every key that a part received, by kind and key."""
 Tally = dict[bytes, tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What decides about a batch of documents."""
+    """The stored values of a batch of documents on which the decision is based."""
 
     ids: list[bytes]
     dropped: list[bool]
-    """Whether a verdict has dropped it."""
+    """True for a document that a verdict drops."""
     clusters: list[bytes]
     similarities: list[float | None]
     """None for a document that is joined with no other."""
     orders: list[bytes]
     """Keep order and digest of the text, as bytes."""
     digest: int
-    """Length of that digest [bytes]; 0 where texts are not compared exactly."""
+    """Length of that digest [bytes]; 0 if texts are not compared exactly."""
     urls: list[bytes | None]
-    """Key of the canonical URL, with the scope; None where URLs do not decide."""
+    """Key of the canonical URL, with the scope; None if `by_url` is off or there is no URL."""
     url_orders: list[bytes]
     chars: list[int]
 
 
 def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
-    """The stored columns that facts are made of, by table."""
+    """Return the stored columns that `facts_of` reads, by table."""
     columns = order_columns(config)
     digest = [DIGESTS[config.exact]] if config.exact != "off" else []
     url = ["url", "num_bytes", "date", "snapshot"] if config.by_url != "off" else []
@@ -58,7 +58,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Facts:
-    """The facts of a batch with the columns of `facts_columns`."""
+    """Return the facts of a batch with the columns of `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
         order = np.concatenate([order, rows_of_bytes(batch.column(DIGESTS[config.exact]), DIGEST_BYTES)], axis=1)
@@ -88,64 +88,70 @@ def _rows(rows: npt.NDArray[np.uint8]) -> list[bytes]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def url_tallies(facts: Facts, found: Tally) -> None:
-    """Count the URLs of the documents that no verdict has dropped, and note the best of each."""
+def url_tallies(facts: Facts, tally: Tally) -> None:
+    """Add the URLs of the documents that no verdict drops to the tally: their counts, and the best document of each."""
     for key, order, dropped in zip(facts.urls, facts.url_orders, facts.dropped):
         if key is not None and not dropped:
-            _enter(found, key, order)
+            _count(tally, key, order)
 
 
-def cluster_tallies(facts: Facts, known: Known, found: Tally, alone: bool) -> None:
-    """Count the documents of each cluster, and note the best; those that are joined with no other only if `alone`."""
-    gone = losers(facts, known)
-    for place, cluster in enumerate(facts.clusters):
-        if alone or facts.similarities[place] is not None:
-            _enter(found, cluster, (DROPPED if gone[place] else STAYS) + facts.orders[place])
+def cluster_tallies(facts: Facts, known: Known, tally: Tally, alone: bool) -> None:
+    """Add the documents of each cluster to the tally: their count, and the best of them.
+
+    Documents that are joined with no other are counted only if `alone` is true.
+    """
+    reasons = losers(facts, known)
+    for index, cluster in enumerate(facts.clusters):
+        if alone or facts.similarities[index] is not None:
+            _count(tally, cluster, (DROPPED if reasons[index] else STAYS) + facts.orders[index])
 
 
-def _enter(found: Tally, key: bytes, order: bytes) -> None:
-    count, best = found.get(key, (0, order))
-    found[key] = (count + 1, min(best, order))
+def _count(tally: Tally, key: bytes, order: bytes) -> None:
+    count, best = tally.get(key, (0, order))
+    tally[key] = (count + 1, min(best, order))
 
 
 def losers(facts: Facts, known: Known) -> list[str | None]:
-    """The reason for which each document is out before copies of its text are looked at; None for the others."""
-    found: list[str | None] = []
+    """Return the reason why each document is dropped before copies of its text are compared; None for the others."""
+    reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
         if dropped:
-            found.append(DROPPED_BEFORE)
+            reasons.append(DROPPED_BEFORE)
         elif key is not None and known.get(URL + key, (1, order))[1] != order:
-            found.append(SAME_URL)
+            reasons.append(SAME_URL)
         else:
-            found.append(None)
-    return found
+            reasons.append(None)
+    return reasons
 
 
 def decide(facts: Facts, known: Known) -> Iterator[tuple[Row, str | None, int]]:
-    """The row of every document without its verdict, the reason it is dropped for (None: it stays), and its length."""
-    for place, reason in enumerate(losers(facts, known)):
-        identifier = facts.ids[place]
-        own = (DROPPED if reason else STAYS) + facts.orders[place]
-        size, best = known.get(CLUSTER + facts.clusters[place], (1, own))
+    """Yield (row, reason, length) of every document.
+
+    The row has no verdict yet, the reason is None for a survivor, and the length is in code points.
+    """
+    for index, reason in enumerate(losers(facts, known)):
+        identifier = facts.ids[index]
+        own = (DROPPED if reason else STAYS) + facts.orders[index]
+        size, best = known.get(CLUSTER + facts.clusters[index], (1, own))
         survivor = None if best[:1] == DROPPED else id_of(best, facts.digest)
         if reason is None and survivor != identifier:
             reason = EXACT if facts.digest and best[-facts.digest :] == own[-facts.digest :] else NEAR
         row: Row = {
             "doc_id": identifier,
-            "cluster": facts.clusters[place],
+            "cluster": facts.clusters[index],
             "cluster_size": size,
             "survivor": survivor,
-            "similarity": facts.similarities[place],
+            "similarity": facts.similarities[index],
         }
-        yield row, reason, facts.chars[place]
+        yield row, reason, facts.chars[index]
 
 
 def id_of(best: bytes, digest: int) -> bytes:
-    """The doc_id in the best of a cluster, which ends in part and digest."""
+    """Return the doc_id in the best string of a cluster, which ends with part and digest."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]
 
 
 def weight_of(size: int, config: DedupConfig) -> int:
-    """How often a surviving document may be repeated for the size of its cluster."""
+    """Return the weight of a survivor for the size of its cluster: the number of times that it may be repeated."""
     return config.rehydration[max(limit for limit in config.rehydration if limit <= size)]

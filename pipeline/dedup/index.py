@@ -1,8 +1,8 @@
-"""The index of a snapshot: what later snapshots need to find copies of its documents without touching its text.
+"""The snapshot index: the data by which later snapshots find copies of its documents without reading its text.
 
-Three kinds of files: `bands` (key → documents that lead its bucket), `leaders` (document → what it is compared by, and
-its cluster) and `merged` (cluster of a still earlier index → the cluster that it became part of). Which copy of a
-cluster stayed is in the table `representatives`, which is written once verdicts are known.
+It has three kinds of files: `bands` (key → leaders of its bucket), `leaders` (document → its payload and cluster), and
+`merged` (cluster of an earlier index → the cluster that it joined). The survivor of each cluster is in the table
+`representatives`, which is written after verdicts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -35,9 +35,9 @@ BANDS_DDL = "key long, position int, order binary"
 LEADERS_DDL = "doc_id binary, cluster binary, payload binary"
 MERGED_DDL = "earlier binary, cluster binary"
 ROWS_PER_FILE = 4_000_000
-"""Rows of a file; how many files there are follows from the rows alone."""
+"""Rows of a file; the number of files depends on the rows alone."""
 PART = EARLIER.to_bytes(PART_BYTES, "big")
-"""In a node of an earlier snapshot, in place of the part."""
+"""Bytes in place of the part number in a node of an earlier snapshot."""
 EARLIER_NAME = "earlier-"
 SAME = ("exact", "near", "min_similarity", "threshold", "bands", "rows", "max_distance", "blocks", "verify", "rounds")
 SAME_DEDUP = (*SAME, "scope", "keep", "source_ranks")
@@ -45,60 +45,69 @@ SAME_DEDUP = (*SAME, "scope", "keep", "source_ranks")
 
 
 def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
-    """The earlier indexes that the recipe names, as `earlier-<n>/index`.
+    """Return the earlier indexes that the recipe names, as `earlier-<n>/index`.
 
-    Raises ConfigError if settings and signature do not fit each other, or an index cannot answer this run.
+    Raises ConfigError if the settings do not fit the signature family, or an index does not fit this run.
     """
     config = recipe.section("dedup", DedupConfig)
     check_method(config, recipe.section("signature", SignatureConfig))
-    found = _open(config, "index")
+    indexes = _open(config, "index")
     digests: set[str] = set()
     last = ""
-    for place, index in zip(config.indexes, found.values()):
+    for folder, index in zip(config.indexes, indexes.values()):
         problems = problems_of(index, recipe, splits, digests)
         if index.manifest.digest in digests:
-            problems.append("expected every index once, got it listed before")
+            problems.append("expected every index once, got it listed before. Remove it from dedup.indexes.")
         snapshots = index.manifest.content.figures["snapshots"]
         if snapshots[0] < last:
-            problems.append(f"expected indexes in the order of their snapshots, got {snapshots[0]!r} after {last!r}")
+            problems.append(
+                f"expected indexes in the order of their snapshots, got {snapshots[0]!r} after {last!r}. "
+                "Sort dedup.indexes by snapshot."
+            )
         if problems:
-            raise ConfigError(f"dedup.indexes: {place} cannot answer this run\n  " + "\n  ".join(problems))
+            raise ConfigError(f"dedup.indexes: {folder} does not fit this run\n  " + "\n  ".join(problems))
         digests.add(index.manifest.digest)
         last = snapshots[-1]
-    return found
+    return indexes
 
 
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
-    """What became of the clusters of the earlier indexes, as `earlier-<n>/representatives`."""
+    """Return the tables of survivors of the earlier indexes' clusters, as `earlier-<n>/representatives`.
+
+    Raises ConfigError if one belongs to another index, or was made with another `by_url`.
+    """
     config = recipe.section("dedup", DedupConfig)
-    indexes, found = _open(config, "index"), _open(config, "representatives")
-    for place, index, table in zip(config.indexes, indexes.values(), found.values()):
+    indexes, representatives = _open(config, "index"), _open(config, "representatives")
+    for folder, index, table in zip(config.indexes, indexes.values(), representatives.values()):
         content = table.manifest.content
         if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
             raise ConfigError(
-                f"dedup.indexes: expected a finished run at {place}, got representatives of another index. Run its "
-                "recipe to the end of dedup."
+                f"dedup.indexes: expected a finished run at {folder}, got representatives of another index. Run its "
+                "recipe to the end of the step `dedup`."
             )
         if content.config["dedup"]["by_url"] != config.by_url:
             raise ConfigError(
-                f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, with which {place} was made, got "
-                f"{config.by_url!r}"
+                f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, with which {folder} was made, got "
+                f"{config.by_url!r}. Set dedup.by_url to the former."
             )
-    return found
+    return representatives
 
 
 def _open(config: DedupConfig, table: str) -> dict[str, Table]:
-    found = {}
-    for number, place in enumerate(config.indexes):
+    tables = {}
+    for number, folder in enumerate(config.indexes):
         try:
-            found[f"{EARLIER_NAME}{number}/{table}"] = Table(*open_table(Store(place), table))
+            tables[f"{EARLIER_NAME}{number}/{table}"] = Table(*open_table(Store(folder), table))
         except ContractError as error:
-            raise ConfigError(f"dedup.indexes: expected a finished run at {place}, got none: {error}") from error
-    return found
+            raise ConfigError(f"dedup.indexes: expected a finished run at {folder}, got none: {error}") from error
+    return tables
 
 
 def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
-    """What keeps an index from answering a run, given the digests of those listed before it; empty if nothing does."""
+    """Return the reasons why an index does not fit a run; empty if it fits.
+
+    `digests` are those of the indexes that are listed before it.
+    """
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)
     if not content.config["dedup"]["write_index"]:
@@ -106,36 +115,43 @@ def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: 
     problems = []
     if config.keep[:1] != ("snapshot",):
         problems.append(
-            "dedup.keep: expected to begin with 'snapshot', or an earlier choice could be undone. Found "
-            f"{list(config.keep)}."
+            "dedup.keep: expected to begin with 'snapshot', so that no earlier choice is undone, got "
+            f"{list(config.keep)}. Put 'snapshot' first."
         )
-    wanted = {
+    settings = {
         "dedup": {name: config.content()[name] for name in SAME_DEDUP},
         "signature": recipe["signature"].content(),
     }
-    for section, values in wanted.items():
+    for section, values in settings.items():
         for name, value in values.items():
-            theirs = content.config[section].get(name)
-            if theirs != value:
-                problems.append(f"{section}.{name}: expected {theirs!r}, with which the index was made, got {value!r}")
+            indexed = content.config[section].get(name)
+            if indexed != value:
+                problems.append(
+                    f"{section}.{name}: expected {indexed!r}, with which the index was made, got {value!r}. "
+                    "Set it to the former."
+                )
     versions = {stage.name: stage.version for stage in (SIGNATURE, DEDUP)}
     if content.stages != versions:
-        problems.append(f"expected an index of stages {versions}, got one of {content.stages}. Make it again.")
+        problems.append(
+            f"expected an index of stages {versions}, got one of {content.stages}. Run the recipe of the index again."
+        )
     for entry in content.inputs:
         if entry.name.startswith(EARLIER_NAME) and entry.sha256 not in digests:
             problems.append(
-                f"expected the indexes that it was made with before it, got none of digest {entry.sha256[:12]}"
+                f"expected the indexes that it was made with before it, got none of digest {entry.sha256[:12]}. "
+                "Add that index to dedup.indexes."
             )
     last, first = content.figures["snapshots"][-1], snapshots_of(splits)[0]
     if first <= last:
         problems.append(
-            f"source.snapshot: expected snapshots that come after {last!r}, the last of the index, got {first!r}"
+            f"source.snapshot: expected snapshots that come after {last!r}, the last of the index, got {first!r}. "
+            "Remove the index from dedup.indexes."
         )
     return problems
 
 
 def snapshots_of(splits: Sequence[Split]) -> list[str]:
-    """The names of the snapshots of the inputs, sorted; an unnamed one is empty."""
+    """Return the sorted names of the snapshots of the inputs; the name of an unnamed snapshot is empty."""
     return sorted({split.snapshot or "" for split in splits})
 
 
@@ -145,26 +161,26 @@ class Indexes:
 
     spark: SparkSession
     tables: Mapping[str, Table]
-    """As `indexes_of` gives them."""
+    """The tables that `indexes_of` returns."""
 
     def __bool__(self) -> bool:
         return bool(self.tables)
 
     def bands_and_payloads(self) -> Earlier:
-        """What buckets and verification need of them."""
+        """Return the bucket leaders and payloads of all indexes."""
         node = F.concat("doc_id", F.lit(PART)).alias("node")
         order = F.expr(f"substring(order, 1, octet_length(order) - {PART_BYTES})")
         bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(PART)))
         return Earlier(bands, self._leaders().select(node, "payload"))
 
     def clusters(self) -> DataFrame:
-        """(node, cluster): for each leader the node of its cluster."""
+        """Return (node, root): for each leader, the node of its cluster."""
         return self._leaders().select(
             F.concat("doc_id", F.lit(PART)).alias("node"), F.concat("cluster", F.lit(PART)).alias("root")
         )
 
     def merged(self) -> DataFrame:
-        """(a, b): nodes of earlier clusters that a later snapshot has joined."""
+        """Return (a, b): nodes of earlier clusters that a later snapshot joined."""
         frame = self._read("merged", MERGED, MERGED_DDL)
         return frame.select(
             *(F.concat(name, F.lit(PART)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
@@ -180,19 +196,19 @@ class Indexes:
 def read_files(
     spark: SparkSession, tables: Mapping[str, Table], which: tuple[str, str], schema: pa.Schema, ddl: str
 ) -> DataFrame:
-    """The rows of the files whose key begins with a prefix, of every earlier table of a name: `which` names both."""
+    """Return the rows of all files of the earlier tables; `which` is (table name, prefix of the file keys)."""
     name, prefix = which
-    found = [
+    files = [
         (table.folder, path)
         for key, table in tables.items()
         if key.endswith(f"/{name}")
         for path in table.manifest.paths_of(prefix)
     ]
-    return frame_of_tasks(spark, partial(rows_of_file, schema=schema), found, ddl)
+    return frame_of_tasks(spark, partial(rows_of_file, schema=schema), files, ddl)
 
 
 def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one file."""
+    """Yield the rows of one file."""
     folder, path = task
     with folder.open_input(path) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=1 << 14, columns=schema.names):
@@ -200,12 +216,12 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
-    """Write a frame as files `<kind>/00000` …, cut by a hash of the first column and sorted; returns their entries.
+    """Write a frame as sorted files `<kind>/00000` …, divided by a hash of the first column, and return them.
 
     Raises ContractError if they do not hold all `rows` of the frame.
     """
     count = -(-rows // ROWS_PER_FILE)
-    if not rows:  # Spark may or may not run a task for a shuffle of nothing
+    if not rows:  # for an empty shuffle, Spark may or may not run a task
         return []
     first = schema.names[0]
     cut = frame.select(*schema.names, F.pmod(F.xxhash64(first), F.lit(count)).cast("int").alias("part"))
@@ -216,12 +232,12 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
 
     files = [WrittenFile(**answer) for answer in answers_of_partitions(cut, write)]
     if (written := sum(file.rows for file in files)) != rows:
-        raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written} written. Run again.")
+        raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written} written. Run the step again.")
     return files
 
 
 def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> WrittenFile:
-    """Write one file of rows that arrive sorted; row groups are cut by the rows alone."""
+    """Write one file of sorted rows; its row groups depend on the rows alone."""
     folder.make_parent(key)
     with IndexWriter(folder, key, schema) as writer:
         for batch in batches:

@@ -1,8 +1,8 @@
-"""The keep order as bytes: of two documents the one whose bytes are smaller is the one to keep.
+"""The keep order as byte strings: of two documents, the one with the smaller bytes is kept.
 
-The rules of a recipe become fixed fields, best first, each encoded so that its bytes sort as its values do; the doc_id
-and the number of its part follow, so that no two documents are equal and every one can be found. What is shuffled
-between workers is this and a key, nothing else.
+The rules of a recipe become fields of fixed width, the first rule first, each encoded so that its bytes sort like its
+values. The doc_id and the part number follow, so that no two documents are equal and each can be located. Workers
+shuffle this string and a key, nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,43 +19,43 @@ from schemas.tables import SCORES
 Bytes = npt.NDArray[np.uint8]
 PART_BYTES = 4
 NODE_BYTES = DOC_ID_BYTES + PART_BYTES
-"""A node: doc_id and number of its part, big-endian; nodes sort as doc_ids do."""
+"""Bytes of a node: doc_id and part number, big-endian; nodes sort like doc_ids."""
 EARLIER = (1 << 32) - 1
-"""In place of a part: the document is of an earlier snapshot."""
+"""Part number of documents of an earlier snapshot."""
 SNAPSHOT_BYTES = 24
 NEVER = (1 << 48) - 1
 Encode = Callable[[pa.RecordBatch, DedupConfig], Bytes]
 
 
 def order_columns(config: DedupConfig) -> dict[str, list[str]]:
-    """The stored columns that the keep order looks at, by table."""
-    found: dict[str, list[str]] = {"documents": []}
+    """Return the stored columns that the keep order reads, by table."""
+    columns: dict[str, list[str]] = {"documents": []}
     for rule in config.keep:
         name = COLUMNS[rule] if rule in COLUMNS else rule.partition(":")[2]
-        found.setdefault("scores" if name in SCORES.names else "documents", []).append(name)
-    return {table: list(dict.fromkeys(names)) for table, names in found.items()}
+        columns.setdefault("scores" if name in SCORES.names else "documents", []).append(name)
+    return {table: list(dict.fromkeys(names)) for table, names in columns.items()}
 
 
 def order_bytes(config: DedupConfig) -> int:
-    """The length of a document's order [bytes], node included."""
+    """Return the length of a document's order [bytes], node included."""
     return sum(WIDTHS.get(rule, SIGNAL_BYTES) for rule in config.keep) + NODE_BYTES
 
 
 def orders(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Bytes:
-    """The order of every document of a batch (documents, order_bytes)."""
+    """Return the order of every document of a batch (documents, order_bytes)."""
     fields = [ENCODERS[rule](batch, config) if rule in ENCODERS else _signal(batch, rule) for rule in config.keep]
     return np.concatenate([*fields, nodes(batch.column("doc_id"), ordinal)], axis=1)
 
 
 def nodes(doc_ids: pa.Array, ordinal: int) -> Bytes:
-    """The node of every document of a part (documents, NODE_BYTES)."""
+    """Return the node of every document of a part (documents, NODE_BYTES)."""
     ids = rows_of_bytes(doc_ids, DOC_ID_BYTES)
     part = np.frombuffer(ordinal.to_bytes(PART_BYTES, "big"), np.uint8)
     return np.concatenate([ids, np.broadcast_to(part, (len(ids), PART_BYTES))], axis=1)
 
 
 def rows_of_bytes(array: pa.Array, width: int) -> Bytes:
-    """The values of a binary array, all `width` bytes long, as a matrix (rows, width) without copying them."""
+    """Return the values of a binary array, all `width` bytes long, as a matrix (rows, width) without a copy."""
     if not len(array):
         return np.zeros((0, width), np.uint8)
     if pa.types.is_fixed_size_binary(array.type):
@@ -66,7 +66,7 @@ def rows_of_bytes(array: pa.Array, width: int) -> Bytes:
 
 
 def binary_array(rows: Bytes) -> pa.Array:
-    """The rows of a matrix as a binary array."""
+    """Return the rows of a matrix as a binary array."""
     count, width = rows.shape
     offsets = np.arange(count + 1, dtype=np.int32) * width
     flat = np.ascontiguousarray(rows).reshape(-1)
@@ -74,7 +74,7 @@ def binary_array(rows: Bytes) -> pa.Array:
 
 
 def big_endian(values: npt.NDArray[np.uint64], width: int) -> Bytes:
-    """The last `width` bytes of each number, most significant first (values, width)."""
+    """Return the last `width` bytes of each number, most significant first (values, width)."""
     return values.astype(">u8").view(np.uint8).reshape(-1, 8)[:, 8 - width :]
 
 
@@ -83,7 +83,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Milliseconds of the date shifted to be positive; NEVER where there is none."""
+    """Return the milliseconds of each date, shifted to be positive; NEVER for a null."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659
@@ -108,12 +108,12 @@ def _snapshot(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
     names = pc.dictionary_encode(pc.fill_null(batch.column("snapshot"), ""))
     padded = [name.encode().ljust(SNAPSHOT_BYTES, b"\0")[:SNAPSHOT_BYTES] for name in names.dictionary.to_pylist()]
     table = np.frombuffer(b"".join(padded), np.uint8).reshape(-1, SNAPSHOT_BYTES)
-    found: Bytes = table[names.indices.to_numpy(zero_copy_only=False)]
-    return found
+    encoded: Bytes = table[names.indices.to_numpy(zero_copy_only=False)]
+    return encoded
 
 
 def _signal(batch: pa.RecordBatch, rule: str) -> Bytes:
-    """A number as float32; NaN and null come last on either side."""
+    """Return the encoded float32 values of a signal; NaN and null sort last for `highest` and `lowest` alike."""
     side, _, name = rule.partition(":")
     values = pc.cast(batch.column(name), pa.float32(), safe=False)
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False).astype(np.float32) + np.float32(0)
@@ -127,8 +127,8 @@ def _signal(batch: pa.RecordBatch, rule: str) -> Bytes:
 def _by_value(column: pa.Array, rank: Callable[[str], int]) -> npt.NDArray[np.uint64]:
     encoded = pc.dictionary_encode(column)
     ranks: Sequence[int] = [rank(name) for name in encoded.dictionary.to_pylist()]
-    found: npt.NDArray[np.uint64] = np.array(ranks, np.uint64)[encoded.indices.to_numpy(zero_copy_only=False)]
-    return found
+    values: npt.NDArray[np.uint64] = np.array(ranks, np.uint64)[encoded.indices.to_numpy(zero_copy_only=False)]
+    return values
 
 
 def _shortest(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:

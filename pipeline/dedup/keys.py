@@ -1,7 +1,8 @@
-"""Keys under which two documents may be copies: bands of a MinHash, tables of a SimHash, the digest of the text.
+"""Keys that copies share, exact copies inside a part, and the buckets of documents with equal keys.
 
-A key says no more than "look at these two"; what joins them is decided by `verify`. The scope is part of every key, so
-documents of two scopes never meet.
+Keys come from bands of a MinHash, tables of a SimHash, and the digest of the text. An equal key makes two documents
+candidates; `verify` decides whether they are joined. The scope is part of every key, so documents of different scopes
+are never compared. Each bucket is streamed in keep order and its members are paired with its first document.
 """
 
 import math
@@ -18,6 +19,7 @@ from pipeline.dedup.config import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, order_columns, orders, rows_of_bytes
 from pipeline.engine.parquet import Part, measured
 from pipeline.minhash.bands import optimal_bands
+from pipeline.minhash.datasketch_family import library_bands
 from pipeline.minhash.fast import mixed, odd_numbers
 from pipeline.minhash.simhash import table_keys
 from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
@@ -28,39 +30,45 @@ DIGESTS = {"normalised": "text_digest", "raw": "raw_digest"}
 DIGEST_BYTES = 16
 MAX_KEYS = 1000
 _EXACT = np.uint64(0x6C62272E07BB0142)
-"""Sets the keys of digests apart from those of bands."""
+"""Mixed into keys of digests, so that they differ from keys of bands."""
 
 
 def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
-    """Bands and rows of a MinHash signature. Raises ConfigError if the signature is too short for them."""
+    """Return the bands and rows of a MinHash signature. Raises ConfigError if the signature is too short for them."""
+    if dedup.threshold is not None and signature.family == "datasketch":
+        return library_bands(dedup.threshold, signature.permutations)
     if dedup.threshold is not None:
         return optimal_bands(dedup.threshold, signature.permutations)
     if dedup.bands * dedup.rows > signature.permutations:
         raise ConfigError(
             f"dedup.bands, dedup.rows: expected at most signature.permutations = {signature.permutations} values, "
-            f"found {dedup.bands} x {dedup.rows} = {dedup.bands * dedup.rows}. Lower them or raise permutations."
+            f"got {dedup.bands} x {dedup.rows} = {dedup.bands * dedup.rows}. Lower dedup.bands or dedup.rows."
         )
     return dedup.bands, dedup.rows
 
 
 def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
-    """Raise ConfigError if the signature is too short for the bands, or a setting is for another kind of signature."""
+    """Check the settings against the signature family.
+
+    Raises ConfigError if the signature is too short for the bands, a setting belongs to another family, or a document
+    would have more than MAX_KEYS keys.
+    """
     is_simhash = signature.family == "simhash"
     idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))
     if idle:
         raise ConfigError(
-            f"dedup.{', dedup.'.join(idle)}: expected settings of the method, got signature.family = "
-            f"{signature.family!r}, which ignores them. Leave them out or choose another family."
+            f"dedup.{', dedup.'.join(idle)}: expected no value with signature.family = {signature.family!r}, got one "
+            "that it ignores. Remove these settings or choose another signature.family."
         )
     if num_keys(dedup, signature) > MAX_KEYS:
         raise ConfigError(
             f"dedup.blocks, dedup.max_distance: expected at most {MAX_KEYS} keys a document, got "
-            f"{num_keys(dedup, signature)}. Take fewer blocks or a smaller distance."
+            f"{num_keys(dedup, signature)}. Lower dedup.blocks or dedup.max_distance."
         )
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
-    """How many keys a document has."""
+    """Return the number of keys of a document."""
     exact = int(dedup.exact != "off")
     if not dedup.near:
         return exact
@@ -70,13 +78,13 @@ def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
 
 
 def key_columns(dedup: DedupConfig) -> list[str]:
-    """The stored columns of `documents` that keys and verification look at."""
+    """Return the stored columns of `documents` that keys and verification read."""
     digest = [DIGESTS[dedup.exact]] if dedup.exact != "off" else []
     return [*dedup.scope, *digest, *(["signature"] if dedup.near else [])]
 
 
 def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Keys that near copies are likely to share (documents, keys); no column if near copies are not looked for."""
+    """Return the keys that near copies are likely to share (documents, keys); no column if `dedup.near` is false."""
     if not dedup.near:
         return np.zeros((batch.num_rows, 0), np.int64)
     values = signatures_of(batch, signature)
@@ -88,7 +96,7 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Every key of every document (documents, num_keys)."""
+    """Return every key of every document (documents, num_keys)."""
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys
@@ -97,19 +105,19 @@ def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConf
 
 
 def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDArray[np.unsignedinteger]:
-    """The signatures of a batch as numbers (documents, values)."""
+    """Return the signatures of a batch as numbers (documents, values)."""
     value = np.dtype(value_type(signature))
     count = 1 if signature.family == "simhash" else signature.permutations
     return rows_of_bytes(batch.column("signature"), count * value.itemsize).view(value)
 
 
 def digests_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """The digests that exact copies share (documents, 16)."""
+    """Return the digests that exact copies share (documents, 16)."""
     return rows_of_bytes(batch.column(DIGESTS[dedup.exact]), DIGEST_BYTES)
 
 
 def scopes_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint64]:
-    """A number of each document's scope (documents,): equal where the scopes are, up to 2^-64."""
+    """Return a hash of each document's scope (documents,); different scopes collide with probability 2^-64."""
     numbers = np.zeros(batch.num_rows, np.uint64)
     for column in dedup.scope:
         encoded = pc.dictionary_encode(pc.fill_null(batch.column(column), ""))
@@ -125,7 +133,7 @@ def _scoped(keys: npt.NDArray[np.uint64], batch: pa.RecordBatch, dedup: DedupCon
 
 
 def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """What documents are compared by: digest and signature (documents, bytes)."""
+    """Return the payload by which documents are compared: digest and signature (documents, bytes)."""
     parts = [digests_of(batch, dedup)] if dedup.exact != "off" else []
     if dedup.near:
         signatures = b"".join(batch.column("signature").to_pylist())
@@ -133,10 +141,10 @@ def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uin
     return np.concatenate(parts, axis=1)
 
 
-# Copies inside one part: documents whose signatures and digests are equal, found before anything is shuffled.
+# Exact copies inside a part: documents with equal signatures and digests are grouped before the shuffle.
 #
-# Only the first of them in keep order goes on to look for others, so a page that stands a million times costs one row a
-# window. Windows follow the part's own order, which no partitioning changes.
+# Only the first of them in keep order is shuffled, so a page that occurs a million times costs one row per window.
+# Windows follow the row order of the part, which does not depend on partitioning.
 
 WINDOW = 1 << 16
 Indices = npt.NDArray[np.intp]
@@ -144,7 +152,7 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class DedupTask:
-    """One part of the documents, and how its copies are found."""
+    """One part of the documents, with the settings of deduplication."""
 
     part: Part
     dedup: DedupConfig
@@ -153,15 +161,15 @@ class DedupTask:
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive measured documents of a part, and which of them are equal."""
+    """Consecutive documents of a part, with their groups of equal documents."""
 
     batch: pa.RecordBatch
     orders: Bytes
     """(documents, order_bytes)"""
     leads: Indices
-    """(documents,) the first in keep order of the documents equal to each."""
+    """(documents,) index of the first in keep order among the documents equal to each."""
     smallest: Indices
-    """(documents,) the one with the smallest doc_id among them."""
+    """(documents,) index of the document with the smallest doc_id among them."""
 
     @property
     def nodes(self) -> Bytes:
@@ -170,13 +178,13 @@ class Window:
 
     @property
     def first(self) -> npt.NDArray[np.bool_]:
-        """(documents,) whether the document leads."""
+        """(documents,) True if the document is the first of its group."""
         first: npt.NDArray[np.bool_] = self.leads == np.arange(len(self.leads))
         return first
 
 
 def windows(task: DedupTask) -> Iterator[Window]:
-    """The measured documents of a part, a window at a time."""
+    """Yield the documents of a part that have measurements, a window at a time."""
     columns = order_columns(task.dedup)
     digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
@@ -187,7 +195,7 @@ def windows(task: DedupTask) -> Iterator[Window]:
 
 
 def in_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of WINDOW; the last may be shorter."""
+    """Yield the rows in batches of WINDOW; the last may be shorter."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -207,7 +215,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> npt.NDArray[np.uint64]:
-    """Two numbers of each document that are equal where its signature, digest and scope are, up to 2^-128."""
+    """Return two hashes of each document's signature, digest and scope (documents, 2); they collide at 2^-128."""
     parts = [scopes_of(batch, dedup)[:, None]]
     if dedup.exact != "off":
         parts.append(digests_of(batch, dedup).copy().view("<u8"))
@@ -221,14 +229,17 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
 
 
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
-    """For each document the first in keep order, and that of the smallest doc_id, among those of its identity."""
+    """Return, for each document, the first in keep order and the smallest doc_id among those of equal identity.
+
+    Both are arrays of indices (documents,).
+    """
     by_order = _first_of_each(identity, np.lexsort((*words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
     return by_order, _first_of_each(identity, np.lexsort((*words(node), identity[:, 1], identity[:, 0])))
 
 
 def words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
-    """The rows as numbers that sort as their bytes do, the least significant first, as `np.lexsort` wants them."""
+    """Return the rows as numbers that sort like their bytes, the least significant first, the order of `np.lexsort`."""
     count, width = rows.shape
     padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
     padded[:, :width] = rows
@@ -239,20 +250,20 @@ def _first_of_each(identity: npt.NDArray[np.uint64], ranking: Indices) -> Indice
     ranked = identity[ranking]
     starts = np.ones(len(ranked), bool)
     starts[1:] = (ranked[1:] != ranked[:-1]).any(axis=1)
-    found = np.empty(len(ranked), np.intp)
-    found[ranking] = ranking[starts][np.cumsum(starts) - 1]
-    return found
+    firsts = np.empty(len(ranked), np.intp)
+    firsts[ranking] = ranking[starts][np.cumsum(starts) - 1]
+    return firsts
 
 
 def keys_of(window: Window, task: DedupTask) -> npt.NDArray[np.int64]:
-    """The keys of the documents that lead (leading documents, keys)."""
+    """Return the keys of the documents that are first of their group (groups, keys)."""
     return all_keys(window.batch.filter(pa.array(window.first)), task.dedup, task.signature)
 
 
-# Buckets: documents that share a key, streamed in keep order and never held; the others are paired with the first.
+# Buckets: documents that share a key, streamed in keep order. Each member is paired with the first, the leader.
 #
-# A bucket of a million documents gives a million pairs. Pairs that verification does not join come back with their
-# keys, and the first of them leads the next round.
+# A bucket of a million documents gives a million pairs and is never held in memory. Pairs that verification rejects
+# return with their keys, and the first of them leads the bucket of the next round.
 
 KEYS = pa.schema([pa.field("key", pa.int64()), pa.field("order", pa.binary())])
 KEYS_DDL = "key long, order binary"
@@ -266,23 +277,25 @@ PAIRS = pa.schema(
 )
 PAIRS_DDL = "node binary, leader binary, key long, order binary"
 WANTED = b"\0"
-"""In place of a leader: the node itself leads, and what it is compared by is wanted. Sorts before any leader."""
+"""In place of a leader: the node is a leader, and its own payload is requested. Sorts before any leader."""
 PAIRED, LED = "pairs", "leads"
-"""Kinds of rows of buckets: PAIRS, and KEYS of those that lead."""
+"""Kinds of bucket rows: PAIRS, and KEYS of the leaders."""
 KINDS = {PAIRED: PAIRS_DDL, LED: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """The pairs (PAIRS) of every bucket of rows sorted by (key, order), each order `width` bytes long, and a WANTED row
-    for each leader of a pair."""
+    """Yield the pairs (PAIRS) of every bucket, and a `WANTED` row for each leader of a pair.
+
+    The rows are sorted by (key, order); each order is `width` bytes long.
+    """
     return (batch for kind, batch in rows_of_buckets(0, batches, width) if kind == PAIRED)
 
 
 def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The same pairs, and what leads each bucket, by their kinds (see KINDS); `number` is that of the partition."""
+    """Yield the pairs and the leaders of all buckets with their kinds (see KINDS); `number` is the partition's."""
     last_key: int | None = None
     leader = np.zeros((1, width), np.uint8)
-    asked = False
+    is_requested = False
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -291,20 +304,20 @@ def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) 
         starts = np.ones(len(keys), bool)
         starts[1:] = keys[1:] != keys[:-1]
         starts[0] = last_key is None or keys[0] != last_key
-        bucket = np.cumsum(starts)  # 0: the bucket that the batch before has opened
+        bucket = np.cumsum(starts)  # 0: a bucket that began in the previous batch
         firsts = np.concatenate([leader, rows[starts]])
         members = np.flatnonzero(~starts)
         if len(members):
             yield PAIRED, _pairs(rows[members], firsts[bucket[members]][:, -NODE_BYTES:], keys[members])
-            wanted = np.unique(bucket[members])
-            if asked and wanted[0] == 0:
-                wanted = wanted[1:]
-            if len(wanted):
-                marks = np.full((len(wanted), 1), WANTED[0], np.uint8)
-                yield PAIRED, _pairs(firsts[wanted], marks, np.zeros(len(wanted), np.int64))
+            requested = np.unique(bucket[members])
+            if is_requested and requested[0] == 0:
+                requested = requested[1:]
+            if len(requested):
+                marks = np.full((len(requested), 1), WANTED[0], np.uint8)
+                yield PAIRED, _pairs(firsts[requested], marks, np.zeros(len(requested), np.int64))
         yield LED, pa.RecordBatch.from_arrays([pa.array(keys[starts]), binary_array(rows[starts])], schema=KEYS)
         has_members = len(members) > 0 and bucket[members[-1]] == bucket[-1]
-        asked = has_members or (asked and bucket[-1] == 0)
+        is_requested = has_members or (is_requested and bucket[-1] == 0)
         last_key, leader = int(keys[-1]), firsts[-1:].copy()
 
 
@@ -314,7 +327,7 @@ def _pairs(orders: Bytes, leaders: Bytes, keys: npt.NDArray[np.int64]) -> pa.Rec
 
 
 def key_rows(keys: npt.NDArray[np.int64], orders: Bytes) -> Iterator[pa.RecordBatch]:
-    """One row (KEYS) for each key of each document; `keys` is (documents, keys)."""
+    """Yield one row (KEYS) for each key of each document; `keys` is (documents, keys)."""
     order = binary_array(orders)
     for column in keys.T:
         yield pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(column)), order], schema=KEYS)

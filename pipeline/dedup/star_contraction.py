@@ -1,8 +1,8 @@
-"""Graphs whose nodes are byte strings of one width, in numpy: their components, and the two star steps of a round.
+"""Star contraction of graphs in numpy: connected components, the two star operations of a round, and packed pairs.
 
-Edges are a matrix (edges, 2, width). A forest of stars has one edge (node, centre) for every node that is not the
-smallest of its component; in place of any edges it joins the same nodes with fewer edges. No two nodes are ever taken
-for the same because their hashes are.
+Nodes are byte strings of one width, and edges are a matrix (edges, 2, width). A forest of stars has one edge (node,
+center) for every node that is not the smallest of its component. It connects the same nodes as the original edges with
+fewer edges. Nodes are compared by all their bytes, never by a hash alone. Pairs are packed many to a row for shuffles.
 """
 
 import sys
@@ -19,29 +19,30 @@ from schemas.errors import ContractError
 
 Numbers = npt.NDArray[np.int64]
 ALL = sys.maxsize
+_SAME_WIDTH = "Run the step `clusters` again without its scratch folder."
 MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 """Odd constants of splitmix64 (Steele et al. 2014)."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Edges between numbered nodes; the order of the numbers is that of the nodes' bytes."""
+    """Edges between numbered nodes; the numbers are in the order of the nodes' bytes."""
 
     nodes: Bytes
-    """(nodes, width), ascending."""
+    """(nodes, width) in ascending order"""
     ends: Numbers
-    """(edges, 2), numbers of nodes."""
+    """(edges, 2) numbers of nodes"""
 
 
 def graph_of(edges: Bytes) -> Graph:
-    """The graph of edges (edges, 2, width); loops and double edges stay."""
+    """Return the graph of edges (edges, 2, width); loops and multiple edges are kept."""
     count, _, width = edges.shape
     rows = edges.reshape(2 * count, width)
     words = _words(rows)
     order = np.argsort(words[:, 0])
     ranked = words[order]
     differs = ranked[1:] != ranked[:-1]
-    # Distinct nodes of equal first words must be told apart by the rest; among digests they hardly occur.
+    # Distinct nodes with equal first words are sorted by the rest too; among digests they hardly occur.
     if (differs.any(axis=1) & ~differs[:, 0]).any():
         order = np.lexsort(words.T[::-1])
         ranked = words[order]
@@ -60,7 +61,7 @@ def _words(rows: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def owners(nodes: Bytes, partitions: int) -> Numbers:
-    """The partition that owns each node (nodes,), by a hash of all its bytes."""
+    """Return the partition that owns each node (nodes,), by a hash of all its bytes."""
     mixed = np.zeros(len(nodes), np.uint64)
     for word in _words(nodes).T:
         mixed = (mixed ^ word) * MIX[0]
@@ -71,7 +72,7 @@ def owners(nodes: Bytes, partitions: int) -> Numbers:
 
 
 def centres(nodes: int, ends: Numbers) -> Numbers:
-    """The smallest node of the component of every node (nodes,)."""
+    """Return the smallest node of the component of every node (nodes,)."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -79,25 +80,25 @@ def centres(nodes: int, ends: Numbers) -> Numbers:
     components, labels = connected_components(graph, directed=False)
     smallest = np.full(components, nodes, np.int64)
     np.minimum.at(smallest, labels, np.arange(nodes))
-    found: Numbers = smallest[labels]
-    return found
+    centers: Numbers = smallest[labels]
+    return centers
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """The stars (node, centre) of the components of numbered edges."""
-    centre = centres(nodes, ends)
-    leaves = np.flatnonzero(centre != np.arange(nodes))
-    return np.stack([leaves, centre[leaves]], axis=1)
+    """Return the stars (node, center) of the components of numbered edges."""
+    center = centres(nodes, ends)
+    leaves = np.flatnonzero(center != np.arange(nodes))
+    return np.stack([leaves, center[leaves]], axis=1)
 
 
 def contracted(edges: Bytes) -> Bytes:
-    """The forest of stars of any edges, as edges; loops vanish."""
+    """Return the forest of stars of any edges, as edges without loops."""
     graph = graph_of(edges)
     return graph.nodes[forest(len(graph.nodes), graph.ends)]
 
 
 def to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
-    """The forest of stars of any edges, each edge once for every partition that owns an end, and that partition."""
+    """Return the forest of stars of any edges, each edge once for every owner of an end, and those owners (edges,)."""
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
     owner = owners(graph.nodes, partitions)[stars]
@@ -107,9 +108,10 @@ def to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 
 
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
-    """Edges (larger neighbour, smallest neighbour or itself) for the nodes that the partition owns, as stars.
+    """Return edges (larger neighbor, smallest neighbor or itself) for the nodes that the partition owns, as stars.
 
-    They go to the owner of the larger end. A loop tells the owner of a node that it is the smaller end of an edge.
+    The second array holds the partition of each, the owner of its larger end. A loop marks a node as the smaller end of
+    an edge for its owner.
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -122,14 +124,14 @@ def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Nu
     marks = np.zeros(count, bool)
     marks[stars[:, 1]] = True
     loops = np.flatnonzero(marks)
-    found = np.concatenate([stars, np.stack([loops, loops], axis=1)])
-    return graph.nodes[found], owner[found[:, 0]]
+    linked_ends = np.concatenate([stars, np.stack([loops, loops], axis=1)])
+    return graph.nodes[linked_ends], owner[linked_ends[:, 0]]
 
 
 def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Bytes]:
-    """(edges that are left, leaves): the stars of what the owner of the larger ends received.
+    """Return (edges that are left, leaves) from the stars of the edges that the owner of the larger ends received.
 
-    A node that it owns and that no loop came for is the smaller end of no edge: a leaf (node, parent) from now on.
+    A node of this partition without a loop is the smaller end of no edge; its edge becomes a leaf (node, parent).
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -142,18 +144,19 @@ def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, By
 
 
 def all_links(edges: Bytes) -> Bytes:
-    """(node, smallest of its component) for every node."""
+    """Return (node, smallest node of its component) for every node."""
     graph = graph_of(edges)
     count = len(graph.nodes)
     return graph.nodes[np.stack([np.arange(count), centres(count, graph.ends)], axis=1)]
 
 
-def follow(known: Bytes, asked: Bytes) -> tuple[Bytes, Bytes]:
-    """(node, cluster) for the leaves (node, parent) that are asked for, and for the parents that were not known.
+def follow(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
+    """Return (node, cluster) of the requested leaves, and (node, cluster) of the parents that `known` does not hold.
 
-    `known` holds (node, cluster) of parents; a parent that it does not hold is the centre of its own cluster.
+    `known` holds (node, cluster) of parents, `requested` (node, parent) of leaves. A parent that is not known is the
+    center of its own cluster.
     """
-    graph = graph_of(np.concatenate([known, asked]))
+    graph = graph_of(np.concatenate([known, requested]))
     held, leaves = graph.ends[: len(known)], graph.ends[len(known) :]
     cluster = np.arange(len(graph.nodes))
     cluster[held[:, 0]] = held[:, 1]
@@ -161,21 +164,21 @@ def follow(known: Bytes, asked: Bytes) -> tuple[Bytes, Bytes]:
     new[leaves[:, 1]] = True
     new[held[:, 0]] = False
     roots = np.flatnonzero(new)
-    found = np.stack([leaves[:, 0], cluster[leaves[:, 1]]], axis=1)
-    return graph.nodes[found], graph.nodes[np.stack([roots, roots], axis=1)]
+    links = np.stack([leaves[:, 0], cluster[leaves[:, 1]]], axis=1)
+    return graph.nodes[links], graph.nodes[np.stack([roots, roots], axis=1)]
 
 
 def joined(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
-    """The edges of all matrices, in matrices of at least `limit` edges but for the last; none is empty.
+    """Yield the edges of all matrices in matrices of at least `limit` edges; only the last may be smaller.
 
-    Raises ContractError if their widths differ.
+    No matrix is empty. Raises ContractError if their widths differ.
     """
     pending: list[Bytes] = []
     count = 0
     for matrix in filter(len, matrices):
         if pending and matrix.shape[2] != pending[0].shape[2]:
             widths = f"{pending[0].shape[2]} and {matrix.shape[2]}"
-            raise ContractError(f"dedup: expected nodes of one width, got {widths} bytes. Make them equal.")
+            raise ContractError(f"dedup: expected nodes of one width, got {widths} bytes. {_SAME_WIDTH}")
         pending.append(matrix)
         count += len(matrix)
         if count >= limit:
@@ -185,21 +188,21 @@ def joined(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
         yield np.concatenate(pending)
 
 
-# Pairs of nodes as they are stored, a row each, and as they travel: many in one row of a shuffle.
+# Packs: pairs of nodes are stored one to a row, but shuffled many to a row.
 #
-# A row of two nodes costs the JVM more to move, and to turn into Arrow and back, than numpy needs for what is done with
-# it. A pack holds the pairs that one task sends to one partition, up to PACK_PAIRS.
+# The JVM takes longer to move a row of two nodes, and to convert it to Arrow and back, than numpy takes to process it.
+# A pack holds the pairs that one task sends to one partition, up to PACK_PAIRS.
 
 PACK_PAIRS = 1024
 """40 KiB for nodes of 20 bytes, so that the thousands of rows of an Arrow batch stay below 100 MiB."""
 PACKS_A_BATCH = 256
 PACKS = pa.schema([("target", pa.int32()), ("kind", pa.int32()), ("width", pa.int32()), ("pack", pa.binary())])
 PACKS_DDL = "target int, kind int, width int, pack binary"
-"""`target` is a partition, `kind` what the receiver tells packs apart by, `width` that of a node [bytes]."""
+"""`target` is a partition, `kind` lets the receiver distinguish packs, `width` is that of a node [bytes]."""
 
 
 def packs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
-    """Pairs (pairs, 2, width) packed by the partition (pairs,) that each goes to, in batches of some packs."""
+    """Yield pairs (pairs, 2, width) packed by their target partition (pairs,), in batches of PACKS_A_BATCH packs."""
     count, _, width = pairs.shape
     if not count:
         return
@@ -222,13 +225,13 @@ def packs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBa
 
 
 def unpacked(batch: pa.RecordBatch) -> Bytes:
-    """The pairs of all packs of a batch (pairs, 2, width). Raises ContractError if their widths differ."""
+    """Return the pairs of all packs of a batch (pairs, 2, width). Raises ContractError if their widths differ."""
     if not batch.num_rows:
         return np.zeros((0, 2, 1), np.uint8)
     widths = pc.min_max(batch.column("width"))
     low, high = widths["min"].as_py(), widths["max"].as_py()
     if low != high:
-        raise ContractError(f"dedup: expected nodes of one width, got {low} and {high} bytes. Make them equal.")
+        raise ContractError(f"dedup: expected nodes of one width, got {low} and {high} bytes. {_SAME_WIDTH}")
     column = batch.column("pack")
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -236,7 +239,7 @@ def unpacked(batch: pa.RecordBatch) -> Bytes:
 
 
 def pairs_of(batch: pa.RecordBatch) -> Bytes:
-    """The first two columns of a batch (rows, 2, width). Raises ContractError unless all values have one width."""
+    """Return the first two columns of a batch (rows, 2, width). Raises ContractError if their widths differ."""
     if not batch.num_rows:
         return np.zeros((0, 2, 1), np.uint8)
     ends = [batch.column(end) for end in (0, 1)]
@@ -244,14 +247,12 @@ def pairs_of(batch: pa.RecordBatch) -> Bytes:
     widths = {length[side].as_py() for length in lengths for side in ("min", "max")}
     nulls = sum(end.null_count for end in ends)
     if nulls or len(widths) > 1 or not min(widths):
-        found = " and ".join(str(width) for width in sorted(widths - {None}))
-        raise ContractError(
-            f"dedup: expected nodes of one width, got {found} bytes and {nulls} nulls. Make them equal."
-        )
+        listed = " and ".join(str(width) for width in sorted(widths - {None}))
+        raise ContractError(f"dedup: expected nodes of one width, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}")
     return np.stack([rows_of_bytes(end, min(widths)) for end in ends], axis=1)
 
 
 def pair_batch(pairs: Bytes) -> pa.RecordBatch:
-    """Pairs as rows (node, cluster)."""
+    """Return pairs as rows (node, cluster)."""
     columns = [binary_array(pairs[:, end]) for end in (0, 1)]
     return pa.RecordBatch.from_arrays(columns, names=["node", "cluster"])

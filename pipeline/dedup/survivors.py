@@ -1,7 +1,7 @@
-"""The table `dedup`: which copy of each cluster stays, once verdicts are known; and what later snapshots ask of that.
+"""The tables `dedup` and `representatives`: the survivor of each cluster, and tallies for later snapshots.
 
-Documents of one URL come first, then copies of one text. Each part tallies its own documents; the totals go back to the
-parts that hold them, so the largest cluster costs one row a part.
+Documents of one URL are decided first, then copies of one text. Each part tallies its own documents, and the totals
+return to the parts that hold them, so the largest cluster costs one row per part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,14 +39,14 @@ from schemas.tables import DEDUP as DEDUP_SCHEMA
 
 READ = ("documents", "scores", "verdicts", "clusters")
 OUTSIDE = -1
-"""In place of a part: a tally of an earlier snapshot."""
+"""Part number of a tally of an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
 COUNTED_DDL = "key binary, count long, first binary"
 
 
 @dataclass(frozen=True)
 class SurvivorsTask:
-    """One part to decide about, and where its table goes."""
+    """One part to decide about, and the folders of its tables."""
 
     part: Part
     config: DedupConfig
@@ -55,7 +55,7 @@ class SurvivorsTask:
 
 
 def build_dedup(build: Build) -> dict[str, Built]:
-    """The tables `dedup`, one part for each part of `documents`, and `representatives`."""
+    """Build the tables `dedup`, one part for each part of `documents`, and `representatives`."""
     config = build.recipe.section("dedup", DedupConfig)
     parts = parts_of({name: build.inputs[name] for name in READ if name in build.inputs})
     folders = build.folders["dedup"], build.folders["representatives"]
@@ -81,13 +81,17 @@ def build_dedup(build: Build) -> dict[str, Built]:
 
 
 def told(counted: DataFrame, kind: bytes) -> DataFrame:
-    """What the parts are told: of every key that more than one document has, its total and its best."""
+    """Return the total and the best of every key that more than one document has, for each part that holds the key."""
     chosen = counted.where((F.col("part") != OUTSIDE) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
 
 
 def cluster_frame(build: Build, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
-    """The tallies of clusters of all parts, which may have to know first who lost to another of its URL."""
+    """Return the tallies of clusters of all parts.
+
+    `urls` are the totals of URLs, because a document that loses to another of its URL is no candidate; None: `by_url`
+    is off.
+    """
     if urls is None:
         return frame_of_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
     shared = build.spark.sparkContext.broadcast(list(tasks))
@@ -99,57 +103,57 @@ def cluster_frame(build: Build, tasks: Sequence[SurvivorsTask], urls: DataFrame 
 
 
 def earlier_urls(spark: SparkSession, inputs: Mapping[str, Table]) -> DataFrame:
-    """The tallies of URLs of earlier snapshots: theirs is always the document that stays."""
+    """Return the tallies of URLs of earlier snapshots, whose documents always survive."""
     frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
     return frame.select("key", F.lit(OUTSIDE).alias("part"), "count", F.lit(b"").alias("first"))
 
 
 def earlier_clusters(spark: SparkSession, inputs: Mapping[str, Table]) -> DataFrame:
-    """The tallies of earlier snapshots for those of their clusters that documents of this one belong to."""
+    """Return the tallies of earlier snapshots for their clusters that documents of this snapshot join."""
     frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
     index = inputs["index"]
-    places = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
-    merged = frame_of_tasks(spark, partial(rows_of_file, schema=MERGED), places, MERGED_DDL)
+    files = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
+    merged = frame_of_tasks(spark, partial(rows_of_file, schema=MERGED), files, MERGED_DDL)
     joined = frame.join(merged, frame["key"] == merged["earlier"])
     return joined.select(F.col("cluster").alias("key"), F.lit(OUTSIDE).alias("part"), "count", "first")
 
 
 def facts_of_part(task: SurvivorsTask) -> Iterator[Facts]:
-    """What decides about the documents of a part, a batch at a time."""
+    """Yield the facts of the documents of a part, a batch at a time."""
     for batch in measured(task.part, facts_columns(task.config)):
         yield facts_of(batch, task.part.ordinal, task.config)
 
 
 def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
-    """The tallies (TALLIES) of the URLs of a part's documents that no verdict has dropped."""
-    found: dict[bytes, tuple[int, bytes]] = {}
+    """Yield the tallies (TALLIES) of the URLs of a part's documents that no verdict drops."""
+    tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
-        url_tallies(facts, found)
-    yield tallies(found, task.part.ordinal)
+        url_tallies(facts, tally)
+    yield tallies(tally, task.part.ordinal)
 
 
 def cluster_tallies_of_part(task: SurvivorsTask, known: Known) -> Iterator[pa.RecordBatch]:
-    """The tallies (TALLIES) of the clusters of a part's documents that are joined with others."""
-    found: dict[bytes, tuple[int, bytes]] = {}
+    """Yield the tallies (TALLIES) of the clusters of a part's documents that are joined with others."""
+    tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
-        cluster_tallies(facts, known, found, alone=False)
-    yield tallies(found, task.part.ordinal)
+        cluster_tallies(facts, known, tally, alone=False)
+    yield tallies(tally, task.part.ordinal)
 
 
-def tallies(found: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.RecordBatch:
-    """The tallies of one part as rows, sorted by key."""
-    keys = sorted(found)
+def tallies(tally: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.RecordBatch:
+    """Return the tallies of one part as rows, sorted by key."""
+    keys = sorted(tally)
     columns = [
         pa.array(keys, pa.binary()),
         pa.array(np.full(len(keys), ordinal, np.int32)),
-        pa.array([found[key][0] for key in keys], pa.int64()),
-        pa.array([found[key][1] for key in keys], pa.binary()),
+        pa.array([tally[key][0] for key in keys], pa.int64()),
+        pa.array([tally[key][1] for key in keys], pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=TALLIES)
 
 
 def known_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
-    """Total and best by kind and key, of the rows a part was told."""
+    """Return (total, best) by kind and key from the rows that a part received."""
     known: dict[bytes, tuple[int, bytes]] = {}
     for batch in batches:
         keys, counts, best = (batch.column(name).to_pylist() for name in ("key", "total", "best"))
@@ -181,8 +185,8 @@ def write_survivors(task: SurvivorsTask, known: Known) -> PartResult:
                 cluster_tallies(facts, known, clusters, alone=True)
                 url_tallies(facts, urls)
         if task.config.write_index:
-            for name, found in (("clusters", clusters), ("urls", urls)):
-                rows = tallies(found, task.part.ordinal)
+            for name, counted in (("clusters", clusters), ("urls", urls)):
+                rows = tallies(counted, task.part.ordinal)
                 key = f"{name}/{part_key(task.part.ordinal)}"
                 output.files[name] = write_file(iter([rows]), task.representatives, key, COUNTED)
 
@@ -192,7 +196,7 @@ def write_survivors(task: SurvivorsTask, known: Known) -> PartResult:
 
 
 def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: Books) -> None:
-    """Give a row of the dedup table its verdict and weight, and count it."""
+    """Set the verdict and weight of a row of the table `dedup`, and count the row."""
     row["drop_stage"] = row["weight"] = None
     if reason is not None:
         set_verdict(row, DEDUP.name, Drop(reason, row["similarity"] if reason in (EXACT, NEAR) else None))

@@ -1,6 +1,6 @@
-"""Totals over parts: how often a key occurs in all of them, and which of its documents comes first.
+"""Totals of keys over all parts: their number of occurrences, and the first of their documents in keep order.
 
-A part sends one row for each of its keys, so what the most frequent key costs grows with the number of parts and not
+A part sends one row for each of its keys, so the cost of the most frequent key grows with the number of parts and not
 with its occurrences.
 """
 
@@ -20,7 +20,7 @@ TALLIES_DDL = "key binary, part int, count long, first binary"
 
 
 def totals(tallies: DataFrame) -> DataFrame:
-    """(key, part, count, first, total, best): every tally with its key's sum of counts and smallest `first`.
+    """Return (key, part, count, first, total, best): every tally with its key's sum of counts and smallest `first`.
 
     `tallies` has the columns of TALLIES: `part` is the number of the part that counted, `first` sorts as bytes.
     """

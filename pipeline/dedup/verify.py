@@ -1,7 +1,7 @@
-"""Verification of candidate pairs: what two documents are compared by is brought together and compared, in streams.
+"""Verification of candidate pairs: payloads of both documents are joined to each pair and compared, in streams.
 
-First every member of a bucket meets its own signature, then the signature of the document that leads it; each crosses
-the network once a pair, and no table of signatures is held anywhere.
+First every member of a bucket is joined with its own signature, then with the signature of the bucket's leader. Each
+signature crosses the network once per pair, and no worker holds a table of signatures.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,70 +27,81 @@ SIMILAR = pa.schema(
 )
 SIMILAR_DDL = "node binary, other binary, similarity float"
 JOINED, BEST, FAILED = "joined", "best", "failed"
-"""Members with the leader they join; leaders with the most similar that joined them; members to be tried again, with
-their keys."""
+"""Kinds of outcomes: members with the leader they join; leaders with the most similar member that joins them; members
+that match no leader, with their keys, for the next round."""
 OUTCOMES = {JOINED: SIMILAR_DDL, BEST: SIMILAR_DDL, FAILED: KEYS_DDL}
 Outcomes = Iterator[tuple[str, pa.RecordBatch]]
 Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
-"""The similarity of each pair of payloads; NaN where they are not to be joined."""
+"""(payloads, payloads) → the similarity of each pair; NaN for pairs that are not joined."""
 
 
 def attach(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The distinct pairs (CARRIED) with the member's payload, of rows MET sorted by (node, leader): for each node its
-    payload first (no leader), then WANTED rows, then its pairs. Raises ContractError if a payload is missing."""
-    payload, owner, before = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
+    """Yield the distinct pairs (CARRIED) with the member's payload.
+
+    The rows (`MET`) are sorted by (node, leader): for each node its payload first (no leader), then `WANTED` rows, then
+    its pairs. Raises ContractError if a payload is missing.
+    """
+    payload, owner, last_size = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
     for batch in batches:
         if not batch.num_rows:
             continue
         node = rows_of_bytes(batch.column(0), NODE_BYTES)
         sizes = lengths(batch.column(1))
         own = sizes == 0
-        place = np.cumsum(own)  # 0: the payload that the batch before has left
+        row = np.cumsum(own)  # 0: the last payload of the previous batch
         payloads = pa.concat_arrays([payload, batch.column(4).filter(pa.array(own))])
         owners = np.concatenate([owner, node[own]])
-        if (owners[place] != node).any():
-            raise ContractError("dedup: expected a signature for every document of a bucket, got one without")
-        wanted = (sizes == 1) & (np.concatenate([[before], sizes[:-1]]) == 0)
-        if wanted.any():
-            count = int(wanted.sum())
-            nothing = pa.array([b""] * count, pa.binary())
-            columns = [binary_array(node[wanted]), nothing, payloads.take(pa.array(place[wanted])), nothing, nothing]
+        if (owners[row] != node).any():
+            raise ContractError(
+                "dedup: expected a signature for every document of a bucket, got one without. "
+                "Run the step `documents` again."
+            )
+        requested = (sizes == 1) & (np.concatenate([[last_size], sizes[:-1]]) == 0)
+        if requested.any():
+            count = int(requested.sum())
+            empty = pa.array([b""] * count, pa.binary())
+            columns = [binary_array(node[requested]), empty, payloads.take(pa.array(row[requested])), empty, empty]
             yield pa.RecordBatch.from_arrays(columns, schema=CARRIED)
         pairs = np.flatnonzero(sizes == NODE_BYTES)
         if len(pairs):
-            yield _distinct(batch.take(pa.array(pairs)), payloads.take(pa.array(place[pairs])))
-        payload, owner, before = payloads.slice(len(payloads) - 1), owners[-1:].copy(), int(sizes[-1])
+            yield _distinct(batch.take(pa.array(pairs)), payloads.take(pa.array(row[pairs])))
+        payload, owner, last_size = payloads.slice(len(payloads) - 1), owners[-1:].copy(), int(sizes[-1])
 
 
 def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
-    """The pairs, each once with all its keys; equal ones stand together."""
-    both = np.concatenate([rows_of_bytes(pairs.column(place), NODE_BYTES) for place in (0, 1)], axis=1)
+    """Return the pairs, each once with all its keys; equal pairs are adjacent in the input."""
+    both = np.concatenate([rows_of_bytes(pairs.column(column), NODE_BYTES) for column in (0, 1)], axis=1)
     starts = np.flatnonzero(np.concatenate([[True], (both[1:] != both[:-1]).any(axis=1)]))
     offsets = np.append(starts, len(both)).astype(np.int32) * 8
     keys = np.ascontiguousarray(pairs.column(2).to_numpy())
     joined = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(keys)])
     chosen = pa.array(starts)
-    node, leader, order = (pairs.column(place).take(chosen) for place in (0, 1, 3))
+    node, leader, order = (pairs.column(column).take(chosen) for column in (0, 1, 3))
     return pa.RecordBatch.from_arrays([leader, node, payloads.take(chosen), joined, order], schema=CARRIED)
 
 
 def compared(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """The outcome of every pair of rows CARRIED sorted by (leader, node), a leader's own row first; kinds: OUTCOMES."""
+    """Yield the outcome of every pair with its kind (see OUTCOMES).
+
+    The rows (CARRIED) are sorted by (leader, node), a leader's own row first. Raises ContractError if one is missing.
+    """
     payload, owner = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8)
     for batch in batches:
         if not batch.num_rows:
             continue
         leader = rows_of_bytes(batch.column(0), NODE_BYTES)
         own = lengths(batch.column(1)) == 0
-        place = np.cumsum(own)
+        row = np.cumsum(own)
         payloads = pa.concat_arrays([payload, batch.column(2).filter(pa.array(own))])
         owners = np.concatenate([owner, leader[own]])
-        if (owners[place] != leader).any():
-            raise ContractError("dedup: expected the signature of every document that leads, got one without")
+        if (owners[row] != leader).any():
+            raise ContractError(
+                "dedup: expected the signature of every leader, got one without. Run the step `documents` again."
+            )
         pairs = np.flatnonzero(~own)
         if len(pairs):
             members = batch.take(pa.array(pairs))
-            yield from _outcomes(members, compare(payloads.take(pa.array(place[pairs])), members.column(2)))
+            yield from _outcomes(members, compare(payloads.take(pa.array(row[pairs])), members.column(2)))
         payload, owner = payloads.slice(len(payloads) - 1), owners[-1:].copy()
 
 
@@ -103,7 +114,7 @@ def _outcomes(members: pa.RecordBatch, similar: npt.NDArray[np.float32]) -> Outc
         groups = rows_of_bytes(leader, NODE_BYTES)[joined]
         starts = np.concatenate([[True], (groups[1:] != groups[:-1]).any(axis=1)])
         ranking = np.lexsort((np.arange(len(joined)), -similar[joined], np.cumsum(starts)))
-        yield BEST, _similar(leader, node, similar, joined[ranking[starts]])  # groups keep their places in the ranking
+        yield BEST, _similar(leader, node, similar, joined[ranking[starts]])  # groups stay in order
     if len(failed):
         chosen = pa.array(failed)
         again = keys.take(chosen)
@@ -123,13 +134,13 @@ def _similar(
 
 
 def lengths(array: pa.Array) -> npt.NDArray[np.int32]:
-    """The length of every value of a binary array [bytes]."""
+    """Return the length of every value of a binary array [bytes]."""
     offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
     return np.diff(offsets)
 
 
 def comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
-    """How the payloads of two documents are compared: equal digests are similarity 1, whatever the signatures say."""
+    """Return the function that compares payloads; equal digests give similarity 1 regardless of the signatures."""
     skip = DIGEST_BYTES if dedup.exact != "off" else 0
     limit = np.float32(dedup.min_similarity)
 
@@ -137,17 +148,17 @@ def comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
         if dedup.near and dedup.verify == "jaccard":
             return _true_jaccard(left, right, skip, limit)
         width = int(lengths(right[:1])[0])
-        one, other = rows_of_bytes(left, width), rows_of_bytes(right, width)
-        equal = (one[:, :skip] == other[:, :skip]).all(axis=1) if skip else np.zeros(len(one), bool)
-        similar = np.full(len(one), np.nan, np.float32)
+        first, second = rows_of_bytes(left, width), rows_of_bytes(right, width)
+        equal = (first[:, :skip] == second[:, :skip]).all(axis=1) if skip else np.zeros(len(first), bool)
+        similar = np.full(len(first), np.nan, np.float32)
         if dedup.near:
             value = value_type(signature)
-            signed = [np.ascontiguousarray(rows[:, skip:]).view(value) for rows in (one, other)]
+            signatures = [np.ascontiguousarray(rows[:, skip:]).view(value) for rows in (first, second)]
             if signature.family == "simhash":
-                apart = distance(signed[0][:, 0], signed[1][:, 0])
-                similar = np.where(apart <= dedup.max_distance, 1 - apart / 64, np.nan).astype(np.float32)
+                bits = distance(signatures[0][:, 0], signatures[1][:, 0])
+                similar = np.where(bits <= dedup.max_distance, 1 - bits / 64, np.nan).astype(np.float32)
             else:
-                estimate = similarity(signed[0], signed[1]).astype(np.float32)
+                estimate = similarity(signatures[0], signatures[1]).astype(np.float32)
                 similar = np.where(estimate >= limit, estimate, np.float32(np.nan))
         similar[equal] = 1
         return similar
@@ -156,11 +167,12 @@ def comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
 
 
 def _true_jaccard(left: pa.Array, right: pa.Array, skip: int, limit: np.float32) -> npt.NDArray[np.float32]:
-    found = np.full(len(left), np.nan, np.float32)
-    for place, (one, other) in enumerate(zip(left.to_pylist(), right.to_pylist())):
-        value = np.float32(jaccard(np.frombuffer(one, "<u8", offset=skip), np.frombuffer(other, "<u8", offset=skip)))
-        if skip and one[:skip] == other[:skip]:
+    similar = np.full(len(left), np.nan, np.float32)
+    for row, (first, second) in enumerate(zip(left.to_pylist(), right.to_pylist())):
+        shingles = [np.frombuffer(payload, "<u8", offset=skip) for payload in (first, second)]
+        value = np.float32(jaccard(*shingles))
+        if skip and first[:skip] == second[:skip]:
             value = np.float32(1)
         if value >= limit:
-            found[place] = value
-    return found
+            similar[row] = value
+    return similar

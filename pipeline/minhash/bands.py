@@ -1,4 +1,7 @@
-"""Signatures as matrices: the keys of their bands and the similarity that two of them estimate."""
+"""Band keys and similarity estimates of signatures, and the choice of bands and rows for a threshold.
+
+Signatures are rows of a matrix. A band key is a hash of one band's values, so equal keys make a candidate pair.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,19 +17,20 @@ Signatures = npt.NDArray[np.unsignedinteger]
 
 
 def as_matrix(signatures: Sequence[bytes], value: str = VALUE) -> Signatures:
-    """Signatures of one length as a matrix (n, values); `value` is the kind of number their family stores."""
+    """Return signatures of one length as a matrix (n, values); `value` is the number type that their family stores."""
     return np.frombuffer(b"".join(signatures), value).reshape(len(signatures), -1)
 
 
 def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
-    """The key of every band of every signature (n, bands); equal when number and rows of the band are, up to 2^-64.
+    """Return the key of every band of every signature (n, bands).
 
-    Values beyond bands x rows are not used. Raises ContractError if there are fewer.
+    Two keys are equal if the band's number and its values are; others collide with probability 2^-64. Values beyond
+    bands x rows are not used. Raises ContractError if there are fewer.
     """
     if signatures.shape[1] < bands * rows:
         raise ContractError(
             f"signature: expected at least {bands} x {rows} = {bands * rows} values, got {signatures.shape[1]}. "
-            "Use one [signature] section."
+            "Run the step `documents` again with the same [signature] section."
         )
     parts = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
     sums: Codes = (parts * odd_numbers(0, "row", rows)).sum(axis=2, dtype=np.uint64)
@@ -34,7 +38,7 @@ def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
 
 
 def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
-    """The estimated similarity of row i of one matrix and row i of the other (n,), 0 to 1.
+    """Return the estimated similarity of row i of `left` and row i of `right` (n,), 0 to 1.
 
     MinHash: the share of equal values, which estimates the Jaccard similarity with a standard error of
     sqrt(s (1 - s) / permutations), 0.04 at s = 0.7 with 112. SimHash, which has one value: the share of equal bits.
@@ -47,21 +51,25 @@ def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
     return shares
 
 
-# The bands and rows for a threshold: those whose false positives and false negatives together are fewest.
+# Optimal bands and rows for a threshold: the pair that minimizes false positives plus false negatives.
 #
-# A pair of similarity s becomes a candidate with probability 1 - (1 - s^rows)^bands, a polynomial, so a Gauss-Legendre
-# rule of enough points integrates it exactly. The choice is datasketch's. Source: Zhu et al. 2016, "LSH Ensemble".
+# A pair of similarity s becomes a candidate with probability 1 - (1 - s^rows)^bands. This is a polynomial, so a
+# Gauss-Legendre rule of enough points integrates it exactly. The choice equals datasketch's. Source: Zhu et al. 2016,
+# "LSH Ensemble".
 
 
 @lru_cache(maxsize=64)
 def optimal_bands(
     threshold: float, permutations: int, false_positive_weight: float = 0.5, false_negative_weight: float = 0.5
 ) -> tuple[int, int]:
-    """(bands, rows) with bands x rows <= permutations that minimise the weighted sum of the integral of the probability
-    of a candidate below the threshold and of that of none above it; the fewest bands, then rows, if two are equal."""
+    """Return the (bands, rows) with bands x rows <= permutations that minimize the weighted error of candidates.
+
+    The error is the integral of the candidate probability below the threshold (false positives), plus the integral of
+    its complement above (false negatives), each with its weight. Ties go to the fewest bands, then the fewest rows.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(permutations // 2 + 1)
     below, above = threshold * (nodes + 1) / 2, threshold + (1 - threshold) * (nodes + 1) / 2
-    # by number of rows (permutations, nodes): that one band does not match, and that none of the bands so far does
+    # by number of rows (permutations, nodes): the probability that one band does not match, and that none so far does
     missed = 1 - np.multiply.accumulate([np.concatenate([below, above])] * permutations)
     none = np.ones_like(missed)
     best, least = (1, 1), np.inf

@@ -1,4 +1,4 @@
-"""The settings of signatures: what a shingle is, which family signs it, and how long a signature is."""
+"""Settings of signatures: the unit and length of shingles, the signature family, and the length of a signature."""
 
 from typing import Literal
 
@@ -11,46 +11,52 @@ _RANDOM_STATE = ("datasketch", "datatrove")
 
 
 class SignatureConfig(Section):
-    """How documents are signed; the defaults are datatrove's and FineWeb's. How signatures are compared is for
-    deduplication to say."""
+    """How signatures are computed; the defaults are datatrove's and FineWeb's. The `[dedup]` section sets how they are
+    compared."""
 
     family: Literal["fast", "datasketch", "datatrove", "simhash"] = "fast"
-    """Which kind of signature. MinHash: `fast` is ours [uint32 a permutation]; `datasketch` gives that library's hash
-    values bit for bit [uint32]; `datatrove` that library's bands, on English text [uint64]. `simhash`: 64 bits in all.
-    Signatures of two families cannot be compared."""
+    """Signature family. MinHash: `fast` is our own [uint32 per permutation]; `datasketch` reproduces the hash values of
+    that library bit for bit [uint32]; `datatrove` reproduces the bands of that library for English text [uint64].
+    `simhash`: 64 bits in all. Signatures of two families cannot be compared."""
     unit: Literal["auto", "words", "chars"] = "auto"
-    """What a shingle is made of: normal words, or their characters without the spaces between them; `auto`: characters
-    where the language's writing does not separate words (there, `words` are those of a dictionary)."""
+    """Unit of a shingle: normalized words, or their characters without the spaces between them. `auto`: characters in
+    languages whose writing does not separate words, words in all others. `words` in such a language: words of a
+    dictionary."""
     shingle_words: int = Field(5, ge=1)
-    """Words of a shingle."""
+    """Length of a shingle of words [words]."""
     shingle_chars: int = Field(5, ge=1)
-    """Characters of a shingle."""
+    """Length of a shingle of characters [characters]."""
     permutations: int = Field(112, ge=2)
     """Length of a MinHash signature [values]."""
     seed: int = 1
-    """Seed of the permutations; of `fast` and `simhash` also of the hash of a shingle."""
+    """Seed of the permutations; with `fast` and `simhash`, also the seed of the shingle hash."""
     datasketch_hash: Literal["sha1", "xxh32"] = "sha1"
-    """What `datasketch` hashes a shingle's bytes with: that library's default, or `xxhash.xxh32_intdigest`."""
+    """Hash function of the family `datasketch`: SHA-1, the default of that library, or `xxhash.xxh32_intdigest`."""
     datasketch_scheme: Literal["affine32", "legacy"] = "affine32"
-    """How `datasketch` permutes a hash: as that library does since 2.0, or as it did before."""
+    """Permutation scheme of the family `datasketch`: the scheme of that library since 2.0, or the one before."""
 
     @model_validator(mode="after")
     def _seed_fits(self) -> "SignatureConfig":
         if self.family in _RANDOM_STATE and not 0 <= self.seed <= MAX_RANDOM_STATE:
-            raise ValueError(f"the family {self.family} takes seeds from 0 to {MAX_RANDOM_STATE}, found {self.seed}")
+            raise ValueError(
+                f"seed: expected 0 to {MAX_RANDOM_STATE} with family {self.family!r}, got {self.seed}. "
+                "Set signature.seed to a number in this range."
+            )
         return self
 
     @model_validator(mode="after")
-    def _is_of_use(self) -> "SignatureConfig":
-        unused = {
-            "the unit words has no shingle_chars": self.unit == "words" and {"shingle_chars"},
-            "the unit chars has no shingle_words": self.unit == "chars" and {"shingle_words"},
-            "a SimHash has no permutations": self.family == "simhash" and {"permutations"},
-            f"the family {self.family} has no datasketch_hash and no datasketch_scheme": self.family != "datasketch"
-            and {"datasketch_hash", "datasketch_scheme"},
-        }
-        for problem, names in unused.items():
-            given = sorted((names or set()) & self.model_fields_set)
-            if given:
-                raise ValueError(f"{problem}, found {given[0]} = {getattr(self, given[0])!r}; leave it out")
+    def _no_unused_settings(self) -> "SignatureConfig":
+        unused = (
+            ("unit", "words", self.unit == "words", {"shingle_chars"}),
+            ("unit", "chars", self.unit == "chars", {"shingle_words"}),
+            ("family", "simhash", self.family == "simhash", {"permutations"}),
+            ("family", self.family, self.family != "datasketch", {"datasketch_hash", "datasketch_scheme"}),
+        )
+        for name, value, is_ignored, settings in unused:
+            given = sorted(settings & self.model_fields_set)
+            if is_ignored and given:
+                raise ValueError(
+                    f"{given[0]}: expected no value with {name} = {value!r}, which ignores it, got "
+                    f"{getattr(self, given[0])!r}. Remove signature.{given[0]}."
+                )
         return self

@@ -1,8 +1,8 @@
-"""The units that shingles are made of: the keys of a text's normal words, or the code points of their letters.
+"""The units of shingles: keys of a text's normalized words, code points of their letters, or runs of bytes.
 
-Most texts are ASCII or nearly so, and theirs are cut in array operations, without a string for each word: letters are
-digits of a number of base 29, a word is a span of them, and its key is looked up in a table by this number. Other
-texts are cut into pieces that a vocabulary knows. Both answer with the keys of `normal_words`.
+Most texts are ASCII or nearly so. These are split by array operations, without a string for each word: letters are
+digits of a number in base 29, a word is a span of digits, and a table maps this number to the word's key. Other texts
+are split at whitespace and looked up in a vocabulary. Both paths return the keys of `normal_words`.
 """
 
 import re
@@ -23,7 +23,7 @@ _SPAN = 1 << 16  # bytes cut at a time
 _SLOT_BITS = 17
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _TOO_LONG, _FREE = np.uint64(0), np.uint64((1 << 64) - 1)  # no word has these numbers
-_ZERO, _POINT = 27, 28  # codes of every digit, and of what may stand inside a decimal number
+_ZERO, _POINT = 27, 28  # codes of every digit, and of the separators inside a decimal number
 
 
 def _code(char: str) -> int:
@@ -34,24 +34,26 @@ def _code(char: str) -> int:
 
 _CODES = bytes(_code(chr(byte)) for byte in range(256))
 _LETTERS = bytes([0, *range(97, 123), ord("0"), *range(228)])
-# begins with a literal, which is searched for ten times as fast as a class of characters
+# begins with a literal, because a search for a literal is ten times as fast as one for a character class
 _NUMBER = re.compile(rb"\x1b\x1b*(?:\x1c\x1b\x1b*)?")
 
 
 def by_characters(language: str, config: SignatureConfig) -> bool:
-    """Whether a shingle of this language is made of characters rather than of words."""
+    """Return True if shingles of this language consist of characters rather than words."""
     return config.unit == "chars" or (config.unit == "auto" and language in UNSPACED_LANGUAGES)
 
 
 def words_of(text: str, language: str) -> list[str]:
-    """The normal words of a text; by dictionaries where the language's writing does not separate words."""
+    """Return the normalized words of a text, split by a dictionary where the language does not separate words."""
     words = normal_words(text)
     return [part for word in words for part in split_unspaced(word)] if language in UNSPACED_LANGUAGES else words
 
 
 def units_of(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
-    """The units of a text, at least one, and how many make a shingle; `words` are the keys of its normal words if they
-    are known."""
+    """Return the units of a text, at least one, and the number of units in a shingle.
+
+    `words` are the keys of the text's normalized words, None if not known.
+    """
     size = config.shingle_words
     if by_characters(language, config):
         letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
@@ -64,7 +66,7 @@ def units_of(text: str, language: str, words: Codes | None, config: SignatureCon
 
 
 def text_keys(text: str) -> Codes:
-    """The xxh64 of each normal word of the text."""
+    """Return the xxh64 of each normalized word of the text."""
     plain = text if text.isascii() else _as_ascii(text)
     keys = None if plain is None else _ascii_keys(plain)
     if keys is None:
@@ -74,7 +76,7 @@ def text_keys(text: str) -> Codes:
 
 
 def _as_ascii(text: str) -> str | None:
-    """A text in ASCII that has the same normal words; None if there is none."""
+    """Return an ASCII text that has the same normalized words, or None if no such text exists."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     foreign = points[points > 127]
     if 8 * len(foreign) > len(text):
@@ -89,7 +91,7 @@ def _as_ascii(text: str) -> str | None:
 
 @lru_cache(maxsize=1 << 12)
 def _plain(char: str) -> str | None:
-    """The ASCII that may stand for a character wherever it stands; None if there is none."""
+    """Return the ASCII that can replace a character in any context, or None if no such ASCII exists."""
     if char.isdecimal():
         return "0"
     if char in PUNCTUATION or char.isspace():
@@ -100,7 +102,7 @@ def _plain(char: str) -> str | None:
 
 
 def _ascii_keys(text: str) -> Codes | None:
-    """The keys of the words of an ASCII text; None if it has a word that fills a span."""
+    """Return the keys of the words of an ASCII text, or None if a word fills a whole span."""
     body = _NUMBER.sub(b"\x1b", text.encode().translate(_CODES)).replace(b"\x1c", b"\0") + b"\0"
     keys, start = [], 0
     while start < len(body):
@@ -113,17 +115,17 @@ def _ascii_keys(text: str) -> Codes | None:
 
 
 def _span_keys(span: bytes) -> Codes:
-    """The keys of the words of a span that begins before a word and ends with a mark in place of the next."""
+    """Return the keys of the words of a span that begins before a word and ends with a mark in place of the next."""
     letters = np.frombuffer(span, np.uint8)
     inside = letters != 0
-    before = (inside[1:] > inside[:-1]).nonzero()[0]  # the place before each word, and before the mark at the end
+    before = (inside[1:] > inside[:-1]).nonzero()[0]  # the index before each word, and before the mark at the end
     up, down = _powers()
     sums = np.add.accumulate(letters * up[: len(span)]).take(before)
     numbers = (sums[1:] - sums[:-1]) * down.take(before[:-1])
     numbers *= before[1:] - before[:-1] <= _LONGEST + 1  # 0, which is _TOO_LONG, where that is false
 
-    def word_at(place: int) -> bytes:
-        start = int(before[place]) + 1
+    def word_at(index: int) -> bytes:
+        start = int(before[index]) + 1
         return span[start : span.index(b"\0", start)].translate(_LETTERS)
 
     return _KNOWN.keys(numbers, word_at)
@@ -131,7 +133,7 @@ def _span_keys(span: bytes) -> Codes:
 
 @lru_cache(maxsize=1)
 def _powers() -> tuple[Codes, Codes]:
-    """Powers 0, 1, … of the base and -1, -2, … of it modulo 2^64, for one span and its ends."""
+    """Return the powers 0, 1, … and -1, -2, … of the base modulo 2^64, for one span and its ends."""
     bases = np.array([[_BASE], [pow(_BASE, -1, 1 << 64)]], np.uint64).repeat(_SPAN + 2, axis=1)
     bases[0, 0] = 1
     up, down = np.multiply.accumulate(bases, axis=1)
@@ -139,35 +141,35 @@ def _powers() -> tuple[Codes, Codes]:
 
 
 class _KnownWords:
-    """Keys of words by their numbers; one that is not known is hashed, and takes the place of another.
+    """A cache from word numbers to word keys; a missing word is hashed, and replaces another in its slot.
 
-    A number is its word's alone, so what is answered never depends on what was met before.
+    A number belongs to one word alone, so results never depend on earlier calls.
     """
 
     def __init__(self) -> None:
         self._entries = np.full((1 << _SLOT_BITS, 2), _FREE)
 
     def keys(self, numbers: Codes, word_at: Callable[[int], bytes]) -> Codes:
-        """The xxh64 of each word; `word_at(i)` are the letters of the i-th, whose number may be _TOO_LONG."""
+        """Return the xxh64 of each word; `word_at(i)` returns the letters of word i, whose number may be _TOO_LONG."""
         slots = ((numbers * _SPREAD) >> np.uint64(64 - _SLOT_BITS)).astype(np.intp)
         entries = self._entries.take(slots, axis=0)
         keys: Codes = entries[:, 1].copy()
-        for place in (entries[:, 0] != numbers).nonzero()[0].tolist():
-            keys[place] = xxhash.xxh64_intdigest(word_at(place))
-            if numbers[place] != _TOO_LONG:
-                self._entries[slots[place]] = numbers[place], keys[place]
+        for index in (entries[:, 0] != numbers).nonzero()[0].tolist():
+            keys[index] = xxhash.xxh64_intdigest(word_at(index))
+            if numbers[index] != _TOO_LONG:
+                self._entries[slots[index]] = numbers[index], keys[index]
         return keys
 
 
 _KNOWN, _VOCABULARY = _KnownWords(), Vocabulary(split_neutral)
-# what they answer depends on the text alone, so sharing them cannot change a signature
+# their results depend on the text alone, so sharing them cannot change a signature
 
 
-# The bytes of shingles, for families that hash text rather than the keys of words.
+# Shingles as bytes, for families that hash text rather than word keys.
 
 
 def runs(joined: bytes, size: int) -> Iterator[bytes]:
-    """Every run of `size` units of a text whose units are separated by one space; all of it if there are fewer."""
+    """Yield every run of `size` units of a text whose units are separated by one space; all of it if it has fewer."""
     ends = np.flatnonzero(np.frombuffer(joined + b" ", np.uint8) == ord(" "))
     size = min(size, len(ends))
     starts = np.concatenate(([0], ends[: len(ends) - size] + 1))

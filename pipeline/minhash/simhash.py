@@ -1,8 +1,8 @@
-"""The family `simhash`: 64 bits of which near copies differ in few, and the tables that find those.
+"""The signature family `simhash`: 64 bits, of which near copies differ in few, and the table keys that find them.
 
-Every occurrence of a shingle votes with the bits of its hash, so its weight is how often it stands in the text. Source:
-Charikar 2002, "Similarity estimation techniques from rounding algorithms"; tables: Manku, Jain and Das Sarma 2007,
-"Detecting near-duplicates for web crawling", section 3.
+Every occurrence of a shingle votes with the bits of its hash, so a shingle's weight is its number of occurrences.
+Source: Charikar 2002, "Similarity estimation techniques from rounding algorithms"; tables: Manku, Jain and Das Sarma
+2007, "Detecting near-duplicates for web crawling", section 3.
 """
 
 from functools import lru_cache
@@ -19,14 +19,14 @@ from schemas.errors import ConfigError
 __all__ = ["BITS", "VALUE", "distance", "hashes", "sketch", "table_keys"]
 
 VALUE = "<u8"
-"""How the signature is stored: as one value."""
+"""NumPy type of the single value of a stored signature."""
 BITS = 64
 
-_BLOCK = 255  # shingles counted at a time: no count of bits exceeds a byte
+_BLOCK = 255  # shingles counted at a time, so that every count fits in a byte
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Codes:
-    """The signature of at least one shingle hash (1,): the bits that more than half of them have."""
+    """Return the signature of at least one shingle hash (1,): the bits that more than half of them have."""
     votes = np.zeros(BITS, np.int64)
     for start in range(0, len(codes), _BLOCK):
         octets = codes[start : start + _BLOCK].astype("<u8").view(np.uint8).reshape(-1, 8)
@@ -35,17 +35,17 @@ def sketch(codes: Codes, config: SignatureConfig) -> Codes:
 
 
 def distance(left: Codes, right: Codes) -> npt.NDArray[np.int64]:
-    """In how many bits the signatures differ, element by element: 0 to 64."""
+    """Return the number of bits in which the signatures differ, element by element: 0 to 64."""
     bits: npt.NDArray[np.int64] = np.bitwise_count(left ^ right).astype(np.int64)
     return bits
 
 
 def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
-    """The keys of signatures (n,) in every table, (n, number of ways to choose `max_distance` of the blocks).
+    """Return the keys of signatures (n,) in every table (n, binomial(blocks, max_distance)).
 
-    There is a table for every choice of blocks - max_distance blocks, and two signatures share its key when those are
-    equal, up to 2^-64. Signatures that differ in at most `max_distance` bits have as many equal blocks, so they share
-    at least one key. Raises ConfigError if no block would be left to be equal.
+    There is a table for every choice of blocks - max_distance blocks. Two signatures share a table's key if these
+    blocks are equal; others collide with probability 2^-64. Signatures that differ in at most `max_distance` bits have
+    that many equal blocks, so they share at least one key. Raises ConfigError unless blocks exceed max_distance.
     """
     masks, salts = _tables(blocks, max_distance)
     return mixed((signatures[:, None] & masks) + salts)
@@ -53,10 +53,11 @@ def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
 
 @lru_cache(maxsize=16)
 def _tables(blocks: int, max_distance: int) -> tuple[Codes, Codes]:
-    """The bits of each table, and what sets its keys apart from those of the others."""
+    """Return the bit mask of each table, and a salt that makes its keys differ from those of the other tables."""
     if not 0 <= max_distance < blocks <= BITS:
         raise ConfigError(
-            f"simhash: expected more blocks than max_distance and at most {BITS}, got {blocks} and {max_distance}"
+            f"dedup.blocks: expected more blocks than max_distance and at most {BITS}, got blocks = {blocks} and "
+            f"max_distance = {max_distance}. Set dedup.blocks to between max_distance + 1 and {BITS}."
         )
     edges = [BITS * block // blocks for block in range(blocks + 1)]
     parts = [(1 << end) - (1 << start) for start, end in pairwise(edges)]

@@ -1,8 +1,8 @@
-"""Signatures: digests that exact copies share, and numbers whose agreement estimates how alike two texts are.
+"""The stage `signature`: digests that exact copies share, and signatures that estimate the similarity of two texts.
 
 A text is a set of shingles, runs of words or characters. The share of equal values in two MinHash signatures estimates
-the Jaccard similarity of their sets; SimHash signatures of near copies differ in few bits. A family says how shingles
-are hashed and what is kept of the hashes; each has a module here and a line in FAMILIES.
+the Jaccard similarity of their sets; SimHash signatures of near copies differ in few bits. A family defines how
+shingles are hashed and how the hashes become a signature. Each family has a module here and an entry in FAMILIES.
 """
 
 import hashlib
@@ -25,7 +25,6 @@ from pipeline.text.words import Codes
 __all__ = [
     "FAMILIES",
     "SIGNATURE",
-    "Family",
     "SignatureConfig",
     "Signatures",
     "anchor",
@@ -47,14 +46,14 @@ _SPACES = bytes(32 if chr(byte).isspace() else byte for byte in range(128)) + by
 
 @dataclass(frozen=True)
 class Family:
-    """A way to sign texts."""
+    """The functions and the number type of one signature family."""
 
     hashes: Callable[[str, str, Codes | None, SignatureConfig], Codes]
-    """(text, language, keys of its normal words if known, config) → the hash of every shingle, at least one."""
+    """(text, language, keys of its normalized words or None, config) → the hash of every shingle, at least one."""
     sketch: Callable[[Codes, SignatureConfig], npt.NDArray[Any]]
-    """(hashes of shingles, config) → the numbers of the signature."""
+    """(shingle hashes, config) → the values of the signature."""
     value: str
-    """NumPy's name of the kind of number that a signature holds."""
+    """NumPy type of the signature's values."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -66,12 +65,12 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def value_type(config: SignatureConfig) -> str:
-    """The kind of number that stored signatures hold, such as `<u4`."""
+    """Return the NumPy type of the values of stored signatures, such as `<u4`."""
     return FAMILIES[config.family].value
 
 
 def signature(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> bytes:
-    """The signature of a text as little-endian numbers; `words` are the keys of its normal words if they are known."""
+    """Return a text's signature as little-endian numbers; `words`: keys of its normalized words, None if unknown."""
     family = FAMILIES[config.family]
     return (
         family.sketch(family.hashes(text, language, words, config), config).astype(family.value, copy=False).tobytes()
@@ -79,13 +78,15 @@ def signature(text: str, language: str, config: SignatureConfig, words: Codes | 
 
 
 def shingle_hashes(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> Codes:
-    """The hashes of the text's set of shingles, sorted, each once; two texts' shingles are equal when these are, up to
-    2^-64 (2^-32 where the family hashes to 32 bits)."""
+    """Return the hashes of the text's distinct shingles, sorted.
+
+    Equal shingles have equal hashes; others collide with probability 2^-64, or 2^-32 in a family of 32-bit hashes.
+    """
     return np.unique(FAMILIES[config.family].hashes(text, language, words, config))
 
 
 def jaccard(left: Codes, right: Codes) -> float:
-    """The Jaccard similarity of two sets of shingle hashes, each sorted and without repeats; 1 if both are empty."""
+    """Return the Jaccard similarity of two sets of shingle hashes, each sorted and distinct; 1 if both are empty."""
     union = np.concatenate([left, right])
     union.sort()
     shared = int(np.count_nonzero(union[1:] == union[:-1]))
@@ -93,24 +94,24 @@ def jaccard(left: Codes, right: Codes) -> float:
 
 
 def anchor(hashes: Codes, seed: int) -> int:
-    """The smallest of the hashes under a permutation of their own (0 to 2^63 - 1).
+    """Return the smallest hash under a permutation that no signature uses (0 to 2^63 - 1).
 
-    Two documents of Jaccard similarity s share it with probability s, whatever their signatures say.
+    Two documents of Jaccard similarity s share it with probability s, independently of their signatures.
     """
     values = (hashes ^ (hashes >> np.uint64(32))) * fast.odd_numbers(seed, "anchor", 1)
     return int(values.min()) >> 1
 
 
 def raw_digest(text: str) -> bytes:
-    """The first 16 bytes of the SHA-256 of the text as it is."""
+    """Return the first 16 bytes of the SHA-256 of the unchanged text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:DIGEST_BYTES]
 
 
 def text_digest(text: str) -> bytes:
-    """The first 16 bytes of the SHA-256 of the text in NFKC, lower case, every run of whitespace one space."""
+    """Return the first 16 bytes of the SHA-256 of the text in NFKC and lower case, with single spaces."""
     if text.isascii():
         normal = text.lower().encode().translate(_SPACES)
-        while b"  " in normal:  # a third of the cost of cutting it into words and joining them
+        while b"  " in normal:  # a third of the cost of splitting into words and joining them
             normal = normal.replace(b"  ", b" ")
         normal = normal.strip(b" ")
     else:
@@ -120,7 +121,7 @@ def text_digest(text: str) -> bytes:
 
 
 def make(config: SignatureConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds a document's digests, signature and anchor; it drops nothing."""
+    """Return the function that adds a document's digests, signature and anchor; it drops nothing."""
     family = FAMILIES[config.family]
 
     def sign(row: Row) -> None:

@@ -187,7 +187,7 @@ def test_an_index_needs_no_text_of_its_snapshot(run_of, indexed, tmp_path):
         (["signature.seed=5"], "signature.seed: expected 1, with which the index was made, got 5"),
         (
             ['source.snapshot="CC-MAIN-2024-01"'],
-            "come after 'CC-MAIN-2024-10', the last of the index, found 'CC-MAIN-2024-01'",
+            "come after 'CC-MAIN-2024-10', the last of the index, got 'CC-MAIN-2024-01'",
         ),
         (["dedup.by_url=first"], "dedup.by_url: expected 'off', with which .* was made, got 'first'"),
         (["dedup.scope=['snapshot']"], "scope keeps snapshots apart"),

@@ -97,6 +97,7 @@ SEES = {
 }
 HEAVY = {
     *(
+        "datasketch",
         "fasttext",
         "icu4py",
         "kenlm",

@@ -1,4 +1,4 @@
-"""The vocabulary: words that `docs/glossary.md` replaces are in no name, docstring, comment or message of the project."""
+"""The vocabulary: words that `docs/glossary.md` replaces are in no name, docstring, comment or message."""
 
 import ast
 import io

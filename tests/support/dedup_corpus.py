@@ -1,4 +1,4 @@
-"""Corpora of any size with known copies: real paragraphs put together anew, and families of altered copies.
+"""Corpora of any size with known copies: documents of real paragraphs, and families of altered copies.
 
 A base document is a draw of real paragraphs (of made-up ones where the real data is not beside the project), so that
 two bases share a paragraph now and then and never half of them. Sizes of families follow a power law; a copy is its
@@ -34,7 +34,7 @@ SUBSTITUTED = (0.005, 0.01, 0.02, 0.04, 0.08)
 KEPT = (0.9, 0.8, 0.65)
 """Shares of a base that are left where the end is cut off: about its similarity."""
 FURNITURE = (10, 120)
-"""Words of a site's furniture, half before and half after the text."""
+"""Words of a site's boilerplate, half before and half after the text."""
 NUM_SITES = 200
 OPERATIONS = {"exact": 0.35, "substitute": 0.40, "truncate": 0.10, "furniture": 0.15}
 """How copies come about, with their shares."""
@@ -44,7 +44,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Law:
-    """How many documents there are, and how they repeat each other."""
+    """The number of documents, and the distribution of their copies."""
 
     documents: int
     duplicated: float = 0.4
@@ -93,7 +93,7 @@ class Stock:
 
 
 def sizes_of(law: Law) -> Ints:
-    """The size of every family, largest first; the last ones are single documents. Exact quantiles, nothing drawn."""
+    """Return the size of every family, largest first, single documents last; sizes are exact quantiles, not drawn."""
     ks = np.arange(2, law.largest + 1)
     weights = ks ** -float(law.exponent)
     cumulated = np.cumsum(weights / weights.sum())
@@ -138,7 +138,7 @@ def document(stock: Stock, law: Law, number: int, place: tuple[int, int]) -> Cop
 
 
 def base_of(stock: Stock, law: Law, family: int) -> Ints:
-    """The pieces of a family's first document."""
+    """Return the pieces of a family's first document."""
     draw = drawn(law.seed, family, 0)
     count = draw.integers(PARAGRAPHS[0], PARAGRAPHS[1] + 1)
     chosen = draw.integers(0, len(stock.starts) - 1, count).tolist()
@@ -180,10 +180,10 @@ def shingles_of(words: Ints) -> npt.NDArray[np.uint64]:
 
 
 def jaccard(left: Ints, right: Ints) -> float:
-    """The exact similarity of two rows of words."""
-    one, other = shingles_of(left), shingles_of(right)
-    shared = len(np.intersect1d(one, other, assume_unique=True))
-    return shared / (len(one) + len(other) - shared)
+    """Return the exact similarity of two rows of words."""
+    first, second = shingles_of(left), shingles_of(right)
+    shared = len(np.intersect1d(first, second, assume_unique=True))
+    return shared / (len(first) + len(second) - shared)
 
 
 def stock_of(texts: Iterable[str], origin: str) -> Stock:
@@ -211,12 +211,12 @@ def stock_of(texts: Iterable[str], origin: str) -> Stock:
 
 
 def paragraphs_of(text: str) -> Iterator[list[tuple[str, str]]]:
-    """Paragraphs as pieces with their normal words; a piece of several words is taken apart, one of none left out."""
+    """Return paragraphs as pieces with their words; pieces of several words are split, pieces without words dropped."""
     least, most = PARAGRAPH_WORDS
     held: list[tuple[str, str]] = []
     for piece in text.split():
-        found = normal_words(piece)
-        held += [(piece, found[0])] if len(found) == 1 else [(word, word) for word in found]
+        words = normal_words(piece)
+        held += [(piece, words[0])] if len(words) == 1 else [(word, word) for word in words]
         if len(held) >= most or (len(held) >= least and piece[-1] in ".!?"):
             held[-1] = (held[-1][0] + "\n", held[-1][1])
             yield held
@@ -238,22 +238,22 @@ def made_up_texts(words: int = 2_000_000, vocabulary: int = 30_000) -> Iterator[
     names = ["".join(draw.choice(syllables, int(draw.integers(1, 5)))) for _ in range(vocabulary)]
     shares = 1 / np.arange(1, vocabulary + 1)
     for _ in range(words // 1000):
-        found = [names[i] for i in draw.choice(vocabulary, 1000, p=shares / shares.sum()).tolist()]
+        words = [names[i] for i in draw.choice(vocabulary, 1000, p=shares / shares.sum()).tolist()]
         ends = np.cumsum(draw.integers(5, 31, 200))
-        for end in ends[ends < len(found)].tolist():
-            found[end] += "."
-        yield " ".join(found)
+        for end in ends[ends < len(words)].tolist():
+            words[end] += "."
+        yield " ".join(words)
 
 
 def default_stock(data: Path = DATA) -> Stock:
-    """The stock of the real data, or of made-up words where it is not there."""
+    """Return the stock of the real data, or of generated words if the data is missing."""
     if (data / "text").is_dir():
         return stock_of(real_texts(data), "real text")
     return stock_of(made_up_texts(), "made-up words of Zipf's law")
 
 
 def url_of(number: int) -> str:
-    """The URL of a document, by which its row of truth is found."""
+    """Return the URL of a document, the key of its row of truth."""
     return f"https://corpus.example/{number}"
 
 

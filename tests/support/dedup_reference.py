@@ -1,4 +1,4 @@
-"""Known answers beside peers: recall and precision of ours, of datasketch and of rensa, with exact all-pairs as judge.
+"""Recall and precision of our deduplication, of datasketch and of rensa, against exact all-pairs similarities.
 
     python -m tests.support.dedup_reference [--only sets|operations|real|urls] [--thresholds 0.5 0.7] [--no-spark]
 
@@ -55,7 +55,7 @@ Finder = Callable[["KnownSet", float], Pairs]
 
 @dataclass(frozen=True)
 class Document:
-    """One text, and what its shingles are made of."""
+    """A text, and the unit of its shingles."""
 
     name: str
     text: str
@@ -84,19 +84,19 @@ class KnownSet:
 
 
 class Truth:
-    """All pairs of some texts that are similar, as a judge of those that were found."""
+    """All similar pairs of some texts, the truth for the pairs that a method finds."""
 
     def __init__(self, pairs: Pairs):
         self.pairs = pairs
         self.similarities = dict(zip(keys_of(pairs), pairs.similarity.tolist()))
 
     def recall(self, found: Pairs, threshold: float) -> float:
-        """Share of the pairs at least as similar that were found; NaN if there are none."""
-        wanted = keys_of(self.pairs.least(threshold))
-        return len(set(wanted) & set(keys_of(found))) / len(wanted) if wanted else float("nan")
+        """Return the found share of the pairs that are at least this similar; NaN if there are none."""
+        similar = keys_of(self.pairs.least(threshold))
+        return len(set(similar) & set(keys_of(found))) / len(similar) if similar else float("nan")
 
     def precision(self, found: Pairs, threshold: float) -> float:
-        """Share of the found pairs that are at least as similar; NaN if none was found."""
+        """Return the share of the found pairs that are at least this similar; NaN if none was found."""
         right = [self.similarities.get(key, 0.0) >= threshold - 1e-9 for key in keys_of(found)]
         return sum(right) / len(right) if right else float("nan")
 
@@ -230,9 +230,9 @@ class Datasketch:
             self._signed[known.name] = MinHash.bulk(data, num_perm=SIGNED.permutations)
         signed = self._signed[known.name]
         index = MinHashLSH(threshold=threshold, num_perm=SIGNED.permutations)
-        for place, one in enumerate(signed):
-            index.insert(place, one)
-        pairs = [(a, b) for a, one in enumerate(signed) for b in index.query(one) if a < b and known.shingles[a]]
+        for row, signature_of_row in enumerate(signed):
+            index.insert(row, signature_of_row)
+        pairs = [(a, b) for a, values in enumerate(signed) for b in index.query(values) if a < b and known.shingles[a]]
         estimates = [signed[a].jaccard(signed[b]) for a, b in pairs]
         return pairs_of(pairs, estimates, threshold)
 
@@ -254,16 +254,16 @@ class Rensa:
         counts = [number for number in range(1, SIGNED.permutations + 1) if SIGNED.permutations % number == 0]
         count = min(counts, key=lambda number: abs(middle(number, SIGNED.permutations // number) - wanted))
         index = self._library.RMinHashLSH(threshold, SIGNED.permutations, count)
-        for place, one in enumerate(signed):
-            index.insert(place, one)
-        pairs = [(a, b) for a, one in enumerate(signed) for b in index.query(one) if a < b and known.shingles[a]]
+        for row, signature_of_row in enumerate(signed):
+            index.insert(row, signature_of_row)
+        pairs = [(a, b) for a, values in enumerate(signed) for b in index.query(values) if a < b and known.shingles[a]]
         estimates = [signed[a].jaccard(signed[b]) for a, b in pairs]
         return pairs_of(pairs, estimates, threshold)
 
     def _sign(self, shingles: set[str]) -> Any:
-        one = self._library.RMinHash(SIGNED.permutations, 42)
-        one.update(list(shingles))
-        return one
+        made = self._library.RMinHash(SIGNED.permutations, 42)
+        made.update(list(shingles))
+        return made
 
 
 def middle(bands: int, rows: int) -> float:
@@ -344,7 +344,7 @@ def texts_of(known: KnownSet) -> Iterator[Text]:
 
 
 def check_given(sets: dict[str, KnownSet]) -> None:
-    """Print how many of the pairs that the data list came out the same."""
+    """Print the number of listed pairs that have the same similarity here."""
     known, given = sets["reuters"], list(records(DATA / "dedup" / "reuters_pairs.jsonl.gz"))
     keys = [tuple(sorted((known.places[e["a"]], known.places[e["b"]]))) for e in given]
     same = sum(abs(known.truth.similarities.get(key, 0) - e["jaccard5w"]) < 1e-3 for key, e in zip(keys, given))
@@ -425,14 +425,14 @@ def print_urls() -> None:
         for found in chosen:
             both = [texts[r["record_id"]] for r in found if r["record_id"] in texts]
             if len(both) == 2:
-                one, other = (shingles_of(d.text, d.unit) for d in both)
-                values.append(len(one & other) / max(1, len(one | other)))
-        shares = "".join(f"{sum(value >= one for value in values):>8}" for one in least)
+                first, second = (shingles_of(d.text, d.unit) for d in both)
+                values.append(len(first & second) / max(1, len(first | second)))
+        shares = "".join(f"{sum(value >= limit for value in values):>8}" for limit in least)
         print(f"{relation:<24} {len(chosen):>6} {same:>8} {folded:>10} {len(values):>6}{shares}")
 
 
 def main() -> None:
-    """Print the tables that are asked for."""
+    """Print the tables that the arguments select."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("sets", "operations", "real", "urls"))
     parser.add_argument("--thresholds", type=float, nargs="+", default=THRESHOLDS)

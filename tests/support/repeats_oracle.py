@@ -15,7 +15,7 @@ NO_SCOPE = np.uint64(0)
 
 
 def total_rows(batches: Sequence[pa.RecordBatch], min_count: int, keep_first: bool) -> list[pa.RecordBatch]:
-    """What `pipeline.dedup.repeats.step.repeated` makes of tallies: (key, part, first)."""
+    """Return the rows (key, part, first) that `pipeline.dedup.repeats.step.repeated` computes from tallies."""
     rows = [row for batch in batches for row in batch.to_pylist()]
     totals: dict[bytes, int] = defaultdict(int)
     best: dict[bytes, bytes] = {}
@@ -32,34 +32,34 @@ def total_rows(batches: Sequence[pa.RecordBatch], min_count: int, keep_first: bo
 
 
 def of_part(rows: Sequence[pa.RecordBatch], part: int) -> list[pa.RecordBatch]:
-    """The rows of one part."""
+    """Return the rows of one part."""
     return [batch.filter(pa.compute.equal(batch.column("part"), part)) for batch in rows]
 
 
-def found_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[Known]:
-    """For each text the windows that its part is told of; text i is in part i modulo `parts`, and in order of i."""
+def repeats_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[Known]:
+    """Return, for each text, the windows that its part receives; text i is in part i modulo `parts`, in order of i."""
     n = config.length
     tokens = [Tokens(text, config.substring_unit) for text in texts]
     orders = [number.to_bytes(16, "big") + (number % parts).to_bytes(4, "big") for number in range(len(texts))]
-    order = [np.frombuffer(one, np.uint8) for one in orders]
+    order = [np.frombuffer(node, np.uint8) for node in orders]
     seed_rows, window_rows = [], []
     for part in range(parts):
         own = range(part, len(texts), parts)
         places = (
-            Places(NOWHERE, scoped(found, SEED, NO_SCOPE)[:, None], np.zeros(len(found), np.int64))
-            for found in (seeds(tokens[number].codes, n) for number in own)
+            Places(NOWHERE, scoped(codes, SEED, NO_SCOPE)[:, None], np.zeros(len(codes), np.int64))
+            for codes in (seeds(tokens[number].codes, n) for number in own)
         )
         seed_rows += tallies(places, part, at_once)
     known_seeds = total_rows(seed_rows, config.min_count, False)
     for part in range(parts):
         (known,) = known_of(of_part(known_seeds, part), (1,))
-        found = []
+        windows = []
         for number in range(part, len(texts), parts):
             codes = tokens[number].codes
             at = np.flatnonzero(known.begins_like(scoped(window_seeds(codes, n), SEED, NO_SCOPE)))
             prints = scoped(grams(codes, n)[at], SUBSTRING, NO_SCOPE)
-            found.append(Places(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
-        window_rows += tallies(iter(found), part, at_once)
+            windows.append(Places(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
+        window_rows += tallies(iter(windows), part, at_once)
     known_windows = total_rows(window_rows, config.min_count, config.keep_first)
-    told = [known_of(of_part(known_windows, part), (2,))[0] for part in range(parts)]
-    return [told[number % parts] for number in range(len(texts))]
+    by_part = [known_of(of_part(known_windows, part), (2,))[0] for part in range(parts)]
+    return [by_part[number % parts] for number in range(len(texts))]

@@ -1,1 +1,1 @@
-"""How good deduplication was: precision and recall by true Jaccard similarity, from samples of every run."""
+"""The audit of deduplication: precision and recall by true Jaccard similarity, from samples of every run."""

@@ -1,9 +1,9 @@
-"""Shares with their confidence intervals, from pairs that are weighted and come in groups.
+"""Shares with confidence intervals from weighted and clustered pairs, and the recall and candidate curve of a sample.
 
-The interval is Wilson's (1927) with an effective number of observations: n = p (1 - p) / v, v being the variance of p
-by the jackknife over groups, and n at most their number. A bootstrap of groups would give a share of 1 no width, and
-recall is near 1. Source: Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial Proportions in
-Clustered Surveys".
+The interval is Wilson's (1927) with an effective number of observations: n = p (1 - p) / v, where v is the variance of
+p by the jackknife over groups, and n is at most the number of groups. A bootstrap of groups would give a share of 1 no
+width, and recall is near 1. Source: Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial
+Proportions in Clustered Surveys".
 """
 
 import math
@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Share:
-    """A share 0..1 with its interval of 95 %, and what it was taken over; None where there was nothing."""
+    """A share 0..1 with its interval of 95 % and its number of pairs; None if there are no pairs."""
 
     value: float | None
     low: float | None
@@ -32,20 +32,20 @@ class Share:
     pairs: int
 
     def to_json(self) -> dict[str, float | int | None]:
-        """As the manifest holds it."""
+        """Return the share as the manifest stores it."""
         return {"value": self.value, "low": self.low, "high": self.high, "pairs": self.pairs}
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """The interval of 95 % of a share of `count` observations."""
+    """Return the interval of 95 % of a share of `count` observations."""
     square = Z * Z / count
-    centre = (share + square / 2) / (1 + square)
+    center = (share + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(share * (1 - share) / count + square / count / 4)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 def simple_share(hits: int, pairs: int, is_all: bool = False) -> Share:
-    """A share of independent pairs; `is_all`: there are no others, so that nothing is left to chance."""
+    """Return the share of hits among independent pairs; `is_all`: these are all pairs, so the interval has no width."""
     if not pairs:
         return Share(None, None, None, 0)
     value = hits / pairs
@@ -53,7 +53,7 @@ def simple_share(hits: int, pairs: int, is_all: bool = False) -> Share:
 
 
 def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> Share:
-    """The share of the weight that is a hit, from the sums of each group (groups,)."""
+    """Return the weighted share of hits, from the sums of each group (groups,)."""
     total = float(weights.sum())
     if not pairs or not total:
         return Share(None, None, None, 0)
@@ -62,7 +62,7 @@ def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = Fa
 
 
 def effective_groups(hits: Numbers, weights: Numbers) -> float:
-    """How many independent observations the groups are worth: at least 1, at most their number."""
+    """Return the effective number of independent observations in the groups: at least 1, at most their number."""
     used = weights > 0
     hits, weights = hits[used], weights[used]
     groups, total, sum_hits = len(weights), float(weights.sum()), float(hits.sum())
@@ -77,9 +77,9 @@ def effective_groups(hits: Numbers, weights: Numbers) -> float:
 
 
 def theory(jaccard: Numbers, bands: int, rows: int) -> Numbers:
-    """The probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
-    found: Numbers = 1 - (1 - jaccard**rows) ** bands
-    return found
+    """Return the probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
+    probability: Numbers = 1 - (1 - jaccard**rows) ** bands
+    return probability
 
 
 def _share(value: float, interval: tuple[float, float], pairs: int) -> Share:
@@ -87,16 +87,16 @@ def _share(value: float, interval: tuple[float, float], pairs: int) -> Share:
     return Share(round(value, DIGITS), round(min(low, value), DIGITS), round(max(high, value), DIGITS), pairs)
 
 
-# What the pairs of a sample add up to: recall at each similarity and the measured curve of candidates, by bins.
+# Sums over the pairs of a sample: recall at each similarity, and the measured candidate curve, by bins.
 #
-# Sums are kept by document, so that pairs can be grouped afterwards into those that depend on each other.
+# Sums are kept by document, so that pairs which depend on each other can be grouped afterwards.
 
 BELOW = 0.1
-"""How far below the least similarity of a copy recall is told."""
+"""Recall is reported down to this much below the least similarity of a copy."""
 
 
 def bin_edges(min_jaccard: float) -> list[float]:
-    """The lower edges of the bins: steps of 0.05 from FLOOR, the least similarity of a copy, and 1 for equal sets."""
+    """Return the lower edges of the bins: steps of 0.05 from FLOOR to 1 (equal sets), and the least copy similarity."""
     steps = [round(0.05 * step, 2) for step in range(round(FLOOR / 0.05), 21)]
     return sorted({*steps, *([min_jaccard] if min_jaccard >= FLOOR else [])})
 
@@ -105,7 +105,7 @@ class Tally:
     """Weighted pairs by document and bin."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
-        """`groups` has for each document the first one of its group; pairs join groups further."""
+        """Start empty sums; `groups` has the first document of each document's group, and `add` merges groups."""
         self._groups, self._edges, self._layout = groups, np.array(edges), layout
         self._shape = (len(groups), len(edges))
         self._weights, self._candidates, self._joined = (np.zeros(self._shape) for _ in range(3))
@@ -115,7 +115,7 @@ class Tally:
     def add(
         self, pairs: Pairs, weights: Numbers, candidates: npt.NDArray[np.bool_], joined: npt.NDArray[np.bool_]
     ) -> None:
-        """Count pairs of at least FLOOR; two documents of a pair belong to one group from now on."""
+        """Count pairs of at least FLOOR, and merge the groups of the two documents of each pair."""
         bins = np.searchsorted(self._edges, pairs.jaccard, side="right") - 1
         cells = pairs.a * self._shape[1] + bins
         every = np.ones(len(bins), bool)
@@ -139,12 +139,14 @@ class Tally:
         self._groups = np.unique(labels, return_index=True)[1][labels]
 
     def pairs_from(self, edge: float) -> int:
-        """How many pairs are at least this similar; `edge` is one of the edges."""
+        """Return the number of pairs that are at least this similar; `edge` is a bin edge."""
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
-        """For each similarity from a little below `min_jaccard` on, the share in one cluster, and the share that shared
-        a key, of the pairs that reach it."""
+        """Return recall at each bin edge from `min_jaccard` - `BELOW` on.
+
+        For the pairs that are at least this similar: the share in one cluster, and the share with a common key.
+        """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - BELOW - 1e-9]
         return [
             {
@@ -157,30 +159,30 @@ class Tally:
         ]
 
     def curve(self, is_all: bool) -> list[dict[str, Any]]:
-        """For each bin that holds a pair: its mean similarity, the share that shared a key, and what theory expects."""
-        found = []
-        for place in np.flatnonzero(self._counts[0]).tolist():
-            total = float(self._weights[:, place].sum())
-            pairs, candidates, joined = self._counts[:, place].tolist()
-            upper = float(self._edges[place + 1]) if place + 1 < len(self._edges) else 1.0
-            expected = None if self._layout is None else round(float(self._expected[place]) / total, DIGITS)
-            found.append(
+        """Return mean similarity, share with a common key, and expected share of each bin that holds a pair."""
+        bins = []
+        for index in np.flatnonzero(self._counts[0]).tolist():
+            total = float(self._weights[:, index].sum())
+            pairs, candidates, joined = self._counts[:, index].tolist()
+            upper = float(self._edges[index + 1]) if index + 1 < len(self._edges) else 1.0
+            expected = None if self._layout is None else round(float(self._expected[index]) / total, DIGITS)
+            bins.append(
                 {
-                    "lower": float(self._edges[place]),
+                    "lower": float(self._edges[index]),
                     "upper": upper,
-                    "jaccard": round(float(self._jaccards[place]) / total, DIGITS),
+                    "jaccard": round(float(self._jaccards[index]) / total, DIGITS),
                     "pairs": pairs,
                     "candidates": candidates,
                     "joined": joined,
-                    "share": self._share(self._candidates, np.arange(len(self._edges)) == place, is_all).to_json(),
+                    "share": self._share(self._candidates, np.arange(len(self._edges)) == index, is_all).to_json(),
                     "expected": expected,
                 }
             )
-        return found
+        return bins
 
     def _share(self, hits: Numbers, bins: npt.NDArray[np.bool_], is_all: bool) -> Share:
         members = np.unique(self._groups, return_inverse=True)[1]
-        found, total = (
+        hit_sums, weight_sums = (
             np.bincount(members, sums[:, bins].sum(axis=1)).astype(np.float64) for sums in (hits, self._weights)
         )
-        return grouped_share(found, total, int(self._counts[0][bins].sum()), is_all)
+        return grouped_share(hit_sums, weight_sums, int(self._counts[0][bins].sum()), is_all)

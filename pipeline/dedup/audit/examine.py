@@ -1,8 +1,8 @@
-"""The audit itself, in one task over the samples: figures for the manifest, and the pairs they rest on.
+"""The audit in one task over the samples: figures for the manifest, and the pairs on which they are based.
 
-Precision: of the pairs that deduplication joined, how many are as similar as it promises. Recall: of all pairs that
-are, how many it joined; a pair of documents with one anchor was met with probability s, so it weighs 1/s (Horvitz and
-Thompson 1952). Rows are sorted by doc_id and summed in one place, so the figures are the same at any partitioning.
+Precision is the share of joined pairs that are at least as similar as `min_jaccard`; recall is the share of all such
+pairs that are joined. A pair of documents shares an anchor with probability s, so its weight is 1/s (Horvitz and
+Thompson 1952). Rows are sorted by doc_id and summed in one task, so the figures are the same at any partitioning.
 """
 
 from collections.abc import Iterator
@@ -38,14 +38,14 @@ from schemas.storage import Store
 from schemas.tables import AUDIT
 
 MAX_LISTED = 50_000
-"""Pairs of a sample that are listed; of more, those with the lowest hashes."""
+"""Most pairs of a sample that are listed, those with the lowest hashes."""
 CLUSTER = "cluster"
-"""The sample of joined documents, each with the first document of its cluster: what joining step by step led to."""
+"""The sample of joined documents, each paired with the first document of its cluster (joined by a chain of links)."""
 
 
 @dataclass(frozen=True)
 class ExamineTask:
-    """The samples, how deduplication ran, and where the pairs go."""
+    """The samples, the settings of deduplication, and the folder of the table."""
 
     chosen: Chosen
     audit: AuditConfig
@@ -55,12 +55,12 @@ class ExamineTask:
 
     @property
     def min_jaccard(self) -> float:
-        """Least true similarity of a pair that should be joined."""
+        """Return the least true similarity of a pair that should be joined."""
         return self.dedup.min_similarity if self.audit.min_jaccard is None else self.audit.min_jaccard
 
     @property
     def layout(self) -> tuple[int, int] | None:
-        """Bands and rows; None for SimHash, whose curve has another form."""
+        """Return bands and rows; None for SimHash, whose candidate curve has another form."""
         return None if self.signature.family == "simhash" else layout(self.dedup, self.signature)
 
 
@@ -71,9 +71,9 @@ class Listed:
     kind: str
     pairs: Pairs
 
-    def add(self, sample: Sample, found: Pairs) -> None:
-        """Take pairs in, and forget those of the highest hashes where there are too many."""
-        self.pairs = concatenated([self.pairs, found])
+    def add(self, sample: Sample, pairs: Pairs) -> None:
+        """Add pairs, and discard those with the highest hashes beyond MAX_LISTED."""
+        self.pairs = concatenated([self.pairs, pairs])
         if len(self.pairs.a) > MAX_LISTED:
             a, b = self.pairs.a, self.pairs.b
             heads = np.frombuffer(b"".join(doc[:8] for doc in sample.docs), "<u8")
@@ -82,7 +82,7 @@ class Listed:
 
 
 def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
-    """Write the table from the rows SAMPLED of every wanted document; its figures are those of the manifest."""
+    """Write the table from the rows SAMPLED of every sampled document; the figures go into the manifest."""
 
     def fill(output: PartOutput) -> None:
         sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
@@ -95,8 +95,8 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
             "recall": {UNIFORM: recall_uniform(task, sample, listed), ANCHORED: recall_anchored(task, sample, listed)},
         }
         rows = 0
-        for found in listed:
-            for row in rows_of(task, sample, found):
+        for pairs in listed:
+            for row in rows_of(task, sample, pairs):
                 output.write(row)
                 rows += 1
         output.counts = Counts(rows_in=rows, rows_kept=rows)
@@ -105,33 +105,33 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 
 
 def precision(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:
-    """How similar the joined documents are to the one they were joined with, and to the first of their cluster."""
+    """Return the similarity of joined documents to the document that each joined, and to the first of its cluster."""
     chosen = task.chosen
-    gone = sample.without_text | sample.too_long
-    found: dict[str, Any] = {"documents": len(chosen.joined)}
-    for kind, place in ((JOINED, 1), (CLUSTER, 2)):
-        wanted = [(row[0], row[place]) for row in chosen.joined if row[0] != row[place]]
-        here = [pair for pair in wanted if pair[0] in sample.row and pair[1] in sample.row]
-        missing = [pair for pair in wanted if pair[0] in gone or pair[1] in gone]
+    excluded = sample.without_text | sample.too_long
+    figures: dict[str, Any] = {"documents": len(chosen.joined)}
+    for kind, column in ((JOINED, 1), (CLUSTER, 2)):
+        sampled = [(row[0], row[column]) for row in chosen.joined if row[0] != row[column]]
+        here = [pair for pair in sampled if pair[0] in sample.row and pair[1] in sample.row]
+        missing = [pair for pair in sampled if pair[0] in excluded or pair[1] in excluded]
         ends = np.array([sorted((sample.row[a], sample.row[b])) for a, b in here], np.int64).reshape(-1, 2)
         a, b = ends[:, 0], ends[:, 1]
         pairs = Pairs(a, b, jaccard_of(sample, a, b))
         hits, near = pairs.jaccard >= task.min_jaccard, sample.digest[a] != sample.digest[b]
-        is_all = chosen.every_joined and len(here) == len(wanted)
+        is_all = chosen.every_joined and len(here) == len(sampled)
         steps = np.floor(np.minimum(pairs.jaccard * 20 + 1e-9, 20)).astype(int)
-        found[kind] = {
+        figures[kind] = {
             "all": simple_share(int(hits.sum()), len(a), is_all).to_json(),
             "near": simple_share(int(hits[near].sum()), int(near.sum()), is_all).to_json(),
             "not_compared": len(missing),
-            "earlier_snapshots": len(wanted) - len(here) - len(missing),
+            "earlier_snapshots": len(sampled) - len(here) - len(missing),
             "jaccard": {f"{step / 20:.2f}": int(count) for step, count in enumerate(np.bincount(steps)) if count},
         }
         listed.append(Listed(kind, pairs))
-    return found
+    return figures
 
 
 def recall_uniform(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:
-    """Recall on all pairs of documents that were drawn alike: without bias, but with few pairs in a large run."""
+    """Return recall on all pairs of uniformly drawn documents: unbiased, but with few copies in a large run."""
     rows = np.array(sorted(sample.row[doc] for doc in task.chosen.uniform if doc in sample.row), np.int64)
     tally = Tally(np.arange(len(sample.docs)), bin_edges(task.min_jaccard), task.layout)
     kept = Listed(UNIFORM, concatenated([]))
@@ -140,11 +140,11 @@ def recall_uniform(task: ExamineTask, sample: Sample, listed: list[Listed]) -> d
         kept.add(sample, pairs)
     listed.append(kept)
     is_all = task.chosen.every_document and len(rows) == len(task.chosen.uniform)
-    return {"documents": len(rows), "is_all": is_all, **_said(task, tally, is_all)}
+    return {"documents": len(rows), "is_all": is_all, **_figures_of(task, tally, is_all)}
 
 
 def recall_anchored(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:
-    """Recall on the pairs that a second hash family finds: many pairs in a run of any size."""
+    """Return recall on the pairs that share an anchor, a second hash family: many pairs in a run of any size."""
     groups: Rows = np.arange(len(sample.docs))
     here = [
         np.array(sorted(sample.row[doc] for doc in group if doc in sample.row), np.int64)
@@ -153,8 +153,7 @@ def recall_anchored(task: ExamineTask, sample: Sample, listed: list[Listed]) -> 
     for rows in here:
         groups[rows] = rows[:1].sum()
     tally = Tally(groups, bin_edges(task.min_jaccard), task.layout)
-    found = [pairs for rows in here for pairs in all_pairs(sample, rows)]
-    pairs = concatenated(found)
+    pairs = concatenated([block for rows in here for block in all_pairs(sample, rows)])
     tally.add(pairs, 1 / pairs.jaccard, share_a_key(sample, pairs.a, pairs.b), _joined(sample, pairs))
     kept = Listed(ANCHORED, concatenated([]))
     kept.add(sample, pairs)
@@ -164,16 +163,16 @@ def recall_anchored(task: ExamineTask, sample: Sample, listed: list[Listed]) -> 
         "groups": len(here),
         "capped_groups": len(task.chosen.capped),
         "left_out": sum(total - task.audit.group for total in task.chosen.capped),
-        **_said(task, tally, False),
+        **_figures_of(task, tally, False),
     }
 
 
 def _joined(sample: Sample, pairs: Pairs) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = sample.cluster[pairs.a] == sample.cluster[pairs.b]
-    return found
+    joined: npt.NDArray[np.bool_] = sample.cluster[pairs.a] == sample.cluster[pairs.b]
+    return joined
 
 
-def _said(task: ExamineTask, tally: Tally, is_all: bool) -> dict[str, Any]:
+def _figures_of(task: ExamineTask, tally: Tally, is_all: bool) -> dict[str, Any]:
     return {
         "pairs": tally.pairs_from(0.0),
         "copies": tally.pairs_from(task.min_jaccard),
@@ -183,16 +182,16 @@ def _said(task: ExamineTask, tally: Tally, is_all: bool) -> dict[str, Any]:
 
 
 def rows_of(task: ExamineTask, sample: Sample, listed: Listed) -> Iterator[Row]:
-    """The rows AUDIT of the listed pairs, sorted, each pair once."""
+    """Yield the rows AUDIT of the listed pairs, sorted, each pair once."""
     pairs = listed.pairs.take(np.unique(np.stack([listed.pairs.a, listed.pairs.b]), axis=1, return_index=True)[1])
     a, b = pairs.a, pairs.b
     estimated = estimates(sample, a, b, task.signature.family == "simhash")
     columns = (a, b, pairs.jaccard, estimated, share_a_key(sample, a, b), _joined(sample, pairs))
-    for one, other, true, estimate, candidate, together in zip(*(column.tolist() for column in columns)):
+    for first, second, true, estimate, candidate, together in zip(*(column.tolist() for column in columns)):
         yield {
             "sample": listed.kind,
-            "a": sample.docs[one],
-            "b": sample.docs[other],
+            "a": sample.docs[first],
+            "b": sample.docs[second],
             "jaccard": true,
             "estimate": estimate,
             "candidate": candidate,

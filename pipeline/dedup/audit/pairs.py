@@ -1,7 +1,7 @@
-"""Pairs of sampled documents: their true Jaccard similarity, whether deduplication could see them, and whether it did.
+"""Pairs of sampled documents: their true Jaccard similarity, estimated similarity, common keys, and common clusters.
 
-All pairs of a sample come from products of sparse matrices, one block of rows at a time; documents with equal shingles
-are multiplied once. Pairs below FLOOR are counted and forgotten.
+All pairs of a sample are computed as products of sparse matrices, one block of rows at a time; documents with equal
+shingles are multiplied once. Pairs below FLOOR are discarded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sample:
-    """The documents that can be compared, sorted by doc_id; everything else is by row."""
+    """The documents that can be compared, sorted by doc_id; the other arrays have a row for each."""
 
     docs: Sequence[bytes]
     scope: Rows
@@ -54,30 +54,30 @@ class Pairs:
     b: Rows
     jaccard: Numbers
 
-    def take(self, places: npt.NDArray[np.intp]) -> "Pairs":
-        """Some of the pairs."""
-        return Pairs(self.a[places], self.b[places], self.jaccard[places])
+    def take(self, indices: npt.NDArray[np.intp]) -> "Pairs":
+        """Return the pairs at these indices."""
+        return Pairs(self.a[indices], self.b[indices], self.jaccard[indices])
 
 
 def concatenated(parts: Sequence[Pairs]) -> Pairs:
-    """All pairs of the parts."""
-    nothing = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
-    columns = zip(*((part.a, part.b, part.jaccard) for part in (nothing, *parts)))
+    """Return all pairs of several sets of pairs."""
+    empty = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    columns = zip(*((part.a, part.b, part.jaccard) for part in (empty, *parts)))
     return Pairs(*map(np.concatenate, columns))
 
 
 def read_sample(table: pa.Table, signature: SignatureConfig) -> Sample:
-    """The sample from rows SAMPLED in any order."""
+    """Return the sample from rows SAMPLED in any order."""
     from scipy.sparse import csr_matrix
 
     table = table.sort_by("doc").combine_chunks()
     missing = table.filter(table.column("shingles").is_null())
     table = table.filter(table.column("shingles").is_valid())
     docs, stored = table.column("doc").to_pylist(), table.column("shingles").to_pylist()
-    sizes = np.array([len(found) // 8 for found in stored], np.int64)
-    distinct, places = np.unique(np.frombuffer(b"".join(stored), "<u8"), return_inverse=True)
+    sizes = np.array([len(shingles) // 8 for shingles in stored], np.int64)
+    distinct, columns = np.unique(np.frombuffer(b"".join(stored), "<u8"), return_inverse=True)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    sets = csr_matrix((np.ones(len(places), np.int32), places, starts), shape=(len(docs), max(1, len(distinct))))
+    sets = csr_matrix((np.ones(len(columns), np.int32), columns, starts), shape=(len(docs), max(1, len(distinct))))
     first: dict[bytes, int] = {}
     long = missing.column("num_shingles").is_valid()
     return Sample(
@@ -89,7 +89,7 @@ def read_sample(table: pa.Table, signature: SignatureConfig) -> Sample:
         keys=_matrix(table.column("keys"), "<i8"),
         sets=sets,
         sizes=sizes,
-        same=np.array([first.setdefault(found, row) for row, found in enumerate(stored)], np.int64),
+        same=np.array([first.setdefault(shingles, row) for row, shingles in enumerate(stored)], np.int64),
         row={doc: row for row, doc in enumerate(docs)},
         without_text=frozenset(missing.filter(pc.invert(long)).column("doc").to_pylist()),
         too_long=frozenset(missing.filter(long).column("doc").to_pylist()),
@@ -108,55 +108,55 @@ def _matrix(column: pa.ChunkedArray, value: str) -> Any:
 
 
 def all_pairs(sample: Sample, rows: Rows) -> Iterator[Pairs]:
-    """Every pair of these documents (ascending rows) that are of one scope and as similar as FLOOR, in blocks."""
+    """Yield every pair of these documents (ascending rows) of one scope and at least FLOOR similar, in blocks."""
     step = max(1, BLOCK_CELLS // max(1, len(rows)))
     for start in range(0, len(rows), step):
         left, right = rows[start : start + step], rows[start:]
-        found = jaccards(sample, left, right)
-        wanted = np.triu(np.ones(found.shape, bool), 1) & (sample.scope[left][:, None] == sample.scope[right])
-        a, b = np.nonzero(wanted & (found >= FLOOR))
-        yield Pairs(left[a], right[b], found[a, b])
+        similarities = jaccards(sample, left, right)
+        is_pair = np.triu(np.ones(similarities.shape, bool), 1) & (sample.scope[left][:, None] == sample.scope[right])
+        a, b = np.nonzero(is_pair & (similarities >= FLOOR))
+        yield Pairs(left[a], right[b], similarities[a, b])
 
 
 def jaccards(sample: Sample, left: Rows, right: Rows) -> Numbers:
-    """The true Jaccard similarity of each of `left` with each of `right` (left, right)."""
-    one, one_of = np.unique(sample.same[left], return_inverse=True)
-    other, other_of = np.unique(sample.same[right], return_inverse=True)
-    common = (sample.sets[one] @ sample.sets[other].T).toarray()
-    ratios = _ratio(common, sample.sizes[one][:, None], sample.sizes[other][None, :])
-    found: Numbers = ratios[one_of][:, other_of]
-    return found
+    """Return the true Jaccard similarity of each of `left` with each of `right` (left, right)."""
+    rows, row_of = np.unique(sample.same[left], return_inverse=True)
+    columns, column_of = np.unique(sample.same[right], return_inverse=True)
+    common = (sample.sets[rows] @ sample.sets[columns].T).toarray()
+    ratios = _ratio(common, sample.sizes[rows][:, None], sample.sizes[columns][None, :])
+    similarities: Numbers = ratios[row_of][:, column_of]
+    return similarities
 
 
 def jaccard_of(sample: Sample, a: Rows, b: Rows) -> Numbers:
-    """The true Jaccard similarity of document a[i] and document b[i] (pairs,)."""
+    """Return the true Jaccard similarity of document a[i] and document b[i] (pairs,)."""
     common: Rows = np.zeros(len(a), np.int64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
-        some = slice(start, start + PAIRS_AT_ONCE)
-        common[some] = np.asarray(sample.sets[a[some]].multiply(sample.sets[b[some]]).sum(axis=1)).ravel()
-    found: Numbers = _ratio(common, sample.sizes[a], sample.sizes[b])
-    return found
+        block = slice(start, start + PAIRS_AT_ONCE)
+        common[block] = np.asarray(sample.sets[a[block]].multiply(sample.sets[b[block]]).sum(axis=1)).ravel()
+    similarities: Numbers = _ratio(common, sample.sizes[a], sample.sizes[b])
+    return similarities
 
 
-def _ratio(common: Any, one: Any, other: Any) -> Any:
-    """Two texts without a shingle are alike."""
-    union = one + other - common
+def _ratio(common: Any, left: Any, right: Any) -> Any:
+    """Return common over union, and 1 for two texts without a shingle."""
+    union = left + right - common
     return np.where(union > 0, common / np.maximum(union, 1), 1.0)
 
 
 def share_a_key(sample: Sample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
-    """Whether document a[i] and document b[i] share a key, so that they were candidates (pairs,)."""
-    found = np.zeros(len(a), bool)
+    """Return True for each pair a[i], b[i] that shares a key, so that it was a candidate (pairs,)."""
+    shared = np.zeros(len(a), bool)
     for column in sample.keys.T:
-        found |= column[a] == column[b]
-    return found
+        shared |= column[a] == column[b]
+    return shared
 
 
 def estimates(sample: Sample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
-    """The similarity that the signatures of document a[i] and document b[i] say (pairs,)."""
-    found = np.zeros(len(a), np.float64)
+    """Return the similarity of document a[i] and document b[i] that their signatures estimate (pairs,)."""
+    estimated = np.zeros(len(a), np.float64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
-        some = slice(start, start + PAIRS_AT_ONCE)
-        one, other = sample.signatures[a[some]], sample.signatures[b[some]]
-        found[some] = 1 - distance(one[:, 0], other[:, 0]) / 64 if is_simhash else similarity(one, other)
-    return found
+        block = slice(start, start + PAIRS_AT_ONCE)
+        left, right = sample.signatures[a[block]], sample.signatures[b[block]]
+        estimated[block] = 1 - distance(left[:, 0], right[:, 0]) / 64 if is_simhash else similarity(left, right)
+    return estimated

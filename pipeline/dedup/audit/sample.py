@@ -1,10 +1,10 @@
-"""Which documents of a part may belong to the samples: decided by hashes of doc_id and anchor, never by order or place.
+"""The samples of the audit: their proposal part by part, their choice over all parts, and the reading of their texts.
 
-Three samples: documents that deduplication joined with another (for precision); any documents (uniform); and all
-documents of some anchors. A document's anchor is its smallest shingle under a hash of its own, so two documents of
-Jaccard similarity s share it with probability s: a second hash family, under which near copies meet by themselves.
-Sources: Broder 1997, "On the resemblance and containment of documents"; Cohen and Kaplan 2007, "Summarizing data using
-bottom-k sketches" (coordinated samples).
+Documents are chosen by hashes of doc_id and anchor, never by order. Three samples: documents that deduplication joined
+(for precision), uniformly drawn documents, and all documents of some anchors. An anchor is a document's smallest
+shingle under a separate hash, so two documents of Jaccard similarity s share it with probability s. Sources: Broder
+1997, "On the resemblance and containment of documents"; Cohen and Kaplan 2007, "Summarizing data using bottom-k
+sketches" (coordinated samples).
 """
 
 import hashlib
@@ -32,8 +32,8 @@ from schemas.manifest import part_key
 
 JOINED, UNIFORM, ANCHORED = "joined", "uniform", "anchored"
 OVERSAMPLE = 64
-"""How many times more documents are proposed for their anchors than are wanted, because how many share one with another
-document is not known before: where less than one in 64 does, the sample is smaller than asked."""
+"""Documents proposed for their anchors, as a multiple of the sample size. The share that has an anchor in common with
+another document is not known before; if it is below one in 64, the sample is smaller than `audit.documents`."""
 PROPOSALS = pa.schema(
     [
         pa.field("sample", pa.string()),
@@ -46,7 +46,7 @@ PROPOSALS = pa.schema(
         pa.field("count", pa.int64()),
     ]
 )
-"""`rank` and `group` are of the anchor; the first row of a group in a part has the `count` of its documents there."""
+"""`rank` and `group` are the anchor's; the first row of a group in a part has the `count` of its documents there."""
 PROPOSALS_DDL = (
     "sample string, key long, doc binary, leader binary, cluster binary, rank long, group binary, count long"
 )
@@ -55,35 +55,35 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ProposeTask:
-    """One part of the documents, and how many documents all parts have."""
+    """One part of the documents, and the number of documents of all parts."""
 
     part: Part
     audit: AuditConfig
     dedup: DedupConfig
     num_documents: int
     num_joined: int
-    """Those that deduplication joined with another."""
+    """Documents that deduplication joined with another."""
 
 
 def hashes(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
-    """Numbers in [0, 2^63), one for each value, independent for every purpose."""
+    """Return a hash in [0, 2^63) of each value; hashes of different purposes are independent."""
     digest = hashlib.blake2b(f"audit {purpose} {seed}".encode(), digest_size=8).digest()
-    found: Keys = (mixed(mixed(values) ^ np.uint64(int.from_bytes(digest, "little"))) >> np.uint64(1)).view(np.int64)
-    return found
+    hashed: Keys = (mixed(mixed(values) ^ np.uint64(int.from_bytes(digest, "little"))) >> np.uint64(1)).view(np.int64)
+    return hashed
 
 
 def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
-    """The hash of each doc_id."""
+    """Return the hash of each doc_id."""
     return hashes(rows_of_bytes(doc_ids, DOC_ID_BYTES)[:, :8].copy().view("<u8")[:, 0], seed, purpose)
 
 
 def cut(share: float) -> int:
-    """The hashes below this number are the lowest `share` of all."""
+    """Return the number below which the lowest `share` of all hashes lies."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
 
 def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
-    """The documents of a part (PROPOSALS) that may belong to a sample of all parts."""
+    """Yield the documents of a part (PROPOSALS) that may belong to a sample of all parts."""
     size = task.audit.documents
     enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
     joined_cut, uniform_cut = (cut(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
@@ -105,13 +105,13 @@ def _rows(sample: str, batch: pa.RecordBatch, keys: Keys, chosen: npt.NDArray[np
     taken = batch.filter(pa.array(chosen))
     count = taken.num_rows
     documents = [taken.column(name).cast(pa.binary()) for name in ("doc_id", "leader", "cluster")]
-    nothing = [pa.nulls(count, pa.int64()), pa.nulls(count, pa.binary()), pa.nulls(count, pa.int64())]
-    columns = [pa.array([sample] * count, pa.string()), pa.array(keys[chosen]), *documents, *nothing]
+    empty = [pa.nulls(count, pa.int64()), pa.nulls(count, pa.binary()), pa.nulls(count, pa.int64())]
+    columns = [pa.array([sample] * count, pa.string()), pa.array(keys[chosen]), *documents, *empty]
     return pa.RecordBatch.from_arrays(columns, schema=PROPOSALS)
 
 
 def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.RecordBatch:
-    """The documents of the chosen anchors, with group and key."""
+    """Return the documents of the chosen anchors, with group and key."""
     batch = batch.filter(batch.column("anchor").is_valid())
     anchors = batch.column("anchor").to_numpy().view(np.uint64)
     ranks = hashes(anchors, task.audit.seed, "anchor")
@@ -124,20 +124,20 @@ def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.Re
 
 
 def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Of each group of one part the `size` documents with the lowest keys, and how many there are."""
-    for batch in batches:  # one, or none where the part has no document
+    """Yield, for each group of one part, the `size` documents with the lowest keys, and the number of its documents."""
+    for batch in batches:  # a single batch, or none if the part has no document
         if not batch.num_rows:
             continue
         batch = batch.sort_by([("group", "ascending"), ("key", "ascending"), ("doc", "ascending")])
         group = rows_of_bytes(batch.column("group"), 16).view("V16")[:, 0]
         starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
         counts = np.diff(np.append(starts, len(group)))
-        place = np.arange(len(group)) - np.repeat(starts, counts)
-        batch = batch.append_column("count", pa.array(np.where(place == 0, np.repeat(counts, counts), 0)))
-        batch = batch.filter(pa.array(place < size))
-        nothing = pa.nulls(batch.num_rows, pa.binary())
-        known = {"sample": pa.array([ANCHORED] * batch.num_rows), "leader": nothing, "cluster": nothing}
-        columns = [known[name] if name in known else batch.column(name) for name in PROPOSALS.names]
+        rank = np.arange(len(group)) - np.repeat(starts, counts)
+        batch = batch.append_column("count", pa.array(np.where(rank == 0, np.repeat(counts, counts), 0)))
+        batch = batch.filter(pa.array(rank < size))
+        empty = pa.nulls(batch.num_rows, pa.binary())
+        constants = {"sample": pa.array([ANCHORED] * batch.num_rows), "leader": empty, "cluster": empty}
+        columns = [constants[name] if name in constants else batch.column(name) for name in PROPOSALS.names]
         yield pa.RecordBatch.from_arrays(columns, schema=PROPOSALS)
 
 
@@ -146,26 +146,29 @@ class Chosen:
     """The samples of a run."""
 
     joined: Sequence[tuple[bytes, bytes, bytes]]
-    """Document, the document it was joined with, and the first document of its cluster."""
+    """(document, document that it was joined with, first document of its cluster)"""
     uniform: Sequence[bytes]
     anchored: Sequence[Sequence[bytes]]
-    """Documents of one anchor and scope, two at least."""
+    """Documents of one anchor and scope, at least two."""
     every_joined: bool
-    """Whether no other document was joined."""
+    """True if the sample holds every joined document."""
     every_document: bool
-    """Whether the uniform sample holds every document."""
+    """True if the uniform sample holds every document."""
     capped: Sequence[int]
-    """Sizes of the groups of which only a part is in the sample."""
+    """Sizes of the groups of which only some documents are in the sample."""
 
     def wanted(self) -> list[bytes]:
-        """Every document that a sample needs, sorted."""
+        """Return every document of the samples, sorted."""
         joined = {doc for row in self.joined for doc in row}
         return sorted({*joined, *self.uniform, *(doc for group in self.anchored for doc in group)})
 
 
 def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> Chosen:
-    """The samples, from the proposals with the lowest keys: at least `audit.documents` of each kind, if there are as
-    many, and of the anchors those with the lowest ranks, `count` being the size of the whole group."""
+    """Return the samples, from the proposals with the lowest keys and the anchors with the lowest ranks.
+
+    `rows` hold at least `audit.documents` proposals of each kind, if the run has as many; `count` is the size of the
+    whole group of an anchor.
+    """
     by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
     for row in rows.to_pylist():
         by_sample[row["sample"]].append(row)
@@ -192,12 +195,12 @@ def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: i
     )
 
 
-# The documents of a sample as they lie in one part: keys, signature, cluster, and the shingles of their texts.
+# The sampled documents of one part: keys, signature, cluster, and the shingles of their texts.
 #
-# Of a part only the row groups that hold a wanted document are read: a sample costs what it is, not what the run is.
+# Only the row groups that hold a sampled document are read, so the cost depends on the sample and not on the run.
 
 MAX_SHINGLES = 1 << 18
-"""Documents of more are not compared: a novel has 10^5."""
+"""Most shingles of a document that is compared; a novel has 10^5."""
 SAMPLED = pa.schema(
     [
         pa.field("doc", pa.binary()),
@@ -210,7 +213,7 @@ SAMPLED = pa.schema(
         pa.field("shingles", pa.binary()),
     ]
 )
-"""`shingles` are sorted distinct uint64, null if there is no text (then their number is too) or too much of it."""
+"""`shingles` are sorted distinct uint64, null for a document with no text (then `num_shingles` is too) or too many."""
 SAMPLED_DDL = (
     "doc binary, scope long, cluster binary, digest binary, signature binary, keys binary, num_shingles long, "
     "shingles binary"
@@ -219,7 +222,7 @@ SAMPLED_DDL = (
 
 @dataclass(frozen=True)
 class TextsTask:
-    """One part, and the documents that are wanted of all parts."""
+    """One part, and the sampled documents of all parts."""
 
     part: Part
     wanted: Sequence[bytes]
@@ -228,17 +231,17 @@ class TextsTask:
 
 
 def sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
-    """The wanted documents (SAMPLED) that this part holds. Raises ContractError if its tables are not of one run."""
+    """Yield the sampled documents (SAMPLED) of this part. Raises ContractError if its tables are not of one run."""
     names = list(dict.fromkeys(["doc_id", "language", "text_digest", "signature", *key_columns(task.dedup)]))
-    found = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
-    if found is None:
+    documents = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
+    if documents is None:
         return
-    ids = found.column("doc_id")
+    ids = documents.column("doc_id")
     clusters = joined(rows_of(task.part, "clusters", ["doc_id", "cluster"], ids))
-    found = found.append_column("cluster", _same(task, ids, clusters).column("cluster"))
+    documents = documents.append_column("cluster", _same(task, ids, clusters).column("cluster"))
     start = 0
     for texts in rows_of(task.part, "text", ["doc_id", "text", "cuts"], ids):
-        rows = found.slice(start, texts.num_rows)
+        rows = documents.slice(start, texts.num_rows)
         _same(task, rows.column("doc_id"), texts)
         yield _with_shingles(task, rows, texts)
         start += texts.num_rows
@@ -246,7 +249,7 @@ def sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[pa.RecordBatch]:
-    """The wanted documents' rows of one part of a table, in its order; only row groups that hold one are read."""
+    """Yield the rows of the wanted documents in one part of a table, in its order; other row groups are not read."""
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
         for group in range(file.num_row_groups):
@@ -257,19 +260,19 @@ def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) ->
 
 
 def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """The batches as one; None if there is none."""
+    """Return the batches as a single batch; None if there is none."""
     held = list(batches)
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0] if held else None
 
 
 def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
-    """The rows, which are those of the expected documents in their order."""
+    """Return the rows, after a check that they are those of the expected documents, in their order."""
     if rows is None:
         rows = pa.RecordBatch.from_arrays([expected.slice(0, 0)], ["doc_id"])
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
             f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
-            f"`text`, got {rows.num_rows} or others. The tables are not of the same run: run the stages again."
+            f"`text`, got {rows.num_rows} or others, so the tables are not of the same run. Run the steps again."
         )
     return rows
 
@@ -277,7 +280,7 @@ def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> p
 def _with_shingles(task: TextsTask, rows: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
     languages = rows.column("language").to_pylist()
     sets = [_shingles(task, text, language) for text, language in zip(texts.to_pylist(), languages)]
-    stored = [None if found is None or len(found) > MAX_SHINGLES else found.astype("<u8").tobytes() for found in sets]
+    stored = [None if codes is None or len(codes) > MAX_SHINGLES else codes.astype("<u8").tobytes() for codes in sets]
     columns = [
         rows.column("doc_id").cast(pa.binary()),
         pa.array(scopes_of(rows, task.dedup).view(np.int64)),
@@ -285,7 +288,7 @@ def _with_shingles(task: TextsTask, rows: pa.RecordBatch, texts: pa.RecordBatch)
         rows.column("text_digest").cast(pa.binary()),
         rows.column("signature").cast(pa.binary()),
         binary_array(np.ascontiguousarray(near_keys(rows, task.dedup, task.signature)).view(np.uint8)),
-        pa.array([None if found is None else len(found) for found in sets], pa.int64()),
+        pa.array([None if codes is None else len(codes) for codes in sets], pa.int64()),
         pa.array(stored, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SAMPLED)

@@ -1,6 +1,6 @@
-"""The step `audit`: samples are proposed part by part, chosen, fetched from their parts, and examined in one task.
+"""The step `audit`: samples are proposed part by part, chosen, read from their parts, and examined in one task.
 
-Only samples move: what reaches the driver or the one task is bounded by `audit.documents`, however large the run.
+Only samples are shuffled: `audit.documents` bounds the data on the driver and in that task, for a run of any size.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ from pipeline.minhash.stage import SignatureConfig
 
 
 def build_audit(build: Build) -> dict[str, Built]:
-    """The table `audit`: one part with the pairs that were looked at; its manifest has what they say."""
+    """Build the table `audit`: one part with the pairs that were compared; the figures are in its manifest."""
     audit, dedup = build.recipe.section("audit", AuditConfig), build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
     parts = parts_of(build.inputs)
@@ -42,8 +42,8 @@ def build_audit(build: Build) -> dict[str, Built]:
     proposals = persisted(frame_of_tasks(build.spark, propose, tasks, PROPOSALS_DDL))
     chosen = choose(lowest(proposals, audit), audit, *sizes)
     proposals.unpersist()
-    wanted = chosen.wanted()
-    fetches = [TextsTask(part, wanted, dedup, signature) for part in parts]
+    documents = chosen.wanted()
+    fetches = [TextsTask(part, documents, dedup, signature) for part in parts]
     texts = frame_of_tasks(build.spark, sampled, fetches, SAMPLED_DDL)
     task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"])
     one = texts.repartitionById(1, F.lit(0))
@@ -52,8 +52,10 @@ def build_audit(build: Build) -> dict[str, Built]:
 
 
 def lowest(proposals: DataFrame, audit: AuditConfig) -> Any:
-    """The `audit.documents` proposals with the lowest keys of each sample as an Arrow table; of the anchors one group
-    more, each row with the size of its whole group."""
+    """Return the `audit.documents` proposals with the lowest keys of each sample as an Arrow table.
+
+    Of the anchors it has one more group, and each row has the size of its whole group.
+    """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")
     ranked = of_anchor.withColumns(
@@ -62,7 +64,7 @@ def lowest(proposals: DataFrame, audit: AuditConfig) -> Any:
     chosen = ranked.where((F.col("count") > 1) & (F.col("place") <= audit.group)).drop("place")
     chosen = chosen.orderBy("rank", "group", "key", "doc").limit(audit.documents + audit.group)
     for sample in (JOINED, UNIFORM):
-        alike = proposals.where(F.col("sample") == sample).orderBy("key", "doc").limit(audit.documents)
-        chosen = chosen.union(alike)
+        sampled_rows = proposals.where(F.col("sample") == sample).orderBy("key", "doc").limit(audit.documents)
+        chosen = chosen.union(sampled_rows)
     table: pa.Table = chosen.toArrow()
     return table

@@ -1,6 +1,6 @@
-"""From repeated passages to cuts: of the whitespace in and around them one run stays, so that no words run together.
+"""Cuts from repeated passages: one run of the whitespace in and around a passage is kept, so that words stay separate.
 
-The text itself is never rewritten; every cut says which kind of unit asked for it. Whitespace alone is never cut.
+The text itself is never rewritten; every cut names the kind of unit that caused it. Whitespace alone is never cut.
 """
 
 import re
@@ -17,17 +17,17 @@ _SPACE = re.compile(r"\s+")
 
 
 def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[Cut]:
-    """The cuts that take passages out of a text, given by kind, the kind that names a shared place first.
+    """Return the cuts that remove passages from a text; passages are given by kind, in descending precedence.
 
-    Of all whitespace in a cut passage and around it the run with the most line breaks stays, the first of them; at the
-    ends of the text none does.
+    Of all whitespace in and around a passage, the run with the most line breaks is kept, the first of equal runs. At
+    the start and the end of the text none is kept.
     """
-    spans = [span for _, found in passages for span in found]
+    spans = [span for _, kind_spans in passages for span in kind_spans]
     if not spans:
         return []
     owner = np.zeros(len(text), np.uint8)
-    for number, (_, found) in reversed(list(enumerate(passages, 1))):
-        for start, end in found:
+    for number, (_, kind_spans) in reversed(list(enumerate(passages, 1))):
+        for start, end in kind_spans:
             owner[start:end] = number
     cuts: list[Cut] = []
     for start, end in regions(text, spans):
@@ -40,7 +40,7 @@ def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[C
 
 
 def regions(text: str, spans: Sequence[Span]) -> list[Span]:
-    """The spans with the whitespace around them, joined where they then touch."""
+    """Return the spans extended by the whitespace around them, and joined if they touch."""
     wide: list[Span] = []
     for start, end in union(spans, []):
         reached = wide[-1][1] if wide else 0
@@ -54,7 +54,7 @@ def regions(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[Span]:
-    """What goes of a region: all but the one of its spaces that is to stay."""
+    """Return the spans of a region that are cut: all of it except the whitespace run that is kept."""
     start, end = region
     if start == 0 or end == len(text) or not spaces:
         return [region]
@@ -63,17 +63,17 @@ def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[S
 
 
 def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Runs (start, end, kind) of one kind; whitespace, which has none, goes with what is before it, else behind."""
-    told = np.flatnonzero(owner)
-    last = np.maximum(np.searchsorted(told, np.arange(len(owner)), "right") - 1, 0)
-    kinds = owner[told[last]]
+    """Return runs (start, end, kind) of equal kind; whitespace takes the kind of the text before it, else after it."""
+    owned = np.flatnonzero(owner)
+    last = np.maximum(np.searchsorted(owned, np.arange(len(owner)), "right") - 1, 0)
+    kinds = owner[owned[last]]
     edges = [0, *(np.flatnonzero(np.diff(kinds.astype(np.int16))) + 1).tolist(), len(kinds)]
     return [(start, end, int(kinds[start])) for start, end in pairwise(edges)]
 
 
 def placed(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """The cuts as places of the text of which the visible spans are all that they were made in."""
+    """Return cuts of the visible text as spans of the whole text; `visible` are the visible spans of the whole text."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))
-    return sorted((*span, kind) for kind, wanted in by_kind.items() for span in select(visible, wanted))
+    return sorted((*span, kind) for kind, spans in by_kind.items() for span in select(visible, spans))

@@ -1,4 +1,8 @@
-"""What a worker tells of one part: its documents, the keys of their units and seeds, the windows worth comparing."""
+"""Tallies of one part for the step `repeats`: keys of units, seeds and windows, and the repeats that return to a part.
+
+Three passes read the documents of a part: units of text, seeds of windows, and the windows whose seed is a repeat.
+`Known` then looks up the repeated keys of a part.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,30 +26,30 @@ from schemas.config import Recipe
 from schemas.ids import DOC_ID_BYTES
 from schemas.storage import Store
 
-# Tallies of a part: its keys, each once a chunk, with the number of its places and the first of them in keep order.
+# Tallies of a part: each key once per chunk, with the number of its occurrences and the first of them in keep order.
 
 PLACES_AT_ONCE = 1 << 20
-"""Places that are tallied together: what a task holds does not grow with its part."""
+"""Occurrences that are tallied together, so that the memory of a task does not grow with its part."""
 POSITION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where keys stand in one document."""
+    """The occurrences of keys in one document."""
 
     order: Bytes
-    """(order_bytes,) the document's place in keep order."""
+    """(order_bytes,) the keep order of the document."""
     keys: Codes
-    """(places, 1 or 2): one number for units and seeds, two for windows."""
+    """(places, 1 or 2) a key is one number for units and seeds, two numbers for windows."""
     positions: Ints
-    """(places,) where in the document."""
+    """(places,) position of each key in the document."""
 
 
-def tallies(found: Iterator[Places], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
-    """The places of a part's documents as TALLIES; `first` is the order of a document and a position in it."""
+def tallies(documents: Iterator[Places], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
+    """Yield the occurrences of a part's documents as TALLIES; `first` is a document's order and a position in it."""
     held: list[Places] = []
     size = 0
-    for places in found:
+    for places in documents:
         if len(places.keys):
             held.append(places)
             size += len(places.keys)
@@ -57,7 +61,7 @@ def tallies(found: Iterator[Places], part: int, at_once: int = PLACES_AT_ONCE) -
 
 
 def tally(held: list[Places], part: int) -> pa.RecordBatch:
-    """One row (TALLIES) for each key of some documents, of which each has at least one."""
+    """Return one row (TALLIES) for each key of some documents, each of which has at least one key."""
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
@@ -84,22 +88,22 @@ def tally(held: list[Places], part: int) -> pa.RecordBatch:
 
 
 def key_bytes(keys: Codes) -> Bytes:
-    """The keys as bytes, most significant first (keys, 8 or 16)."""
+    """Return the keys as bytes, most significant first (keys, 8 or 16)."""
     count, numbers = keys.shape
     return keys.astype(">u8").view(np.uint8).reshape(count, 8 * numbers)
 
 
-# The repeats that a part is told of: keys that occur often enough in the run, and where their first place is.
+# The repeats that a part receives: keys that occur often enough in the run, with their first occurrence.
 
 ELSEWHERE = -1
 Bools = npt.NDArray[np.bool_]
 
 
 class Known:
-    """Keys of one width, sorted, and the document and position of each one's first place if that is in this part."""
+    """Sorted repeated keys of one width, with document and position of each first occurrence that is in this part."""
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
-        # the same key comes once from each chunk that has it; that which knows the first place comes before
+        # a key arrives once from each chunk that holds it; the row with the first occurrence sorts before the others
         ranking = np.lexsort((positions == ELSEWHERE, *keys.T[::-1]))
         ranked = keys[ranking]
         begins = np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1))[: len(ranked)]
@@ -111,36 +115,36 @@ class Known:
         return len(self.keys)
 
     def begins_like(self, numbers: Codes) -> Bools:
-        """Whether a key has this first number."""
+        """Return True for each number that is the first number of a key."""
         if not len(self):
             return np.zeros(len(numbers), bool)
-        found: Bools = self._leading[self._near(numbers)] == numbers
-        return found
+        known: Bools = self._leading[self._near(numbers)] == numbers
+        return known
 
     def stands_elsewhere(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
-        """(places,) whether a key of a document is a repeat and its first place is not this one."""
+        """Return True for each occurrence in a document that repeats another and is not the first itself (places,)."""
         if not len(self):
             return np.zeros(len(keys), bool)
         rows = self._near(keys[:, 0])
-        while True:  # as often as different keys begin with the same number: once, but for chance or malice
-            behind = (self._leading[rows] == keys[:, 0]) & (self.keys[rows] != keys).any(axis=1)
-            behind &= rows + 1 < len(self)
-            if not behind.any():
+        while True:  # once for each of the keys with the same first number: more than one only by chance or attack
+            later = (self._leading[rows] == keys[:, 0]) & (self.keys[rows] != keys).any(axis=1)
+            later &= rows + 1 < len(self)
+            if not later.any():
                 break
-            rows = rows + behind
+            rows = rows + later
         repeated: Bools = (self.keys[rows] == keys).all(axis=1)
         here = (self._documents[rows] == np.frombuffer(doc_id, np.uint8)).all(axis=1)
-        gone: Bools = repeated & ~(here & (self._positions[rows] == positions))
-        return gone
+        cut: Bools = repeated & ~(here & (self._positions[rows] == positions))
+        return cut
 
     def _near(self, numbers: Codes) -> npt.NDArray[np.intp]:
         return np.minimum(np.searchsorted(self._leading, numbers), len(self) - 1)
 
 
 def known_of(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[Known]:
-    """What the rows (key, part, first) of a part say, for the keys of each of these numbers of 64 bits.
+    """Return the repeated keys of a part from its rows (key, part, first), by their width in 64-bit numbers.
 
-    `first` is null where the first place is not in this part.
+    `numbers` are the widths. `first` is null if the first occurrence is not in this part.
     """
     held: dict[int, list[tuple[Codes, Bytes, Ints]]] = {number: [] for number in numbers}
     for batch in batches:
@@ -153,8 +157,8 @@ def known_of(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[
 
 
 def _joined(held: list[tuple[Codes, Bytes, Ints]], number: int) -> Known:
-    nothing = np.zeros((0, number), np.uint64), np.zeros((0, DOC_ID_BYTES), np.uint8), np.zeros(0, np.int64)
-    keys, documents, positions = (np.concatenate(columns) for columns in zip(nothing, *held))
+    empty = np.zeros((0, number), np.uint64), np.zeros((0, DOC_ID_BYTES), np.uint8), np.zeros(0, np.int64)
+    keys, documents, positions = (np.concatenate(columns) for columns in zip(empty, *held))
     return Known(keys, documents, positions)
 
 
@@ -174,39 +178,39 @@ def _rows_of(batch: pa.RecordBatch, number: int) -> tuple[Codes, Bytes, Ints]:
 
 SUBSTRING, SEED = "substring", "seed"
 NOWHERE = np.zeros(1, np.uint8)
-"""In place of an order: who is first does not matter."""
+"""In place of an order, if the first occurrence does not matter."""
 Paths = Mapping[str, Mapping[str, str]]
 
 
 class Judge(Protocol):
-    """What measures and judges documents again after their cuts; `passes` has one."""
+    """Interface of the object that measures and judges documents again after their cuts."""
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """Stored columns that it looks at, by table."""
+        """Return the stored columns that it reads, by table."""
 
     @property
     def reasons(self) -> Sequence[tuple[str, Mapping[str, str]]]:
-        """The stages whose verdicts it gives, and their reasons."""
+        """Return the stages whose verdicts it computes, with their reasons."""
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Kinds and places of the errors met."""
+        """Return the number of errors by kind and location."""
 
     def __call__(self, rows: list[Row]) -> None:
         """Add signals and verdicts to rows that have those columns, `text` without the passages and the `_rest`."""
 
     def close(self) -> None:
-        """End what it has started."""
+        """Close what it has opened."""
 
 
 MakeJudge = Callable[[Recipe, Any, Cutoffs, bool, bool], Judge]
-"""(recipe, model paths, cut-offs, whether the run has scores, whether a record may have killed the worker)"""
+"""(recipe, model paths, cut-offs, True if the run has scores, True if a record may have killed the worker) → Judge"""
 
 
 @dataclass(frozen=True)
 class RepeatsTask:
-    """One part, and where its cuts go."""
+    """One part, the settings and models of its judge, and the folder of the table."""
 
     part: Part
     recipe: Recipe
@@ -217,12 +221,12 @@ class RepeatsTask:
 
     @property
     def config(self) -> RepeatsConfig:
-        """What is looked for."""
+        """Return the settings of the step."""
         return self.recipe.section(REPEATS.name, RepeatsConfig)
 
     @property
     def dedup(self) -> DedupConfig:
-        """Scope and keep order."""
+        """Return the settings of deduplication, for scope and keep order."""
         return self.recipe.section("dedup", DedupConfig)
 
 
@@ -238,7 +242,7 @@ class Document:
 
 
 def documents_of(task: RepeatsTask) -> Iterator[Document]:
-    """The documents of a part that deduplication keeps."""
+    """Yield the documents of a part that deduplication keeps."""
     columns: dict[str, list[str]] = {**order_columns(task.dedup), "text": ["text", "cuts"], "dedup": ["drop_stage"]}
     columns["documents"] = [*columns["documents"], *task.dedup.scope]
     for whole in measured(task.part, columns, TEXTS_AT_ONCE):
@@ -252,7 +256,7 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
 
 
 def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """The tallies (TALLIES) of the lines, paragraphs and sentences of a part."""
+    """Yield the tallies (TALLIES) of the lines, paragraphs and sentences of a part."""
     config = task.config
 
     def places() -> Iterator[Places]:
@@ -267,28 +271,28 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """The tallies (TALLIES) of the seeds of a part."""
+    """Yield the tallies (TALLIES) of the seeds of a part."""
     config = task.config
 
     def places() -> Iterator[Places]:
         for document in documents_of(task):
-            found = seeds(Tokens(document.body, config.substring_unit).codes, config.length)
-            keys = scoped(found, SEED, document.scope)
+            codes = Tokens(document.body, config.substring_unit).codes
+            keys = scoped(seeds(codes, config.length), SEED, document.scope)
             yield Places(NOWHERE, keys[:, None], np.zeros(len(keys), np.int64))
 
     yield from tallies(places(), task.part.ordinal)
 
 
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The tallies (TALLIES) of the windows of a part whose seed is among the rows."""
+    """Yield the tallies (TALLIES) of the windows of a part whose seed is among the rows."""
     config = task.config
     (known,) = known_of(rows, (1,))
 
     def places() -> Iterator[Places]:
         for document in documents_of(task) if len(known) else ():
             tokens = Tokens(document.body, config.substring_unit)
-            wanted = known.begins_like(scoped(window_seeds(tokens.codes, config.length), SEED, document.scope))
-            positions = np.flatnonzero(wanted)
+            repeated = known.begins_like(scoped(window_seeds(tokens.codes, config.length), SEED, document.scope))
+            positions = np.flatnonzero(repeated)
             if len(positions):
                 prints = scoped(grams(tokens.codes, config.length)[positions], SUBSTRING, document.scope)
                 keys = np.stack([prints, tokens.checks(positions, config.length)], axis=1)

@@ -1,4 +1,4 @@
-"""The step `repeats` on Spark: totals of keys over all parts, those that repeat sent back to their parts, the table."""
+"""The step `repeats` on Spark: totals of keys over all parts, repeats returned to their parts, and the table."""
 
 import functools
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from schemas.config import Recipe
 
 
 def wanted(recipe: Recipe) -> bool:
-    """Whether any kind of unit is looked for."""
+    """Return True if the recipe names any kind of unit."""
     return bool(recipe.section(REPEATS.name, RepeatsConfig).units)
 
 
 def build_repeats(build: Build, make_judge: MakeJudge) -> dict[str, Built]:
-    """The table `repeats`, one part for each part of `documents`."""
+    """Build the table `repeats`, one part for each part of `documents`."""
     cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
     folder, models = build.folders[REPEATS.name], build.model_paths()
     tasks = [RepeatsTask(part, build.recipe, models, cutoffs, folder, make_judge) for part in parts_of(build.inputs)]
@@ -39,26 +39,29 @@ def build_repeats(build: Build, make_judge: MakeJudge) -> dict[str, Built]:
 
 
 def repeats_of(build: Build, tasks: list[RepeatsTask]) -> DataFrame:
-    """The repeats (key, part, first) of every part, units and windows."""
+    """Return the repeats (key, part, first) of every part: units and windows."""
     config = tasks[0].config
     shared = build.spark.sparkContext.broadcast(tasks)
 
     def windows(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from windows_of_part(shared.value[number], batches)
 
-    found: list[DataFrame] = []
+    frames: list[DataFrame] = []
     if set(config.units) != {SUBSTRING}:
         units = frame_of_tasks(build.spark, units_of_part, tasks, TALLIES_DDL)
-        found.append(repeated(units, config.min_count, config.keep_first))
+        frames.append(repeated(units, config.min_count, config.keep_first))
     if SUBSTRING in config.units:
         seeds = repeated(frame_of_tasks(build.spark, seeds_of_part, tasks, TALLIES_DDL), config.min_count, False)
         runs = by_part(seeds, len(tasks), windows, TALLIES_DDL)
-        found.append(repeated(runs, config.min_count, config.keep_first))
-    return functools.reduce(DataFrame.union, found)
+        frames.append(repeated(runs, config.min_count, config.keep_first))
+    return functools.reduce(DataFrame.union, frames)
 
 
 def repeated(tallies: DataFrame, min_count: int, keep_first: bool) -> DataFrame:
-    """(key, part, first) of the keys with so many places; `first` is null but in the part of the first place."""
+    """Return (key, part, first) of the keys with at least `min_count` occurrences.
+
+    `first` is null except in the part of the first occurrence, and always null without `keep_first`.
+    """
     rows = totals(tallies).where(F.col("total") >= min_count)
     first = F.when(F.col("first") == F.col("best"), F.col("best")) if keep_first else F.lit(None).cast("binary")
     return rows.select("key", "part", first.alias("first"))

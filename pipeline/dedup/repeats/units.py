@@ -1,4 +1,8 @@
-"""Lines, paragraphs and spans of sentences of a text: where they stand, and the 64-bit keys of their normal forms."""
+"""Units of text for the step `repeats`: spans and keys of lines, paragraphs and sentences, and windows of tokens.
+
+Lines, paragraphs and sentences are compared by 64-bit keys of their normal forms. Runs of words or bytes are compared
+by fingerprints of windows, of which only those with a repeated seed leave the worker.
+"""
 
 import re
 import string
@@ -18,11 +22,11 @@ from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.spans import Span
 from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys
 
-# The normal form in which lines, paragraphs and sentences are compared: lower case, digits as 0, nothing but words.
+# The normal form in which lines, paragraphs and sentences are compared: lower case, digits as 0, words alone.
 #
 # Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359, section 3.1: lower case, numbers by a placeholder, no Unicode
-# punctuation, no accent marks. Besides, whitespace is a single space, since removed punctuation leaves holes. (CCNet's
-# code keeps accents and ASCII punctuation; what is followed here is the paper.)
+# punctuation, no accent marks. In addition, whitespace is a single space, because removed punctuation leaves gaps.
+# (CCNet's code keeps accents and ASCII punctuation; this follows the paper.)
 
 REMOVED = 0xFFFFFFFF
 REPLACEMENT = 0xFFFD
@@ -32,7 +36,7 @@ _PLAIN = bytes.maketrans(string.digits.encode(), b"0" * 10)
 
 @cache
 def _table() -> npt.NDArray[np.uint32]:
-    """What becomes of each code point of decomposed lower-case text; REMOVED: nothing."""
+    """Return the replacement of each code point of decomposed lower-case text; REMOVED: none."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))
@@ -46,7 +50,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 
 def normal_forms(units: Sequence[str]) -> list[str]:
-    """The normal form of each unit; empty where it has no word. A line break inside a unit is a space."""
+    """Return the normal form of each unit; empty if it has no word. A line break inside a unit becomes a space."""
     joined = "\n".join([unit.replace("\n", " ") for unit in units]).lower()
     if joined.isascii():
         normal = joined.encode().translate(_PLAIN, _DELETED).decode()
@@ -59,7 +63,7 @@ def normal_forms(units: Sequence[str]) -> list[str]:
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _UNSPACED_ENDS = "\u3002\uff01\uff1f\uff61"
-"""Sentence ends of writing that puts no space behind them: 。！？｡"""
+"""Sentence ends of writing that puts no space after them: 。！？｡"""
 _ENDS = re.escape("".join(sorted(SENTENCE_ENDS - set(_UNSPACED_ENDS))))
 _CLOSING = r"[\"'”’»)\]}」』）】》]*"
 _SENTENCE_END = re.compile(rf"[{_ENDS}]{_CLOSING}(?=\s)|[{_UNSPACED_ENDS}]{_CLOSING}|\n")
@@ -68,10 +72,10 @@ _SENTENCE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Some units of a text, in order of their places."""
+    """Units of a text, in text order."""
 
     keys: Codes
-    """(units,) equal where the normal forms are, up to 2^-64."""
+    """(units,) keys of the normal forms; different forms collide with probability 2^-64."""
     starts: Ints
     """(units,) [code points]"""
     ends: Ints
@@ -79,7 +83,7 @@ class Units:
 
 
 def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
-    """The units of one kind (`line`, `paragraph` or `sentences`) that are long enough to be compared."""
+    """Return the units of one kind (`line`, `paragraph` or `sentences`) that are long enough to be compared."""
     spans = {"line": line_spans, "paragraph": paragraph_spans, "sentences": sentence_spans}[kind](text)
     forms = normal_forms([text[start:end] for start, end in spans.tolist()])
     sizes = np.fromiter(map(len, forms), np.int64, len(forms))
@@ -92,33 +96,33 @@ def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
 
 
 def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
-    """Every span of so many sentences as the settings say, joined by single spaces."""
+    """Return every span of `config.sentences` consecutive sentences, joined by single spaces."""
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
-    for place in range(config.sentences):
-        keys = keys * _SENTENCE_FACTOR + mixed(single.keys[place : place + count])
+    for index in range(config.sentences):
+        keys = keys * _SENTENCE_FACTOR + mixed(single.keys[index : index + count])
     edges = np.concatenate(([0], np.cumsum(sizes + 1)))
     long = edges[config.sentences :][:count] - edges[:count] - 1 >= config.min_unit_chars
     return Units(keys[long], single.starts[:count][long], single.ends[config.sentences - 1 :][:count][long])
 
 
 def line_spans(text: str) -> Ints:
-    """Start and end of each line (lines, 2) [code points]; a line break belongs to no line."""
+    """Return start and end of each line (lines, 2) [code points]; a line break belongs to no line."""
     sizes = np.fromiter(map(len, text.split("\n")), np.int64)
     ends = np.cumsum(sizes + 1) - 1
     return np.stack([ends - sizes, ends], axis=1)
 
 
 def paragraph_spans(text: str) -> Ints:
-    """Start and end of each paragraph (paragraphs, 2) [code points]: what stands between blank lines."""
+    """Return start and end of each paragraph (paragraphs, 2) [code points]: the text between blank lines."""
     return _between([match.span() for match in _BLANK_LINES.finditer(text)], len(text))
 
 
 def sentence_spans(text: str) -> Ints:
-    """Start and end of each sentence (sentences, 2) [code points].
+    """Return start and end of each sentence (sentences, 2) [code points].
 
-    A sentence ends with its line, and at an end mark that whitespace follows or that needs none; abbreviations are not
-    known: two copies of a passage fall into the same pieces, whatever these are.
+    A sentence ends with its line, and at an end mark that whitespace follows or that needs none. Abbreviations are not
+    recognized; this is enough, because two copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     return _between([(end, end) for end in ends], len(text))
@@ -130,17 +134,16 @@ def _between(separators: Sequence[tuple[int, int]], size: int) -> Ints:
 
 
 def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
-    """The keys so that those of another kind or another scope are others."""
+    """Return the keys mixed with kind and scope, so that equal units of another kind or scope have other keys."""
     return mixed(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
 
 
-# Runs of words or bytes that stand elsewhere: fingerprints of all windows of n units, of which few leave the worker.
+# Repeated runs of words or bytes: fingerprints of all windows of n units, of which few leave the worker.
 #
-# The seed of a window is the smallest fingerprint of its k-grams (k = n // 2): equal windows have equal seeds
-# wherever they stand, and neighbours mostly share theirs, so 2 in n - k + 2 k-grams are seeds. Only windows whose
-# seed repeats are compared, by 128 bits: the fingerprint of their units and, as verification, another hash of their
-# bytes. Sources: Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by one
-# suffix array).
+# The seed of a window is the smallest fingerprint of its k-grams (k = n // 2). Equal windows have equal seeds in any
+# context, and neighbors mostly share theirs, so 2 in n - k + 2 k-grams are seeds. Only windows with a repeated seed are
+# compared, by 128 bits: the fingerprint of their units and, as verification, another hash of their bytes. Sources:
+# Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by one suffix array).
 
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A word: a character of a script that does not separate words, or a run of others between whitespace."""
@@ -159,34 +162,34 @@ class Tokens:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The words."""
+        """Return the words."""
         return TOKEN.findall(self.text)
 
     @cached_property
     def data(self) -> bytes:
-        """The text in UTF-8; words with one space between."""
+        """Return the text in UTF-8; words are separated by one space."""
         whole = self.text if self.unit == "bytes" else " ".join(self.pieces)
         return whole.encode("utf-8", "surrogatepass")
 
     @cached_property
     def codes(self) -> Codes:
-        """(tokens,) the key of each token."""
+        """Return the key of each token (tokens,)."""
         if self.unit == "bytes":
             keys: Codes = _BYTE_KEYS[np.frombuffer(self.data, np.uint8)]
             return keys
         return word_keys(self.pieces)
 
     def checks(self, places: Ints, n: int) -> Codes:
-        """(places,) XXH3 of the bytes of the windows of n tokens that begin at these places."""
+        """Return the XXH3 of the bytes of the windows of n tokens that begin at these tokens (places,)."""
         view = memoryview(self.data)
         starts, ends = self._offsets
         edges = zip(starts[places].tolist(), ends[places + (n - 1)].tolist())
-        found = (xxhash.xxh3_64_intdigest(view[start:end], CHECK_SEED) for start, end in edges)
-        return np.fromiter(found, np.uint64, len(places))
+        digests = (xxhash.xxh3_64_intdigest(view[start:end], CHECK_SEED) for start, end in edges)
+        return np.fromiter(digests, np.uint64, len(places))
 
     @cached_property
     def _offsets(self) -> tuple[Ints, Ints]:
-        """Start and end of each token in `data` [bytes]."""
+        """Return start and end of each token in `data` [bytes]."""
         if self.unit == "bytes":
             starts = np.arange(len(self.data))
             return starts, starts + 1
@@ -196,16 +199,16 @@ class Tokens:
         return ends - lengths, ends
 
     def chars(self, runs: Ints) -> list[Span]:
-        """The spans of the text [code points] that runs of tokens (runs, 2) cover; of bytes, those of whole characters.
+        """Return the spans of the text [code points] that runs of tokens (runs, 2) cover.
 
-        Runs are sorted and disjoint; a run of bytes without a whole character has no span.
+        Runs are sorted and disjoint. A run of bytes covers its whole characters alone; without one it has no span.
         """
         if not len(runs):
             return []
         if self.unit == "words":
-            places = [match.span() for match in TOKEN.finditer(self.text)]
-            return [(places[start][0], places[end - 1][1]) for start, end in runs.tolist()]
-        begins = (np.frombuffer(self.data, np.uint8) & 0xC0) != 0x80  # bytes with which a character begins
+            tokens = [match.span() for match in TOKEN.finditer(self.text)]
+            return [(tokens[start][0], tokens[end - 1][1]) for start, end in runs.tolist()]
+        begins = (np.frombuffer(self.data, np.uint8) & 0xC0) != 0x80  # True for the first byte of a character
         before = np.concatenate(([0], np.cumsum(begins)))
         whole = np.append(begins, True)[runs[:, 1]]
         spans = zip(before[runs[:, 0]].tolist(), (before[runs[:, 1]] - ~whole).tolist())
@@ -213,35 +216,35 @@ class Tokens:
 
 
 def grams(codes: Codes, n: int) -> Codes:
-    """The fingerprint of every run of n tokens (len(codes) - n + 1,); empty if there are fewer tokens.
+    """Return the fingerprint of every run of n tokens (len(codes) - n + 1,); empty if there are fewer tokens.
 
-    A run is hashed as a tree of halves, so that no two contents collide by arithmetic as those of a polynomial may.
+    A run is hashed as a binary tree of halves, which avoids the arithmetic collisions of a polynomial hash.
     """
     count = max(0, len(codes) - n + 1)
     level, size, done = codes, 1, 0
-    found = np.zeros(count, np.uint64)
+    prints = np.zeros(count, np.uint64)
     while True:
         if n & size:
-            found = mixed(found * _WINDOW_FACTOR + level[done : done + count])
+            prints = mixed(prints * _WINDOW_FACTOR + level[done : done + count])
             done += size
         if done == n:
-            return found
+            return prints
         level = mixed(level[:-size] * _WINDOW_FACTOR + level[size:]) if len(level) > size else level[:0]
         size *= 2
 
 
 def windowed(values: Codes, width: int, take: np.ufunc) -> Codes:
-    """The least or greatest (`take`) of every `width` neighbours (len(values) - width + 1,)."""
+    """Return the minimum or maximum (`take`) of every `width` adjacent values (len(values) - width + 1,)."""
     size = 1
     while 2 * size <= width:
         values, size = take(values[:-size], values[size:]), 2 * size
     rest = width - size
-    found: Codes = take(values[: len(values) - rest], values[rest:])
-    return found
+    extremes: Codes = take(values[: len(values) - rest], values[rest:])
+    return extremes
 
 
 def window_seeds(codes: Codes, n: int) -> Codes:
-    """The seed of every window of n tokens (len(codes) - n + 1,); empty if the text is shorter."""
+    """Return the seed of every window of n tokens (len(codes) - n + 1,); empty if the text is shorter."""
     if len(codes) < n:
         return np.zeros(0, np.uint64)
     k = n // 2
@@ -249,9 +252,9 @@ def window_seeds(codes: Codes, n: int) -> Codes:
 
 
 def seeds(codes: Codes, n: int) -> Codes:
-    """The seeds of a text, one for each place where one stands.
+    """Return the seeds of a text, once for each of their positions.
 
-    A window that occurs t times has its seed at t places or more, even where its occurrences overlap.
+    A window that occurs t times has its seed at t or more positions, even if its occurrences overlap.
     """
     if len(codes) < n:
         return np.zeros(0, np.uint64)
@@ -259,14 +262,14 @@ def seeds(codes: Codes, n: int) -> Codes:
     width = n - k + 1
     hashes = grams(codes, k)
     least = windowed(hashes, width, np.minimum)
-    # a k-gram is a seed if it is the least of one of the windows that hold it
+    # a k-gram is a seed if it is the least of a window that contains it
     best = windowed(np.pad(least, width - 1), width, np.maximum)
-    found: Codes = hashes[best == hashes]
-    return found
+    chosen: Codes = hashes[best == hashes]
+    return chosen
 
 
 def covered(places: Ints, n: int) -> Ints:
-    """The runs (runs, 2) that windows of n tokens cover together, given their places in ascending order."""
+    """Return the runs (runs, 2) that windows of n tokens cover together; `places` are their first tokens, ascending."""
     if not len(places):
         return np.zeros((0, 2), np.int64)
     breaks = np.flatnonzero(places[1:] > places[:-1] + n)

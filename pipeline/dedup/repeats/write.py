@@ -1,4 +1,4 @@
-"""The cuts of one part: what stands elsewhere goes, what is left is judged again, and the table gets its rows."""
+"""The writer of one part of the table `repeats`: repeats are cut, and the remaining text is judged again."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,36 +18,36 @@ from pipeline.text.spans import Span, between, without
 from schemas.tables import REPEATS as REPEATS_SCHEMA
 
 ANY = "any"
-"""In the figures: documents with a cut of whatever kind."""
+"""Name in the figures of documents with a cut of any kind."""
 
 
 def passages_of(
     document: Document, units: Known, windows: Known, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """The spans of a document that stand elsewhere, by kind in the order of the settings [code points]."""
-    found: list[tuple[str, list[Span]]] = []
+    """Return the repeated spans of a document by kind, in the order of the settings [code points]."""
+    passages: list[tuple[str, list[Span]]] = []
     for kind in config.units:
         if kind == SUBSTRING:
             spans = repeated_runs(document, windows, config)
         else:
             all_units = units_of(document.body, kind, config)
             keys = scoped(all_units.keys, kind, document.scope)
-            gone = units.stands_elsewhere(keys[:, None], all_units.starts, document.doc_id)
-            spans = list(zip(all_units.starts[gone].tolist(), all_units.ends[gone].tolist()))
-        found.append((kind, spans))
-    return found
+            is_cut = units.stands_elsewhere(keys[:, None], all_units.starts, document.doc_id)
+            spans = list(zip(all_units.starts[is_cut].tolist(), all_units.ends[is_cut].tolist()))
+        passages.append((kind, spans))
+    return passages
 
 
 def repeated_runs(document: Document, windows: Known, config: RepeatsConfig) -> list[Span]:
-    """The spans of a document that windows cover which stand elsewhere [code points]."""
+    """Return the spans of a document that repeated windows cover [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)
     prints = scoped(grams(tokens.codes, config.length), SUBSTRING, document.scope)
     near = np.flatnonzero(windows.begins_like(prints))
     keys = np.stack([prints[near], tokens.checks(near, config.length)], axis=1)
-    gone = windows.stands_elsewhere(keys, near, document.doc_id)
-    return tokens.chars(covered(near[gone], config.length))
+    is_cut = windows.stands_elsewhere(keys, near, document.doc_id)
+    return tokens.chars(covered(near[is_cut], config.length))
 
 
 def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
@@ -72,14 +72,17 @@ def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bo
 
 
 def columns_for(task: RepeatsTask, judge: Judge) -> dict[str, Sequence[str]]:
-    """The stored columns that cutting and judging look at, by table."""
+    """Return the stored columns that cutting and judging read, by table."""
     own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
     others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
     return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
 
 
 def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: Known, windows: Known) -> list[Row]:
-    """The rows of a batch with their cuts; those to be judged again have `_rest`, what is left, and `_without`."""
+    """Return the rows of a batch with their cuts.
+
+    Rows to be judged again have `_rest`, the remaining body, and `_without`, the raw text without the passages.
+    """
     columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
     for stored, scope in zip(batch.select(columns).to_pylist(), scopes_of(batch, task.dedup)):
@@ -107,7 +110,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: Known, windows: Kno
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """The passages but runs, for which the document is dropped if they make too large a share of its `size`."""
+    """Return the passages except runs, and drop the document if runs are too large a share of its `size`."""
     runs = dict(passages)[SUBSTRING]
     share = sum(end - start for start, end in runs) / max(1, size)
     if share > config.max_repeated_share:
@@ -117,8 +120,8 @@ def without_runs(
 
 
 def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
-    """Fill in what the cuts leave of a document, given them as places of its body and of its text."""
-    in_body, in_text = ([(start, end) for start, end, _ in some] for some in cuts)
+    """Set the cuts, the remaining text and its sizes; `cuts` are (spans of the body, spans of the text)."""
+    in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]
     row["_rest"], row["_without"] = without(body, in_body), without(text, in_text)
     row["body_chars"] = len(row["_rest"])
@@ -126,7 +129,7 @@ def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -
 
 
 def rejudge(rows: list[Row], batch: pa.RecordBatch, judge: Judge) -> None:
-    """Signals and verdicts of the rows of a batch that were cut and not dropped for it."""
+    """Add signals and verdicts to the rows of a batch that were cut and not dropped for it."""
     again = [number for number, row in enumerate(rows) if "_rest" in row and row.get("drop_stage") is None]
     names = list(dict.fromkeys(["doc_id", *(name for columns in judge.columns.values() for name in columns)]))
     stored = batch.select(names).take(pa.array(again, pa.int64())).to_pylist()
@@ -142,7 +145,7 @@ def rejudge(rows: list[Row], batch: pa.RecordBatch, judge: Judge) -> None:
 
 
 def enter(row: Row, books: Books) -> None:
-    """Count one row, and what was cut from it by kind of unit."""
+    """Count one row, and its cuts by kind of unit."""
     kept = row.get("drop_stage") is None
     books.enter(row, row["body_chars"] if kept else row["_chars"])
     cuts = row.get("cuts") or []

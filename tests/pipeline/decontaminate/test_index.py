@@ -42,7 +42,7 @@ def config_of(**paths: str) -> tuple[DecontaminateConfig, dict[str, str]]:
         (b'["a", "list"]', r"exam\.jsonl:3: expected a JSON object, got list"),
         (b'{"question": "\xff\xfe"}', r"exam\.jsonl:3: expected a JSON object, got 'utf-8' codec"),
         (b'{"questoin": "x", "id": 1}', r"exam\.jsonl:3: expected a field question or .*, got 'id', 'questoin'"),
-        (b"{}", r"exam\.jsonl:3: expected a field question or .*, got none\. Name the fields to look at"),
+        (b"{}", r"exam\.jsonl:3: expected a field question or .*, got none\. Name the fields in"),
         (b"[" * 100_000, r"exam\.jsonl:3: expected a JSON object, got maximum recursion"),
     ],
 )
@@ -52,25 +52,25 @@ def test_a_broken_line_is_named(tmp_path: Path, line: bytes, message: str) -> No
     config, paths = config_of(exam=str(path))
     with pytest.raises(ConfigError, match=f"^decontaminate.evaluation_sets.exam: .*{message}"):
         compile_index(config, paths, str(tmp_path))
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["exam.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exam.jsonl"]
 
 
-def test_a_field_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_field_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "exam.jsonl", {"quesiton": "x"})
     with pytest.raises(ConfigError, match=r"exam.jsonl:1: expected a field question, .*did you mean 'quesiton'"):
         list(read_items(path, "where", ("question",)))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b'{"question": null}\n', b'{"question": "too short for it"}\n'])
-def test_a_set_without_anything_to_look_for_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_set_without_items_that_can_match_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "exam.jsonl"
     path.write_bytes(content)
     config, paths = config_of(exam=str(path))
-    with pytest.raises(ConfigError, match=rf"sets.exam: expected items .* found none among {content.count(b'{')};"):
+    with pytest.raises(ConfigError, match=rf"sets.exam: expected items .* got none among {content.count(b'{')}\."):
         compile_index(config, paths, str(tmp_path))
 
 
-def test_a_file_that_breaks_off_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "exam.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(LINE).encode() * 50)[:-20])
     config, paths = config_of(exam=str(path))
@@ -106,22 +106,25 @@ def test_compressed_files_are_read_alike_and_equal_sets_give_equal_bytes(tmp_pat
     assert compile_index(*config_of(exam=str(other)), str(tmp_path)) == compile_index(
         *config_of(exam=plain), str(tmp_path)
     )
-    found = {
+    hashes = {
         tuple(open_index(compile_index(*config_of(exam=str(tmp_path / name)), str(tmp_path))["index"]).arrays["hashes"])
         for name in (*names, "windows.jsonl")
     }
-    assert len(found) == 1
+    assert len(hashes) == 1
 
 
-def test_the_file_is_named_by_what_it_is_made_of(tmp_path: Path) -> None:
-    one, two = jsonl(tmp_path / "1", LINE), jsonl(tmp_path / "2", LINE, LINE)
-    config, paths = config_of(exam=one)
+def test_the_file_name_depends_on_sets_and_settings(tmp_path: Path) -> None:
+    small, large = jsonl(tmp_path / "1", LINE), jsonl(tmp_path / "2", LINE, LINE)
+    config, paths = config_of(exam=small)
     first = compile_index(config, paths, str(tmp_path))["index"]
     written = Path(first).stat().st_mtime_ns
     assert compile_index(config, paths, str(tmp_path)) == {"index": first}
     assert Path(first).stat().st_mtime_ns == written
     eight = config.model_copy(update={"ngram": 8})
-    others = [compile_index(*config_of(exam=two), str(tmp_path)), compile_index(*config_of(quiz=one), str(tmp_path))]
+    others = [
+        compile_index(*config_of(exam=large), str(tmp_path)),
+        compile_index(*config_of(quiz=small), str(tmp_path)),
+    ]
     assert len({first, *(other["index"] for other in others), compile_index(eight, paths, str(tmp_path))["index"]}) == 4
 
 
@@ -155,12 +158,12 @@ def test_located_units_are_the_units_of_the_text(text: str) -> None:
 
 
 def test_real_books_against_real_questions_agree_with_sets_of_words(tmp_path: Path, shared_data: Path) -> None:
-    """The index finds exactly the n-grams that two collections of text share, and none in a collection apart."""
+    """The index matches exactly the n-grams that two collections of text share."""
     texts = {}
     for name in ("gutenberg", "brown"):
         with gzip.open(shared_data / "text" / f"{name}.jsonl.gz") as lines:
             texts[name] = [json.loads(line)["text"] for line in lines]
-    words = {name: [normal_words(text) for text in found] for name, found in texts.items()}
+    words = {name: [normal_words(text) for text in collection] for name, collection in texts.items()}
     for size in (5, 13):
         items = [{"text": " ".join(book[at : at + 40])} for book in words["gutenberg"] for at in range(0, 16_000, 400)]
         path = jsonl(tmp_path / "books.jsonl", *[item for item in items if item["text"]])
@@ -168,7 +171,7 @@ def test_real_books_against_real_questions_agree_with_sets_of_words(tmp_path: Pa
         index = open_index(compile_index(config, {"set_books": path}, str(tmp_path))["index"])
         known = {tuple(run) for item in items for run in runs_of(item["text"].split(), size)}
         assert index.header["sets"][0]["ngrams"] == len(known) > 9_000
-        document = [word for found in words["brown"] for word in found]
+        document = [word for text in words["brown"] for word in text]
         expected = {at for at, run in enumerate(runs_of(document, size)) if tuple(run) in known}
         assert set(index.runs(word_keys(document), "word_sizes").starts.tolist()) == expected
         assert len(expected) > 0 if size == 5 else len(expected) < 20

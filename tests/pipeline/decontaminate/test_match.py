@@ -1,4 +1,4 @@
-"""Tests of cutting: what goes and what stays to the character, and that nothing shared is left."""
+"""Tests of cutting: the remaining text to the character, and that no shared n-gram is left."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ CHINESE = "北京大学的研究人员昨天在会议上宣布他们发现了一
 
 
 def stage(folder: Path, *items: str, **others: object):
-    """The stage's function, cutting."""
+    """Return the stage's function with the action `cut`."""
     path = folder / "exam.jsonl"
     path.write_text("".join(json.dumps({"text": item}) + "\n" for item in items))
     config = DecontaminateConfig(
@@ -37,7 +37,7 @@ def row_of(text: str, cuts: list[tuple[int, int]]) -> dict:
 
 
 def cut(function, text: str, cuts: list[tuple[int, int]] | None = None) -> dict:
-    """The row after the stage, its columns checked against each other."""
+    """Return the row after the stage, after a check of its columns against each other."""
     row = row_of(text, cuts or [])
     function(row)
     left = between(row["cuts"], len(text))
@@ -72,12 +72,12 @@ E5 = "worda wordb wordc wordd worde"
         ("one worda wordb wordc wordd two", "one worda wordb wordc wordd two", None),
     ],
 )
-def test_what_stays_to_the_character(tmp_path: Path, text: str, body: str, pieces: int | None) -> None:
+def test_remaining_text_to_the_character(tmp_path: Path, text: str, body: str, pieces: int | None) -> None:
     row = cut(stage(tmp_path, E5), text)
     assert (row["_body"], row["contaminated_pieces"]) == (body, pieces)
 
 
-def test_the_margin_takes_whole_tokens_and_short_pieces_go(tmp_path: Path) -> None:
+def test_the_margin_cuts_whole_tokens_and_short_fragments(tmp_path: Path) -> None:
     text = f"aaaa bbbb cccc {E5} dddd eeee ffff {E5} gggg hhhh"
     assert cut(stage(tmp_path, E5, cut_margin=1), text)["_body"] == "aaaa bbbb cccc dddd eeee ffff gggg hhhh"
     assert cut(stage(tmp_path, E5, cut_margin=2), text)["_body"] == "aaaa bbbb eeee hhhh"
@@ -105,7 +105,7 @@ def test_earlier_cuts_are_kept_and_joined(tmp_path: Path) -> None:
     assert row["cuts"] == [(0, 5), (13, text.index("three")), (len(text) - 7, len(text))]
 
 
-def test_what_only_the_cut_brings_together_goes_too(tmp_path: Path) -> None:
+def test_matches_that_a_cut_creates_are_cut_too(tmp_path: Path) -> None:
     function = stage(tmp_path, E5, "inner one two three four five")
     row = cut(function, "x worda wordb inner one two three four five wordc wordd worde y")
     assert (row["contamination"], row["_body"]) == ({"exam": 2}, "x y")
@@ -128,7 +128,7 @@ def test_characters_are_cut_where_words_are_not_spaced(tmp_path: Path) -> None:
 
 def test_a_body_that_is_not_the_text_without_its_cuts_is_refused(tmp_path: Path) -> None:
     row = row_of(f"one {E5}", []) | {"cuts": [(0, 1)]}
-    with pytest.raises(ContractError, match=r"found 33 code points in place of 32"):
+    with pytest.raises(ContractError, match=r"got 33 code points in place of 32"):
         stage(tmp_path, E5)(row)
 
 
@@ -137,7 +137,7 @@ WORDS = st.sampled_from([*ITEM[:7], "x", "Y,", "3.5", "(worda", "worde.", "\n", 
 
 @pytest.fixture(scope="module")
 def cutters(tmp_path_factory: pytest.TempPathFactory):
-    """Functions with several margins over one set."""
+    """Return functions with several margins over the same set."""
     items = [" ".join(ITEM[:7]), " ".join(ITEM[4:7] + ITEM[:4]), "x x x x x"]
     given = [{}, {"cut_margin": 3}, {"cut_margin": 7, "min_piece_chars": 20}]
     return [stage(tmp_path_factory.mktemp("cut"), *items, **others) for others in given]

@@ -1,4 +1,4 @@
-"""Tests of decontamination: what is shared at the n-gram's length and one word short, and what is decided from it."""
+"""Tests of decontamination: overlaps of an n-gram's length and of one word less, and the decisions on them."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from pipeline.text.words import normal_words, word_keys
 from schemas.tables import DOCUMENTS, to_entries
 
 ITEM = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]  # 26 words, letters alone
-BEFORE, AFTER = "Something else stands before it", "and something else stands behind it as well"
+BEFORE, AFTER = "Something else comes before it", "and something else comes after it as well"
 CHINESE = "北京大学的研究人员昨天在会议上宣布他们发现了一种新的材料可以在常温下导电"
 
 
@@ -39,7 +39,7 @@ def row_of(text: str) -> dict:
 
 
 def measured(config: DecontaminateConfig, folder: Path, *texts: str) -> list[dict]:
-    """The rows of texts after the stage."""
+    """Return the rows of texts after the stage."""
     paths = model_files(config)
     function = make(config, paths | compile_index(config, paths, str(folder)))
     rows = [row_of(text) for text in texts]
@@ -53,7 +53,7 @@ def settings(folder: Path, *items: object, **others: object) -> DecontaminateCon
 
 
 @pytest.mark.parametrize("ngram", [5, 8, 13, 20])
-def test_n_words_in_a_row_are_found_and_one_less_is_not(tmp_path: Path, ngram: int) -> None:
+def test_runs_of_n_words_match_and_shorter_runs_do_not(tmp_path: Path, ngram: int) -> None:
     config = settings(tmp_path, {"question": " ".join(ITEM)}, ngram=ngram, min_item_words=1)
     exact = [(0, ngram), (26 - ngram, 26), (3, 3 + ngram)]
     short = [(0, ngram - 1), (27 - ngram, 26), (3, 2 + ngram)]
@@ -67,7 +67,7 @@ def test_n_words_in_a_row_are_found_and_one_less_is_not(tmp_path: Path, ngram: i
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "matches"),
     [
         ("The CAFÉ served 3.5 litres, didn’t it? One two three four five", True),
         ("the cafe — served 1,000\n\tlitres (didn't it): one;two;three;four;five!", True),
@@ -76,18 +76,18 @@ def test_n_words_in_a_row_are_found_and_one_less_is_not(tmp_path: Path, ngram: i
         ("the cafe served 7 litres didnt it one two three four five", False),
     ],
 )
-def test_case_numbers_punctuation_and_accents_make_no_difference(tmp_path: Path, text: str, found: bool) -> None:
+def test_case_numbers_punctuation_and_accents_make_no_difference(tmp_path: Path, text: str, matches: bool) -> None:
     item = "The café served 12 litres; didn't it? ONE two, three four five."
     config = settings(tmp_path, {"question": item})
-    assert bool(measured(config, tmp_path, f"{BEFORE}. {text} {AFTER}")[0]["contamination"]) is found
+    assert bool(measured(config, tmp_path, f"{BEFORE}. {text} {AFTER}")[0]["contamination"]) is matches
 
 
 @pytest.mark.parametrize("words", [7, 8, 12])
-def test_a_short_text_is_looked_for_whole_if_it_has_the_words(tmp_path: Path, words: int) -> None:
+def test_a_short_text_is_matched_whole_if_it_has_the_words(tmp_path: Path, words: int) -> None:
     config = settings(tmp_path, {"question": " ".join(ITEM[:words])}, {"question": " ".join(ITEM)})
     texts = (f"{BEFORE} {' '.join(ITEM[:words])} {AFTER}", f"{BEFORE} {' '.join(ITEM[1:words])} {AFTER}")
-    found = [row["contamination"] for row in measured(config, tmp_path, *texts)]
-    assert found == [{"exam": 1} if words >= 8 else {}, {}]
+    contamination = [row["contamination"] for row in measured(config, tmp_path, *texts)]
+    assert contamination == [{"exam": 1} if words >= 8 else {}, {}]
 
 
 def test_characters_are_the_units_where_words_are_not_spaced(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_characters_are_the_units_where_words_are_not_spaced(tmp_path: Path) -> 
     assert measured(config, tmp_path, f"問題　{japanese}")[0]["contaminated_share"] > 0.9
 
 
-def test_spaced_words_are_found_in_an_unspaced_page_and_the_other_way_round(tmp_path: Path) -> None:
+def test_spaced_words_match_in_an_unspaced_page_and_conversely(tmp_path: Path) -> None:
     config = settings(tmp_path, {"question": " ".join(ITEM)}, {"question": CHINESE})
     mixed = f"{CHINESE[:5]} {' '.join(ITEM[:13])} {CHINESE}"
     row = measured(config, tmp_path, mixed)[0]
@@ -117,7 +117,7 @@ def test_spaced_words_are_found_in_an_unspaced_page_and_the_other_way_round(tmp_
     assert row["_hits"] == [("exam:1", False), ("exam:2", True)]
 
 
-def test_hits_name_the_items_and_tell_those_found_whole(tmp_path: Path) -> None:
+def test_hits_name_the_items_and_mark_whole_items(tmp_path: Path) -> None:
     items = [{"question": " ".join(words)} for words in (ITEM, ITEM[:13], ITEM[6:19], reversed(ITEM))]
     config = settings(tmp_path, *items)
     rows = measured(config, tmp_path, " ".join(ITEM[:13]), " ".join(ITEM[:22]), " ".join(ITEM[:21]), BEFORE)
@@ -189,14 +189,14 @@ def batch_of(rows: list[dict]) -> pa.RecordBatch:
 
 
 def verdicts(config: DecontaminateConfig, *rows: dict) -> list[tuple[str, float, float] | None]:
-    """Reason, value and limit for each row."""
+    """Return reason, value and limit for each row."""
     checks = DECONTAMINATE.checks(config, {}, {})
     batch = batch_of([{"language": "en"} | row for row in rows])
     assert set(columns_of(checks)) <= set(batch.schema.names)
-    found = judge(checks, batch)
+    judged = judge(checks, batch)
     return [
-        None if number < 0 else (checks[number].reason, found.values[number, at], found.limits[number, at])
-        for at, number in enumerate(found.first)
+        None if number < 0 else (checks[number].reason, judged.values[number, at], judged.limits[number, at])
+        for at, number in enumerate(judged.first)
     ]
 
 
@@ -237,17 +237,21 @@ def test_most_ngrams_of_a_slice() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ngram": 8}, "ngram would be ignored without evaluation_sets"),
-        ({"action": "cut"}, "action would be ignored without evaluation_sets"),
-        ({"max_canaries": 1}, "max_canaries would be ignored without canaries"),
-        ({"canary_ignore_case": True}, "canary_ignore_case would be ignored without canaries"),
-        ({"canaries": ("  ",)}, "canaries: '  ' is blank"),
-        ({"sets": True, "cut_margin": 1}, "cut_margin would be ignored with action 'drop'"),
-        ({"sets": True, "action": "cut", "max_ngrams": 1}, "max_ngrams would be ignored with action 'cut'"),
-        ({"sets": True, "action": "measure", "max_pieces": 9}, "max_pieces would be ignored with action 'measure'"),
-        ({"sets": True, "ngram": 8, "min_item_words": 9}, "min_item_words = 9 would be ignored: a text of 8 words"),
-        ({"sets": True, "fields": {"exams": ("x",)}}, r"fields: 'exams' is no evaluation set \(did you mean 'exam'"),
-        ({"sets": True, "fields": {"exam": ()}}, "fields.exam: no field is named"),
+        ({"ngram": 8}, r"got ngram \(ignored without evaluation_sets\)\. Remove"),
+        ({"action": "cut"}, r"got action \(ignored without evaluation_sets\)\. Remove"),
+        ({"max_canaries": 1}, r"got max_canaries \(ignored without canaries\)\. Remove"),
+        ({"canary_ignore_case": True}, r"got canary_ignore_case \(ignored without canaries\)\. Remove"),
+        ({"canaries": ("  ",)}, "canaries: expected text, got blank '  '"),
+        (
+            {"canary_ignore_case": True, "fields": {"a": ("b",)}},
+            r"canary_ignore_case .*Remove them\. fields: .*got 'a'",
+        ),
+        ({"sets": True, "cut_margin": 1}, r"got cut_margin \(ignored with action 'drop'\)"),
+        ({"sets": True, "action": "cut", "max_ngrams": 1}, r"got max_ngrams \(ignored with action 'cut'\)"),
+        ({"sets": True, "action": "measure", "max_pieces": 9}, r"got max_pieces \(ignored with action 'measure'\)"),
+        ({"sets": True, "ngram": 8, "min_item_words": 9}, r"min_item_words = 9 \(ignored: a text of 8 words"),
+        ({"sets": True, "fields": {"exams": ("x",)}}, r"names of evaluation sets, got 'exams' \(did you mean 'exam'"),
+        ({"sets": True, "fields": {"exam": ()}}, r"fields\.exam: expected at least one field, got none"),
         ({"sets": True, "ngram": 4}, "greater than or equal to 5"),
         ({"sets": True, "ngram": 21}, "less than or equal to 20"),
     ],

@@ -1,4 +1,4 @@
-"""Connected components on Spark against scipy's: by rounds alone, with the bounded finish, after a killed run."""
+"""Tests of connected components on Spark against scipy: by rounds, with the bounded finish, after a killed run."""
 
 import itertools
 
@@ -26,14 +26,14 @@ def scratch(spark, tmp_path):
 
 
 def named(nodes, width, rng):
-    """Distinct names of nodes in random order of their bytes (nodes, width)."""
+    """Return distinct names of nodes in random order of their bytes (nodes, width)."""
     names = rng.integers(0, 256, (nodes, width), np.uint8)
     names[:, -4:] = np.arange(nodes, dtype=">u4").view(np.uint8).reshape(-1, 4)
     return names
 
 
 def frame_of(spark, pairs, names, folder, files=5):
-    """The edges as a DataFrame of (a, b), from some files in which they lie as they come."""
+    """Return the edges as a DataFrame of (a, b) from several unsorted files."""
     for number in range(files):
         ends = [binary_array(names[pairs[number::files, end]]) for end in (0, 1)]
         pq.write_table(pa.table(dict(zip("ab", ends))), folder / f"edges-{number}.parquet")
@@ -41,7 +41,7 @@ def frame_of(spark, pairs, names, folder, files=5):
 
 
 def expected(pairs, names):
-    """Rows of node and smallest node of its component, for every node with an edge to another, by scipy."""
+    """Return rows of node and smallest node of its component by scipy, for every node with an edge to another."""
     order = np.lexsort(names.T[::-1])
     rank = np.empty(len(names), np.int64)
     rank[order] = np.arange(len(names))
@@ -54,9 +54,9 @@ def expected(pairs, names):
     return np.concatenate([names[order[touched]], names[order[first[labels[touched]]]]], axis=1)
 
 
-def links_of(found, width=20):
-    """Rows of node and cluster, by node."""
-    table = found.links.toArrow().combine_chunks()
+def links_of(result, width=20):
+    """Return rows of node and cluster, sorted by node."""
+    table = result.links.toArrow().combine_chunks()
     if not table.num_rows:
         return np.zeros((0, 2 * width), np.uint8)
     rows = np.concatenate([rows_of_bytes(column.chunk(0), width) for column in table.columns], axis=1)
@@ -64,7 +64,7 @@ def links_of(found, width=20):
 
 
 def mixed_graph():
-    """A giant component, many small ones, a chain, a star, loops, double and reversed edges."""
+    """Return a giant component, many small components, a chain, a star, loops, double and reversed edges."""
     rng = np.random.default_rng(11)
     giant = rng.integers(0, 500, (1200, 2))
     small = 500 + np.stack([np.arange(0, 900, 3), np.arange(1, 900, 3)], axis=1)
@@ -76,7 +76,7 @@ def mixed_graph():
     return rng.permutation(pairs), named(3200, 20, rng)
 
 
-def test_partitions_are_as_asked_within_the_bounds_of_their_size():
+def test_the_number_of_partitions_is_bounded_by_their_size():
     fewest, most = module.FEWEST_EDGES, module.PARTITION_EDGES
     assert [module._sized(4, rows) for rows in (0, 1, fewest, fewest + 1)] == [1, 1, 1, 2]
     assert [module._sized(4, rows) for rows in (4 * fewest, 4 * most, 4 * most + 1)] == [4, 4, 5]
@@ -89,16 +89,16 @@ def test_partitions_are_as_asked_within_the_bounds_of_their_size():
 def test_links_equal_scipys_at_any_partitioning(spark, scratch, tmp_path, monkeypatch, partitions, finish_edges):
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
     pairs, names = mixed_graph()
-    found = components(frame_of(spark, pairs, names, tmp_path), scratch, finish_edges, partitions)
-    assert np.array_equal(links_of(found), expected(pairs, names))
-    counts = found.edges_by_round
-    assert found.rounds == len(counts) - 1
+    result = components(frame_of(spark, pairs, names, tmp_path), scratch, finish_edges, partitions)
+    assert np.array_equal(links_of(result), expected(pairs, names))
+    counts = result.edges_by_round
+    assert result.rounds == len(counts) - 1
     assert all(later < earlier for earlier, later in itertools.pairwise(counts))
     assert counts[-1] <= finish_edges
     if finish_edges == 10_000:
-        assert found.rounds == 0
+        assert result.rounds == 0
     else:
-        assert found.rounds >= 1
+        assert result.rounds >= 1
         assert counts[-2] > finish_edges
 
 
@@ -108,17 +108,17 @@ def test_nodes_of_any_width_and_columns_of_any_name(spark, scratch, tmp_path, wi
     names = np.array([list(value.to_bytes(width, "big")) for value in values], np.uint8)
     pairs = np.array([[6, 3], [3, 5], [4, 2], [1, 1]])
     frame = frame_of(spark, pairs, names, tmp_path, 2).toDF("member", "leader")
-    found = components(frame, scratch, 0, 2)
-    assert np.array_equal(links_of(found, width), expected(pairs, names))
+    result = components(frame, scratch, 0, 2)
+    assert np.array_equal(links_of(result, width), expected(pairs, names))
 
 
 def test_no_edges_no_links(spark, scratch):
-    found = components(spark.createDataFrame([], "a binary, b binary"), scratch, 10, 2)
-    assert (len(links_of(found)), found.rounds, found.edges_by_round) == (0, 0, (0,))
-    assert found.links.schema.simpleString() == "struct<node:binary,cluster:binary>"
+    result = components(spark.createDataFrame([], "a binary, b binary"), scratch, 10, 2)
+    assert (len(links_of(result)), result.rounds, result.edges_by_round) == (0, 0, (0,))
+    assert result.links.schema.simpleString() == "struct<node:binary,cluster:binary>"
 
 
-def test_a_killed_run_goes_on_after_its_last_round(spark, scratch, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_after_its_last_round(spark, scratch, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
     pairs, names = mixed_graph()
     frame = frame_of(spark, pairs, names, tmp_path)
@@ -142,13 +142,15 @@ def test_rounds_that_do_not_end_are_refused(spark, scratch, tmp_path, monkeypatc
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
     pairs, names = mixed_graph()
-    with pytest.raises(ContractError, match=r"expected components within 1 rounds, got \d+ edges left\. Raise"):
+    with pytest.raises(
+        ContractError, match=r"expected components within 1 rounds, got \d+ edges left\. Set dedup\.finish_edges"
+    ):
         components(frame_of(spark, pairs, names, tmp_path), scratch, 0, 3)
 
 
 def test_unequal_widths_are_refused(spark, scratch):
     frame = spark.createDataFrame([(b"ab", b"abc")], "a binary, b binary")
-    with pytest.raises(ContractError, match="found 2 and 3 bytes and 0 nulls"):
+    with pytest.raises(ContractError, match="got 2 and 3 bytes and 0 nulls"):
         components(frame, scratch, 0, 3)
 
 

@@ -40,11 +40,11 @@ def name(number: int) -> bytes:
 
 
 def ranking(rows: list[dict], *keep: str, **settings) -> list[int]:
-    """The places of the rows, best first."""
+    """Return the indices of the rows, best first."""
     config = DedupConfig(keep=keep, **settings)
-    found = orders(batch([{"doc_id": name(place), **row} for place, row in enumerate(rows)]), 3, config)
-    assert found.shape == (len(rows), order_bytes(config))
-    return sorted(range(len(rows)), key=lambda place: found[place].tobytes())
+    encoded = orders(batch([{"doc_id": name(index), **row} for index, row in enumerate(rows)]), 3, config)
+    assert encoded.shape == (len(rows), order_bytes(config))
+    return sorted(range(len(rows)), key=lambda index: encoded[index].tobytes())
 
 
 def day(number: int, year: int = 2024) -> datetime:
@@ -102,19 +102,26 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": ("newest",)}, "expected rules of source_rank, .*found 'newest'"),
-        ({"keep": ("highest:url",)}, "found 'highest:url'"),
-        ({"threshold": 0.8, "rows": 5}, "expected a threshold or bands and rows, got both"),
-        ({"near": False, "exact": "off"}, "no copy would be found"),
-        ({"near": False, "rounds": 2, "bands": 3}, "near is false, so bands, rounds would be ignored"),
-        ({"blocks": 3}, "blocks must be more than max_distance, found 3 and 3"),
-        ({"keep": ("longest",), "source_ranks": ("web",)}, "keep does not name source_rank"),
+        ({"keep": ("newest",)}, r"keep: expected rules of source_rank, .*got 'newest'\. Set dedup\.keep"),
+        ({"keep": ("highest:url",)}, "got 'highest:url'"),
+        (
+            {"threshold": 0.8, "rows": 5},
+            r"expected a threshold or bands and rows, got both\. Remove dedup\.threshold\.",
+        ),
+        ({"near": False, "exact": "off"}, r"got exact = 'off' and near = false\. Set dedup\.near=true\."),
+        (
+            {"near": False, "rounds": 2, "bands": 3},
+            r"near: expected true with bands, rounds, got false, .*Remove dedup\.bands, dedup\.rounds\.",
+        ),
+        ({"blocks": 3}, r"expected more than max_distance = 3, got 3\. Set dedup\.blocks to at least 4\."),
+        ({"keep": ("longest",), "source_ranks": ("web",)}, r"got keep = \['longest'\]\. Add 'source_rank'"),
         ({"write_index": True}, "expected keep rules that begin with 'snapshot'"),
         ({"write_index": True, "keep": ("snapshot",), "verify": "jaccard"}, "verify = 'jaccard'"),
-        ({"indexes": ("run",), "by_url": "newest"}, "by_url must be off or first, found 'newest'"),
-        ({"rehydration": {2: 1}}, "sizes from 1 on, found"),
+        ({"indexes": ("run",), "by_url": "newest"}, "by_url: expected 'off' or 'first' .*got 'newest'"),
+        ({"indexes": ("run",), "scope": ("snapshot",)}, r"scope keeps snapshots apart, got \['snapshot'\]"),
+        ({"rehydration": {2: 1}}, r"sizes from 1 on, got \{2: 1\}"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
+def test_contradictory_settings_are_refused(settings, message):
     with pytest.raises(ValidationError, match=message):
         DedupConfig(**settings)

@@ -1,4 +1,4 @@
-"""Streams of deduplication, cut anywhere: equal documents of a window, buckets, verification, and what is decided."""
+"""Tests of deduplication streams at any batch boundary: equal documents, buckets, verification, and decisions."""
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ def node(number: int) -> bytes:
 
 
 def order(number: int) -> bytes:
-    """A keep order of one byte before the node."""
+    """Return a keep order of one byte before the node."""
     return bytes([number % 7]) + node(number)
 
 
@@ -52,16 +52,16 @@ BUCKETS = [(-5, 1), (0, 7), (0, 1), (0, 8), (3, 14), (4, 21), (4, 2), (9, 3)]
 
 def bucket_rows(size: int, kind: str) -> list[dict]:
     rows = [{"key": key, "order": order(doc)} for key, doc in BUCKETS]
-    found = rows_of_buckets(0, iter(cut(rows, KEYS, size)), 21)
-    return [row for name, batch in found if name == kind for row in batch.to_pylist()]
+    buckets = rows_of_buckets(0, iter(cut(rows, KEYS, size)), 21)
+    return [row for name, batch in buckets if name == kind for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_members_pair_with_the_first_of_their_bucket_however_the_batches_are_cut(size):
     rows = bucket_rows(size, PAIRED)
     pairs = [row for row in rows if row["leader"] != WANTED]
-    found = [(row["key"], number(row["node"]), number(row["leader"]), number(row["order"])) for row in pairs]
-    assert found == [(0, 1, 7, 1), (0, 8, 7, 8), (4, 2, 21, 2)]
+    numbers = [(row["key"], number(row["node"]), number(row["leader"]), number(row["order"])) for row in pairs]
+    assert numbers == [(0, 1, 7, 1), (0, 8, 7, 8), (4, 2, 21, 2)]
     assert [number(row["node"]) for row in rows if row["leader"] == WANTED] == [7, 21]
     leads = [(row["key"], row["order"]) for row in bucket_rows(size, LED)]
     assert leads == [(-5, order(1)), (0, order(7)), (3, order(14)), (4, order(21)), (9, order(3))]
@@ -69,16 +69,16 @@ def test_members_pair_with_the_first_of_their_bucket_however_the_batches_are_cut
 
 def test_a_huge_bucket_gives_one_pair_a_member():
     rows = [{"key": 1, "order": order(7 * doc)} for doc in range(1, 5001)]
-    found = [row for batch in pairs_of_buckets(iter(cut(rows, KEYS, 700)), 21) for row in batch.to_pylist()]
-    assert len(found) == 4999 + 1
-    assert {row["leader"] for row in found} == {WANTED, node(7)}
+    pairs = [row for batch in pairs_of_buckets(iter(cut(rows, KEYS, 700)), 21) for row in batch.to_pylist()]
+    assert len(pairs) == 4999 + 1
+    assert {row["leader"] for row in pairs} == {WANTED, node(7)}
 
 
 VALUES = np.arange(10, dtype="<u4")
 
 
 def signed(shift: int) -> bytes:
-    """A signature that differs from VALUES in its last `shift` places."""
+    """Return a signature that differs from VALUES in its last `shift` values."""
     values = VALUES.copy()
     values[10 - shift :] += 100 if shift else 0
     return values.tobytes()
@@ -101,10 +101,10 @@ def outcomes(size: int, config: DedupConfig) -> dict[str, list[dict]]:
     carried.sort(key=lambda row: (row["leader"], row["node"]))
     schema = pa.schema([pa.field(name, pa.binary()) for name in ("leader", "node", "payload", "keys", "order")])
     compare = comparison(config, SignatureConfig(permutations=10))
-    found: dict[str, list[dict]] = {kind: [] for kind in OUTCOMES}
+    by_kind: dict[str, list[dict]] = {kind: [] for kind in OUTCOMES}
     for kind, batch in compared(iter(cut(carried, schema, size)), compare):
-        found[kind] += batch.to_pylist()
-    return found
+        by_kind[kind] += batch.to_pylist()
+    return by_kind
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
@@ -127,12 +127,12 @@ def payloads(*values: bytes) -> pa.Array:
     return pa.array(values, pa.binary())
 
 
-def test_equal_digests_join_whatever_the_signatures_say():
+def test_equal_digests_join_regardless_of_the_signatures():
     compare = comparison(DedupConfig(min_similarity=0.9), SignatureConfig(permutations=10))
     same, other = b"d" * 16, b"e" * 16
-    found = compare(payloads(same + signed(0), same + signed(0)), payloads(same + signed(9), other + signed(9)))
-    assert found[0] == 1
-    assert np.isnan(found[1])
+    similarities = compare(payloads(same + signed(0), same + signed(0)), payloads(same + signed(9), other + signed(9)))
+    assert similarities[0] == 1
+    assert np.isnan(similarities[1])
     only = comparison(DedupConfig(near=False), SignatureConfig())
     assert np.isnan(only(payloads(same), payloads(other))).all()
     assert only(payloads(same), payloads(same)).tolist() == [1.0]
@@ -142,18 +142,18 @@ def test_simhashes_join_up_to_the_distance():
     compare = comparison(DedupConfig(exact="off"), SignatureConfig(family="simhash"))
     base = np.uint64(0xF0F0)
     near, far = (np.uint64(base ^ np.uint64(bits)).tobytes() for bits in (0b111, 0b1111))
-    found = compare(payloads(base.tobytes(), base.tobytes()), payloads(near, far))
-    assert found[0] == np.float32(1 - 3 / 64)
-    assert np.isnan(found[1])
+    similarities = compare(payloads(base.tobytes(), base.tobytes()), payloads(near, far))
+    assert similarities[0] == np.float32(1 - 3 / 64)
+    assert np.isnan(similarities[1])
 
 
-def test_true_jaccard_decides_where_it_is_asked_for():
+def test_true_jaccard_decides_with_verify_jaccard():
     config = DedupConfig(verify="jaccard", exact="off", min_similarity=0.5)
     compare = comparison(config, SignatureConfig())
     sets = [np.array(values, "<u8").tobytes() for values in ([1, 2, 3], [2, 3, 4], [3, 4, 5])]
-    found = compare(payloads(sets[0], sets[0]), payloads(sets[1], sets[2]))
-    assert found[0] == np.float32(0.5)
-    assert np.isnan(found[1])
+    similarities = compare(payloads(sets[0], sets[0]), payloads(sets[1], sets[2]))
+    assert similarities[0] == np.float32(0.5)
+    assert np.isnan(similarities[1])
 
 
 def test_windows_have_the_same_rows_however_the_batches_are_cut(monkeypatch):
@@ -161,8 +161,8 @@ def test_windows_have_the_same_rows_however_the_batches_are_cut(monkeypatch):
     schema = pa.schema([("x", pa.int64())])
     for size in (1, 3, 4, 9, 11):
         rows = [{"x": value} for value in range(11)]
-        found = [batch.column(0).to_pylist() for batch in in_windows(iter(cut(rows, schema, size)))]
-        assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+        windows = [batch.column(0).to_pylist() for batch in in_windows(iter(cut(rows, schema, size)))]
+        assert windows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
 def test_equal_documents_know_the_first_in_keep_order_and_the_smallest_id():
@@ -178,11 +178,11 @@ def test_equal_documents_know_the_first_in_keep_order_and_the_smallest_id():
 
 def test_bands_must_fit_the_signature():
     assert layout(DedupConfig(bands=20, rows=5), SignatureConfig()) == (20, 5)
-    with pytest.raises(ConfigError, match=r"at most signature\.permutations = 112 values, found 20 x 6 = 120"):
+    with pytest.raises(ConfigError, match=r"at most signature\.permutations = 112 values, got 20 x 6 = 120\. Lower"):
         layout(DedupConfig(bands=20, rows=6), SignatureConfig())
-    with pytest.raises(ConfigError, match=r"dedup\.blocks: expected settings of the method, got .* = 'fast'"):
+    with pytest.raises(ConfigError, match=r"dedup\.blocks: expected no value with signature\.family = 'fast'"):
         check_method(DedupConfig(blocks=7), SignatureConfig())
-    with pytest.raises(ConfigError, match=r"dedup\.bands, dedup\.rows: .* = 'simhash', which ignores them"):
+    with pytest.raises(ConfigError, match=r"dedup\.bands, dedup\.rows: .* = 'simhash', got one that it ignores"):
         check_method(DedupConfig(bands=7, rows=2), SignatureConfig(family="simhash"))
     assert num_keys(DedupConfig(), SignatureConfig()) == 15
     assert num_keys(DedupConfig(exact="off"), SignatureConfig(family="simhash")) == 20
@@ -190,7 +190,7 @@ def test_bands_must_fit_the_signature():
 
 
 def facts(**columns) -> Facts:
-    """Three documents of one cluster: 1 was dropped by a verdict, 2 and 3 share a URL and 2 is the longer text."""
+    """Return three documents of one cluster: a verdict drops 1; 2 and 3 share a URL, and 2 is the longer text."""
     values = {
         "ids": [bytes(15) + bytes([number]) for number in (1, 2, 3)],
         "dropped": [True, False, False],
@@ -205,43 +205,45 @@ def facts(**columns) -> Facts:
     return Facts(orders=orders, **values)
 
 
-def totals_of(found: Facts, known: dict) -> dict:
-    """What a single part would be told."""
+def totals_of(facts: Facts, known: dict) -> dict:
+    """Return the totals that a run of a single part computes."""
     urls, clusters = {}, {}
-    url_tallies(found, urls)
-    told = known | {b"u" + key: value for key, value in urls.items() if value[0] > 1}
-    cluster_tallies(found, told, clusters, alone=False)
-    return told | {b"c" + key: value for key, value in clusters.items()}
+    url_tallies(facts, urls)
+    totals = known | {b"u" + key: value for key, value in urls.items() if value[0] > 1}
+    cluster_tallies(facts, totals, clusters, alone=False)
+    return totals | {b"c" + key: value for key, value in clusters.items()}
 
 
 def test_documents_of_one_url_come_first_then_copies_of_one_text():
-    found = facts()
-    known = totals_of(found, {})
-    assert losers(found, known) == ["dropped_before", "same_url", None]
-    rows = [(row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars in decide(found, known)]
+    documents = facts()
+    known = totals_of(documents, {})
+    assert losers(documents, known) == ["dropped_before", "same_url", None]
+    rows = [
+        (row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars in decide(documents, known)
+    ]
     assert rows == [(3, 3, "dropped_before", 10), (3, 3, "same_url", 20), (3, 3, None, 30)]
 
 
 def test_the_first_in_keep_order_that_no_verdict_dropped_survives():
-    found = facts(urls=[None] * 3)
-    reasons = [reason for _, reason, _ in decide(found, totals_of(found, {}))]
+    documents = facts(urls=[None] * 3)
+    reasons = [reason for _, reason, _ in decide(documents, totals_of(documents, {}))]
     assert reasons == ["dropped_before", None, "near_duplicate"]
     equal = facts(urls=[None] * 3, digest=2)
     assert [reason for _, reason, _ in decide(equal, totals_of(equal, {}))][2] == "exact_duplicate"
-    gone = facts(urls=[None] * 3, dropped=[True] * 3)
-    assert {row["survivor"] for row, _, _ in decide(gone, totals_of(gone, {}))} == {None}
+    dropped = facts(urls=[None] * 3, dropped=[True] * 3)
+    assert {row["survivor"] for row, _, _ in decide(dropped, totals_of(dropped, {}))} == {None}
 
 
 def test_a_document_alone_is_its_own_survivor():
-    found = facts(urls=[None] * 3, similarities=[None] * 3, clusters=[b"1" * 16, b"2" * 16, b"3" * 16])
-    rows = [(row["survivor"] == row["doc_id"], row["cluster_size"], reason) for row, reason, _ in decide(found, {})]
+    documents = facts(urls=[None] * 3, similarities=[None] * 3, clusters=[b"1" * 16, b"2" * 16, b"3" * 16])
+    rows = [(row["survivor"] == row["doc_id"], row["cluster_size"], reason) for row, reason, _ in decide(documents, {})]
     assert rows == [(False, 1, "dropped_before"), (True, 1, None), (True, 1, None)]
 
 
 def test_an_earlier_url_or_copy_always_wins():
-    found = facts()
+    documents = facts()
     known = {b"uu": (2, b"")}
-    assert losers(found, known) == ["dropped_before", "same_url", "same_url"]
+    assert losers(documents, known) == ["dropped_before", "same_url", "same_url"]
     earlier = (4, b"\0" + b"\0" * 21)
     assert [reason for _, reason, _ in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
         "dropped_before",
@@ -250,7 +252,7 @@ def test_an_earlier_url_or_copy_always_wins():
     ]
 
 
-def test_every_verdict_is_booked_and_weights_follow_the_size():
+def test_every_verdict_is_counted_and_weights_follow_the_size():
     config = DedupConfig()
     assert [weight_of(size, config) for size in (1, 2, 3, 4, 5, 99, 100, 999, 1000, 10**9)] == [
         1,

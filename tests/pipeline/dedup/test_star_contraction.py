@@ -1,4 +1,4 @@
-"""Star steps without Spark: what each makes of small graphs, whole runs of rounds against scipy's, and packs."""
+"""Tests of star contraction without Spark: small graphs, whole runs of rounds against scipy, and packs."""
 
 from itertools import pairwise
 
@@ -29,18 +29,18 @@ from schemas.errors import ContractError
 
 
 def edges(*pairs, width=1):
-    """Edges between nodes whose bytes are given as numbers."""
+    """Return edges between nodes that are given as numbers."""
     flat = b"".join(int(end).to_bytes(width, "big") for pair in pairs for end in pair)
     return np.frombuffer(flat, np.uint8).reshape(-1, 2, width)
 
 
 def pairs(matrix):
-    """The pairs of numbers that a matrix holds, sorted."""
+    """Return the sorted pairs of numbers of a matrix."""
     return sorted(tuple(int.from_bytes(end.tobytes(), "big") for end in pair) for pair in matrix)
 
 
 def links_of(pairs, nodes):
-    """{node: smallest node of its component} by scipy, for every node with an edge to another."""
+    """Return {node: smallest node of its component} by scipy, for every node with an edge to another."""
     pairs = np.asarray(pairs).reshape(-1, 2)
     _, labels = connected_components(
         coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(nodes, nodes)), directed=False
@@ -54,12 +54,12 @@ def links_of(pairs, nodes):
 
 @pytest.mark.parametrize("width", [1, 8, 16, 20])
 def test_contracted_edges_are_stars_around_the_smallest(width):
-    found = contracted(edges((3, 2), (2, 1), (1, 3), (3, 2), (9, 9), (7, 8), width=width))
-    assert pairs(found) == [(2, 1), (3, 1), (8, 7)]
-    assert found.shape == (3, 2, width)
+    stars = contracted(edges((3, 2), (2, 1), (1, 3), (3, 2), (9, 9), (7, 8), width=width))
+    assert pairs(stars) == [(2, 1), (3, 1), (8, 7)]
+    assert stars.shape == (3, 2, width)
 
 
-def test_nodes_that_differ_behind_the_first_word_stay_apart():
+def test_nodes_that_differ_after_the_first_word_stay_distinct():
     head = b"\x80" * 8
     names = [head + tail for tail in (b"\x00", b"\x01", b"\xff")]
     matrix = np.frombuffer(b"".join(names[i] for i in (2, 1, 0, 2, 1, 1)), np.uint8).reshape(-1, 2, 9)
@@ -74,34 +74,34 @@ def test_bytes_are_ordered_without_sign():
 
 def test_owners_are_of_the_node_alone_and_spread():
     nodes = np.random.default_rng(1).integers(0, 256, (10_000, 20), np.uint8)
-    found = owners(nodes, 8)
-    assert (owners(nodes[17:18], 8) == found[17]).all()
-    assert np.bincount(found, minlength=8).min() > 1100
+    partitions = owners(nodes, 8)
+    assert (owners(nodes[17:18], 8) == partitions[17]).all()
+    assert np.bincount(partitions, minlength=8).min() > 1100
     counted = np.arange(10_000).astype(">u4").view(np.uint8).reshape(-1, 4)
     assert np.bincount(owners(counted, 8), minlength=8).min() > 1100
 
 
 def test_an_edge_goes_to_the_owners_of_both_ends_once_each():
-    one = edges((200, 7), width=2)
-    ends = owners(one.reshape(-1, 2), 50)
+    edge = edges((200, 7), width=2)
+    ends = owners(edge.reshape(-1, 2), 50)
     assert ends[0] != ends[1]
-    sent, targets = to_both_ends(one, 50)
+    sent, targets = to_both_ends(edge, 50)
     assert (pairs(sent), sorted(targets)) == ([(200, 7), (200, 7)], sorted(ends))
-    sent, targets = to_both_ends(one, 1)
+    sent, targets = to_both_ends(edge, 1)
     assert (pairs(sent), targets.tolist()) == ([(200, 7)], [0])
 
 
-def test_large_star_links_larger_neighbours_of_its_own_nodes_to_the_smallest():
+def test_large_star_links_larger_neighbors_of_its_own_nodes_to_the_smallest():
     around = edges((5, 2), (5, 8), (5, 9), (1, 2))
     owner = owners(np.array([[5]], np.uint8), 97)[0]
-    found, targets = large_star(around, owner, 97)
-    assert pairs(found) == [(2, 2), (8, 2), (9, 2)]  # the loop tells the owner of 2; 1 is not a neighbour of 5
-    assert targets.tolist() == owners(found[:, 0], 97).tolist()
+    linked, targets = large_star(around, owner, 97)
+    assert pairs(linked) == [(2, 2), (8, 2), (9, 2)]  # the loop marks 2 for its owner; 1 is not a neighbor of 5
+    assert targets.tolist() == owners(linked[:, 0], 97).tolist()
 
 
-def test_small_star_puts_leaves_aside_and_keeps_smaller_ends():
+def test_small_star_separates_leaves_and_keeps_smaller_ends():
     received = edges((9, 4), (9, 3), (8, 4), (4, 4), (4, 1))
-    left, leaves = small_star(received, 0, 1)  # one component, whose smallest node is 1; a loop has come for 4
+    left, leaves = small_star(received, 0, 1)  # one component, whose smallest node is 1; 4 has a loop
     assert pairs(left) == [(4, 1)]
     assert pairs(leaves) == [(3, 1), (8, 1), (9, 1)]
     elsewhere = min({*range(97)} - {*owners(np.arange(10, dtype=np.uint8)[:, None], 97)})
@@ -110,11 +110,11 @@ def test_small_star_puts_leaves_aside_and_keeps_smaller_ends():
 
 
 def test_followed_leaves_have_their_parents_clusters():
-    found, roots = follow(edges((5, 1), (1, 1)), edges((8, 5), (9, 5), (7, 1), (4, 3)))
-    assert pairs(found) == [(4, 3), (7, 1), (8, 1), (9, 1)]
+    links, roots = follow(edges((5, 1), (1, 1)), edges((8, 5), (9, 5), (7, 1), (4, 3)))
+    assert pairs(links) == [(4, 3), (7, 1), (8, 1), (9, 1)]
     assert pairs(roots) == [(3, 3)]
-    found, roots = follow(edges(), edges((4, 3)))
-    assert (pairs(found), pairs(roots)) == ([(4, 3)], [(3, 3)])
+    links, roots = follow(edges(), edges((4, 3)))
+    assert (pairs(links), pairs(roots)) == ([(4, 3)], [(3, 3)])
 
 
 def test_joined_matrices_reach_the_limit():
@@ -124,24 +124,24 @@ def test_joined_matrices_reach_the_limit():
     assert list(joined([edges()])) == []
 
 
-def rounds_of(found, partitions, chunk, readers):
-    """What the Spark side does, step by step, with tasks that look at `chunk` edges: links and edges by round."""
+def rounds_of(edges, partitions, chunk, readers):
+    """Run the rounds of the Spark side with tasks of `chunk` edges; return the links and the edges by round."""
     levels, counts = [], []
-    parts = [contracted(part) for part in np.array_split(found, readers)]
+    parts = [contracted(part) for part in np.array_split(edges, readers)]
     while any(map(len, parts)) and len(counts) < 64:
         counts.append(sum(map(len, parts)))
-        sent = [to_both_ends(piece, partitions) for piece in joined(parts, chunk)]
+        sent = [to_both_ends(matrix, partitions) for matrix in joined(parts, chunk)]
         received = shuffled(sent, partitions)
         linked = [
-            large_star(piece, number, partitions)
+            large_star(matrix, number, partitions)
             for number in range(partitions)
-            for piece in joined(cut(received[number], chunk), chunk)
+            for matrix in joined(cut(received[number], chunk), chunk)
         ]
         received = shuffled(linked, partitions)
         ended = [small_star(matrix, number, partitions) for number, matrix in enumerate(received) if len(matrix)]
         parts = [left for left, _ in ended]
         levels.append(np.concatenate([leaves for _, leaves in ended]))
-    known = found[:0]
+    known = edges[:0]
     for leaves in reversed(levels):
         known = np.concatenate([known, *follow(known, leaves)])
     return known, counts
@@ -185,12 +185,12 @@ def giant_and_small(rng):
     ("partitions", "chunk", "readers"), [(1, 10_000, 1), (3, 10_000, 2), (16, 40, 7), (200, 25, 60)]
 )
 def test_rounds_end_with_the_components_and_each_leaves_fewer_edges(graph, partitions, chunk, readers):
-    found, nodes = graph(np.random.default_rng(7))
-    links, counts = rounds_of(edges(*found, width=4), partitions, chunk, readers)
-    assert pairs(links) == sorted(links_of(found, nodes).items())
+    ends, nodes = graph(np.random.default_rng(7))
+    links, counts = rounds_of(edges(*ends, width=4), partitions, chunk, readers)
+    assert pairs(links) == sorted(links_of(ends, nodes).items())
     assert all(later < earlier for earlier, later in pairwise(counts))
     assert len(counts) <= 16
-    assert pairs(all_links(contracted(edges(*found, width=4)))) == pairs(links)
+    assert pairs(all_links(contracted(edges(*ends, width=4)))) == pairs(links)
 
 
 def test_packs_hold_every_pair_once_by_target():
@@ -229,7 +229,7 @@ def test_pairs_are_read_back_from_their_rows():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "found"),
+    ("first", "second", "got"),
     [
         ([b"ab", b"abc"], [b"ab", b"ab"], "2 and 3 bytes and 0 nulls"),
         ([b"ab"], [b"a"], "1 and 2 bytes and 0 nulls"),
@@ -238,16 +238,16 @@ def test_pairs_are_read_back_from_their_rows():
         ([b""], [b""], "0 bytes and 0 nulls"),
     ],
 )
-def test_nodes_of_other_widths_are_refused(first, second, found):
+def test_nodes_of_other_widths_are_refused(first, second, got):
     batch = pa.RecordBatch.from_arrays([pa.array(first, pa.binary()), pa.array(second, pa.binary())], names=["a", "b"])
-    with pytest.raises(ContractError, match=f"expected nodes of one width, got {found}. Make them equal"):
+    with pytest.raises(ContractError, match=rf"expected nodes of one width, got {got}\. Run the step"):
         pairs_of(batch)
 
 
 def test_batches_of_other_widths_are_refused():
-    with pytest.raises(ContractError, match="found 1 and 2 bytes"):
+    with pytest.raises(ContractError, match="got 1 and 2 bytes"):
         list(joined([edges((1, 2)), edges((1, 2), width=2)], 10))
     mixed = pa.concat_batches([next(packs(edges((1, 2), width=width), np.zeros(1, np.int64))) for width in (1, 2)])
-    with pytest.raises(ContractError, match="found 1 and 2 bytes"):
+    with pytest.raises(ContractError, match="got 1 and 2 bytes"):
         unpacked(mixed)
     assert len(pairs_of(pair_batch(edges(width=2)))) == 0

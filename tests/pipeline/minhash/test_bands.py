@@ -10,16 +10,16 @@ THRESHOLDS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.72, 0.75, 0
 
 @pytest.mark.parametrize("permutations", [1, 2, 3, 7, 16, 32, 64, 112])
 def test_choice_is_datasketchs(permutations: int) -> None:
-    found = {threshold: optimal_bands(threshold, permutations) for threshold in THRESHOLDS}
-    assert found == {threshold: _optimal_param(threshold, permutations, 0.5, 0.5) for threshold in THRESHOLDS}
+    chosen = {threshold: optimal_bands(threshold, permutations) for threshold in THRESHOLDS}
+    assert chosen == {threshold: _optimal_param(threshold, permutations, 0.5, 0.5) for threshold in THRESHOLDS}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("permutations", [100, 128, 200, 256])
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.2, 0.8), (0.9, 0.1)])
 def test_choice_is_datasketchs_for_long_signatures(permutations: int, weights: tuple[float, float]) -> None:
-    found = {threshold: optimal_bands(threshold, permutations, *weights) for threshold in THRESHOLDS}
-    assert found == {threshold: _optimal_param(threshold, permutations, *weights) for threshold in THRESHOLDS}
+    chosen = {threshold: optimal_bands(threshold, permutations, *weights) for threshold in THRESHOLDS}
+    assert chosen == {threshold: _optimal_param(threshold, permutations, *weights) for threshold in THRESHOLDS}
 
 
 @pytest.mark.parametrize(

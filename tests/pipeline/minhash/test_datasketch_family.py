@@ -5,20 +5,23 @@ import struct
 import numpy as np
 import pytest
 import xxhash
-from datasketch import LeanMinHash, MinHash
+from datasketch import LeanMinHash, MinHash, MinHashLSH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.minhash.datasketch_family import hashes, shingles
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.keys import layout
+from pipeline.minhash.bands import optimal_bands
+from pipeline.minhash.datasketch_family import hashes, library_bands, shingles
 from pipeline.minhash.fast import BLOCK
 from pipeline.minhash.stage import SignatureConfig, as_matrix, shingle_hashes, signature, similarity, value_type
 
-TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; nobody knows why it does so."
+TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; no one knows why it does so."
 
 
 def theirs(text: str, language: str, config: SignatureConfig) -> MinHash:
-    """What the library makes of the same shingles."""
+    """Return the library's MinHash of the same shingles."""
     hashfunc = xxhash.xxh32_intdigest if config.datasketch_hash == "xxh32" else None
     made = MinHash(config.permutations, config.seed, hashfunc=hashfunc, scheme=config.datasketch_scheme)
     made.update_batch(shingles(text, language, config))
@@ -105,7 +108,22 @@ def test_shingle_hashes_have_the_librarys_low_bits() -> None:
     assert len(shingle_hashes(TEXT, "en", config)) == len(set(shingles(TEXT, "en", config)))
 
 
+@pytest.mark.parametrize("threshold", [0.3, 0.7, 0.99])
+def test_bands_for_a_threshold_are_those_of_an_index_of_the_library(threshold: float) -> None:
+    bands, rows = library_bands(threshold, 64)
+    assert (bands, rows) == optimal_bands(threshold, 64)
+    if bands > 1:  # the class rejects a single band
+        index = MinHashLSH(threshold=threshold, num_perm=64)
+        assert (index.b, index.r) == (bands, rows)
+
+
+def test_deduplication_takes_the_bands_of_the_library() -> None:
+    dedup = DedupConfig(threshold=0.8)
+    families = [SignatureConfig(family=family) for family in ("datasketch", "fast")]
+    assert [layout(dedup, signature) for signature in families] == [library_bands(0.8, 112)] * 2
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_that_its_generator_does_not_take_is_refused(seed: int) -> None:
-    with pytest.raises(ValidationError, match=rf"the family datasketch takes seeds from 0 to 4294967295, found {seed}"):
+    with pytest.raises(ValidationError, match=rf"expected 0 to 4294967295 with family 'datasketch', got {seed}\."):
         SignatureConfig(family="datasketch", seed=seed)

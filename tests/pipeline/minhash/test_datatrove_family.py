@@ -24,7 +24,7 @@ def hashed(texts: list[str]) -> list[int]:
 
 
 def bands_of(values: bytes) -> list[str]:
-    """Each band of eight 64-bit values as the known answers name it."""
+    """Return the digest of each band of eight 64-bit values, as the known answers hold it."""
     return [hashlib.blake2b(values[at : at + 64], digest_size=8).hexdigest() for at in range(0, len(values), 64)]
 
 
@@ -77,14 +77,14 @@ def test_signature_holds_64_bit_values() -> None:
 
 
 def test_band_keys_are_equal_exactly_where_bands_are() -> None:
-    one = as_matrix([signature(TEXT, "en", CONFIG)], "<u8").copy()
-    other = one.copy()
-    other[0, 8] ^= np.uint64(1 << 40)  # beyond 32 bits, in the second band
-    same = (band_keys(one) == band_keys(other))[0]
+    original = as_matrix([signature(TEXT, "en", CONFIG)], "<u8").copy()
+    changed = original.copy()
+    changed[0, 8] ^= np.uint64(1 << 40)  # beyond 32 bits, in the second band
+    same = (band_keys(original) == band_keys(changed))[0]
     assert same.tolist() == [True, False, *[True] * 12]
-    assert band_keys(one.astype(">u8")).tolist() == band_keys(one).tolist()
+    assert band_keys(original.astype(">u8")).tolist() == band_keys(original).tolist()
     with pytest.raises(ContractError, match=r"expected at least 12 x 10 = 120 values, got 112"):
-        band_keys(one, 12, 10)
+        band_keys(original, 12, 10)
 
 
 def test_families_differ_and_every_setting_is_used() -> None:
@@ -101,13 +101,13 @@ def test_families_differ_and_every_setting_is_used() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_that_its_generator_does_not_take_is_refused(seed: int) -> None:
-    with pytest.raises(ValidationError, match=rf"seeds from 0 to 4294967295, found {seed}"):
+    with pytest.raises(ValidationError, match=rf"expected 0 to 4294967295 with family 'datatrove', got {seed}\."):
         SignatureConfig(family="datatrove", seed=seed)
     assert SignatureConfig(seed=seed).seed == seed
 
 
 def known_answers(shared_data: Path) -> Iterator[tuple[str, dict]]:
-    """The text of every page with datatrove's answer."""
+    """Yield the text of every page with datatrove's answer."""
     folder = shared_data.parent / "peers"
     if not folder.is_dir():
         pytest.skip("datatrove's known answers are not beside the data")

@@ -1,4 +1,4 @@
-"""Tests of the units of shingles: the keys of a text, whichever way it is cut, are those of its normal words."""
+"""Tests of the units of shingles: both paths return the keys of the text's normalized words."""
 
 import gzip
 import json
@@ -58,7 +58,7 @@ def test_which_texts_are_as_good_as_ascii() -> None:
     assert _as_ascii("İt’s “déjà vu” – 1½?" + PADDING) is None  # ½ stays a letter of its word
     assert _as_ascii("İt’s “déjà vu” – １?" + PADDING) == "it s  deja vu    0?" + PADDING
     assert _as_ascii("слова" + PADDING) is None
-    assert _as_ascii("e\u0301" + PADDING) is None  # a mark alone would join what it stands between
+    assert _as_ascii("e\u0301" + PADDING) is None  # a mark alone would join its neighbors
     assert _as_ascii("é" * 20) is None  # most of it is not ASCII
 
 
@@ -73,7 +73,7 @@ def test_a_word_longer_than_a_span() -> None:
     assert text_keys(text).tolist() == expected(text)
 
 
-def test_known_words_that_share_a_place_are_told_apart() -> None:
+def test_known_words_that_share_a_slot_keep_their_own_keys() -> None:
     known = _KnownWords()
     numbers = np.arange(1, 400_001, dtype=np.uint64)  # more than there are places
     answers = [known.keys(numbers, lambda place: str(place + 1).encode()) for _ in range(2)]

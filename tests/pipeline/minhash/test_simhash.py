@@ -72,7 +72,7 @@ def test_near_signatures_share_a_key(blocks: int, max_distance: int) -> None:
     edges = [64 * block // blocks for block in range(blocks + 1)]
     hits = [tuple(edges[block] for block in chosen) for chosen in combinations(range(blocks), max_distance)]
     hits += [tuple(generator.choice(64, max_distance, replace=False).tolist()) for _ in range(2000 - len(hits))]
-    others = [flipped(one, bits) for one, bits in zip(signatures.tolist(), hits)]
+    others = [flipped(value, bits) for value, bits in zip(signatures.tolist(), hits)]
     left, right = (table_keys(np.array(each, np.uint64), blocks, max_distance) for each in (signatures, others))
     assert left.shape == (2000, comb(blocks, max_distance))
     assert (left == right).any(axis=1).all()
@@ -86,8 +86,7 @@ def test_every_pair_of_flipped_bits() -> None:
 
 
 def test_a_key_is_that_of_a_choice_of_blocks() -> None:
-    one = np.array([0], np.uint64)
-    keys = table_keys(one, 6, 3)[0]
+    keys = table_keys(np.array([0], np.uint64), 6, 3)[0]
     assert len(set(keys.tolist())) == 20  # equal blocks, but of other choices
     for chosen, number in zip(combinations(range(6), 3), range(20)):
         edges = [64 * block // 6 for block in range(7)]
@@ -97,12 +96,12 @@ def test_a_key_is_that_of_a_choice_of_blocks() -> None:
 
 
 def test_far_signatures_share_no_key() -> None:
-    zero, ones = (table_keys(np.array([value], np.uint64), 6, 3) for value in (0, (1 << 64) - 1))
-    assert not np.isin(zero, ones).any()
+    low, high = (table_keys(np.array([value], np.uint64), 6, 3) for value in (0, (1 << 64) - 1))
+    assert not np.isin(low, high).any()
     assert table_keys(np.zeros(0, np.uint64), 6, 3).shape == (0, 20)
 
 
 @pytest.mark.parametrize(("blocks", "max_distance"), [(3, 3), (2, 5), (65, 3), (4, -1)])
-def test_tables_that_cannot_be_are_refused(blocks: int, max_distance: int) -> None:
-    with pytest.raises(ConfigError, match=rf"found {blocks} and {max_distance}"):
+def test_impossible_tables_are_refused(blocks: int, max_distance: int) -> None:
+    with pytest.raises(ConfigError, match=rf"got blocks = {blocks} and max_distance = {max_distance}\."):
         table_keys(np.zeros(1, np.uint64), blocks, max_distance)

@@ -1,4 +1,4 @@
-"""Tests of signatures: what a text's shingles are, what counts as equal, digests, anchors, settings, the stage."""
+"""Tests of the stage `signature`: shingles, equality of texts, digests, anchors, settings, and the row function."""
 
 import hashlib
 import tracemalloc
@@ -141,7 +141,7 @@ def test_words_handed_over_give_the_same_signature(text: str) -> None:
 
 @pytest.mark.parametrize("config", EVERY_FAMILY, ids=lambda config: config.family)
 def test_shingle_hashes_are_a_sorted_set_with_true_similarity(config: SignatureConfig) -> None:
-    base = "a b c d e f g h i j a b c d e"  # 11 shingles, of which `a b c d e` stands twice: 10
+    base = "a b c d e f g h i j a b c d e"  # 11 shingles, of which `a b c d e` occurs twice: 10
     other = "a b c d e f g h x"  # 5 shingles, of which 4 are among the 10: similarity 4 / 11
     left, right = (shingle_hashes(text, "de", config) for text in (base, other))
     assert (len(left), len(right), left.dtype) == (10, 5, np.uint64)
@@ -229,11 +229,14 @@ def test_wrong_shapes_are_refused() -> None:
 @pytest.mark.parametrize(
     ("given_settings", "message"),
     [
-        ({"family": "simhash", "permutations": 112}, r"a SimHash has no permutations, found permutations = 112"),
-        ({"unit": "chars", "shingle_words": 5}, r"the unit chars has no shingle_words, found shingle_words = 5"),
-        ({"unit": "words", "shingle_chars": 5}, r"the unit words has no shingle_chars, found shingle_chars = 5"),
-        ({"datasketch_hash": "sha1"}, r"the family fast has no datasketch_hash .* found datasketch_hash = 'sha1'"),
-        ({"family": "datatrove", "datasketch_scheme": "legacy"}, r"found datasketch_scheme = 'legacy'; leave it out"),
+        ({"family": "simhash", "permutations": 112}, r"permutations: .*with family = 'simhash', .*got 112\. Remove"),
+        ({"unit": "chars", "shingle_words": 5}, r"shingle_words: .* unit = 'chars', .*got 5\. Remove"),
+        ({"unit": "words", "shingle_chars": 5}, r"shingle_chars: .* unit = 'words', .*got 5\. Remove"),
+        ({"datasketch_hash": "sha1"}, r"datasketch_hash: .* family = 'fast', .*got 'sha1'\. Remove"),
+        (
+            {"family": "datatrove", "datasketch_scheme": "legacy"},
+            r"family = 'datatrove', which ignores it, got 'legacy'\. Remove signature\.datasketch_scheme\.",
+        ),
         ({"permutations": 1}, r"greater than or equal to 2"),
     ],
 )

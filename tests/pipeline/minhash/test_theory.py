@@ -1,4 +1,4 @@
-"""Tests of MinHash against theory: bias, variance and band collisions at known similarities, beside datasketch."""
+"""Tests of MinHash against theory: bias, variance and band collisions at known similarities, and datasketch."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ CONFIGS = [SignatureConfig(family=family) for family in ("fast", "datasketch", "
 
 
 def sets(level: float, size: int, trials: int) -> tuple[list[np.ndarray], list[np.ndarray], float]:
-    """Pairs of sets of shingle hashes whose union has `size` members, and the Jaccard similarity of each pair."""
+    """Return pairs of sets of shingle hashes with `size` members in their union, and their Jaccard similarity."""
     unions = np.random.default_rng([size, round(100 * level)]).integers(0, 1 << 64, (trials, size), dtype=np.uint64)
     shared = round(level * size)
     middle = shared + (size - shared) // 2
@@ -30,15 +30,15 @@ def test_estimates_and_collisions_follow_theory(size: int, config: SignatureConf
     squares = []
     for level in LEVELS:
         left, right, true = sets(level, size, trials)
-        one, other = np.array([*map(sketch, left)]), np.array([*map(sketch, right)])
-        errors = similarity(one, other) - true
+        first, second = np.array([*map(sketch, left)]), np.array([*map(sketch, right)])
+        errors = similarity(first, second) - true
         variance = true * (1 - true) / 112
         assert abs(errors.mean()) < 4 * (variance / trials) ** 0.5
         squares.append((errors**2).mean() / variance)
         for bands, rows in ((14, 8), (20, 5), (9, 12)):
             expected = 1 - (1 - true**rows) ** bands
-            found = (band_keys(one, bands, rows) == band_keys(other, bands, rows)).any(axis=1).mean()
-            assert abs(found - expected) < 4 * (expected * (1 - expected) / trials) ** 0.5 + 2 / trials
+            measured = (band_keys(first, bands, rows) == band_keys(second, bands, rows)).any(axis=1).mean()
+            assert abs(measured - expected) < 4 * (expected * (1 - expected) / trials) ** 0.5 + 2 / trials
     # of a chi-squared variable with one degree of freedom a trial
     assert np.mean(squares) == pytest.approx(1, abs=4 * (2 / trials / len(LEVELS)) ** 0.5)
 
@@ -79,18 +79,18 @@ def test_estimates_from_texts_are_not_biased() -> None:
 
 
 @pytest.mark.parametrize("level", [0.1, 0.5, 0.85])
-def test_anchors_are_shared_as_often_as_the_similarity_says(level: float) -> None:
+def test_anchors_are_shared_with_the_probability_of_the_similarity(level: float) -> None:
     left, right, true = sets(level, 100, 4000)
-    shared = np.array([anchor(one, 1) == anchor(other, 1) for one, other in zip(left, right)])
+    shared = np.array([anchor(first, 1) == anchor(second, 1) for first, second in zip(left, right)])
     assert abs(shared.mean() - true) < 4 * (true * (1 - true) / 4000) ** 0.5
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.family)
-def test_an_anchor_tells_nothing_about_the_signature(config: SignatureConfig) -> None:
+def test_an_anchor_is_independent_of_the_signature(config: SignatureConfig) -> None:
     left, right, true = sets(0.7, 60, 1500)
     sketch = partial(FAMILIES[config.family].sketch, config=config)
     estimates = similarity(np.array([*map(sketch, left)]), np.array([*map(sketch, right)]))
-    shared = np.array([anchor(one, config.seed) == anchor(other, config.seed) for one, other in zip(left, right)])
+    shared = np.array([anchor(first, config.seed) == anchor(second, config.seed) for first, second in zip(left, right)])
     assert abs(np.corrcoef(estimates, shared)[0, 1]) < 4 / 1500**0.5
     error = (true * (1 - true) / 112 * (1 / shared.sum() + 1 / (~shared).sum())) ** 0.5
     assert abs(estimates[shared].mean() - estimates[~shared].mean()) < 4 * error

@@ -1,4 +1,4 @@
-"""The audit: intervals, pairs and weights by hand, and estimates that cover the truth of a simulated run."""
+"""Tests of the audit: intervals, pairs and weights by hand, and estimates that cover the truth of a simulated run."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -54,25 +54,25 @@ def test_wilson(share: float, count: int, low: float, high: float) -> None:
     assert wilson(share, count) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_a_share_says_what_it_was_taken_over() -> None:
+def test_a_share_has_its_number_of_pairs() -> None:
     assert simple_share(0, 0).to_json() == {"value": None, "low": None, "high": None, "pairs": 0}
     assert simple_share(9, 10).to_json() == {"value": 0.9, "low": 0.59585, "high": 0.982124, "pairs": 10}
     assert simple_share(9, 10, is_all=True).to_json() == {"value": 0.9, "low": 0.9, "high": 0.9, "pairs": 10}
     assert grouped_share(np.zeros(3), np.zeros(3), 0).value is None
 
 
-def test_groups_count_as_often_as_they_say_different_things() -> None:
+def test_effective_groups_follow_the_variance_between_them() -> None:
     # Four groups of equal weight, two of them hits: leaving one out gives 1/3 or 2/3, so v = 3/4 x 4 x (1/6)^2 = 1/12
     # and n = 1/4 / (1/12) = 3.
     assert effective_groups(np.array([1.0, 1, 0, 0]), np.ones(4)) == pytest.approx(3)
-    # A hundred pairs in two groups of which one is found: worth one observation, not a hundred.
+    # A hundred pairs in two groups, one of them all hits: worth one observation, not a hundred.
     assert effective_groups(np.array([50.0, 0]), np.array([50.0, 50])) == pytest.approx(1)
     # Where nothing differs, a group is one observation, however many pairs it has; empty groups are none.
     assert effective_groups(np.array([40.0, 3, 0]), np.array([40.0, 3, 0])) == 2
     assert effective_groups(np.array([5.0]), np.array([9.0])) == 1
-    # 1,000 groups of one pair with 900 hits are worth 999, as the variance of a sample says.
-    found = effective_groups(np.repeat([1.0, 0.0], [900, 100]), np.ones(1000))
-    assert found == pytest.approx(999, rel=1e-6)
+    # 1,000 groups of one pair with 900 hits are worth 999, by the variance of a sample.
+    effective = effective_groups(np.repeat([1.0, 0.0], [900, 100]), np.ones(1000))
+    assert effective == pytest.approx(999, rel=1e-6)
     share = grouped_share(np.repeat([1.0, 0.0], [900, 100]), np.ones(1000), 1000)
     assert (share.low, share.high) == pytest.approx(wilson(0.9, 999), abs=1e-6)
 
@@ -89,7 +89,7 @@ def test_the_theoretical_curve() -> None:
         (0.92, [0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 1.0]),
     ],
 )
-def test_bins_begin_where_a_copy_does(least: float, edges: list[float]) -> None:
+def test_the_least_similarity_of_a_copy_is_a_bin_edge(least: float, edges: list[float]) -> None:
     assert bin_edges(least) == edges
     assert bin_edges(0.1) == bin_edges(0.7)
 
@@ -100,14 +100,14 @@ def test_bins_begin_where_a_copy_does(least: float, edges: list[float]) -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"documents": 0, "group": 9}, "documents = 0 means no audit, so group would be ignored"),
-        ({"documents": 100, "group": 101}, "group must be at most documents, found 101 and 100"),
-        ({"documents": 99}, r"expected 0 \(no audit\) or at least 100 documents, got 99"),
+        ({"documents": 0, "group": 9}, r"documents: expected more than 0 with group, got 0, .*Remove audit\.group\."),
+        ({"documents": 100, "group": 101}, r"group: expected at most documents = 100, got 101\. Set audit\.group"),
+        ({"documents": 99}, r"documents: expected 0 \(no audit\) or at least 100, got 99\."),
         ({"documents": 20_001}, "less than or equal to 20000"),
         ({"min_jaccard": 0}, "greater than 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], problem: str) -> None:
+def test_contradictory_settings_are_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         AuditConfig(**values)
 
@@ -116,7 +116,7 @@ def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], problem
 
 
 def doc(number: int) -> bytes:
-    """The doc_id of a document of these tests; they sort as the numbers do."""
+    """Return the doc_id of a document of these tests; doc_ids sort like the numbers."""
     return number.to_bytes(8, "big") + hashlib.sha256(str(number).encode()).digest()[:8]
 
 
@@ -168,7 +168,7 @@ def sampled(
     keys: Sequence[int] | None = None,
     many: int | None = None,
 ) -> dict[str, Any]:
-    """A row of a sampled document; its keys are its own number unless given."""
+    """Return a row of a sampled document; its keys are its own number unless given."""
     numbers = None if shingles is None else np.array(sorted(shingles), "<u8")
     signed = sketch(mixed(numbers), SIGNATURE) if numbers is not None and len(numbers) else np.zeros(112, np.uint32)
     return {
@@ -205,12 +205,12 @@ def test_jaccard_similarities_by_hand() -> None:
     sample = read_sample(table(ROWS[::-1]), SIGNATURE)
     assert sample.docs == [doc(n) for n in range(1, 9)]
     every = np.arange(8)
-    found = jaccards(sample, every, every)
-    assert found[0].tolist() == [1, 8 / 12, 1, 9 / 11, 1, 0, 0, 0]
-    assert found[1].tolist() == [8 / 12, 1, 8 / 12, 8 / 12, 8 / 12, 0, 0, 0]
-    assert found[6].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
-    assert np.array_equal(found, found.T)
-    assert jaccard_of(sample, every, every[::-1]).tolist() == found[every, every[::-1]].tolist()
+    similarities = jaccards(sample, every, every)
+    assert similarities[0].tolist() == [1, 8 / 12, 1, 9 / 11, 1, 0, 0, 0]
+    assert similarities[1].tolist() == [8 / 12, 1, 8 / 12, 8 / 12, 8 / 12, 0, 0, 0]
+    assert similarities[6].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert np.array_equal(similarities, similarities.T)
+    assert jaccard_of(sample, every, every[::-1]).tolist() == similarities[every, every[::-1]].tolist()
     assert share_a_key(sample, np.array([0, 0, 1]), np.array([2, 1, 3])).tolist() == [True, False, True]
     # equal sets have equal signatures; those of 9/11 agree in about that share of 112 values (standard error 0.036)
     equal, near = estimates(sample, np.array([0, 0]), np.array([2, 3]), False)
@@ -221,8 +221,8 @@ def test_jaccard_similarities_by_hand() -> None:
 def test_all_pairs_keep_to_a_scope_and_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = read_sample(table(ROWS), SIGNATURE)
     (pairs,) = all_pairs(sample, np.arange(8))
-    found = list(zip(pairs.a.tolist(), pairs.b.tolist(), pairs.jaccard.tolist()))
-    assert found == [
+    together = list(zip(pairs.a.tolist(), pairs.b.tolist(), pairs.jaccard.tolist()))
+    assert together == [
         (0, 1, 8 / 12),
         (0, 2, 1),
         (0, 3, 9 / 11),
@@ -234,11 +234,11 @@ def test_all_pairs_keep_to_a_scope_and_do_not_depend_on_blocks(monkeypatch: pyte
     monkeypatch.setattr("pipeline.dedup.audit.pairs.BLOCK_CELLS", 8)
     blocks = list(all_pairs(sample, np.arange(8)))
     assert len(blocks) == 8
-    assert [row for part in blocks for row in zip(part.a.tolist(), part.b.tolist(), part.jaccard.tolist())] == found
+    assert [row for part in blocks for row in zip(part.a.tolist(), part.b.tolist(), part.jaccard.tolist())] == together
 
 
 def run(tmp_path: Path, rows: Sequence[dict[str, Any]], chosen: Chosen, **settings: Any) -> dict[str, Any]:
-    """What `examine` says of these rows."""
+    """Return the answer of `examine` for these rows."""
     folder = Store(str(tmp_path / f"audit-{len(list(tmp_path.glob('audit-*')))}"))
     task = ExamineTask(chosen, AuditConfig(**settings), DedupConfig(), SIGNATURE, folder)
     return examine(task, iter(table(rows).to_batches(max_chunksize=3)))
@@ -249,8 +249,8 @@ def with_samples(**samples: Any) -> Chosen:
 
 
 def test_recall_by_hand(tmp_path: Path) -> None:
-    everyone = with_samples(uniform=[doc(n) for n in range(1, 9)], anchored=[[doc(n) for n in (1, 2, 4)]])
-    figures = run(tmp_path, ROWS, everyone, min_jaccard=0.65).figures
+    chosen = with_samples(uniform=[doc(n) for n in range(1, 9)], anchored=[[doc(n) for n in (1, 2, 4)]])
+    figures = run(tmp_path, ROWS, chosen, min_jaccard=0.65).figures
     assert (figures["min_jaccard"], figures["bands_rows"]) == (0.65, [14, 8])
     uniform, anchored = figures["recall"][UNIFORM], figures["recall"][ANCHORED]
     # from 0.65 on all seven pairs; three are in one cluster (1-3, 1-4, 3-4), and two share a key (1-3, 2-4)
@@ -259,7 +259,7 @@ def test_recall_by_hand(tmp_path: Path) -> None:
     assert list(by_jaccard) == [0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0]
     assert (by_jaccard[0.65]["pairs"], by_jaccard[0.65]["joined"]["value"]) == (7, 0.428571)
     assert by_jaccard[0.65]["candidates"]["value"] == 0.285714
-    # above 2/3 four pairs are left: 1-3, 1-4, 3-4 and the two empty ones
+    # above 2/3 four pairs are left: 1-3, 1-4, 3-4 and the two empty documents
     assert (by_jaccard[0.7]["pairs"], by_jaccard[0.7]["joined"]["value"]) == (4, 0.75)
     assert (by_jaccard[1.0]["pairs"], by_jaccard[1.0]["joined"]["value"]) == (2, 0.5)
     # 1, 2, 3 and 4 hang together, so there are two groups, and the interval is that of two observations
@@ -287,9 +287,9 @@ def test_precision_by_hand(tmp_path: Path) -> None:
         (doc(6), doc(99), doc(98)),  # joined with an earlier snapshot
         (doc(5), doc(9), doc(10)),  # its leader has no text, the first of its cluster too much of it
     ]
-    found = run(tmp_path, rows, with_samples(joined=joined)).figures
-    assert found["not_compared"] == {"without_text": 1, "too_long": 1}
-    precision = found["precision"]
+    figures = run(tmp_path, rows, with_samples(joined=joined)).figures
+    assert figures["not_compared"] == {"without_text": 1, "too_long": 1}
+    precision = figures["precision"]
     assert precision["documents"] == 6
     leader, cluster = precision[JOINED], precision["cluster"]
     assert (leader["all"]["value"], leader["all"]["pairs"]) == (0.75, 4)
@@ -299,8 +299,8 @@ def test_precision_by_hand(tmp_path: Path) -> None:
     assert (cluster["all"]["value"], cluster["all"]["pairs"]) == (0.666667, 3)
     assert (cluster["earlier_snapshots"], cluster["not_compared"]) == (1, 1)
     assert leader["all"]["low"] == pytest.approx(wilson(0.75, 4)[0], abs=1e-6)
-    everyone = run(tmp_path, rows, with_samples(joined=joined[:4], every_joined=True)).figures["precision"]
-    assert everyone[JOINED]["all"] == {"value": 0.75, "low": 0.75, "high": 0.75, "pairs": 4}
+    complete = run(tmp_path, rows, with_samples(joined=joined[:4], every_joined=True)).figures["precision"]
+    assert complete[JOINED]["all"] == {"value": 0.75, "low": 0.75, "high": 0.75, "pairs": 4}
 
 
 def test_the_table_has_the_pairs(tmp_path: Path) -> None:
@@ -309,19 +309,19 @@ def test_the_table_has_the_pairs(tmp_path: Path) -> None:
     rows = pq.read_table(next(tmp_path.glob("audit-*")) / answer.files["audit"].path)
     assert rows.schema.equals(AUDIT)
     assert (answer.counts.rows_in, answer.counts.rows_kept) == (5, 5)
-    found = rows.to_pylist()
-    assert [(row["sample"], row["a"], row["b"]) for row in found] == [
+    pairs = rows.to_pylist()
+    assert [(row["sample"], row["a"], row["b"]) for row in pairs] == [
         ("joined", doc(1), doc(4)),
         ("cluster", doc(1), doc(4)),
         ("anchored", doc(1), doc(2)),
         ("anchored", doc(1), doc(4)),
         ("anchored", doc(2), doc(4)),
     ]
-    assert found[3]["jaccard"] == pytest.approx(9 / 11)
-    assert found[3]["weight"] == pytest.approx(11 / 9)
-    assert [row["candidate"] for row in found] == [False, False, False, False, True]
-    assert [row["same_cluster"] for row in found] == [True, True, False, True, False]
-    assert 0.6 < found[3]["estimate"] < 1
+    assert pairs[3]["jaccard"] == pytest.approx(9 / 11)
+    assert pairs[3]["weight"] == pytest.approx(11 / 9)
+    assert [row["candidate"] for row in pairs] == [False, False, False, False, True]
+    assert [row["same_cluster"] for row in pairs] == [True, True, False, True, False]
+    assert 0.6 < pairs[3]["estimate"] < 1
 
 
 def test_a_few_of_many_pairs_are_listed_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +342,8 @@ def test_a_run_without_documents_or_copies_can_be_audited(tmp_path: Path) -> Non
     assert figures["recall"][ANCHORED]["curve"] == []
     assert figures["recall"][UNIFORM]["by_jaccard"][0]["joined"]["value"] is None
     assert figures["precision"][JOINED]["all"]["pairs"] == 0
-    everyone = with_samples(uniform=[doc(1), doc(2)], every_document=True)
-    figures = run(tmp_path, [sampled(1, [1, 2]), sampled(2, [3, 4])], everyone).figures
+    chosen = with_samples(uniform=[doc(1), doc(2)], every_document=True)
+    figures = run(tmp_path, [sampled(1, [1, 2]), sampled(2, [3, 4])], chosen).figures
     assert (figures["recall"][UNIFORM]["pairs"], figures["recall"][UNIFORM]["is_all"]) == (0, True)
 
 
@@ -400,7 +400,7 @@ def test_the_estimate_covers_the_recall_of_a_simulated_run(tmp_path: Path) -> No
     truth = examine(task, iter(table(rows).to_batches())).figures["recall"][UNIFORM]
     exact = {row["jaccard"]: row for row in truth["by_jaccard"]}
     assert exact[0.7]["pairs"] > 1000
-    assert 0.5 < exact[0.7]["joined"]["value"] < 0.95  # something is missed, or there would be nothing to find
+    assert 0.5 < exact[0.7]["joined"]["value"] < 0.95  # some copies are missed, so that recall is worth estimating
     assert exact[0.7]["joined"]["low"] == exact[0.7]["joined"]["high"]
     covered = tried = 0
     errors = []
@@ -416,7 +416,7 @@ def test_the_estimate_covers_the_recall_of_a_simulated_run(tmp_path: Path) -> No
                 errors.append(row["joined"]["value"] - value)
     assert tried == 120
     assert covered >= 108  # 95 % are expected; draws of one corpus overlap, so some room is left
-    assert abs(np.mean(errors)) < 0.02  # pairs of every similarity stand for themselves: no bias
+    assert abs(np.mean(errors)) < 0.02  # the estimate has no bias
     # the measured curve is the theoretical one
     for point in truth["curve"]:
         if point["pairs"] >= 300:

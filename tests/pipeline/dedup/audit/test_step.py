@@ -1,4 +1,4 @@
-"""The step `audit` over tables made by hand: the same samples, figures and bytes however documents lie in parts."""
+"""Tests of the step `audit` on hand-made tables: same samples, figures and bytes for any distribution over parts."""
 
 import hashlib
 import random
@@ -53,7 +53,7 @@ class Page:
 
     @property
     def doc(self) -> bytes:
-        """Its doc_id."""
+        """Return its doc_id."""
         return identifier(self.number)
 
 
@@ -62,8 +62,11 @@ def identifier(number: int) -> bytes:
 
 
 def make_pages() -> list[Page]:
-    """240 pages: 40 originals, each with an equal copy and a near one, joined but for every fourth near one; and 120
-    others, one of them joined with an earlier snapshot. Some were dropped before anything was measured."""
+    """Return 240 pages, some of them dropped before they were measured.
+
+    40 originals each have an equal copy and a near copy, joined except for every fourth near copy. Of the 120 others,
+    one is joined with an earlier snapshot.
+    """
     chance = random.Random(3)
     words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(2000)]
     texts = [" ".join(chance.choices(words, k=150)) for _ in range(160)]
@@ -82,7 +85,7 @@ def make_pages() -> list[Page]:
 
 
 def row_of(page: Page) -> dict[str, Any]:
-    """Its row in every table."""
+    """Return the page's row in every table."""
     cut = len(CUT_LINE) if page.text and page.text.startswith(CUT_LINE) else 0
     row = {"doc_id": page.doc, "source": "web", "language": page.language, "text": page.text}
     row |= {"cuts": [{"start": 0, "end": cut}] if cut else None, "drop_stage": None if page.measured else "extract"}
@@ -98,7 +101,7 @@ def row_of(page: Page) -> dict[str, Any]:
 
 
 def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, Table]:
-    """Documents, text and clusters with these pages, dealt out to so many parts."""
+    """Return the tables `documents`, `text` and `clusters` with these pages, divided into so many parts."""
     tables = {}
     for name in ("documents", "text", "clusters"):
         store, files, paths = Store(str(folder / name)), [], {}
@@ -126,7 +129,7 @@ def recipe_of(dedup: DedupConfig, **audit: Any) -> Recipe:
 
 
 def audited(spark: Any, folder: Path, tables: dict[str, Table], recipe: Recipe) -> tuple[dict[str, Any], pa.Table, str]:
-    """Figures, rows and digest of the audit of these tables."""
+    """Return figures, rows and digest of the audit of these tables."""
     build = Build(spark, recipe, (), {"audit": Store(str(folder / "audit"))}, tables, (), {}, None)
     built = build_audit(build)["audit"]
     (entry,) = built.files
@@ -136,17 +139,17 @@ def audited(spark: Any, folder: Path, tables: dict[str, Table], recipe: Recipe) 
 
 
 @pytest.mark.spark
-def test_a_run_is_audited_alike_however_its_documents_lie_in_parts(spark: Any, tmp_path: Path) -> None:
+def test_the_audit_does_not_depend_on_the_distribution_over_parts(spark: Any, tmp_path: Path) -> None:
     pages = make_pages()
     recipe = recipe_of(DedupConfig(), documents=1000)
-    found = [
+    audits = [
         audited(spark, tmp_path / name, make_tables(tmp_path / name, order, parts), recipe)
         for name, order, parts in (("one", pages, 1), ("three", pages[::-1], 3))
     ]
-    assert found[0][0] == found[1][0]
-    assert found[0][2] == found[1][2]
-    figures, rows, _ = found[0]
-    # 40 equal pairs and 80 near ones of 141/151, of which a quarter was left apart; everything was looked at
+    assert audits[0][0] == audits[1][0]
+    assert audits[0][2] == audits[1][2]
+    figures, rows, _ = audits[0]
+    # 40 equal pairs and 80 near ones of 141/151, of which a quarter is not joined; all pairs are compared
     uniform = figures["recall"][UNIFORM]
     assert (uniform["documents"], uniform["is_all"], uniform["pairs"]) == (240, True, 120)
     by_jaccard = {row["jaccard"]: row for row in uniform["by_jaccard"]}
@@ -186,7 +189,7 @@ def test_small_samples_are_the_lowest_hashes_and_pairs_of_two_scopes_are_left_ou
     uniform = figures["recall"][UNIFORM]
     together = [n for n in range(40) if {identifier(3 * n), identifier(3 * n + 1)} <= chosen]
     assert (uniform["documents"], uniform["pairs"], uniform["is_all"]) == (100, len(together), False)
-    assert figures["recall"][ANCHORED]["pairs"] == 40  # equal pages only: the near ones are of another language
+    assert figures["recall"][ANCHORED]["pairs"] == 40  # equal pages only: the near copies are of another language
     assert figures["precision"]["documents"] == 100
     assert {row["jaccard"] for row in rows.to_pylist() if row["sample"] in (UNIFORM, ANCHORED)} == {1.0}
 
@@ -198,7 +201,7 @@ def test_a_run_without_documents_is_audited(spark: Any, tmp_path: Path) -> None:
     assert figures["recall"][ANCHORED]["documents"] == figures["precision"]["documents"] == 0
 
 
-def test_the_step_is_wanted_where_near_copies_are_joined() -> None:
+def test_the_step_runs_if_near_copies_are_joined() -> None:
     assert AUDIT.config is AuditConfig
     assert wanted(recipe_of(DedupConfig()))
     assert not wanted(recipe_of(DedupConfig(near=False)))
@@ -210,7 +213,7 @@ def test_the_step_is_wanted_where_near_copies_are_joined() -> None:
 
 @pytest.fixture
 def part(tmp_path: Path) -> Part:
-    """All pages in one part."""
+    """Return one part with all pages."""
     return parts_of(make_tables(tmp_path, make_pages(), 1))[0]
 
 
@@ -220,8 +223,8 @@ def rows(batches: Any) -> list[dict[str, Any]]:
 
 def test_a_part_proposes_groups_with_their_sizes(part: Part) -> None:
     task = ProposeTask(part, AuditConfig(documents=100, group=2), DedupConfig(), 240, 111)
-    found = rows(propose(task))
-    by_sample = {name: [row for row in found if row["sample"] == name] for name in (JOINED, UNIFORM, ANCHORED)}
+    proposals = rows(propose(task))
+    by_sample = {name: [row for row in proposals if row["sample"] == name] for name in (JOINED, UNIFORM, ANCHORED)}
     assert {row["doc"] for row in by_sample[JOINED]} == {page.doc for page in make_pages() if page.leader is not None}
     assert by_sample[JOINED][0]["cluster"] == identifier(0)
     groups: dict[bytes, list[dict[str, Any]]] = {}
@@ -235,16 +238,16 @@ def test_a_part_proposes_groups_with_their_sizes(part: Part) -> None:
     assert all(members == sorted(members, key=lambda row: row["key"]) for members in groups.values())
 
 
-def test_texts_are_read_as_they_were_signed(part: Part) -> None:
+def test_shingles_are_those_of_the_text_after_cuts(part: Part) -> None:
     task = TextsTask(part, sorted([identifier(0), identifier(1), EARLIER]), DedupConfig(scope=("language",)), SIGNATURE)
-    found = {row["doc"]: row for row in rows(sampled(task))}
-    assert set(found) == {identifier(0), identifier(1)}
-    one, other = found[identifier(0)], found[identifier(1)]
-    assert one["shingles"] == other["shingles"]  # the line that was cut is not there
-    assert one["keys"] == other["keys"]
-    assert len(one["keys"]) == 14 * 8
-    assert (one["num_shingles"], len(one["shingles"])) == (146, 146 * 8)
-    assert one["cluster"] == identifier(0)
+    documents = {row["doc"]: row for row in rows(sampled(task))}
+    assert set(documents) == {identifier(0), identifier(1)}
+    first, second = documents[identifier(0)], documents[identifier(1)]
+    assert first["shingles"] == second["shingles"]  # the line that was cut is not there
+    assert first["keys"] == second["keys"]
+    assert len(first["keys"]) == 14 * 8
+    assert (first["num_shingles"], len(first["shingles"])) == (146, 146 * 8)
+    assert first["cluster"] == identifier(0)
     assert rows(sampled(TextsTask(part, [EARLIER], DedupConfig(), SIGNATURE))) == []
 
 
@@ -283,7 +286,7 @@ def test_only_row_groups_with_a_wanted_document_are_read(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
     wanted_ids = pa.array([pages[12].doc, pages[18].doc, pages[200].doc], pa.binary(16))
-    found = list(rows_of(part, "text", ["doc_id", "text"], wanted_ids))
-    assert [batch.num_rows for batch in found] == [2, 1]
+    batches = list(rows_of(part, "text", ["doc_id", "text"], wanted_ids))
+    assert [batch.num_rows for batch in batches] == [2, 1]
     assert [group for group, with_text in read if with_text] == [1, 20]
     assert len(read) == 25 + 2

@@ -1,4 +1,4 @@
-"""The table `repeats`: what is cut from which document, what is judged again, the same at any partitioning."""
+"""Tests of the table `repeats`: the cuts of each document and its new verdict, at any partitioning."""
 
 import gzip
 import json
@@ -54,15 +54,15 @@ class Tables:
     def __init__(self, folder, rows: list[list[dict]]):
         self.root = folder
         self.count = len(rows)
-        for number, some in enumerate(rows):
-            self._write("documents", number, some, DOCUMENTS)
-            self._write("text", number, some, TEXT)
-            measured = [row for row in some if row.get("drop_stage") is None]
-            fates = [
+        for number, documents in enumerate(rows):
+            self._write("documents", number, documents, DOCUMENTS)
+            self._write("text", number, documents, TEXT)
+            measured = [row for row in documents if row.get("drop_stage") is None]
+            verdicts = [
                 {"doc_id": row["doc_id"], "drop_stage": row["_dedup"], "cluster": row["doc_id"]} for row in measured
             ]
-            self._write("dedup", number, fates, DEDUP)
-            self._write("verdicts", number, fates, TABLES["verdicts"])
+            self._write("dedup", number, verdicts, DEDUP)
+            self._write("verdicts", number, verdicts, TABLES["verdicts"])
         self.inputs = {name: self._table(name) for name in ("documents", "text", "verdicts", "dedup")}
 
     def _write(self, name: str, number: int, rows: list[dict], schema: pa.Schema) -> None:
@@ -85,7 +85,7 @@ class Tables:
         return parts.RepeatsTask(self.part(number), recipe(*overrides), {}, {}, store, make_judge)
 
     def run(self, *overrides: str, make_judge=REEVALUATE) -> tuple[list[dict], list[dict]]:
-        """The answers and the rows of the step, its totals taken without Spark."""
+        """Return the answers and the rows of the step, with totals computed without Spark."""
         tasks = [self.task(number, *overrides, make_judge=make_judge) for number in range(self.count)]
         config = tasks[0].config
         tallied = [batch for task in tasks for batch in parts.units_of_part(task)]
@@ -104,11 +104,11 @@ class Tables:
 
 
 def left(row: dict, text: str) -> str:
-    return "".join(char for place, char in enumerate(text) if not inside(place, row["cuts"] or []))
+    return "".join(char for index, char in enumerate(text) if not inside(index, row["cuts"] or []))
 
 
-def inside(place: int, cuts: list[dict]) -> bool:
-    return any(cut["start"] <= place < cut["end"] for cut in cuts)
+def inside(index: int, cuts: list[dict]) -> bool:
+    return any(cut["start"] <= index < cut["end"] for cut in cuts)
 
 
 LINES = [document(1, "Menu\nalpha one"), document(2, "beta two\nmenu!"), document(3, "MENU\ngamma three\nmenu")]
@@ -142,46 +142,46 @@ def test_what_dedup_dropped_does_not_count_and_is_not_cut(tmp_path):
         document(2, "menu\nbeta", dropped="dedup"),
         document(3, "x", drop_stage="extract"),
     ]
-    answers, found = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET)
-    assert [(row["doc_id"][0], row["drop_stage"], row["drop_rule"], row["cuts"]) for row in found] == [
+    answers, written = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET)
+    assert [(row["doc_id"][0], row["drop_stage"], row["drop_rule"], row["cuts"]) for row in written] == [
         (1, None, None, []),
         (2, "repeats", "dropped_before", None),
     ]
-    assert (found[0]["body_chars"], found[0]["num_bytes"], found[1]["body_chars"]) == (10, 10, None)
+    assert (written[0]["body_chars"], written[0]["num_bytes"], written[1]["body_chars"]) == (10, 10, None)
     counts = answers[0].counts.model_dump()
     assert (counts["rows_in"], counts["rows_kept"], counts["dropped"]["repeats/dropped_before"]) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("column", ["language", "source", "snapshot"])
 def test_units_repeat_within_their_scope(tmp_path, column):
-    one, two = {column: "de"}, {column: "fr"}
+    first, second = {column: "de"}, {column: "fr"}
     texts = ["menu\na b c d e f", "menu\na b c d e f", "menu\na b c d e f\nlonger"]
-    rows = [document(n, text, **scope) for (n, text), scope in zip(enumerate(texts, 1), [one, two, one])]
+    rows = [document(n, text, **scope) for (n, text), scope in zip(enumerate(texts, 1), [first, second, first])]
     both = ('repeats.units=["line", "substring"]', "repeats.substring_length=5", *QUIET)
-    _, found = Tables(tmp_path / "all", [rows]).run(*both)
-    assert [left(row, doc["text"]) for row, doc in zip(found, rows)] == ["", "", texts[2]]
-    answers, found = Tables(tmp_path / "scope", [rows]).run(*both, f'dedup.scope=["{column}"]')
-    assert [left(row, doc["text"]) for row, doc in zip(found, rows)] == ["", texts[1], texts[2]]
-    assert [row["drop_rule"] for row in found] == ["nothing_left", None, None]
-    assert (found[0]["drop_value"], found[0]["drop_limit"]) == (0, 1)
-    assert answers[0].figures["cut_spans"] == {"line": 1}  # the run asked for the same place
+    _, written = Tables(tmp_path / "all", [rows]).run(*both)
+    assert [left(row, doc["text"]) for row, doc in zip(written, rows)] == ["", "", texts[2]]
+    answers, written = Tables(tmp_path / "scope", [rows]).run(*both, f'dedup.scope=["{column}"]')
+    assert [left(row, doc["text"]) for row, doc in zip(written, rows)] == ["", texts[1], texts[2]]
+    assert [row["drop_rule"] for row in written] == ["nothing_left", None, None]
+    assert (written[0]["drop_value"], written[0]["drop_limit"]) == (0, 1)
+    assert answers[0].figures["cut_spans"] == {"line": 1}  # the run covers the same span
 
 
-def test_kinds_of_units_together_and_the_books(tmp_path):
+def test_kinds_of_units_together_and_their_counts(tmp_path):
     run = "one two three four five six"
     rows = [
         document(1, f"Menu\n\nStart here. {run} end. Fine words all along this way for us."),
         document(2, f"menu\n\nOther. {run} stop.\n\nAbout us\nAll rights"),
         document(3, "ABOUT US\nall rights.\n\nA page of its own, and it is short."),
     ]
-    asked = ('repeats.units=["paragraph", "line", "substring"]', "repeats.substring_length=6", *QUIET)
-    answers, found = Tables(tmp_path, [rows[:1], rows[1:]]).run(*asked)
-    assert [left(row, doc["text"]) for row, doc in zip(found, rows)] == [
+    overrides = ('repeats.units=["paragraph", "line", "substring"]', "repeats.substring_length=6", *QUIET)
+    answers, written = Tables(tmp_path, [rows[:1], rows[1:]]).run(*overrides)
+    assert [left(row, doc["text"]) for row, doc in zip(written, rows)] == [
         rows[0]["text"],
         "Other. stop.\n\nAbout us\nAll rights",
         "A page of its own, and it is short.",
     ]
-    assert [[(cut["reason"], cut["end"] - cut["start"]) for cut in row["cuts"]] for row in found] == [
+    assert [[(cut["reason"], cut["end"] - cut["start"]) for cut in row["cuts"]] for row in written] == [
         [],
         [("paragraph", 6), ("substring", 28)],
         [("paragraph", 22)],
@@ -190,7 +190,7 @@ def test_kinds_of_units_together_and_the_books(tmp_path):
     assert figures["cut_chars"] == {"paragraph": 28, "substring": 28}
     assert figures["cut_spans"] == {"paragraph": 2, "substring": 1}
     assert figures["cut_documents"] == {"paragraph": 2, "substring": 1, "any": 2}
-    assert figures["kept_chars"] == found[1]["body_chars"] + found[2]["body_chars"]
+    assert figures["kept_chars"] == written[1]["body_chars"] + written[2]["body_chars"]
     assert not any("repeats/repeats" in name for name in answers[1].counts.dropped)
 
 
@@ -209,26 +209,26 @@ def test_documents_are_dropped_for_their_runs_in_place_of_cut(tmp_path, settings
         document(1, f"{run} kappa lambda omega sigma t"),
         document(2, f"{run} a longer text that stays as it is, first"),
     ]
-    asked = ('repeats.units=["substring"]', "repeats.substring_length=5", "repeats.on_substring=drop", *QUIET)
-    _, found = Tables(tmp_path, [rows]).run(*asked, *settings)
+    overrides = ('repeats.units=["substring"]', "repeats.substring_length=5", "repeats.on_substring=drop", *QUIET)
+    _, written = Tables(tmp_path, [rows]).run(*overrides, *settings)
     assert (len(run), len(rows[0]["text"])) == (27, 54)
-    assert [row["drop_rule"] for row in found] == [None if kept else "repeated_share", None]
-    assert found[0]["drop_value"] == (None if kept else 0.5)
-    assert [row["cuts"] for row in found] == [[], []]
+    assert [row["drop_rule"] for row in written] == [None if kept else "repeated_share", None]
+    assert written[0]["drop_value"] == (None if kept else 0.5)
+    assert [row["cuts"] for row in written] == [[], []]
 
 
 def test_earlier_cuts_stay_out_and_places_are_those_of_the_text(tmp_path):
     first, second = "alpha [1] beta\nxx\nmenu", "gamma\nme[edit]nu\ndelta and more"
     rows = [document(1, first, cuts=[(5, 9), (14, 17)]), document(2, second, cuts=[(8, 14)])]
     tables = Tables(tmp_path, [rows])
-    _, found = tables.run('repeats.units=["line"]', 'dedup.keep=["shortest"]', *QUIET)
-    assert [[tuple(cut.values()) for cut in row["cuts"]] for row in found] == [
+    _, written = tables.run('repeats.units=["line"]', 'dedup.keep=["shortest"]', *QUIET)
+    assert [[tuple(cut.values()) for cut in row["cuts"]] for row in written] == [
         [],
         [(6, 8, "line"), (14, 17, "line")],
     ]
-    assert [row["body_chars"] for row in found] == [15, 20]
-    _, found = Tables(tmp_path / "long", [rows]).run('repeats.units=["line"]', *QUIET)
-    assert [[tuple(cut.values()) for cut in row["cuts"]] for row in found] == [[(17, 22, "line")], []]
+    assert [row["body_chars"] for row in written] == [15, 20]
+    _, written = Tables(tmp_path / "long", [rows]).run('repeats.units=["line"]', *QUIET)
+    assert [[tuple(cut.values()) for cut in row["cuts"]] for row in written] == [[(17, 22, "line")], []]
 
 
 def test_a_document_is_judged_again_without_its_repeats(tmp_path):
@@ -240,32 +240,32 @@ def test_a_document_is_judged_again_without_its_repeats(tmp_path):
     rows = [document(n, text, gopher_num_words=-1) for n, text in enumerate(texts, 1)]
     limit = ('quality.rules=["gopher_quality"]', "toxicity.wordlists={}", 'repeats.units=["line"]')
     for min_words, rule in [(25, "gopher_short_doc"), (24, None)]:
-        answers, found = Tables(tmp_path / str(min_words), [rows]).run(*limit, f"quality.min_words={min_words}")
-        assert [row["drop_rule"] for row in found] == [None, rule]
-        assert found[0]["gopher_num_words"] is None
-        assert found[1]["gopher_num_words"] == 24
-        assert left(found[1], texts[1]) == f"{PROSE} B."
+        answers, written = Tables(tmp_path / str(min_words), [rows]).run(*limit, f"quality.min_words={min_words}")
+        assert [row["drop_rule"] for row in written] == [None, rule]
+        assert written[0]["gopher_num_words"] is None
+        assert written[1]["gopher_num_words"] == 24
+        assert left(written[1], texts[1]) == f"{PROSE} B."
         dropped = answers[0].counts.dropped
         assert dropped["quality/gopher_short_doc"] == (rule is not None)
         assert {"repeats/nothing_left", "quality/failed", "toxicity/crashed", "language/language_mixed"} <= set(dropped)
-    assert (found[1]["drop_stage"], found[1]["drop_value"]) == (None, None)
+    assert (written[1]["drop_stage"], written[1]["drop_value"]) == (None, None)
 
 
 def test_stored_measurements_that_are_not_taken_again_are_judged_as_they_are(tmp_path):
     texts = ["menu\nalpha alpha alpha", "menu\nbeta"]
     rows = [document(n, text, language_share=0.3) for n, text in enumerate(texts, 1)]
-    _, found = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET, "language.min_language_share=0.5")
-    assert [(row["drop_stage"], row["drop_rule"]) for row in found] == [(None, None), ("language", "language_mixed")]
-    assert found[1]["drop_value"] == pytest.approx(0.3)
+    _, written = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET, "language.min_language_share=0.5")
+    assert [(row["drop_stage"], row["drop_rule"]) for row in written] == [(None, None), ("language", "language_mixed")]
+    assert written[1]["drop_value"] == pytest.approx(0.3)
 
 
 def test_what_the_line_rules_cut_is_still_measured_as_it_was(tmp_path):
     # the cut that quality made counts for its signals again, as in the documents pass
     texts = [f"menu of ours\n{PROSE}\ntwo words", f"menu of ours\n{PROSE} And a line that makes it the first."]
     rows = [document(1, texts[0], cuts=[(len(texts[0]) - 10, len(texts[0]))]), document(2, texts[1])]
-    _, found = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET, 'quality.families=["c4"]')
-    assert left(found[0], texts[0]) == f"{PROSE}\ntwo words"
-    assert (found[0]["c4_lines_cut"], found[0]["body_chars"]) == (1, len(PROSE))
+    _, written = Tables(tmp_path, [rows]).run('repeats.units=["line"]', *QUIET, 'quality.families=["c4"]')
+    assert left(written[0], texts[0]) == f"{PROSE}\ntwo words"
+    assert (written[0]["c4_lines_cut"], written[0]["body_chars"]) == (1, len(PROSE))
 
 
 class Failing(Rejudge):
@@ -279,10 +279,10 @@ class Failing(Rejudge):
 def test_a_stage_that_fails_on_the_rest_drops_it_by_name(tmp_path):
     texts = ["menu\nalpha alpha alpha", "menu\nbeta"]
     rows = [document(n, text) for n, text in enumerate(texts, 1)]
-    answers, found = Tables(tmp_path, [rows]).run(
+    answers, written = Tables(tmp_path, [rows]).run(
         'repeats.units=["line"]', *QUIET, make_judge=partial(Failing, CHECKED)
     )
-    assert [(row["drop_stage"], row["drop_rule"]) for row in found] == [(None, None), ("quality", "failed")]
+    assert [(row["drop_stage"], row["drop_rule"]) for row in written] == [(None, None), ("quality", "failed")]
     (place,) = answers[0].errors
     assert place.startswith("quality: KeyError at ")
 
@@ -319,9 +319,9 @@ def test_clean_applies_the_cuts_and_skips_what_was_dropped(tmp_path):
     assert [row["text"] for row in survivors(task)] == ["menu\nalpha one two", "menu\nbeta is a longer text", "menu"]
     folders["repeats"] = Store(str(tmp_path / "repeats"))
     paths["repeats"] = answers[0].files["repeats"].path
-    found = list(survivors(CleanTask(0, (PII,), recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))))
-    assert [row["text"] for row in found] == ["alpha one two", "menu\nbeta is a longer text"]
-    assert (found[0]["title"], found[0]["cluster"]) == ("t", rows[0]["doc_id"])
+    written = list(survivors(CleanTask(0, (PII,), recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))))
+    assert [row["text"] for row in written] == ["alpha one two", "menu\nbeta is a longer text"]
+    assert (written[0]["title"], written[0]["cluster"]) == ("t", rows[0]["doc_id"])
 
 
 def test_scores_of_models_are_taken_again_and_judged(tmp_path):
@@ -351,7 +351,7 @@ def test_the_step_on_spark_is_the_step_without(spark, tmp_path):
     run = "one two three four five six seven"
     texts = [f"Menu\nPage {n}\n\n{PROSE} {n % 3} {run} {n}. Same again. And again. Once more.\nFoot" for n in range(12)]
     rows = [document(n, text) for n, text in enumerate(texts, 1)]
-    asked = (
+    overrides = (
         'repeats.units=["line", "sentences", "substring"]',
         *(
             "repeats.substring_length=5",
@@ -362,13 +362,13 @@ def test_the_step_on_spark_is_the_step_without(spark, tmp_path):
         ),
     )
     tables = Tables(tmp_path / "a", [rows[:5], [], rows[5:]])
-    answers, expected = tables.run(*asked)
+    answers, expected = tables.run(*overrides)
     whole = Tables(tmp_path / "b", [rows])
-    _, same = whole.run(*asked)
+    _, same = whole.run(*overrides)
     assert same == expected
     tables.root = tmp_path / "c"
     folders = {"repeats": Store(str(tables.root / "repeats"))}
-    built = build_repeats(Build(spark, recipe(*asked), (), folders, tables.inputs, (), {}, None), REEVALUATE)["repeats"]
+    built = build_repeats(Build(spark, recipe(*overrides), folders, tables.inputs, (), {}, None), REEVALUATE)["repeats"]
     paths = [tables.root / "repeats" / built.paths[key] for key in sorted(built.paths)]
     assert [row for path in paths for row in pq.read_table(path).to_pylist()] == expected
     assert [entry.sha256 for entry in built.files] == [answer.files["repeats"].sha256 for answer in answers]
@@ -381,7 +381,7 @@ def test_lines_of_a_peer_go_as_there_but_for_digits(shared_data, tmp_path):
     with gzip.open(shared_data / "dedup" / "peer_fixtures.jsonl.gz") as file:
         texts = [row["text"] for row in map(json.loads, file) if row["path"].startswith(case)]
     rows = [document(number, text) for number, text in enumerate(texts, 1)]
-    _, found = Tables(tmp_path, [rows]).run('repeats.units=["line"]', "repeats.keep_first=false", *QUIET)
+    _, written = Tables(tmp_path, [rows]).run('repeats.units=["line"]', "repeats.keep_first=false", *QUIET)
     # "… for doc3.txt" and "… for doc4.txt" stay there; in CCNet's normal form they are equal
-    assert [left(row, text) for row, text in zip(found, texts)] == ["", "", "- back", "", texts[4]]
-    assert [row["drop_rule"] for row in found] == ["nothing_left", "nothing_left", None, "nothing_left", None]
+    assert [left(row, text) for row, text in zip(written, texts)] == ["", "", "- back", "", texts[4]]
+    assert [row["drop_rule"] for row in written] == ["nothing_left", "nothing_left", None, "nothing_left", None]

@@ -1,4 +1,4 @@
-"""Runs that stand elsewhere: equal to a brute-force search over all windows of a corpus, to the token."""
+"""Tests of repeated runs: equal to a brute-force search over all windows of a corpus, to the token."""
 
 import gzip
 import json
@@ -15,41 +15,41 @@ from pipeline.dedup.repeats.config import RepeatsConfig
 from pipeline.dedup.repeats.keys import SEED, SUBSTRING, Document, Known, Places, key_bytes, known_of, tallies
 from pipeline.dedup.repeats.units import Tokens, covered, grams, scoped, seeds, window_seeds, windowed
 from pipeline.dedup.repeats.write import repeated_runs
-from tests.support.repeats_oracle import found_by_steps, total_rows
+from tests.support.repeats_oracle import repeats_by_steps, total_rows
 
 NO_SCOPE = np.uint64(0)
 
 
 def brute_force(texts: Sequence[str], unit: str, n: int, min_count: int, keep_first: bool) -> list[set[int]]:
-    """The tokens of each text that lie in a window of n which occurs so often, and not first here; first text first."""
+    """Return the tokens of each text in repeated windows of n tokens; texts are in keep order."""
     tokens = [list(text.encode()) if unit == "bytes" else text.split() for text in texts]
     where: dict[tuple, list[tuple[int, int]]] = defaultdict(list)
     for number, words in enumerate(tokens):
-        for place in range(len(words) - n + 1):
-            where[tuple(words[place : place + n])].append((number, place))
-    gone: list[set[int]] = [set() for _ in texts]
-    for places in where.values():
-        if len(places) >= min_count:
-            for number, place in sorted(places)[int(keep_first) :]:
-                gone[number].update(range(place, place + n))
-    return gone
+        for start in range(len(words) - n + 1):
+            where[tuple(words[start : start + n])].append((number, start))
+    cut: list[set[int]] = [set() for _ in texts]
+    for occurrences in where.values():
+        if len(occurrences) >= min_count:
+            for number, start in sorted(occurrences)[int(keep_first) :]:
+                cut[number].update(range(start, start + n))
+    return cut
 
 
-def found(texts: Sequence[str], config: RepeatsConfig, parts: int = 1, at_once: int = 1 << 20) -> list[set[int]]:
-    """The same by seeds, windows and totals, the texts spread over parts."""
-    gone = []
-    for number, known in enumerate(found_by_steps(texts, config, parts, at_once)):
+def by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int = 1, at_once: int = 1 << 20) -> list[set[int]]:
+    """Return the same by seeds, windows and totals, with the texts divided into parts."""
+    cut = []
+    for number, known in enumerate(repeats_by_steps(texts, config, parts, at_once)):
         document = Document(number.to_bytes(16, "big"), texts[number], NO_SCOPE, np.zeros(1, np.uint8))
         tokens = Tokens(texts[number], config.substring_unit)
         chars = repeated_runs(document, known, config)
         if config.substring_unit == "bytes":
-            gone.append({place for start, end in chars for place in range(start, end)})
+            cut.append({index for start, end in chars for index in range(start, end)})
         else:
             starts = [len(texts[number][:start].split()) for start, _ in chars]
             ends = [len(texts[number][:end].split()) for _, end in chars]
-            gone.append({place for start, end in zip(starts, ends) for place in range(start, end)})
+            cut.append({index for start, end in zip(starts, ends) for index in range(start, end)})
         assert tokens.chars(np.zeros((0, 2), np.int64)) == []
-    return gone
+    return cut
 
 
 def settings_of(unit: str, n: int, **others: object) -> RepeatsConfig:
@@ -59,24 +59,24 @@ def settings_of(unit: str, n: int, **others: object) -> RepeatsConfig:
 def test_a_run_by_hand():
     texts = ["a b c d e f", "x b c d e y", "b c d", "c d e f"]
     config = settings_of("words", 4)
-    # b c d e stands in 0 and 1, c d e f in 0 and 3; the first of each is in 0
-    assert found(texts, config) == [set(), {1, 2, 3, 4}, set(), {0, 1, 2, 3}]
-    assert brute_force(texts, "words", 4, 2, True) == found(texts, config)
+    # b c d e occurs in 0 and 1, c d e f in 0 and 3; the first of each is in 0
+    assert by_steps(texts, config) == [set(), {1, 2, 3, 4}, set(), {0, 1, 2, 3}]
+    assert brute_force(texts, "words", 4, 2, True) == by_steps(texts, config)
     every = settings_of("words", 4, keep_first=False)
-    assert found(texts, every) == [{1, 2, 3, 4, 5}, {1, 2, 3, 4}, set(), {0, 1, 2, 3}]
-    assert found(texts, settings_of("words", 5)) == [set()] * 4
+    assert by_steps(texts, every) == [{1, 2, 3, 4, 5}, {1, 2, 3, 4}, set(), {0, 1, 2, 3}]
+    assert by_steps(texts, settings_of("words", 5)) == [set()] * 4
 
 
 def test_min_count_on_both_sides():
     texts = ["a b c d", "z a b c d", "a b c d y"]
-    assert found(texts, settings_of("words", 4, min_count=3)) == [set(), {1, 2, 3, 4}, {0, 1, 2, 3}]
-    assert found(texts, settings_of("words", 4, min_count=4)) == [set()] * 3
+    assert by_steps(texts, settings_of("words", 4, min_count=3)) == [set(), {1, 2, 3, 4}, {0, 1, 2, 3}]
+    assert by_steps(texts, settings_of("words", 4, min_count=4)) == [set()] * 3
 
 
 def test_a_run_that_repeats_inside_one_document_and_overlaps_itself():
-    assert found(["a b a b a b a b"], settings_of("words", 4)) == [{2, 3, 4, 5, 6, 7}]
-    assert found(["x x x x x x"], settings_of("words", 4)) == [{1, 2, 3, 4, 5}]
-    assert found(["aaaaaaaaaa"], settings_of("bytes", 4)) == [set(range(1, 10))]
+    assert by_steps(["a b a b a b a b"], settings_of("words", 4)) == [{2, 3, 4, 5, 6, 7}]
+    assert by_steps(["x x x x x x"], settings_of("words", 4)) == [{1, 2, 3, 4, 5}]
+    assert by_steps(["aaaaaaaaaa"], settings_of("bytes", 4)) == [set(range(1, 10))]
 
 
 @settings(deadline=None, max_examples=150)
@@ -92,8 +92,8 @@ def test_runs_are_those_of_brute_force(texts: list[str], unit: str, n: int, min_
         texts = [" ".join(text.replace(" ", "c")) for text in texts]
     config = settings_of(unit, n, min_count=min_count, keep_first=first)
     expected = brute_force(texts, unit, n, min_count, first)
-    assert found(texts, config) == expected
-    assert found(texts, config, parts=3, at_once=5) == expected
+    assert by_steps(texts, config) == expected
+    assert by_steps(texts, config, parts=3, at_once=5) == expected
 
 
 @pytest.mark.parametrize(("unit", "n"), [("words", 13), ("words", 20), ("bytes", 50)])
@@ -108,7 +108,7 @@ def test_runs_of_copied_passages_are_those_of_brute_force(unit: str, n: int):
             words[at:at] = source[start : start + draw.randrange(5, 60)]
         texts.append(" ".join(words))
     expected = brute_force(texts, unit, n, 2, True)
-    assert found(texts, settings_of(unit, n), parts=4, at_once=100) == expected
+    assert by_steps(texts, settings_of(unit, n), parts=4, at_once=100) == expected
     assert sum(map(len, expected)) > 500
 
 
@@ -136,7 +136,7 @@ def test_few_places_are_seeds():
     assert 0.07 < share < 0.078  # 2 in 27
 
 
-def test_words_are_what_stands_between_whitespace_and_characters_of_unspaced_writing():
+def test_words_are_split_at_whitespace_and_unspaced_writing_into_characters():
     tokens = Tokens("Ein  Wort,\n北京 ok", "words")
     assert tokens.pieces == ["Ein", "Wort,", "北", "京", "ok"]
     assert tokens.chars(np.array([[1, 3], [4, 5]])) == [(5, 12), (14, 16)]
@@ -162,14 +162,14 @@ def test_covered():
     assert covered(np.array([0, 2, 5, 9]), 3).tolist() == [[0, 8], [9, 12]]
 
 
-def test_windows_of_one_fingerprint_are_told_apart_by_their_bytes():
+def test_windows_of_one_fingerprint_are_distinguished_by_their_bytes():
     keys = np.array([[7, 1], [7, 3], [7, 9], [8, 3]], np.uint64)
     documents = np.zeros((4, 16), np.uint8)
     known = Known(keys, documents, np.array([-1, 5, -1, -1]))
-    asked = np.array([[7, 0], [7, 1], [7, 3], [7, 4], [7, 9], [7, 10], [8, 3], [8, 4], [9, 1]], np.uint64)
-    told = known.stands_elsewhere(asked, np.full(9, 5), bytes(16))
-    assert told.tolist() == [False, True, False, False, True, False, True, False, False]
-    assert known.stands_elsewhere(asked[2:3], np.array([6]), bytes(16)).tolist() == [True]
+    requested = np.array([[7, 0], [7, 1], [7, 3], [7, 4], [7, 9], [7, 10], [8, 3], [8, 4], [9, 1]], np.uint64)
+    repeated = known.stands_elsewhere(requested, np.full(9, 5), bytes(16))
+    assert repeated.tolist() == [False, True, False, False, True, False, True, False, False]
+    assert known.stands_elsewhere(requested[2:3], np.array([6]), bytes(16)).tolist() == [True]
     assert known.begins_like(np.array([6, 7, 9], np.uint64)).tolist() == [False, True, False]
 
 
@@ -199,6 +199,6 @@ def test_runs_of_real_newswire_are_those_of_brute_force(shared_data, unit: str, 
         texts = [row["text"] for row in map(json.loads, file) if row["id"] in named]
     assert all(map(str.isascii, texts))  # so that bytes are characters
     expected = brute_force(texts, unit, n, 2, True)
-    assert found(texts, settings_of(unit, n), parts=5, at_once=1000) == expected
+    assert by_steps(texts, settings_of(unit, n), parts=5, at_once=1000) == expected
     cut = sum(map(len, expected))
     assert cut > 5000

@@ -1,4 +1,4 @@
-"""What is a line, paragraph or span of sentences, when two are equal, and what cutting them leaves of a text."""
+"""Tests of lines, paragraphs and spans of sentences: their spans, their equality, and the text that cuts leave."""
 
 from itertools import pairwise
 
@@ -97,9 +97,9 @@ def test_spans_of_three_sentences():
     assert same.keys.tolist() == units.keys.tolist()[1:]
     turned = units_of("e f\nc d\ng h", "sentences", RepeatsConfig(units=("sentences",)))
     assert turned.keys.tolist() != same.keys.tolist()
-    for length, found in [(11, 2), (12, 0)]:  # "a b c d e f" has 11
+    for length, count in [(11, 2), (12, 0)]:  # "a b c d e f" has 11
         config = RepeatsConfig(units=("sentences",), min_unit_chars=length)
-        assert len(units_of(text, "sentences", config).keys) == found
+        assert len(units_of(text, "sentences", config).keys) == count
     assert len(units_of("A. B.", "sentences", RepeatsConfig(units=("sentences",))).keys) == 0
     assert len(units_of("A. B.", "sentences", RepeatsConfig(units=("sentences",), sentences=2)).keys) == 1
 
@@ -112,7 +112,7 @@ def test_kinds_and_scopes_have_keys_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("text", "gone", "left"),
+    ("text", "passages", "left"),
     [
         ("a\nmenu\nb", ["menu"], "a\nb"),
         ("menu\nb", ["menu"], "b"),
@@ -131,13 +131,13 @@ def test_kinds_and_scopes_have_keys_of_their_own():
         ("a  menu", ["menu"], "a"),
     ],
 )
-def test_what_a_cut_leaves(text: str, gone: list[str], left: str):
-    spans = [(text.index(piece), text.index(piece) + len(piece)) for piece in gone]
+def test_text_after_cuts(text: str, passages: list[str], left: str):
+    spans = [(text.index(passage), text.index(passage) + len(passage)) for passage in passages]
     cuts = cuts_of(text, [("line", spans)])
     assert without(text, [(start, end) for start, end, _ in cuts]) == left
 
 
-def test_a_shared_place_is_cut_in_the_name_of_the_first_kind():
+def test_a_shared_span_is_cut_with_the_reason_of_the_first_kind():
     text = "aa bb cc dd ee"
     cuts = cuts_of(text, [("line", [(3, 8)]), ("substring", [(6, 11)])])
     assert cuts == [(3, 9, "line"), (9, 12, "substring")]
@@ -146,7 +146,7 @@ def test_a_shared_place_is_cut_in_the_name_of_the_first_kind():
     assert cuts_of(text, [("line", []), ("substring", [])]) == []
 
 
-def test_cuts_are_told_as_places_of_the_text():
+def test_cuts_are_spans_of_the_whole_text():
     text, before = "xx menu. yy\nmenu. zz", [(2, 8), (11, 12)]
     body = without(text, before)
     assert body == "xx yymenu. zz"
@@ -170,17 +170,17 @@ def test_cuts_hold_the_passages_and_besides_them_whitespace_alone(text, first, s
     passages = [("line", inside(first)), ("substring", inside(second))]
     cuts = cuts_of(text, passages)
     assert all(a < b for a, b, _ in cuts)
-    assert all(one[1] <= two[0] for one, two in pairwise(cuts))
-    wanted = {place for _, spans in passages for a, b in spans for place in range(a, b)}
-    gone = {place for a, b, _ in cuts for place in range(a, b)}
-    assert all(text[place].isspace() for place in wanted ^ gone)
+    assert all(earlier[1] <= later[0] for earlier, later in pairwise(cuts))
+    repeated = {index for _, spans in passages for a, b in spans for index in range(a, b)}
+    cut = {index for a, b, _ in cuts for index in range(a, b)}
+    assert all(text[index].isspace() for index in repeated ^ cut)
     left = without(text, [(a, b) for a, b, _ in cuts])
-    assert "".join(left.split()) == "".join(char for place, char in enumerate(text) if place not in wanted).replace(
+    assert "".join(left.split()) == "".join(char for index, char in enumerate(text) if index not in repeated).replace(
         " ", ""
     ).replace("\n", "")
     for a, b in regions(text, [span for _, spans in passages for span in spans]):
         space = any(char.isspace() for char in text[a:b])
-        stays = len(set(range(a, b)) - gone)
+        stays = len(set(range(a, b)) - cut)
         assert (stays > 0) == (space and ((a > 0 and b < len(text)) or text[a:b].isspace()))
 
 
@@ -192,16 +192,16 @@ def recipe(*overrides: str):
     ("settings", "message"),
     [
         (["units=['lines']"], r"repeats.units.0: Input should be 'paragraph', 'line', 'sentences' or 'substring'"),
-        (["units=['line','line']"], "units: expected each once, got line more than once"),
-        (["min_count=3"], "min_count would be ignored without units"),
-        (["units=['line']", "sentences=2"], "sentences would be ignored without the unit 'sentences'"),
-        (["units=['line']", "substring_length=60"], "substring_length would be ignored without the unit 'substring'"),
-        (["units=['substring']", "min_unit_chars=3"], "min_unit_chars would be ignored with the unit 'substring'"),
-        (["units=['substring']", "max_repeated_share=0.1"], "would be ignored with on_substring 'cut'"),
-        (["units=['line']", "min_count=1"], "greater than or equal to 2, found 1"),
+        (["units=['line','line']"], "got units with line more than once. Remove"),
+        (["min_count=3"], r"got min_count \(ignored without units\)"),
+        (["units=['line']", "sentences=2"], r"sentences \(ignored without the unit 'sentences'\)"),
+        (["units=['line']", "substring_length=60"], r"substring_length \(ignored without the unit 'substring'\)"),
+        (["units=['substring']", "min_unit_chars=3"], r"min_unit_chars \(ignored with the unit 'substring' alone\)"),
+        (["units=['substring']", "max_repeated_share=0.1"], r"max_repeated_share \(ignored with on_substring 'cut'\)"),
+        (["units=['line']", "min_count=1"], "greater than or equal to 2, .* 1"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings: list[str], message: str):
+def test_settings_that_would_be_ignored_are_refused(settings: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         recipe(*(f"repeats.{setting}" for setting in settings))
 

@@ -1,0 +1,82 @@
+"""Exchange of LSH indexes with users of the library datasketch, for the families `fast` and `datasketch`.
+
+`build_lsh` makes an index of the library from a run's stored signatures, and `read_band_keys` computes our band keys
+from an index of the library. Values of the family `fast` agree with each other but not with those that the library
+computes from text, so an index of this family can only be queried with signatures of the same settings.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.minhash.bands import Signatures, as_matrix, band_keys
+from pipeline.minhash.config import SignatureConfig
+from pipeline.minhash.stage import value_type
+from pipeline.text.words import Codes
+from schemas.errors import ConfigError
+
+EXCHANGED = ("fast", "datasketch")
+
+
+def _check_family(config: SignatureConfig) -> None:
+    """Raise ConfigError for a family whose values the library cannot hold."""
+    if config.family not in EXCHANGED:
+        raise ConfigError(
+            f"signature.family: expected {' or '.join(map(repr, EXCHANGED))} for an exchange with datasketch, got "
+            f"{config.family!r}, whose values are not 32-bit MinHash values. Set signature.family='datasketch'."
+        )
+
+
+def to_minhash(values: Signatures, config: SignatureConfig) -> Any:
+    """Return the `datasketch.LeanMinHash`, a MinHash without permutations, of one signature (permutations,).
+
+    Raises ConfigError for a family whose values the library cannot hold.
+    """
+    from datasketch import LeanMinHash  # not at the top: the import takes 0.8 s
+
+    _check_family(config)
+    scheme = config.datasketch_scheme if config.family == "datasketch" else "affine32"
+    return LeanMinHash(seed=config.seed, hashvalues=values, scheme=scheme)
+
+
+def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands: int, rows: int) -> Any:
+    """Return a `datasketch.MinHashLSH` of documents by doc_id, with these bands and rows.
+
+    The batches have the columns `doc_id` and `signature` of the table `documents`; a document without a signature is
+    left out. Raises ConfigError for a family whose values the library cannot hold, and for a layout that it rejects.
+    """
+    from datasketch import MinHashLSH
+
+    _check_family(config)
+    if bands < 2 or bands * rows > config.permutations:
+        raise ConfigError(
+            f"dedup.bands, dedup.rows: expected at least 2 bands and at most {config.permutations} values for an "
+            f"exchange with datasketch, got {bands} x {rows}. Choose other dedup.bands and dedup.rows."
+        )
+    index = MinHashLSH(num_perm=config.permutations, params=(bands, rows))
+    for batch in batches:
+        signed = batch.filter(batch.column("signature").is_valid())
+        matrix = as_matrix(signed.column("signature").to_pylist(), value_type(config)) if signed.num_rows else ()
+        for doc_id, values in zip(signed.column("doc_id").to_pylist(), matrix):
+            index.insert(doc_id, to_minhash(values, config))
+    return index
+
+
+def read_band_keys(index: Any) -> tuple[list[Any], Codes]:
+    """Return the keys of a `datasketch.MinHashLSH` and their band keys (keys, bands), as `band_keys` computes them.
+
+    The index holds the values of each band in big-endian order. Raises ConfigError if it holds hashes of them instead.
+    """
+    if index.hashfunc is not None:
+        raise ConfigError(
+            "datasketch index: expected bands that hold their values, got an index with a hashfunc. "
+            "Build the MinHashLSH without hashfunc."
+        )
+    names = list(index.keys.keys())
+    if not names:
+        return [], np.zeros((0, index.b), np.uint64)
+    stored = [b"".join(index.keys.get(name)) for name in names]
+    value = f">u{len(stored[0]) // (index.b * index.r)}"  # uint32, or uint64 for the scheme `legacy`
+    return names, band_keys(as_matrix(stored, value), index.b, index.r)
