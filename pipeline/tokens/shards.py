@@ -1,6 +1,6 @@
-"""Shard files: rows that arrive sorted are written as Arrow IPC, token stream and document index side by side.
+"""Writers of shard files: sorted rows become Arrow IPC files, a token stream and its document index.
 
-Arrays are built anew for each batch and never sliced: a slice would drag its neighbours' bytes into the file.
+Each batch builds new arrays and never slices others: a slice would write its neighbors' bytes into the file.
 """
 
 import time
@@ -18,7 +18,7 @@ Answer = dict[str, Any]
 
 
 class IpcWriter:
-    """Writes rows to one Arrow IPC file in batches of a fixed number of rows."""
+    """A writer of one Arrow IPC file, batch by batch."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema):
         self._folder, self._key, self._schema = folder, key, schema
@@ -35,7 +35,7 @@ class IpcWriter:
         self.num_rows += batch.num_rows
 
     def close(self) -> dict[str, Any]:
-        """Finish the file and make it durable; returns its manifest entry."""
+        """Close and sync the file; return its manifest entry."""
         self._writer.close()
         self._sink.close()
         self._folder.sync(self._path)
@@ -44,7 +44,7 @@ class IpcWriter:
 
 
 def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Rows in lists of exactly `size`, the last one shorter, however the batches were cut."""
+    """Yield the rows of batches of any size in lists of exactly `size` rows; only the last list may be shorter."""
     pending: list[dict[str, Any]] = []
     for batch in batches:
         pending.extend(batch.to_pylist())
@@ -56,7 +56,7 @@ def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[
 
 
 def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> Answer:
-    """Write one shard and its index from rows sorted by (key, doc_id); returns their entries and counts."""
+    """Write a shard and its document index from rows sorted by (key, doc_id); return their entries and counts."""
     started = time.process_time()
     schema = shard_schema(dtype)
     tokens_writer = IpcWriter(folder, shard_key(stream, number), schema)
@@ -81,7 +81,7 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
 
 
 def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write one bucket of the index by URL from rows sorted by (surt, url, doc_id); returns its entry."""
+    """Write one file of the URL index from rows sorted by (surt, url, doc_id); return its entry."""
     started = time.process_time()
     writer = IpcWriter(folder, f"by_url/{number:05d}", BY_URL)
     for rows in regroup(batches, BATCH_DOCUMENTS):
