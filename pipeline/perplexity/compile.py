@@ -151,7 +151,7 @@ class Arpa:
 
 # The model file.
 
-STRETCH = 1 << 22
+ENTRIES_AT_ONCE = 1 << 22
 """Number of entries that are sorted at once: 490 MB at the peak, measured with 6 million n-grams of order 5."""
 MISSING_UNKNOWN = -100.0
 """log10 probability of an unknown word if the ARPA file has none, as in KenLM."""
@@ -177,7 +177,7 @@ def compile_lm(
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         with partial.open("w+b") as sink, tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            writer = _Writer(sink)
+            writer = _ModelWriter(sink)
             words = _write_words(source, writer, arpa)
             tables: list[Table] = []
             closed = []
@@ -190,7 +190,7 @@ def compile_lm(
                 language=language,
                 normalisation=normalisation,
                 counts=tuple(source.counts),
-                homes=tuple(table.homes for table in tables),
+                homes=tuple(table.num_home_slots for table in tables),
                 closed=tuple(closed),
                 percentiles=dict(percentiles or {}),
                 arrays=writer.arrays,
@@ -214,7 +214,7 @@ def _read_pieces(path: str) -> bytes:
     return model
 
 
-class _Writer:
+class _ModelWriter:
     """A writer that appends arrays to a model file."""
 
     def __init__(self, sink: IO[bytes]):
@@ -242,7 +242,7 @@ class _Writer:
         os.fsync(self._sink.fileno())
 
 
-def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
+def _write_words(source: Arpa, writer: _ModelWriter, where: str) -> Keys:
     """Write the words, sorted by code, with their values; return the codes."""
     blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
     codes = np.concatenate([codes for codes, _ in blocks])
@@ -265,7 +265,7 @@ def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
 
 
 def _write_order(
-    source: Arpa, writer: _Writer, order: int, context: tuple[Keys, list[Table], Path, str]
+    source: Arpa, writer: _ModelWriter, order: int, context: tuple[Keys, list[Table], Path, str]
 ) -> tuple[Table, bool]:
     """Write the table of one order; return it, and True if the model has the prefix and suffix of all its n-grams.
 
@@ -273,7 +273,7 @@ def _write_order(
     """
     words, tables, folder, where = context
     count = source.counts[order - 1]
-    parts = -(-count // STRETCH) or 1
+    parts = -(-count // ENTRIES_AT_ONCE) or 1
     paths = [folder / f"{order}-{part}" for part in range(parts)]
     closed = True
     for block in source.entries(order):
@@ -283,9 +283,9 @@ def _write_order(
             shorter = keys_of(codes[:, :-1]), keys_of(codes[:, 1:])
             closed = all(len(tables[-1].find(keys)[0]) == len(keys) for keys in shorter)
         _spill(keys_of(codes), block, paths)
-    homes = max(1, int(HOMES_PER_ENTRY * count))
-    slots = writer.add(f"order {order}", lay_out(_sorted_parts(paths, where, order), homes))
-    return Table(homes, slots), closed
+    num_home_slots = max(1, int(HOMES_PER_ENTRY * count))
+    slots = writer.add(f"order {order}", lay_out(_sorted_parts(paths, where, order), num_home_slots))
+    return Table(num_home_slots, slots), closed
 
 
 def _check_words(codes: Keys, words: Keys, block: Entries, where: str) -> None:

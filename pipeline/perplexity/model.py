@@ -70,14 +70,14 @@ def share_out(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
 class Table:
     """The hash table of the n-grams of one order."""
 
-    homes: int
+    num_home_slots: int
     """Number of slots in which the search for a key can start."""
     slots: Keys
     """Key and value of each slot in turn; the last slot is empty."""
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
         """Return the positions of the keys in the table, and their probabilities and back-off weights, (found, 2)."""
-        positions = share_out(keys, self.homes) * 2
+        positions = share_out(keys, self.num_home_slots) * 2
         current = self.slots[positions]
         pending = np.flatnonzero(current < keys)
         while len(pending):
@@ -89,12 +89,12 @@ class Table:
         return found, self.slots[positions[found] + 1].view(np.float32).reshape(-1, 2)
 
 
-def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterator[Keys]:
+def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -> Iterator[Keys]:
     """Yield the slots of a table in blocks, from sorted blocks of entries in ascending order of keys."""
     num_written = 0
     for entries in sorted_parts:
         numbers = np.arange(len(entries))
-        first_free = np.maximum(share_out(entries["key"], homes), num_written)
+        first_free = np.maximum(share_out(entries["key"], num_home_slots), num_written)
         positions = np.maximum.accumulate(first_free - numbers) + numbers
         size = int(positions[-1]) + 1 - num_written if len(positions) else 0
         slots = np.zeros((size, 2), np.uint64)
@@ -104,7 +104,7 @@ def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterato
         slots.view(np.float32)[positions - num_written, 3] = entries["backoff"]
         num_written += size
         yield slots.reshape(-1)
-    tail = np.zeros((max(0, homes - num_written) + 1, 2), np.uint64)
+    tail = np.zeros((max(0, num_home_slots - num_written) + 1, 2), np.uint64)
     tail[:, 0] = EMPTY
     yield tail.reshape(-1)
 
@@ -251,7 +251,7 @@ class Scores:
     """(sentences,) number of tokens, the sentence end included; 0 for a line without words, which has no score."""
 
 
-class _Numbers(dict[str, int]):
+class _WordNumbers(dict[str, int]):
     """A cache from words to their numbers in the model; words of a text that equal markers count as unknown."""
 
     def __init__(self, codes: Keys):
@@ -276,9 +276,9 @@ class LanguageModel:
         self._words: Keys = arrays["words"]
         self._unigrams: Keys = arrays["unigrams"]
         self._tables = [
-            Table(homes, arrays[f"order {order}"]) for order, homes in enumerate(self.header.homes, start=2)
+            Table(number, arrays[f"order {order}"]) for order, number in enumerate(self.header.homes, start=2)
         ]
-        self._numbers = _Numbers(self._words)
+        self._numbers = _WordNumbers(self._words)
         model = arrays["pieces"].tobytes()
         self._cut = load_pieces(model, path) if model else words
 

@@ -188,7 +188,7 @@ def test_equal_ngrams_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.Monke
     shuffled = list(ngrams.items())
     random.Random(4).shuffle(shuffled)
     monkeypatch.setattr(arpa, "BLOCK_LINES", 7)
-    monkeypatch.setattr(compile, "STRETCH", 50)
+    monkeypatch.setattr(compile, "ENTRIES_AT_ONCE", 50)
     source = Path(write_arpa(tmp_path / "other.arpa", dict(shuffled)))
     (tmp_path / "other.arpa.gz").write_bytes(gzip.compress(source.read_bytes().replace(b"\n", b"\r\n")))
     compile_lm(str(tmp_path / "other.arpa.gz"), str(tmp_path / "lm.lm"), None, "en")
@@ -305,9 +305,9 @@ def test_table(number: int) -> None:
     entries = np.zeros(number, ENTRY)
     entries["key"] = np.sort(word_codes(f"w{i}" for i in range(number)) & EVEN)
     entries["probability"], entries["backoff"] = -np.arange(number), np.arange(number) / 8
-    homes = max(1, number + number // 2)
-    slots = np.concatenate(list(lay_out([entries[: number // 3], entries[number // 3 :]], homes)))
-    table = Table(homes, slots)
+    num_home_slots = max(1, number + number // 2)
+    slots = np.concatenate(list(lay_out([entries[: number // 3], entries[number // 3 :]], num_home_slots)))
+    table = Table(num_home_slots, slots)
     assert slots[-2] == EMPTY
     found, values = table.find(entries["key"])
     assert found.tolist() == list(range(number))
@@ -316,7 +316,7 @@ def test_table(number: int) -> None:
     others = word_codes(f"v{i}" for i in range(1000)) & EVEN
     assert table.find(others)[0].tolist() == []
     assert table.find(np.array([0, EVEN], np.uint64))[0].tolist() == []
-    whole = np.concatenate(list(lay_out([entries], homes)))
+    whole = np.concatenate(list(lay_out([entries], num_home_slots)))
     assert whole.tolist() == slots.tolist()
 
 

@@ -212,7 +212,7 @@ def test_locations_and_decisions_are_not_content() -> None:
         ({"scorer": "checkpoint:run", "keep_buckets": []}, r"adjacent buckets, each once, got \[\]"),
         ({"scorer": "checkpoint:run", "keep_buckets": ["head", "tail"]}, r"got \['head', 'tail'\]"),
         ({"scorer": "checkpoint:run", "keep_buckets": ["head", "head"]}, r"got \['head', 'head'\]"),
-        ({"scorer": "checkpoint:run", "keep_buckets": ["feet"]}, "found 'feet'"),
+        ({"scorer": "checkpoint:run", "keep_buckets": ["feet"]}, "'feet'"),
         (
             {"scorer": "checkpoint:run", "min_perplexity": 20.0, "max_perplexity": 10.0},
             r"min_perplexity: expected at most max_perplexity, got 20\.0 and 10\.0\. Lower min_perplexity",

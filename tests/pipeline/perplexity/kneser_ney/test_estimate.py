@@ -151,7 +151,7 @@ def test_owners_keep_suffixes_together() -> None:
 
 
 def test_messages_are_joined_from_rows_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.perplexity.kneser_ney.arpa.PIECE_BYTES", 7)
+    monkeypatch.setattr("pipeline.perplexity.kneser_ney.arpa.ROW_BYTES", 7)
     grams, counts = np.arange(15, dtype=np.uint32).reshape(3, 5), np.arange(5) - 2
     rows = [*letter(4, 1, 3, grams, counts), *letter(4, 0, 3, grams[:, :2], counts[:2]), *letter(4, 2, 3)]
     messages = received(reversed(rows))
