@@ -68,8 +68,8 @@ class Tally:
             mass=int(counts.sum()),
         )
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ class Level:
     suffix: npt.NDArray[np.intp]
     """Index of the n-gram without its first word, among the n-grams of the next lower order."""
 
-    def where(self, rows: Flags) -> "Level":
+    def where(self, rows: Flags) -> Self:
         """Return the n-grams that a mask selects."""
-        return Level(self.grams[:, rows], self.counts[rows], self.raw[rows], self.suffix[rows])
+        return type(self)(self.grams[:, rows], self.counts[rows], self.raw[rows], self.suffix[rows])
 
     def kept(self, threshold: int, num_allowed: int) -> Flags:
         """Return a mask of the n-grams that pruning keeps.
@@ -278,7 +278,7 @@ class Answers:
 
     sums: list[Sums]
     """The sums for each part that sent contexts, in the order of the parts."""
-    owners: Ints
+    parts: Ints
     """The part that holds each distinct context as an n-gram; ascending."""
     freed: Floats
     """Share of the mass that goes to the back-off, of each distinct context, in suffix order."""

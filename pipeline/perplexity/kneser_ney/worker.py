@@ -171,7 +171,7 @@ def answer_contexts(
     totals = summed(contexts, smoothing.discounts[order - 1], plan.bits, plan.bounds)
     for (_, source), sums in zip(messages, totals.sums):
         yield from letter(source, bucket, order, sums.mass, sums.freed)
-    cuts = np.searchsorted(totals.owners, np.arange(plan.partitions + 1))
+    cuts = np.searchsorted(totals.parts, np.arange(plan.partitions + 1))
     for target, (start, end) in enumerate(pairwise(cuts)):
         yield from letter(target, bucket, 1 - order, totals.freed[start:end])
 

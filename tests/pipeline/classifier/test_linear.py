@@ -137,7 +137,7 @@ def test_the_solver_finds_a_known_minimum() -> None:
 
 
 def test_weights_match_scipys_minimum_and_are_the_same_bits_twice() -> None:
-    from scipy.optimize import minimize
+    from scipy import optimize
 
     random = np.random.default_rng(3)
     examples = Examples(256, 1)
@@ -155,7 +155,7 @@ def test_weights_match_scipys_minimum_and_are_the_same_bits_twice() -> None:
         margins = signs * (dense @ point[:-1] + point[-1])
         return np.logaddexp(0, -margins).mean() + 1e-2 / 2 * point[:-1] @ point[:-1]
 
-    oracle = minimize(loss, np.zeros(257), method="BFGS", options={"maxiter": 60})
+    oracle = optimize.minimize(loss, np.zeros(257), method="BFGS", options={"maxiter": 60})
     assert minimum.value <= oracle.fun + 1e-7
     assert weights == pytest.approx(oracle.x[:-1], abs=5e-3)
 
