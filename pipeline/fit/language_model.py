@@ -113,7 +113,7 @@ def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     if target.suffix != ".lm" or not target.absolute().parent.is_dir():
         raise ConfigError(
             f"train-lm --out: expected a path ….lm in an existing folder, got {out!r}. "
-            "Create the folder, and end --out with .lm."
+            "Set --out to a path in an existing folder that ends with .lm."
         )
     if (config.run is None) == (not training.input):
         got, fix = ("both", "Remove train_lm.input") if training.input else ("neither", "Set lm.run")

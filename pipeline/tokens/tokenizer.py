@@ -295,6 +295,6 @@ def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
         decoded = tokenizer.decode(ids)
         if decoded != text and not config.allow_lossy:
             raise ConfigError(
-                f"tokenizer.model: expected decode(encode(x)) == x, got {decoded!r} for {text!r}. Give a byte-level "
-                "model without a normalizer, or set tokenizer.allow_lossy = true."
+                f"tokenizer.model: expected decode(encode(x)) == x, got {decoded!r} for {text!r}. "
+                "Set tokenizer.allow_lossy = true to accept a model that changes text."
             )

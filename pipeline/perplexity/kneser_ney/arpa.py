@@ -28,16 +28,16 @@ ROW_BYTES = 1 << 20
 """Maximum size of a message's row [bytes]."""
 LETTER = pa.schema(
     [
-        *(pa.field(name, pa.int32()) for name in ("target", "source", "level", "piece")),
+        *(pa.field(name, pa.int32()) for name in ("target", "source", "signed_order", "row_index")),
         pa.field("payload", pa.binary()),
     ]
 )
-LETTER_DDL = "target int, source int, level int, piece int, payload binary"
-"""Rows of messages: partitions of target and source, the message's order (its "level"), row number, bytes.
+LETTER_DDL = "target int, source int, signed_order int, row_index int, payload binary"
+"""Schema of the rows of messages: numbers of the target and source partitions, order of the n-grams, row, bytes.
 
-The order of the n-grams is positive in messages about contexts' sums, negative in those about back-off weights."""
+The order is negative in messages with back-off weights, to distinguish them from messages with context sums."""
 Letters = dict[tuple[int, int], memoryview]
-"""The messages of one target by (level, source)."""
+"""The messages to one target by (signed order, source)."""
 
 
 def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
@@ -67,24 +67,24 @@ def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
     return np.stack(columns[:-1]), columns[-1]
 
 
-def letter(target: int, source: int, level: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
+def letter(target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a message from a source to a target partition; none if the arrays are empty."""
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
         view = memoryview(payload)[start : start + ROW_BYTES]
         ends = pa.array([0, len(view)], pa.int32()).buffers()[1]
         cell = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(view)])
-        address = [pa.array([value], pa.int32()) for value in (target, source, level, number)]
+        address = [pa.array([value], pa.int32()) for value in (target, source, signed_order, number)]
         yield pa.RecordBatch.from_arrays([*address, cell], schema=LETTER)
 
 
 def received(batches: Iterable[pa.RecordBatch]) -> Letters:
-    """Return the messages to one target by (level, source), in that order, from rows in any order."""
+    """Return the messages to one target by (signed order, source), sorted by this key, from rows in any order."""
     rows: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
-        addresses = zip(*(batch.column(name).to_pylist() for name in ("level", "source", "piece")))
-        for (level, source, number), payload in zip(addresses, batch.column("payload")):
-            rows[level, source].append((number, payload.as_py()))
+        addresses = zip(*(batch.column(name).to_pylist() for name in ("signed_order", "source", "row_index")))
+        for (signed_order, source, number), payload in zip(addresses, batch.column("payload")):
+            rows[signed_order, source].append((number, payload.as_py()))
     return {key: memoryview(b"".join(payload for _, payload in sorted(rows.pop(key)))) for key in sorted(rows)}
 
 

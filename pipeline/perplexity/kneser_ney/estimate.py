@@ -112,8 +112,8 @@ def estimated(order: int, tally: Tally, fallback: Sequence[float] | None) -> tup
     if fallback is None:
         raise ContractError(
             f"train_lm: expected {order}-grams whose adjusted counts determine discounts, got {problem} "
-            f"(counts of counts 1 to 4: {counts}). The text is too small or repeats its lines: add text, or set "
-            "discount_fallback = [0.5, 1, 1.5]."
+            f"(counts of counts 1 to 4: {counts}), as in a small or repetitive text. "
+            "Set train_lm.discount_fallback = [0.5, 1, 1.5]."
         )
     filled = [*fallback, *[fallback[-1]] * (3 - len(fallback))]
     return Discounts(*filled), problem

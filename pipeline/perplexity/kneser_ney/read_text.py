@@ -191,7 +191,7 @@ def _chunk(pending: list[pa.Array], reserved: Literal["refuse", "skip"]) -> Chun
     if special.any() and reserved == "refuse":
         raise ContractError(
             f"train_lm: expected text without the reserved words <s>, </s> and <unk>, got "
-            f"{words.filter(pa.array(special))[0].as_py().decode()}. Remove them, or set reserved_words = 'skip'."
+            f"{words.filter(pa.array(special))[0].as_py().decode()}. Set train_lm.reserved_words = 'skip'."
         )
     left_out = special | pc.equal(words, b"").to_numpy(zero_copy_only=False)
     is_kept = ~left_out[tokens]

@@ -189,7 +189,7 @@ def test_words_are_separated_by_spaces() -> None:
 @pytest.mark.parametrize("word", [b"<s>", b"</s>", b"<unk>"])
 def test_reserved_words_are_rejected_or_skipped(word: bytes) -> None:
     lines = [b"a b", b"a " + word + b" b", word]
-    with pytest.raises(ContractError, match=rf"got {word.decode()}\. Remove them, or set reserved_words = 'skip'\."):
+    with pytest.raises(ContractError, match=rf"got {word.decode()}\. Set train_lm\.reserved_words = 'skip'\."):
         chunked(lines)
     assert chunked(lines, reserved="skip") == [[b"a", b"b", b"\n", b"a", b"b", b"\n", b"\n"]]
     assert chunked([b"<S> <UNK> </s>x"]) == [[b"<S>", b"<UNK>", b"</s>x", b"\n"]]
