@@ -84,13 +84,13 @@ class Arpa:
 
     def entries(self, order: int) -> Iterator[Entries]:
         """Yield the n-grams of the next section, of this order. Raises ContractError if the section is malformed."""
-        left = self.counts[order - 1]
+        num_remaining = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
-        while left:
-            lines = list(islice(self._lines, min(left, BLOCK_LINES)))
-            if len(lines) < min(left, BLOCK_LINES):
+        while num_remaining:
+            lines = list(islice(self._lines, min(num_remaining, BLOCK_LINES)))
+            if len(lines) < min(num_remaining, BLOCK_LINES):
                 raise self._error(f"{self.counts[order - 1]} n-grams of order {order}", "the end of the file")
-            left -= len(lines)
+            num_remaining -= len(lines)
             yield self._parse(lines, order)
         if order == len(self.counts):
             self._expect("\\end\\")

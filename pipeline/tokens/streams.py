@@ -96,8 +96,8 @@ class TokensConfig(Section):
                 "Set tokens.buckets_by to a valid name."
             )
         if cuts and self.measure is None:
-            why = "the shares of [perplexity] define the buckets" if by else "buckets_by names no signal"
-            raise ValueError(f"bucket_cuts would be ignored: {why}. Remove tokens.bucket_cuts.")
+            reason = "the shares of [perplexity] define the buckets" if by else "buckets_by names no signal"
+            raise ValueError(f"bucket_cuts would be ignored: {reason}. Remove tokens.bucket_cuts.")
         if self.measure is not None and not cuts:
             raise ValueError(
                 f"buckets_by = {by!r} requires bucket_cuts, the values that separate the buckets. "

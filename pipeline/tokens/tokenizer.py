@@ -234,8 +234,8 @@ def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> Loaded:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
-    own = {"pad": model.pad_id(), "bos": model.bos_id(), "eos": model.eos_id()}
-    reserved = {name: number for name, number in own.items() if number >= 0}
+    builtin_ids = {"pad": model.pad_id(), "bos": model.bos_id(), "eos": model.eos_id()}
+    reserved = {name: number for name, number in builtin_ids.items() if number >= 0}
     for name in RESERVED:
         piece = config.special.get(name, f"<{name}>")
         number = model.piece_to_id(piece)

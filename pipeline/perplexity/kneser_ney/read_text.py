@@ -89,14 +89,14 @@ def _skip_line(stream: Any, block_bytes: int, part: Range) -> bool:
     return False
 
 
-def _lines(stream: Any, left: int | None, block_bytes: int) -> Iterator[pa.Array]:
-    """Yield lines until `left` bytes are read and the current line ends; None = until the end of the file."""
+def _lines(stream: Any, remaining: int | None, block_bytes: int) -> Iterator[pa.Array]:
+    """Yield lines until `remaining` bytes are read and the current line ends; None = until the end of the file."""
     rest: list[bytes] = []
-    while left is None or left > 0:
-        block = stream.read(block_bytes if left is None else min(block_bytes, left))
+    while remaining is None or remaining > 0:
+        block = stream.read(block_bytes if remaining is None else min(block_bytes, remaining))
         if not block:
             break
-        left = None if left is None else left - len(block)
+        remaining = None if remaining is None else remaining - len(block)
         last = block.rfind(b"\n")
         if last < 0:
             rest.append(block)
@@ -105,7 +105,7 @@ def _lines(stream: Any, left: int | None, block_bytes: int) -> Iterator[pa.Array
         rest = [block[last + 1 :]] if last + 1 < len(block) else []
     if not rest:
         return
-    while left is not None and (block := stream.read(block_bytes)):
+    while remaining is not None and (block := stream.read(block_bytes)):
         end = block.find(b"\n")
         rest.append(block if end < 0 else block[:end])
         if end >= 0:

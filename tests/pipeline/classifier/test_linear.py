@@ -145,8 +145,8 @@ def test_weights_match_scipys_minimum_and_are_the_same_bits_twice() -> None:
         words = random.integers(0, 40, 30) + 10 * label
         examples.add(np.array(xx(*map(str, words)), np.uint64), bool(label))
     weights, minimum = fit_weights(examples, 1e-2)
-    again, _ = fit_weights(examples, 1e-2)
-    assert weights.tobytes() == again.tobytes()
+    repeated, _ = fit_weights(examples, 1e-2)
+    assert weights.tobytes() == repeated.tobytes()
 
     dense = examples.matrix(np.arange(256)).toarray()
     signs = np.where(examples.labels, 1.0, -1.0)

@@ -59,9 +59,9 @@ class Reference:
         return Counter({gram: raw if gram[0] == "<s>" else before[gram] for gram, raw in self.raw[size - 1].items()})
 
     def _is_kept(self, gram: Gram) -> bool:
-        known = self.allowed is None or set(gram) <= self.allowed | {"<s>", "</s>"}
-        enough = self.raw[len(gram) - 1][gram] > self.config.thresholds()[len(gram) - 1]
-        return gram == ("</s>",) or (known and enough)
+        is_allowed = self.allowed is None or set(gram) <= self.allowed | {"<s>", "</s>"}
+        is_frequent = self.raw[len(gram) - 1][gram] > self.config.thresholds()[len(gram) - 1]
+        return gram == ("</s>",) or (is_allowed and is_frequent)
 
     def _discounts(self, size: int) -> list[float]:
         last = self.quirk if size < self.order else set()
@@ -83,8 +83,8 @@ class Reference:
         size = len(context)
         table = self.adjusted[size]
         followers = self.followers[context]
-        taken = [self.discounts[size][min(3, table[g])] if g in self.keep[size] else table[g] for g in followers]
-        return math.fsum(taken) / sum(table[gram] for gram in followers)
+        discounted = [self.discounts[size][min(3, table[g])] if g in self.keep[size] else table[g] for g in followers]
+        return math.fsum(discounted) / sum(table[gram] for gram in followers)
 
     def probability(self, gram: Gram) -> float:
         """Return p(last word | words before)."""
