@@ -1,7 +1,7 @@
-"""Values that checks compute from stored columns: values by name, and random numbers that follow from doc_id.
+"""Values that checks compute from stored columns: entries by name, and random numbers derived from doc_id.
 
-A random number is a function of (seed, name, doc_id) alone, so a sample is the same on every machine and at every try,
-and a document that is in it stays in it when the share grows.
+A random number is a function of (seed, name, doc_id) alone. A sample is therefore the same on every machine and at
+every attempt, and a larger sample contains every smaller one.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from schemas.tables import lookup
 Floats = npt.NDArray[np.float64]
 
 MAX_SHAPE = 1e6
-"""Largest shape that is told apart, so that what is compared is finite."""
+"""Upper bound of shapes, so that compared values are finite."""
 
 _HALF = 0.5
 _RANGE = float(1 << 63)
@@ -25,12 +25,12 @@ _SMALLEST, _LARGEST = 2.0**-40, 1.0 - 2.0**-24  # a float32 probability comes no
 
 
 def entry(batch: pa.RecordBatch, column: str, name: str) -> Floats:
-    """(documents,) the value of `name` in a column of entries; NaN where there is none or it is null."""
+    """Return the values (documents,) of the entry `name` in a column; NaN if the entry is missing or null."""
     return _floats(lookup(batch.column(column), name))
 
 
 def numbers(batch: pa.RecordBatch, column: str) -> Floats:
-    """(documents,) a numeric column; NaN where it is null."""
+    """Return the values (documents,) of a numeric column; NaN for null."""
     return _floats(batch.column(column))
 
 
@@ -40,23 +40,26 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def uniform(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
-    """(documents,) a number in the open interval (0, 1) for each doc_id; independent for each name."""
+    """Return a number in the open interval (0, 1) for each doc_id, (documents,); independent for each name."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
     return np.clip(np.array(keys, np.float64), None, np.nextafter(1.0, 0.0))
 
 
 def log_odds(probabilities: Floats) -> Floats:
-    """ln(p / (1 - p)), finite: keeps apart what lies close to 0 and 1, where one bin of a histogram would hold all."""
-    inside = np.clip(probabilities, _SMALLEST, _LARGEST)
-    return np.log(inside) - np.log1p(-inside)
+    """Return ln(p / (1 - p)), finite.
+
+    Log odds separate probabilities close to 0 and 1, which one bin of a histogram of probabilities would merge.
+    """
+    clipped = np.clip(probabilities, _SMALLEST, _LARGEST)
+    return np.log(clipped) - np.log1p(-clipped)
 
 
 def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
-    """The largest shape alpha at which GPT-3's rule keeps a document of this score, given its uniform number.
+    """Return the largest shape alpha at which GPT-3's rule keeps each document, given its uniform number U.
 
-    The rule keeps it if a draw of numpy's `pareto(alpha)` exceeds 1 - score. Such a draw is U^(-1/alpha) - 1, so it
-    does when alpha <= -ln U / ln(2 - score): with probability (2 - score)^-alpha, and always at score 1.
+    The rule keeps a document if a draw of numpy's `pareto(alpha)` exceeds 1 - score. Such a draw is U^(-1/alpha) - 1,
+    so the condition is alpha <= -ln U / ln(2 - score). Its probability is (2 - score)^-alpha, and 1 at score 1.
     Source: Brown et al. 2020, arXiv 2005.14165, appendix A.
     """
     with np.errstate(divide="ignore"):
@@ -64,8 +67,9 @@ def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
 
 
 def gumbel(uniforms: Floats) -> Floats:
-    """Draws of the standard Gumbel distribution: the k largest of log weight + draw are a sample without replacement.
+    """Return draws of the standard Gumbel distribution, from uniform numbers.
 
+    The documents with the k largest values of log weight + draw are a sample without replacement.
     Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.
     """
     return -np.log(-np.log(uniforms))

@@ -1,8 +1,8 @@
-"""fastText classifiers: any supervised model scores, and one can be trained here, which is not deterministic.
+"""fastText classifiers: score with any supervised model, or train one, which is not deterministic.
 
-fastText 0.9.3 initialises its input matrix in tenths rounded down, one per thread, so below eleven threads a part stays
-as the memory was: where that had been filled with NaN, 18 of 20 trainings in 16 dimensions failed with ten threads and
-none with eleven. Threads race, so two trainings give two files: the model is an input by digest.
+fastText 0.9.3 initializes its input matrix in tenths rounded down, one per thread, so fewer than eleven threads leave a
+part uninitialized. With memory that was filled with NaN, 18 of 20 trainings in 16 dimensions failed with ten threads
+and none with eleven. Threads race, so two trainings write two different files; the model is an input by digest.
 """
 
 from collections.abc import Callable
@@ -20,51 +20,63 @@ PREFIX = "__label__"
 
 
 def one_line(text: str) -> str:
-    """The text as fastText wants it: one line, nothing in it that reads as a label."""
+    """Return the text in fastText's input format: one line that contains no label."""
     return " ".join(text.split()).replace(PREFIX, "label ")
 
 
 def write_example(stream: IO[bytes], text: str, good: bool) -> None:
-    """Append a line of training data."""
+    """Append a labeled line of training data."""
     stream.write(f"{GOOD_LABEL if good else BAD_LABEL} {one_line(text)}\n".encode("utf-8", "replace"))
 
 
 def train_fasttext(examples: Path, model: Path, settings: dict[str, Any]) -> None:
-    """Train on a file of examples and write the model. Raises ContractError if it holds what is no number."""
+    """Train on a file of examples and write the model.
+
+    Raises ContractError if training fails or a weight is not finite.
+    """
     import fasttext
 
     try:
         trained = fasttext.train_supervised(input=str(examples), verbose=0, loss="softmax", **settings)
     except RuntimeError as error:
-        raise ContractError(f"fasttext: expected a model, got {error}. Train with a lower learning_rate.") from error
+        raise ContractError(f"fasttext: expected a model, got the error {error}. Lower learning_rate.") from error
     for name, matrix in (("input", trained.get_input_matrix()), ("output", trained.get_output_matrix())):
-        wrong = int(np.count_nonzero(~np.isfinite(matrix)))
-        if wrong:
+        num_invalid = int(np.count_nonzero(~np.isfinite(matrix)))
+        if num_invalid:
             raise ContractError(
-                f"fasttext: expected numbers, got {wrong} that are none in the {name} matrix. Lower learning_rate."
+                f"fasttext: expected finite weights, got {num_invalid} NaN or infinite weights in the {name} matrix. "
+                "Lower learning_rate."
             )
     trained.save_model(str(model))
 
 
 def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
-    """The probability of the label as a function of the text. Raises ConfigError if the model does not have it."""
+    """Return a function from a text to the probability of the label.
+
+    Raises ConfigError if the file is not a fastText model or the model does not have the label.
+    """
     import fasttext
 
     try:
         model = fasttext.load_model(path)
     except ValueError as error:
-        raise ConfigError(f"{where}: expected a linear or fastText model, got {error}. Give another file.") from error
+        raise ConfigError(
+            f"{where}: expected a linear or fastText model, got {error}. Set the path to a model file."
+        ) from error
     labels = model.get_labels()
     if label not in labels:
-        raise ConfigError(f"{where}: expected a model with the label {label!r}, got none{nearest(label, labels)}")
+        raise ConfigError(
+            f"{where}: expected a model with the label {label!r}, got none{nearest(label, labels)}. "
+            "Set classifier.labels to the model's label."
+        )
 
     def score(text: str) -> float:
-        # a list: a bare string fails on numpy 2; k=-1: every label
+        # a list, because a single string fails on numpy 2; k=-1 returns every label
         names, values = model.predict([one_line(text).encode("utf-8", "replace").decode()], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
         if not 0.0 <= value <= 1.001:  # its float sums reach 1.00001
-            raise ContractError(f"{where}: {path} expected a probability, got {value}. Train it again.")
+            raise ContractError(f"{where}: expected a probability, got {value} from {path}. Train the model again.")
         return min(1.0, value)
 
-    score("a probe, so that a model of no numbers stops the run before the first document")
+    score("a probe, so that a model with NaN weights stops the run before the first document")
     return score

@@ -1,8 +1,8 @@
-"""Importance resampling as a stage: how much likelier a text's words are under a target than under the raw sample.
+"""The stage `importance`: importance resampling by the likelihood ratio of a target corpus and a raw sample.
 
-The log importance weight of a document is the sum over its word 1- and 2-grams, hashed to buckets, of ln p - ln q: p is
-the target's share of the bucket, q the raw sample's. It is stored over the number of words. Source: Xie et al. 2023
-(DSIR), arXiv 2302.03169, section 3.
+The log importance weight of a document is the sum of ln p - ln q over its word 1- and 2-grams, hashed to buckets: p is
+the bucket's share of the target's n-grams, q its share of the raw sample's. The stored value is the log weight divided
+by the number of words. Source: Xie et al. 2023 (DSIR), arXiv 2302.03169, section 3.
 """
 
 import math
@@ -24,7 +24,7 @@ from schemas.config import Section, decision, location
 
 KIND = "importance weights"
 FLOOR = 1e-8
-"""What RedPajama-V2 adds to the two probabilities of a length."""
+"""Constant that RedPajama-V2 adds to both probabilities of a length."""
 COLUMN, WORDS = "importance", "importance_words"
 Counts = npt.NDArray[np.int64]
 
@@ -33,19 +33,20 @@ class ImportanceConfig(Section):
     """The section `[importance]` of a recipe."""
 
     models: dict[str, str] = location({})
-    """Name in the model store, or path, of each target's model, by the name its weights have; empty: none is taken."""
+    """Name in the model store, or path, of each target's model, by the name of its weights. Empty = no weights are
+    computed."""
     length_correction: bool = False
-    """Whether the weight also has the log ratio of the probabilities of the text's number of words, Poisson with the
-    means of target and raw sample, as the `_length_correction` signals of RedPajama-V2 (which take characters)."""
+    """True to add the log ratio of the probabilities of the text's number of words: Poisson with the means of target
+    and raw sample, as in the `_length_correction` signals of RedPajama-V2 (which count characters)."""
     min_importance: dict[str, float] = decision({})
-    """Log weight per word from which a document stays, by target [nats per word]."""
+    """Minimum log weight per word of a kept document, by target [nats per word]."""
     min_quantile: dict[str, float] = decision({})
-    """Share of each language's documents, counted from the lowest weight per word, that goes, by target."""
+    """Share of each language's documents to drop, by target: those with the lowest weights per word."""
     min_gumbel_quantile: dict[str, float] = decision({})
-    """Share of each language's documents that resampling leaves out, by target: the others are drawn without
-    replacement by their whole weights (the top of log weight + Gumbel noise)."""
+    """Share of each language's documents that resampling drops, by target. The others are sampled without replacement
+    by their whole weights (the largest values of log weight + Gumbel noise)."""
     seed: int = decision(10, ge=0, lt=1 << 63)
-    """Seed of that noise."""
+    """Seed of the Gumbel noise."""
 
     @model_validator(mode="after")
     def _used(self) -> "ImportanceConfig":
@@ -54,15 +55,15 @@ class ImportanceConfig(Section):
             self, ("min_quantile", "min_gumbel_quantile"), lambda value: 0 < value < 1, "a share between 0 and 1"
         )
         if "seed" in self.model_fields_set and not self.min_gumbel_quantile:
-            raise ValueError("seed would be ignored without min_gumbel_quantile; leave it out")
+            raise ValueError("seed would be ignored without min_gumbel_quantile. Remove seed.")
         if self.length_correction and not self.models:
-            raise ValueError("length_correction would be ignored without models; leave it out")
+            raise ValueError("length_correction would be ignored without models. Remove length_correction.")
         return self
 
 
 @dataclass(frozen=True)
 class Bag:
-    """The n-grams of some texts by bucket, counted exactly."""
+    """The exact n-gram counts of a corpus by hash bucket."""
 
     counts: Counts
     """(buckets,)"""
@@ -71,23 +72,23 @@ class Bag:
 
     @property
     def mean_words(self) -> float:
-        """Words of a document."""
+        """The mean number of words of a document."""
         return self.words / self.documents
 
 
 @dataclass(frozen=True)
 class ImportanceModel:
-    """What tells a target from the raw sample."""
+    """The n-gram counts of a target corpus and of a raw sample."""
 
     target: Bag
     raw: Bag
     max_n: int
     """Longest n-gram [words]."""
     smoothing: float
-    """Added to every count, so that no bucket has probability 0."""
+    """Constant that is added to every count, so that no bucket has probability 0."""
 
     def log_ratios(self) -> Floats:
-        """(buckets,) ln p - ln q, where p and q are (count + smoothing) / (sum of counts + smoothing x buckets)."""
+        """Return ln p - ln q, (buckets,); p and q are (count + smoothing) / (sum of counts + smoothing x buckets)."""
         target, raw = (_log_shares(bag.counts, self.smoothing) for bag in (self.target, self.raw))
         return target - raw
 
@@ -98,7 +99,10 @@ def _log_shares(counts: Counts, smoothing: float) -> Floats:
 
 
 def poisson_log_ratio(words: int, target: float, raw: float) -> float:
-    """ln of the probability of a number of words under a mean over that under another, each with FLOOR added."""
+    """Return the log ratio of two Poisson probabilities of a number of words, each with FLOOR added.
+
+    `target` and `raw` are the mean numbers of words.
+    """
 
     def log_probability(mean: float) -> float:
         exact = words * math.log(mean) - mean - math.lgamma(words + 1)
@@ -108,7 +112,7 @@ def poisson_log_ratio(words: int, target: float, raw: float) -> float:
 
 
 def log_weight(keys: Codes, ratios: Floats, max_n: int) -> float:
-    """The log importance weight of a document: the sum of its n-grams' log ratios [nats]."""
+    """Return the log importance weight of a document: the sum of its n-grams' log ratios [nats]."""
     return float(np.add.reduce(ratios[buckets_of(ngram_codes(keys, max_n), len(ratios))]))
 
 
@@ -121,14 +125,14 @@ def save_importance(model: ImportanceModel, path: Path) -> None:
 
 
 def load_importance(path: str, where: str) -> ImportanceModel:
-    """The model in a file. Raises ConfigError if it is none."""
+    """Return the model of a file. Raises ConfigError if the file is not an importance model."""
     header, columns = read_model(path, KIND, where)
     target, raw = (Bag(columns[name], **header[name]) for name in ("target", "raw"))
     return ImportanceModel(target, raw, header["max_n"], header["smoothing"])
 
 
 def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds the weights per word; null for a text without words, as there is nothing to weigh."""
+    """Return the function that adds the log weights per word to a row; null for a text without words."""
     vocabulary = new_vocabulary()
     loaded = {name: load_importance(models[name], f"importance.models.{name}") for name in config.models}
     ratios = {name: model.log_ratios() for name, model in loaded.items()}
@@ -151,12 +155,12 @@ def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowF
 
 
 def per_word(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """The stored log weights per word."""
+    """Return a function from a batch to its stored log weights per word."""
     return lambda batch: entry(batch, COLUMN, name)
 
 
 def resampled(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
-    """The whole log weights with Gumbel noise that follows from doc_id."""
+    """Return a function from a batch to its whole log weights plus Gumbel noise derived from doc_id."""
     return lambda batch: (
         entry(batch, COLUMN, name) * numbers(batch, WORDS)
         + gumbel(uniform(batch.column("doc_id").to_pylist(), seed, name))
@@ -164,17 +168,17 @@ def resampled(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
 
 
 def quantile_name(setting: str, name: str) -> str:
-    """What the cut-off of a target is called."""
+    """Return the name of the quantile of a target, by its setting."""
     return f"importance.{setting}.{name}"
 
 
 def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
-    """The cut-offs below which the shares that go lie."""
-    found = [
+    """Return the quantiles below which documents are dropped."""
+    quantiles = [
         Quantile(quantile_name("min_quantile", name), COLUMN, share, per_word(name), (COLUMN,))
         for name, share in sorted(config.min_quantile.items())
     ]
-    return found + [
+    return quantiles + [
         Quantile(
             quantile_name("min_gumbel_quantile", name),
             COLUMN,
@@ -187,7 +191,7 @@ def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
 
 
 def importance_checks(config: ImportanceConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> list[Check]:
-    """Thresholds first, then the cut-offs of the quantiles."""
+    """Return the checks: thresholds first, then quantiles."""
     reasons = {"min_quantile": "importance_quantile", "min_gumbel_quantile": "importance_resampled"}
     checks = [
         Check("importance_low", COLUMN, "min_importance", {EVERY: limit}, per_word(name), (COLUMN,), name)
@@ -201,7 +205,7 @@ def importance_checks(config: ImportanceConfig, models: Mapping[str, str], cutof
 
 
 def importance_models(config: ImportanceConfig) -> dict[str, str]:
-    """The model files."""
+    """Return the model files by name."""
     return dict(config.models)
 
 
@@ -218,7 +222,7 @@ IMPORTANCE = PerDocument(
     verdicts={
         "importance_low": "the log importance weight per word is below min_importance",
         "importance_quantile": "the log importance weight per word is below the language's min_quantile",
-        "importance_resampled": "log importance weight and Gumbel noise together are below the language's "
+        "importance_resampled": "the sum of log importance weight and Gumbel noise is below the language's "
         "min_gumbel_quantile",
     },
     checks=importance_checks,

@@ -1,7 +1,8 @@
-"""A linear classifier over hashed word n-grams: logistic regression, deterministic, one memory-mappable file.
+"""A linear classifier over hashed word n-grams: features, model files, L-BFGS, training and calibration.
 
-A document is the unit vector of 1 + ln(count) over the buckets of its n-grams; the probability is the logistic function
-of a line (Platt 1999) in its product with the weights, both fitted on documents that the other has not seen.
+A document is the unit vector of 1 + ln(count) over the hash buckets of its n-grams. Its margin is the product of that
+vector with the weights of a logistic regression; Platt scaling (Platt 1999) maps the margin to a probability. Weights
+and calibration are fitted on disjoint documents. Training is deterministic: the same input gives the same bytes.
 """
 
 import json
@@ -22,31 +23,32 @@ from pipeline.text.words import Codes, Vocabulary
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 
-# Features of a text for hashed models: keys of its words, and the buckets that its word n-grams fall into.
+# Features of a text for hashed models: 64-bit keys of its words, and the hash buckets of its word n-grams.
 #
-# Words are the normal words of `languages/words.py` (lower case, numbers as 0, no punctuation, no accents), so a
-# model sees what is said and not how it is set. Characters of scripts that do not separate words are words of their
-# own. Model files carry FEATURES: whoever changes what a text's buckets are gives it another number.
+# Words are the normalized words of `pipeline/text/words.py` (lower case, numbers as 0, no punctuation, no accents), so
+# a model depends on the words and not on their formatting. Each character of a script without spaces between words is
+# one word. Model files carry FEATURES: increase it with every change of a text's hash buckets.
 
 FEATURES = 1
-"""Version of the definition in this module."""
+"""Version of the features, stored in every model file."""
 MAX_NGRAM = 3
+"""Maximum length of an n-gram [words]."""
 
 Buckets = npt.NDArray[np.int64]
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 _FIRST_UNSPACED = 0x0E00
-# odd 64-bit numbers, one for each place in an n-gram: the first digits of the fractional parts of e, pi and sqrt(2)
-_PLACES = np.array([0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909], np.uint64)
+# odd 64-bit factors, one for each position in an n-gram: the first digits of the fractional parts of e, pi and sqrt(2)
+_POSITION_FACTORS = np.array([0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909], np.uint64)
 
 
 def new_vocabulary() -> Vocabulary:
-    """A vocabulary that is asked for the keys of words alone."""
+    """Return an empty vocabulary for the keys of words."""
     return Vocabulary(str.split)
 
 
 def word_keys_of(text: str, vocabulary: Vocabulary) -> Codes:
-    """The 64-bit key of each word of the text, in order."""
+    """Return the 64-bit key of each word of the text, in order."""
     vocabulary.trim()
     if not text.isascii() and _highest(text) >= _FIRST_UNSPACED:
         text = _UNSPACED.sub(r" \g<0> ", text)
@@ -54,12 +56,12 @@ def word_keys_of(text: str, vocabulary: Vocabulary) -> Codes:
 
 
 def _highest(text: str) -> int:
-    # an eighth of the time that the expression takes to look at every character of a Latin text
+    # takes an eighth of the time that the regular expression takes for every character of a Latin text
     return int(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).max())
 
 
 def keys_of_row(row: Row, vocabulary: Vocabulary) -> Codes:
-    """The word keys of the row's text after cuts, taken once however many models ask."""
+    """Return the word keys of the row's text after cuts; computed once per row, for all models."""
     keys: Codes | None = row.get("_word_keys")
     if keys is None:
         keys = row["_word_keys"] = word_keys_of(row["_body"], vocabulary)
@@ -67,12 +69,12 @@ def keys_of_row(row: Row, vocabulary: Vocabulary) -> Codes:
 
 
 def ngram_codes(keys: Codes, max_n: int) -> Codes:
-    """The 64-bit codes of all runs of 1 to `max_n` words, single words first."""
+    """Return the 64-bit codes of all n-grams of 1 to `max_n` words, single words first."""
     orders = []
     for n in range(1, min(max_n, len(keys)) + 1):
         total = np.zeros(len(keys) - n + 1, np.uint64)
-        for place in range(n):
-            total += keys[place : len(keys) - n + 1 + place] * _PLACES[place]
+        for position in range(n):
+            total += keys[position : len(keys) - n + 1 + position] * _POSITION_FACTORS[position]
         orders.append(_mixed(total))
     return np.concatenate(orders) if orders else np.zeros(0, np.uint64)
 
@@ -85,21 +87,21 @@ def _mixed(codes: Codes) -> Codes:
 
 
 def buckets_of(codes: Codes, num_buckets: int) -> Buckets:
-    """The bucket of each code, 0 to num_buckets - 1; at most 2^32 buckets."""
+    """Return the hash bucket of each code, 0 to num_buckets - 1; num_buckets is at most 2^32."""
     high = codes >> np.uint64(32)
     return ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.int64)
 
 
-# Files of hashed models: one Arrow IPC file, memory-mappable, whose schema says what the numbers mean.
+# Files of hashed models: a memory-mappable Arrow IPC file, whose schema metadata holds the model's kind and settings.
 #
-# Metadata keys stand in a fixed order and values are canonical JSON, so equal models are equal bytes.
+# Metadata keys have a fixed order and values are canonical JSON, so equal models have equal bytes.
 
 ARROW_MAGIC = b"ARROW1"
 _KEY = b"penstock"
 
 
 def write_model(path: Path, kind: str, header: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write a model of this kind: one row for each bucket."""
+    """Write a model of this kind: one row for each hash bucket."""
     arrays = {name: pa.array(values) for name, values in columns.items()}
     metadata = {_KEY: canonical_json({"kind": kind, "features": FEATURES, **header})}
     schema = pa.schema([(name, array.type) for name, array in arrays.items()], metadata=metadata)
@@ -109,62 +111,76 @@ def write_model(path: Path, kind: str, header: Mapping[str, Any], columns: Mappi
 
 
 def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Header and columns, mapped into memory. Raises ConfigError if the file is no model of this kind and version."""
+    """Return the header and the memory-mapped columns of a model file.
+
+    Raises ConfigError if the file is not a model of this kind and of this version of the features.
+    """
     try:
         with pa.memory_map(path) as source:
             batch = pa.ipc.open_file(source).get_batch(0)
         header = json.loads(batch.schema.metadata[_KEY])
         columns = {name: batch.column(name).to_numpy() for name in batch.schema.names}
     except (pa.ArrowException, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"{where}: expected a {kind} model, got a file that is none ({error}): {path}") from error
+        raise ConfigError(
+            f"{where}: expected a {kind} model, got {path}, which is not one ({error}). "
+            "Set the path to a file of `penstock train`."
+        ) from error
     if header.get("kind") != kind:
-        raise ConfigError(f"{where}: expected a {kind} model, got one of kind {header.get('kind')!r}: {path}")
+        raise ConfigError(
+            f"{where}: expected a {kind} model, got {path} of kind {header.get('kind')!r}. "
+            f"Set the path to a {kind} model."
+        )
     if header.get("features") != FEATURES:
         raise ConfigError(
-            f"{where}: expected a model of features {FEATURES}, got {header.get('features')}. Train again: {path}."
+            f"{where}: expected a model of features {FEATURES}, got {header.get('features')} in {path}. "
+            "Train the model again."
         )
     return header, columns
 
 
 def is_arrow(path: str) -> bool:
-    """Whether a file begins as an Arrow IPC file does."""
+    """Return True if a file starts with the magic bytes of Arrow IPC."""
     with open(path, "rb") as stream:
         return stream.read(len(ARROW_MAGIC)) == ARROW_MAGIC
 
 
-# L-BFGS for smooth convex functions, in numpy sums of fixed order: the same input gives the same bits.
+# L-BFGS for smooth convex functions, with numpy sums of fixed order: the same input gives the same bits.
 #
-# Library versions call BLAS, whose sums change with the number of threads. Source: Nocedal & Wright 2006, "Numerical
-# Optimization", algorithms 7.4 (two-loop recursion) and 3.1 (backtracking).
+# Library implementations call BLAS, whose sums change with the number of threads. Source: Nocedal & Wright 2006,
+# "Numerical Optimization", algorithms 7.4 (two-loop recursion) and 3.1 (backtracking).
 
 Vector = npt.NDArray[np.float64]
 Objective = Callable[[Vector], tuple[float, Vector]]
-"""(point) → value and gradient."""
+"""Maps a point to the function's value and gradient there."""
 
 MEMORY = 10
+"""Number of latest steps whose curvature is kept."""
 SUFFICIENT = 1e-4
+"""Share of the predicted decrease that a step must reach (Armijo condition)."""
 MAX_HALVINGS = 40
+"""Maximum number of halvings of a step in the line search."""
 CURVATURE = 1e-12
+"""Minimum relative curvature of a step that is kept."""
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where the search ended."""
+    """The last point of a minimization."""
 
     point: Vector
     value: float
     gradient: float
-    """Largest absolute component of the gradient there."""
+    """Largest absolute component of the gradient at the point."""
     steps: int
 
 
 def dot(left: Vector, right: Vector) -> float:
-    """The inner product, summed in numpy's own order and never by BLAS."""
+    """Return the inner product, summed in numpy's order and never by BLAS."""
     return float(np.add.reduce(left * right))
 
 
 def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: int) -> Minimum:
-    """The minimum of a convex function: steps until no component of the gradient exceeds the tolerance."""
+    """Minimize a convex function until no component of the gradient exceeds the tolerance, or max_steps is reached."""
     point = start
     value, gradient = objective(point)
     pairs: deque[tuple[Vector, Vector, float]] = deque(maxlen=MEMORY)
@@ -172,19 +188,19 @@ def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: i
     while steps < max_steps and np.abs(gradient).max(initial=0.0) > tolerance:
         direction = -_inverse_hessian_times(gradient, pairs)
         slope = dot(direction, gradient)
-        length = 1.0 if pairs else 1.0 / max(1.0, dot(gradient, gradient) ** 0.5)
+        step_size = 1.0 if pairs else 1.0 / max(1.0, dot(gradient, gradient) ** 0.5)
         for _ in range(MAX_HALVINGS):
-            new_point = point + length * direction
+            new_point = point + step_size * direction
             new_value, new_gradient = objective(new_point)
-            if new_value <= value + SUFFICIENT * length * slope:
+            if new_value <= value + SUFFICIENT * step_size * slope:
                 break
-            length /= 2
+            step_size /= 2
         else:
-            break  # no descent left that floating point can see
-        moved, turned = new_point - point, new_gradient - gradient
-        curvature = dot(moved, turned)
-        if curvature > CURVATURE * dot(turned, turned):
-            pairs.append((moved, turned, 1.0 / curvature))
+            break  # no further decrease is possible in floating point
+        step, gradient_change = new_point - point, new_gradient - gradient
+        curvature = dot(step, gradient_change)
+        if curvature > CURVATURE * dot(gradient_change, gradient_change):
+            pairs.append((step, gradient_change, 1.0 / curvature))
         point, value, gradient = new_point, new_value, new_gradient
         steps += 1
     return Minimum(point, value, float(np.abs(gradient).max(initial=0.0)), steps)
@@ -193,15 +209,15 @@ def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: i
 def _inverse_hessian_times(gradient: Vector, pairs: deque[tuple[Vector, Vector, float]]) -> Vector:
     result = gradient
     factors = []
-    for moved, turned, inverse in reversed(pairs):
-        factor = inverse * dot(moved, result)
+    for step, gradient_change, inverse in reversed(pairs):
+        factor = inverse * dot(step, result)
         factors.append(factor)
-        result = result - factor * turned
+        result = result - factor * gradient_change
     if pairs:
-        moved, turned, inverse = pairs[-1]
-        result = result / (inverse * dot(turned, turned))
-    for (moved, turned, inverse), factor in zip(pairs, reversed(factors)):
-        result = result + moved * (factor - inverse * dot(turned, result))
+        step, gradient_change, inverse = pairs[-1]
+        result = result / (inverse * dot(gradient_change, gradient_change))
+    for (step, gradient_change, inverse), factor in zip(pairs, reversed(factors)):
+        result = result + step * (factor - inverse * dot(gradient_change, result))
     return result
 
 
@@ -210,12 +226,13 @@ Ints = npt.NDArray[np.int64]
 
 KIND = "linear classifier"
 TOLERANCE = 1e-6
-"""Of the gradient of the mean loss: margins are then far closer to their limits than the figures that are printed."""
+"""Tolerance of the mean loss's gradient; margins are then far more exact than the digits that are printed."""
 MAX_STEPS = 500
+"""Maximum number of L-BFGS steps."""
 
 
 def vector_of(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
-    """The buckets of a document's n-grams, ascending, and its values there; of length 1, or empty."""
+    """Return a document's hash buckets, ascending, and its values there; a vector of length 1, or an empty one."""
     buckets, counts = np.unique(buckets_of(ngram_codes(keys, max_n), num_buckets), return_counts=True)
     values = 1.0 + np.log(counts)
     return buckets, values / np.sqrt(np.add.reduce(values * values)) if len(values) else values
@@ -223,7 +240,7 @@ def vector_of(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
 
 @dataclass(frozen=True)
 class LinearModel:
-    """A trained classifier."""
+    """A trained linear classifier."""
 
     weights: npt.NDArray[np.float32]
     """(buckets,)"""
@@ -234,19 +251,19 @@ class LinearModel:
     """The probability is logistic(scale * margin + offset)."""
 
     def margin(self, keys: Codes) -> float:
-        """The product of the weights with the document's vector; 0 for a text without words."""
+        """Return the product of the weights with the document's vector; 0 for a text without words."""
         buckets, values = vector_of(keys, len(self.weights), self.max_n)
         return float(np.add.reduce(self.weights[buckets] * values))
 
     def probability(self, keys: Codes) -> float:
-        """The probability of the good class, given the mix of classes it was trained on."""
+        """Return the probability of the good class, at the class shares of the training documents."""
         return float(logistic(np.array([self.scale * self.margin(keys) + self.offset]))[0])
 
 
 def logistic(logits: Floats) -> Floats:
-    """1 / (1 + exp(-x)), without overflow."""
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+    """Return 1 / (1 + exp(-x)), without overflow."""
+    decay = np.exp(-np.abs(logits))
+    return np.where(logits >= 0, 1.0 / (1.0 + decay), decay / (1.0 + decay))
 
 
 def save_linear(model: LinearModel, path: Path) -> None:
@@ -256,13 +273,13 @@ def save_linear(model: LinearModel, path: Path) -> None:
 
 
 def load_linear(path: str, where: str) -> LinearModel:
-    """The model in a file, its weights mapped into memory. Raises ConfigError if it is none."""
+    """Return the model of a file, with memory-mapped weights. Raises ConfigError if the file is not a linear model."""
     header, columns = read_model(path, KIND, where)
     return LinearModel(columns["weight"], header["max_n"], header["scale"], header["offset"])
 
 
 class Examples:
-    """Documents as sparse vectors, gathered one by one; text is not kept."""
+    """A growing set of labeled documents as sparse vectors; their text is not kept."""
 
     def __init__(self, num_buckets: int, max_n: int):
         self.num_buckets, self.max_n = num_buckets, max_n
@@ -271,35 +288,35 @@ class Examples:
         self.labels: list[bool] = []
 
     def add(self, keys: Codes, label: bool) -> None:
-        """Gather one document."""
+        """Add a document's vector and label."""
         buckets, values = vector_of(keys, self.num_buckets, self.max_n)
         self._buckets.append(buckets.astype(np.int32))
         self._values.append(values.astype(np.float32))
         self.labels.append(label)
 
     def columns(self) -> Ints:
-        """The buckets that occur, ascending."""
-        seen = np.zeros(self.num_buckets, bool)
+        """Return the hash buckets that occur, ascending."""
+        occurs = np.zeros(self.num_buckets, bool)
         for buckets in self._buckets:
-            seen[buckets] = True
-        return np.flatnonzero(seen)
+            occurs[buckets] = True
+        return np.flatnonzero(occurs)
 
     def matrix(self, columns: Ints) -> Any:
-        """(documents, len(columns)) scipy CSR matrix over these buckets."""
+        """Return a scipy CSR matrix (documents, len(columns)) over these hash buckets."""
         from scipy.sparse import csr_matrix
 
-        place = np.zeros(self.num_buckets, np.int32)
-        place[columns] = np.arange(len(columns), dtype=np.int32)
+        column_of = np.zeros(self.num_buckets, np.int32)
+        column_of[columns] = np.arange(len(columns), dtype=np.int32)
         ends = np.cumsum([0, *map(len, self._buckets)])
-        indices = place[np.concatenate(self._buckets)]
+        indices = column_of[np.concatenate(self._buckets)]
         values = np.concatenate(self._values).astype(np.float64)
         return csr_matrix((values, indices, ends), shape=(len(self._buckets), len(columns)))
 
 
 def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32], Minimum]:
-    """The weights (buckets,) of least mean logistic loss + l2 / 2 |weights|^2, an unpenalised intercept beside them.
+    """Return the weights (buckets,) that minimize the mean logistic loss + l2 / 2 |weights|^2, and the minimum.
 
-    The intercept is left to calibration, which fits its own.
+    An intercept without penalty is fitted too, but not returned: calibration fits another.
     """
     columns = examples.columns()
     matrix = examples.matrix(columns)
@@ -309,21 +326,21 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
     def loss(point: Floats) -> tuple[float, Floats]:
         weights, intercept = point[:-1], point[-1]
         margins = signs * (matrix @ weights + intercept)
-        slopes = -signs * logistic(-margins) / len(signs)
+        derivatives = -signs * logistic(-margins) / len(signs)
         value = float(np.add.reduce(np.logaddexp(0.0, -margins))) / len(signs) + l2 / 2 * dot(weights, weights)
-        gradient = np.append(transposed @ slopes + l2 * weights, np.add.reduce(slopes))
+        gradient = np.append(transposed @ derivatives + l2 * weights, np.add.reduce(derivatives))
         return value, gradient
 
-    found = minimise(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
+    minimum = minimise(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
     weights = np.zeros(examples.num_buckets, np.float32)
-    weights[columns] = found.point[:-1].astype(np.float32)
-    return weights, found
+    weights[columns] = minimum.point[:-1].astype(np.float32)
+    return weights, minimum
 
 
 def fit_line(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
-    """Scale and offset that make logistic(scale * margin + offset) fit the labels best.
+    """Return the scale and offset for which logistic(scale * margin + offset) fits the labels best (Platt scaling).
 
-    Targets are those of Platt 1999: (good + 1) / (good + 2) and 1 / (bad + 2), so separable margins stay finite.
+    Targets are those of Platt 1999, (good + 1) / (good + 2) and 1 / (bad + 2): separable margins have a finite fit.
     """
     margin, label = np.array(list(margins), np.float64), np.array(list(labels), bool)
     good = int(label.sum())
@@ -332,8 +349,8 @@ def fit_line(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, f
     def loss(point: Floats) -> tuple[float, Floats]:
         logits = point[0] * margin + point[1]
         value = np.add.reduce(np.logaddexp(0.0, logits) - targets * logits) / len(label)
-        slopes = (logistic(logits) - targets) / len(label)
-        return float(value), np.array([dot(slopes, margin), float(np.add.reduce(slopes))])
+        derivatives = (logistic(logits) - targets) / len(label)
+        return float(value), np.array([dot(derivatives, margin), float(np.add.reduce(derivatives))])
 
-    found = minimise(loss, np.array([1.0, 0.0]), 1e-10, MAX_STEPS)
-    return float(found.point[0]), float(found.point[1])
+    minimum = minimise(loss, np.array([1.0, 0.0]), 1e-10, MAX_STEPS)
+    return float(minimum.point[0]), float(minimum.point[1])

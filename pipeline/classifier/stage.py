@@ -1,7 +1,8 @@
-"""Quality classifiers as a stage: the probability that each model gives a text, and three ways to keep by it.
+"""The stage `classifier`: quality classifiers score each text, and three kinds of checks drop documents by the scores.
 
-Scores are stored, decisions come later and are replayable: by threshold, by quantile of the language, or by a draw that
-follows from doc_id (GPT-3's rule). Models: `linear` (ours) and any supervised fastText file; `train` makes both.
+Scores are stored, so checks run later and can be replayed: by threshold, by quantile of the language, or by a random
+draw derived from doc_id (GPT-3's rule). Models are linear classifiers of this package or supervised fastText files;
+`penstock train` writes both.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,18 +26,19 @@ class ClassifierConfig(Section):
     """The section `[classifier]` of a recipe."""
 
     models: dict[str, str] = location({})
-    """Name in the model store, or path, of each classifier, by the name its scores have; empty: no text is scored."""
+    """Name in the model store, or path, of each classifier, by the name of its scores. Empty = no text is scored."""
     labels: dict[str, str] = Field(default={})
-    """Label of the good class, by classifier, where a fastText model calls it otherwise than `__label__good`."""
+    """Label of the good class, by classifier; required for a fastText model whose label is not `__label__good`."""
     min_score: dict[str, float] = decision({})
-    """Probability of the good class from which a document stays, by classifier, 0..1."""
+    """Minimum probability of the good class of a kept document, by classifier, 0..1."""
     min_quantile: dict[str, float] = decision({})
-    """Share of each language's documents, counted from the lowest score, that goes, by classifier: 0.9 keeps the top
+    """Share of each language's documents to drop, by classifier: those with the lowest scores. 0.9 keeps the top
     tenth, as DCLM does (Li et al. 2024, arXiv 2406.11794)."""
     min_alpha: dict[str, float] = decision({})
-    """Shape alpha of GPT-3's rule, by classifier: a document stays with probability (2 - score)^-alpha; theirs is 9."""
+    """Shape alpha of GPT-3's rule, by classifier: a document is kept with probability (2 - score)^-alpha. GPT-3 uses
+    9."""
     seed: int = decision(9, ge=0, lt=1 << 63)
-    """Seed of the draws of that rule."""
+    """Seed of the random draws of GPT-3's rule."""
 
     @model_validator(mode="after")
     def _used(self) -> "ClassifierConfig":
@@ -45,35 +47,42 @@ class ClassifierConfig(Section):
         check_range(self, ("min_quantile",), lambda value: 0 < value < 1, "a share between 0 and 1")
         check_range(self, ("min_alpha",), lambda value: 0 < value <= MAX_SHAPE, "a positive shape of at most 1e6")
         if "seed" in self.model_fields_set and not self.min_alpha:
-            raise ValueError("seed would be ignored without min_alpha; leave it out")
+            raise ValueError("seed would be ignored without min_alpha. Remove seed.")
         return self
 
 
 def check_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
-    """Raise ValueError if a field of a section names a model that is not among the known ones."""
-    wrong = [
-        f"{field}.{name}: no such model{nearest(name, known) if known else ', models is empty'}"
+    """Raise ValueError if a field of a section names a model that is not in `known`."""
+    unknown = [
+        f"{field}.{name}: expected the name of a model, got {name!r}"
+        f"{nearest(name, known) if known else ', but models is empty'}"
         for field in fields
         for name in sorted(set(getattr(config, field)) - set(known))
     ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    if unknown:
+        raise ValueError(f"{'; '.join(unknown)}. Add the model to models.")
 
 
-def check_range(config: Section, fields: tuple[str, ...], right: Callable[[float], bool], promise: str) -> None:
-    """Raise ValueError if a value of these fields is outside its range."""
+def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[float], bool], expected: str) -> None:
+    """Raise ValueError if a value of these fields is outside its range; `expected` describes the range."""
     for field in fields:
         for name, value in sorted(getattr(config, field).items()):
-            if not right(value):
-                raise ValueError(f"{field}.{name}: expected {promise}, got {value}")
+            if not is_valid(value):
+                raise ValueError(f"{field}.{name}: expected {expected}, got {value}. Set it to {expected}.")
 
 
 def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary) -> Callable[[Row], float]:
-    """The probability of the good class as a function of the row. Raises ConfigError if the file is no classifier."""
+    """Return a function from a row to the probability of the good class.
+
+    Raises ConfigError if the file is not a classifier or a linear model has a label.
+    """
     where = f"classifier.models.{name}"
     if is_arrow(path):
         if label is not None:
-            raise ConfigError(f"classifier.labels.{name}: {path} is a linear model without labels; leave it out")
+            raise ConfigError(
+                f"classifier.labels.{name}: expected a fastText model, got {path}, a linear model without labels. "
+                f"Remove classifier.labels.{name}."
+            )
         linear = load_linear(path, where)
         return lambda row: linear.probability(keys_of_row(row, vocabulary))
     score = load_fasttext(path, label or GOOD_LABEL, where)
@@ -81,7 +90,7 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
 
 
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds the scores; None where there is no model."""
+    """Return the function that adds the scores to a row; None without models."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 
@@ -93,29 +102,29 @@ def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowF
 
 
 def score_of(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """The stored scores of a classifier."""
+    """Return a function from a batch to its stored scores of a classifier."""
     return lambda batch: entry(batch, SCORES, name)
 
 
 def odds_of(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """Their log odds."""
+    """Return a function from a batch to the log odds of its scores."""
     return lambda batch: log_odds(entry(batch, SCORES, name))
 
 
 def shape_of(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
-    """The largest alpha at which GPT-3's rule keeps each document."""
+    """Return a function from a batch to the largest alpha at which GPT-3's rule keeps each document."""
     return lambda batch: pareto_shape(
         entry(batch, SCORES, name), uniform(batch.column("doc_id").to_pylist(), seed, name)
     )
 
 
 def quantile_name(name: str) -> str:
-    """What the cut-off of a classifier is called."""
+    """Return the name of the quantile of a classifier."""
     return f"classifier.min_quantile.{name}"
 
 
 def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> list[Check]:
-    """Thresholds first, then quantiles, then draws; each by the classifiers' names."""
+    """Return the checks: thresholds, then quantiles, then random draws, each in the order of the classifiers' names."""
     checks = [
         Check("classifier_score", SCORES, "min_score", {EVERY: limit}, score_of(name), (SCORES,), name)
         for name, limit in sorted(config.min_score.items())
@@ -148,7 +157,7 @@ def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutof
 
 
 def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
-    """The log odds below which the share that goes lies."""
+    """Return the quantiles of the log odds below which documents are dropped."""
     return [
         Quantile(quantile_name(name), SCORES, share, odds_of(name), (SCORES,))
         for name, share in sorted(config.min_quantile.items())
@@ -156,7 +165,7 @@ def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
 
 
 def classifier_models(config: ClassifierConfig) -> dict[str, str]:
-    """The model files."""
+    """Return the model files by name."""
     return dict(config.models)
 
 
@@ -173,8 +182,8 @@ CLASSIFIER = PerDocument(
     verdicts={
         "classifier_score": "a classifier gives the text a lower probability than min_score",
         "classifier_quantile": "the log odds of a classifier's score are below the language's min_quantile",
-        "classifier_sampled": "the draw of GPT-3's rule went against the text: it stays only up to the shape alpha "
-        "that is its value",
+        "classifier_sampled": "the random draw of GPT-3's rule drops the text: it is kept only at a shape alpha up to "
+        "its value",
     },
     checks=classifier_checks,
     quantiles=classifier_quantiles,

@@ -1,1 +1,1 @@
-"""Jobs that learn from text: language models, classifiers, importance weights, and the corpora they learn from."""
+"""Training of language models, classifiers and importance weights, and the corpora that they are trained on."""

@@ -1,7 +1,7 @@
-"""`penstock train-classifier`: a quality classifier from examples of two classes, measured on texts it has not seen.
+"""`penstock train-classifier`: train a quality classifier on examples of two classes, and measure it on held-out texts.
 
-Each text goes to training, calibration or the held-out part by its hash alone. Beside the model lies a manifest: what
-it learned from (by digest), the settings, and the held-out figures.
+The hash of a text alone assigns it to training, calibration or held-out. With the model it writes a manifest: the
+digests of the inputs, the settings, and the held-out metrics.
 """
 
 import tempfile
@@ -40,65 +40,65 @@ FASTTEXT_ONLY = ("dimensions", "epochs", "learning_rate", "threads")
 
 
 class TrainClassifierConfig(Section):
-    """The section `[train_classifier]`: what is learned from, and how."""
+    """The section `[train_classifier]`: the corpora, the split and the settings of a classifier's training."""
 
     name: str = Field("quality", pattern=NAME)
-    """Name of the model, of its file and in the model store."""
+    """Name of the model, used for its file and in the model store."""
     kind: Literal["linear", "fasttext"] = "linear"
-    """`linear`: the same bytes at every run. `fasttext`: another file at every run; it enters runs by its digest."""
+    """Kind of the model. `linear` training is deterministic; `fasttext` training gives another file each time."""
     positives: Corpus = Corpus.model_validate({})
     """Texts of the good class, such as Wikipedia or books."""
     negatives: Corpus = Corpus.model_validate({})
     """Texts of the bad class, such as a random crawl."""
     labelled: tuple[str, ...] = location(())
-    """JSON lines or Parquet files whose label tells the class."""
+    """JSON lines or Parquet files with a label that names each text's class."""
     reading: Reading = Reading.model_validate({})
-    """Which fields of the files are read."""
+    """Fields of the files to read."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the samples and of the split."""
     heldout_share: float = Field(0.1, gt=0, lt=0.5)
-    """Share of the texts that only the figures are taken on."""
+    """Share of the texts that are held out for the metrics."""
     calibrate_share: float = Field(0.1, gt=0, lt=0.5)
-    """Share of the texts that turn margins into probabilities. Linear only."""
+    """Share of the texts that are used for Platt scaling of margins to probabilities. Linear only."""
     piece_chars: int = Field(5_000, ge=100)
-    """Longer texts are cut into pieces of at most this, at a line end or space where there is one, so that a book
-    counts for its length and not as one page [code points]. Default: about the length of a web page."""
+    """Maximum length of an example [code points]; longer texts are split, at a line end or space if possible, so that a
+    book has the weight of its length. Default: about the length of a web page."""
     bits: int = Field(20, ge=8, le=28)
-    """Logarithm of the number of buckets n-grams are hashed to: 2^20 weights are 4 MiB."""
+    """Base-2 logarithm of the number of hash buckets of n-grams: 2^20 weights are 4 MiB."""
     ngrams: int = Field(2, ge=1, le=MAX_NGRAM)
     """Longest n-gram [words]."""
     l2: float = Field(1e-4, gt=0)
-    """Weight of the squared weights beside the mean loss. Linear only."""
+    """Coefficient of the L2 penalty that is added to the mean loss. Linear only."""
     dimensions: int = Field(16, ge=1)
-    """Length of fastText's vectors; with 2^bits buckets the file has 4 x 2^bits x dimensions bytes and more."""
+    """Size of fastText's vectors; with 2^bits buckets the file has at least 4 x 2^bits x dimensions bytes."""
     epochs: int = Field(5, ge=1)
-    """fastText's passes over the texts; its own default."""
+    """Number of fastText's passes over the texts. Default: fastText's own."""
     learning_rate: float = Field(0.5, gt=0)
-    """fastText's first learning rate."""
+    """Initial learning rate of fastText."""
     threads: int = Field(MIN_THREADS, ge=MIN_THREADS)
-    """fastText's threads: below eleven it trains on uninitialised memory."""
+    """Number of fastText's threads; with fewer than eleven it trains on uninitialized memory."""
 
     @model_validator(mode="after")
     def _used(self) -> "TrainClassifierConfig":
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
-        wrong = sorted(self.model_fields_set.intersection(ignored))
-        if wrong:
-            raise ValueError(
-                f"kind {self.kind!r} would ignore {', '.join(wrong)}; leave them out or set the other kind"
-            )
+        names = ", ".join(sorted(self.model_fields_set.intersection(ignored)))
+        if names:
+            raise ValueError(f"{names} would be ignored with kind = {self.kind!r}. Remove {names}.")
         if not self.labelled and not (self.positives.given and self.negatives.given):
-            raise ValueError("expected positives and negatives, or labelled files; found neither pair. Name them.")
+            raise ValueError(
+                "expected positives and negatives, or labelled files, got neither. Set positives and negatives."
+            )
         return self
 
     def settings(self) -> dict[str, Any]:
-        """The content settings, those of the corpora included and those of the other kind left out."""
+        """Return the content settings, including those of the corpora, without those of the other kind."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
-        own = {name: value for name, value in self.content().items() if name not in ignored}
-        return {**own, "positives": self.positives.content(), "negatives": self.negatives.content()}
+        settings = {name: value for name, value in self.content().items() if name not in ignored}
+        return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
 
 
 class Piece(NamedTuple):
-    """One example: a text, or a stretch of a long one."""
+    """An example: a text, or a span of a long text, with its class."""
 
     text: str
     good: bool
@@ -107,13 +107,15 @@ class Piece(NamedTuple):
 def train_classifier(
     config: TrainClassifierConfig, out: str, spark: Any = None, models: ModelsConfig | None = None
 ) -> dict[str, Any]:
-    """Train, measure and write `<out>/<name>.arrow` or `.bin` and `<out>/<name>.json`; returns the manifest.
+    """Train and measure a classifier; write `<out>/<name>.arrow` or `.bin` and its manifest `<out>/<name>.json`.
 
-    With `models` the model is put into that store under its name. Raises ConfigError, ContractError.
+    Return the manifest. With `models`, also add the model to that store under its name. Raises ConfigError if files do
+    not exist, ContractError if a part of the split lacks a class or training fails.
     """
     clock = Clock()
-    found = gather({GOOD: config.positives, BAD: config.negatives}, config.labelled, config.reading, config.seed, spark)
-    parts = split_texts(found, config)
+    corpora = {GOOD: config.positives, BAD: config.negatives}
+    gathered = gather(corpora, config.labelled, config.reading, config.seed, spark)
+    parts = split_texts(gathered, config)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     path, figures = (_train_linear if config.kind == "linear" else _train_fasttext)(config, parts, folder)
@@ -122,55 +124,59 @@ def train_classifier(
         "deterministic": config.kind == "linear",
         "features": FEATURES if config.kind == "linear" else None,
         "settings": config.settings(),
-        "inputs": found.inputs,
-        "texts": {name: count_texts(found, config, name) for name in (GOOD, BAD)},
-        "pieces": {part: len(pieces) for part, pieces in parts.items()},
-        "left_out": dict(sorted(found.left_out.items())),
+        "inputs": gathered.inputs,
+        "texts": {name: count_texts(gathered, config, name) for name in (GOOD, BAD)},
+        "pieces": {part: len(examples) for part, examples in parts.items()},
+        "left_out": dict(sorted(gathered.left_out.items())),
         **figures,
     }
     return commit_model(path, content, clock, models)
 
 
 def part_of(text: Text, config: TrainClassifierConfig) -> str:
-    """The part a text belongs to, by its hash alone."""
-    place = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
-    if place < config.heldout_share:
+    """Return the part of the split that a text belongs to, by its hash alone."""
+    fraction = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
+    if fraction < config.heldout_share:
         return HELDOUT
-    calibrates = config.kind == "linear" and place < config.heldout_share + config.calibrate_share
-    return CALIBRATE if calibrates else TRAIN
+    is_calibration = config.kind == "linear" and fraction < config.heldout_share + config.calibrate_share
+    return CALIBRATE if is_calibration else TRAIN
 
 
-def count_texts(found: Gathered, config: TrainClassifierConfig, name: str) -> dict[str, int]:
-    """Number of texts of a class in each part."""
-    parts = [part_of(text, config) for text in found.texts[name]]
+def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) -> dict[str, int]:
+    """Return the number of texts of a class in each part of the split."""
+    parts = [part_of(text, config) for text in gathered.texts[name]]
     return {part: parts.count(part) for part in PARTS}
 
 
-def split_texts(found: Gathered, config: TrainClassifierConfig) -> dict[str, list[Piece]]:
-    """The pieces of each part. Raises ContractError if a part that is needed lacks a class."""
+def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[Piece]]:
+    """Return the examples of each part of the split. Raises ContractError if a required part lacks a class."""
     parts: dict[str, list[Piece]] = {part: [] for part in PARTS}
     for name in (GOOD, BAD):
-        for text in found.texts[name]:
-            parts[part_of(text, config)] += [Piece(p, name == GOOD) for p in pieces_of(text.text, config.piece_chars)]
+        for text in gathered.texts[name]:
+            spans = pieces_of(text.text, config.piece_chars)
+            parts[part_of(text, config)] += [Piece(span, name == GOOD) for span in spans]
     for part in PARTS if config.kind == "linear" else (TRAIN, HELDOUT):
-        good = sum(piece.good for piece in parts[part])
+        good = sum(example.good for example in parts[part])
         if not 0 < good < len(parts[part]):
             raise ContractError(
-                f"train_classifier: expected both classes in the part {part}, got {good} good and "
-                f"{len(parts[part]) - good} bad pieces. Give more texts, larger shares or another seed."
+                f"train_classifier: expected both classes in the {part} part, got {good} good and "
+                f"{len(parts[part]) - good} bad examples. Add texts of the missing class."
             )
     return parts
 
 
 def pieces_of(text: str, size: int) -> Iterator[str]:
-    """The text cut into pieces of at most `size` code points, at the last line end or else space in reach."""
+    """Yield the text in spans of at most `size` code points, split at the last line end, else at the last space.
+
+    Spans of whitespace alone are skipped.
+    """
     start = 0
     while len(text) - start > size:
         end = start + size
-        for gap in ("\n", " "):
-            found = text.rfind(gap, start, end)
-            if found > start:
-                end = found + 1
+        for separator in ("\n", " "):
+            position = text.rfind(separator, start, end)
+            if position > start:
+                end = position + 1
                 break
         if text[start:end].split():
             yield text[start:end]
@@ -184,17 +190,16 @@ def _train_linear(
 ) -> tuple[Path, dict[str, Any]]:
     vocabulary = new_vocabulary()
     examples = Examples(1 << config.bits, config.ngrams)
-    for piece in parts[TRAIN]:
-        examples.add(word_keys_of(piece.text, vocabulary), piece.good)
+    for example in parts[TRAIN]:
+        examples.add(word_keys_of(example.text, vocabulary), example.good)
     weights, fit = fit_weights(examples, config.l2)
-    plain = LinearModel(weights, config.ngrams, 1.0, 0.0)
-    calibrating = parts[CALIBRATE]
-    margins = [plain.margin(word_keys_of(piece.text, vocabulary)) for piece in calibrating]
-    scale, offset = fit_line(margins, [piece.good for piece in calibrating])
+    uncalibrated = LinearModel(weights, config.ngrams, 1.0, 0.0)
+    margins = [uncalibrated.margin(word_keys_of(example.text, vocabulary)) for example in parts[CALIBRATE]]
+    scale, offset = fit_line(margins, [example.good for example in parts[CALIBRATE]])
     path = folder / f"{config.name}.arrow"
     save_linear(LinearModel(weights, config.ngrams, scale, offset), path)
     model = load_linear(str(path), "train_classifier")
-    scores = [model.probability(word_keys_of(piece.text, vocabulary)) for piece in parts[HELDOUT]]
+    scores = [model.probability(word_keys_of(example.text, vocabulary)) for example in parts[HELDOUT]]
     return path, {
         "fit": {"steps": fit.steps, "loss": fit.value, "gradient": fit.gradient, "scale": scale, "offset": offset},
         HELDOUT: _heldout(scores, parts[HELDOUT]),
@@ -209,27 +214,27 @@ def _train_fasttext(
     with tempfile.TemporaryDirectory() as scratch:
         examples = Path(scratch) / "examples.txt"
         with examples.open("wb") as stream:
-            for piece in parts[TRAIN]:
-                write_example(stream, piece.text, piece.good)
+            for example in parts[TRAIN]:
+                write_example(stream, example.text, example.good)
         train_fasttext(examples, path, {**settings, "bucket": 1 << config.bits, "wordNgrams": config.ngrams})
     score = load_fasttext(str(path), GOOD_LABEL, "train_classifier")
-    return path, {HELDOUT: _heldout([score(piece.text) for piece in parts[HELDOUT]], parts[HELDOUT])}
+    return path, {HELDOUT: _heldout([score(example.text) for example in parts[HELDOUT]], parts[HELDOUT])}
 
 
-def _heldout(scores: list[float], pieces: list[Piece]) -> dict[str, Any]:
-    # as the table stores them
+def _heldout(scores: list[float], examples: list[Piece]) -> dict[str, Any]:
+    # rounded to float32, as the table stores scores
     rounded = np.array(scores, np.float32).astype(np.float64)
-    return heldout_figures(rounded, np.array([piece.good for piece in pieces], bool))
+    return heldout_figures(rounded, np.array([example.good for example in examples], bool))
 
 
 def summary(manifest: dict[str, Any]) -> str:
-    """What a user wants to know of a trained classifier, in a few lines."""
+    """Return a summary of a trained classifier and its held-out metrics, for the terminal."""
     content = manifest["content"]
     heldout = content[HELDOUT]
     half = heldout["thresholds"]["0.5"]
     lines = [
         f"model {content['model']['file']}  sha256 {content['model']['sha256']}  {content['model']['bytes']:,} bytes",
-        f"held out: {heldout['good']} good and {heldout['bad']} bad pieces  AUC {heldout['auc']:.4f}  "
+        f"held-out: {heldout['good']} good and {heldout['bad']} bad examples  AUC {heldout['auc']:.4f}  "
         f"Brier {heldout['brier']:.4f}  calibration error {heldout['expected_calibration_error']:.4f}",
         "at 0.5: "
         + "  ".join(f"{name} {'-' if value is None else format(value, '.3f')}" for name, value in half.items()),

@@ -1,7 +1,7 @@
-"""Texts that models learn from: files and samples of runs, by class, without repeats and without contradictions.
+"""Training corpora: samples of runs and text files, by class, without repeated or contradictory texts, and manifests.
 
-A sample is the bottom k by a hash, so it does not depend on parts, order or partitioning. Texts are told apart by their
-SHA-256, which also says which part of the split a text belongs to: equal texts never lie on both sides.
+A sample is the k texts with the lowest hashes, so it does not depend on parts, order or partitioning. Texts are
+identified by their SHA-256, which also determines the part of the split, so equal texts are never in two parts.
 """
 
 import hashlib
@@ -35,20 +35,21 @@ from schemas.ids import below_share, file_sha256, shuffle_key
 from schemas.manifest import open_table
 from schemas.storage import Store
 
-# A sample of a run's clean texts: the bottom k by a hash of doc_id, the same at any partitioning.
+# A sample of a run's clean texts: the k documents with the lowest hashes of doc_id, the same at any partitioning.
 #
-# The rows are counted first; then each part hands over those whose hash falls below a share that holds k of them almost
-# surely, and k are kept. Parts are read by Spark where there is a session, else one after the other.
+# The rows are counted first. Then each part returns the documents whose hash is below a share that almost surely holds
+# at least k of them, and k are kept. Spark reads the parts if there is a session; otherwise they are read in sequence.
 
 TABLE = "clean"
 TEXTS_AT_ONCE = 512
+"""Number of rows that are read at once from `clean`."""
 SAMPLE = pa.schema([("key", pa.int64()), ("doc_id", pa.binary()), ("text", pa.string())])
 SPARK_SCHEMA = "key long, doc_id binary, text string"
 
 
 @dataclass(frozen=True)
 class SampleTask:
-    """One part of the clean table, and which of its documents are wanted."""
+    """A part of the clean table, and the selection of its documents."""
 
     folder: Store
     path: str
@@ -56,23 +57,23 @@ class SampleTask:
     languages: tuple[str, ...]
     seed: int
     share: float = 1.0
-    """Documents whose key lies in this lowest share of all keys are handed over."""
+    """Documents with a key in this lowest share of all keys are returned."""
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """The wanted documents that were kept, with these columns."""
+        """Yield the kept documents of the selected sources and languages, with these columns."""
         names = [*columns, "source", "language", "drop_stage"]
         with self.folder.open_input(self.path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(batch_size=TEXTS_AT_ONCE, columns=names):
-                wanted = pc.is_null(batch.column("drop_stage"))
+                selected = pc.is_null(batch.column("drop_stage"))
                 for name, values in (("source", self.sources), ("language", self.languages)):
                     if values:
-                        wanted = pc.and_(wanted, pc.is_in(batch.column(name), value_set=pa.array(values)))
-                yield batch.filter(wanted).select(columns)
+                        selected = pc.and_(selected, pc.is_in(batch.column(name), value_set=pa.array(values)))
+                yield batch.filter(selected).select(columns)
 
 
 @dataclass(frozen=True)
 class RunSample:
-    """Texts in the order of their keys, and the table they were taken from."""
+    """A sample of texts with their keys, in the order of the keys, and the identity of its table."""
 
     texts: list[tuple[int, str]]
     identity: Mapping[str, Any]
@@ -80,18 +81,18 @@ class RunSample:
 
 
 def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...], int], size: int) -> RunSample:
-    """The `size` documents of the lowest keys, given (sources, languages, seed); all if there are fewer.
+    """Return the `size` documents with the lowest keys, given (sources, languages, seed); all if there are fewer.
 
-    Raises ContractError if the run has no clean table, or none of its documents is wanted.
+    Raises ContractError if the run has no clean table or no kept document of the sources and languages.
     """
     folder, manifest = open_table(Store(run), TABLE)
     sources, languages, seed = task
     tasks = [SampleTask(folder, path, sources, languages, seed) for path in manifest.paths_of()]
-    total = sum(_answers(spark, tasks))
+    total = sum(_counts(spark, tasks))
     if not total:
         raise ContractError(
             f"{run}: expected kept documents of sources {list(sources) or 'all'} and languages "
-            f"{list(languages) or 'all'}, got none. See `penstock report`."
+            f"{list(languages) or 'all'}, got none. Run `penstock report` to see its sources and languages."
         )
     share = (size + 6 * size**0.5 + 10) / total
     while True:
@@ -105,20 +106,20 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
 
 
 def count_part(task: SampleTask, retried: bool) -> dict[str, Any]:
-    """How many documents of a part are wanted."""
+    """Return the number of selected documents of a part."""
     return {"rows": sum(batch.num_rows for batch in task.batches(["doc_id"]))}
 
 
 def rows_of_part(task: SampleTask) -> Iterator[pa.RecordBatch]:
-    """The documents of a part whose key falls into the share."""
+    """Yield the selected documents of a part with a key in the share."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
-        taken = pa.array(np.array([below_share(key, task.share) for key in keys], bool))
+        is_sampled = pa.array(np.array([below_share(key, task.share) for key in keys], bool))
         columns = [pa.array(keys, pa.int64()), batch.column("doc_id").cast(pa.binary()), batch.column("text")]
-        yield pa.RecordBatch.from_arrays(columns, schema=SAMPLE).filter(taken)
+        yield pa.RecordBatch.from_arrays(columns, schema=SAMPLE).filter(is_sampled)
 
 
-def _answers(spark: Any, tasks: list[SampleTask]) -> list[int]:
+def _counts(spark: Any, tasks: list[SampleTask]) -> list[int]:
     if spark is None:
         return [count_part(task, False)["rows"] for task in tasks]
     return [answer["rows"] for answer in run_tasks(spark, count_part, tasks, "sample", None)]
@@ -133,7 +134,7 @@ def _rows(spark: Any, tasks: list[SampleTask]) -> Iterator[tuple[int, bytes, str
     return zip(*(table.column(name).to_pylist() for name in SAMPLE.names))
 
 
-# Files of texts to learn from: JSON lines, Parquet and plain text, compressed or not, hashed while they are read.
+# Text files of training corpora: JSON lines, Parquet and plain text, compressed or not, hashed while they are read.
 
 KINDS = {
     "lines": re.compile(r"\.(?:jsonl|ndjson|json)(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE),
@@ -142,34 +143,36 @@ KINDS = {
 }
 SUFFIXES = ".jsonl, .ndjson, .json, .txt, .text, .md (each also with .gz, .zst or .bz2) or .parquet"
 ROWS_AT_ONCE = 256
+"""Number of rows that are read at once from a Parquet file."""
 
 Labelled = tuple[str, str | None]
-"""(text, label as JSON writes it without quotes; None where no label is asked for)."""
+"""(text, label); the label is its JSON without quotes, or None for files without labels."""
 
 
 class Reading(Section):
-    """How files of texts are read."""
+    """Settings of reading text files."""
 
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the text."""
     label_field: str = "label"
-    """Field or column that holds the label in labelled files."""
+    """Field or column that holds the label in labeled files."""
     good_labels: tuple[str, ...] = Field(("1", "true", "good"), min_length=1)
-    """Labels of the good class, as JSON writes them without quotes; every other label is the bad class."""
+    """Labels of the good class, as JSON without quotes; every other label is of the bad class."""
 
 
 class TextFiles:
-    """The texts of files one after the other; remembers what it has read and what it could not use."""
+    """A reader of text files, which records its inputs and counts unusable rows."""
 
     def __init__(self, reading: Reading, where: str):
         self._reading, self._where = reading, where
         self.inputs: list[dict[str, Any]] = []
-        """Name, size [bytes] and SHA-256 of every file read to its end."""
+        """Name, size [bytes] and SHA-256 of every file that has been read completely."""
         self.left_out: Counter[str] = Counter()
+        """Number of unusable rows by reason."""
 
     def find(self, paths: tuple[str, ...], labelled: bool) -> list[tuple[str, Split]]:
-        """The files with their kinds. Raises ConfigError if a path matches nothing or has another suffix."""
-        found = []
+        """Return the files with their kinds. Raises ConfigError if a path matches nothing or has another suffix."""
+        files = []
         for path in paths:
             try:
                 splits = find_splits(SourceConfig.model_validate({"paths": (path,), "format": "jsonl"}))
@@ -179,25 +182,28 @@ class TextFiles:
                 kind = next((kind for kind, suffix in KINDS.items() if suffix.search(split.name)), None)
                 if kind is None or (labelled and kind == "text"):
                     suffixes = "JSON lines or Parquet, which can hold labels" if labelled else f"a file {SUFFIXES}"
-                    raise ConfigError(f"{self._where}: expected {suffixes}, got {split.uri}. Rename or convert it.")
-                found.append((kind, split))
-        return found
+                    fix = "Convert it to JSON lines."
+                    raise ConfigError(f"{self._where}: expected {suffixes}, got {split.uri}. {fix}")
+                files.append((kind, split))
+        return files
 
     def texts(self, paths: tuple[str, ...], labelled: bool = False) -> Iterator[Labelled]:
-        """Every usable text, in the order of the files and in theirs. Raises ContractError if a file breaks off."""
+        """Yield every usable text, in the order of the files. Raises ContractError if a file is corrupt."""
         readers = {"lines": self._lines, "parquet": self._parquet, "text": self._text}
         for kind, split in self.find(paths, labelled):
             stream = open_stream(split)
-            # held here until the end: it closes the stream when it goes
+            # Keep a reference until the end: it closes the stream when it is freed.
             content = stream if kind == "parquet" else _decompressed(stream, split.name)
             try:
                 for value in readers[kind](content, split, labelled):
-                    found = self._usable(value, labelled)
-                    if found is not None:
-                        yield found
+                    text = self._usable(value, labelled)
+                    if text is not None:
+                        yield text
                 sha256, size = stream.finish()
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                raise ContractError(f"{self._where}: expected texts in {split.uri}, got {error}. Repair it.") from error
+                raise ContractError(
+                    f"{self._where}: expected texts in {split.uri}, got {error}. Replace the file."
+                ) from error
             finally:
                 stream.close()
             self.inputs.append({"name": split.name, "bytes": size, "sha256": sha256})
@@ -229,15 +235,15 @@ class TextFiles:
         yield {self._reading.text_field: content.read().decode("utf-8-sig", "replace")}
 
     def _parquet(self, content: Any, split: Split, labelled: bool) -> Iterator[dict[str, Any]]:
-        wanted = [self._reading.text_field, *([self._reading.label_field] if labelled else [])]
+        columns = [self._reading.text_field, *([self._reading.label_field] if labelled else [])]
         file = pq.ParquetFile(content)
-        missing = [name for name in wanted if name not in file.schema_arrow.names]
+        missing = [name for name in columns if name not in file.schema_arrow.names]
         if missing:
             raise ConfigError(
-                f"{self._where}: expected the columns {', '.join(wanted)}, got {', '.join(file.schema_arrow.names)} "
-                f"in {split.uri}. Set text_field and label_field."
+                f"{self._where}: expected the columns {', '.join(columns)}, got {', '.join(file.schema_arrow.names)} "
+                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'}."
             )
-        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted):
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             yield from batch.to_pylist()
 
 
@@ -248,45 +254,48 @@ def _decompressed(stream: HashedStream, name: str) -> io.BufferedReader:
     return io.BufferedReader(pa.CompressedInputStream(inner, codec) if codec else inner)
 
 
+# Corpora: texts by class, each text once.
+
 GOOD, BAD = "good", "bad"
 ID_BYTES = 16
+"""Length of a text's digest [bytes]."""
 
 
 class Corpus(Section):
-    """Texts of one kind: files, or the kept documents of a run, or both."""
+    """Texts of one class: files, kept documents of a run, or both."""
 
     files: tuple[str, ...] = location(())
-    """JSON lines and Parquet files, whose `text_field` is read, and text files, each one document; `*`, `?`, `[…]` and
-    `**` are patterns."""
+    """JSON lines and Parquet files, whose `text_field` is read, and text files of one document each. The patterns `*`,
+    `?`, `[…]` and `**` are supported."""
     run: str | None = location(None)
     """Run folder whose clean documents are sampled."""
     sources: tuple[str, ...] = ()
-    """Sources of that run; empty: all."""
+    """Sources of that run; empty = all."""
     languages: tuple[str, ...] = ()
-    """Languages of that run; empty: all."""
+    """Languages of that run; empty = all."""
     max_documents: int = Field(50_000, ge=1)
-    """Largest number of documents; of more, those with the lowest hashes. A linear classifier takes 28 kB of memory for
-    each of 4 kB (measured on 16,000): 3 GB for two corpora of this size."""
+    """Maximum number of documents; of more documents, those with the lowest hashes. A linear classifier takes 28 kB of
+    memory per document of 4 kB (measured on 16,000): 3 GB for two corpora of this size."""
 
     @model_validator(mode="after")
     def _used(self) -> "Corpus":
         if (self.sources or self.languages) and self.run is None:
             raise ValueError(
-                "sources and languages choose documents of a run and would be ignored without one; set run"
+                "sources and languages select documents of a run and would be ignored without a run. Set run."
             )
         return self
 
     @property
     def given(self) -> bool:
-        """Whether it names any text."""
+        """True if the corpus names files or a run."""
         return bool(self.files) or self.run is not None
 
 
 class Text(NamedTuple):
-    """One document to learn from."""
+    """A training document."""
 
     key: int
-    """Its place in the order that samples are taken in."""
+    """Key by which samples are ordered."""
     digest: bytes
     """First 16 bytes of the SHA-256 of its UTF-8."""
     text: str
@@ -294,21 +303,22 @@ class Text(NamedTuple):
 
 @dataclass
 class Gathered:
-    """Texts by class, what they were read from, and how many were left out and why."""
+    """Texts by class, with their inputs and the counts of skipped texts by reason."""
 
     texts: dict[str, list[Text]]
     inputs: list[dict[str, Any]] = field(default_factory=list)
-    """Class, name, size [bytes] and SHA-256 of every file; of a run, of its clean table."""
+    """Class, name, size [bytes] and SHA-256 of every file, and of the clean table of every run."""
     left_out: Counter[str] = field(default_factory=Counter)
+    """Number of skipped texts by reason."""
 
 
 def digest_of_text(text: str) -> bytes:
-    """The first 16 bytes of the SHA-256 of the text's UTF-8."""
+    """Return the first 16 bytes of the SHA-256 of the text's UTF-8."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:ID_BYTES]
 
 
 class Sample:
-    """The texts of the lowest keys among all that are offered, each text once."""
+    """The distinct texts with the lowest keys of all offered texts."""
 
     def __init__(self, size: int, left_out: Counter[str]):
         self._size, self._left_out = size, left_out
@@ -316,7 +326,7 @@ class Sample:
         self._held: set[bytes] = set()
 
     def offer(self, key: int, text: str) -> None:
-        """Take a text in if it is new and among the lowest so far."""
+        """Add a text if it is new and its key is among the lowest so far."""
         digest = digest_of_text(text)
         if digest in self._held:
             self._left_out["repeated"] += 1
@@ -328,80 +338,81 @@ class Sample:
             self._left_out["beyond_sample"] += 1
 
     def offer_by_hash(self, text: str, seed: int) -> None:
-        """Offer a text whose key is a hash of itself; one without words is left out."""
+        """Offer a text with a hash of itself as its key; skip a text without words."""
         if text.split():
             self.offer(shuffle_key(seed, digest_of_text(text)), text)
         else:
             self._left_out["empty"] += 1
 
     def texts(self) -> list[Text]:
-        """The texts in the order of their keys."""
+        """Return the texts in the order of their keys."""
         return [Text(-key, digest, text) for key, digest, text in sorted(self._heap, key=lambda t: (-t[0], t[1]))]
 
 
 def gather(
     corpora: Mapping[str, Corpus], labelled: tuple[str, ...], reading: Reading, seed: int, spark: Any = None
 ) -> Gathered:
-    """The texts of every corpus, by its name; those of labelled files go to GOOD and BAD.
+    """Return the texts of every corpus by its name; the texts of labeled files are added to GOOD and BAD.
 
-    Texts that two corpora have are in none of them. Raises ConfigError if files are not found or not of a kind that can
-    be read, ContractError if they break off or a run has no such documents.
+    Texts that occur in two corpora are removed from both. Raises ConfigError if files do not exist or have an unknown
+    suffix, ContractError if they are corrupt or a run has no such documents.
     """
-    found = Gathered({})
-    samples = {name: Sample(corpus.max_documents, found.left_out) for name, corpus in corpora.items()}
+    gathered = Gathered({})
+    samples = {name: Sample(corpus.max_documents, gathered.left_out) for name, corpus in corpora.items()}
     for name, corpus in corpora.items():
         files = TextFiles(reading, f"{name}.files")
         for text, _ in files.texts(corpus.files):
             samples[name].offer_by_hash(text, seed)
-        _account(found, name, files)
+        _record(gathered, name, files)
         if corpus.run is not None:
-            taken = sample_run(spark, corpus.run, (corpus.sources, corpus.languages, seed), corpus.max_documents)
-            for key, text in taken.texts:
+            selection = corpus.sources, corpus.languages, seed
+            run_sample = sample_run(spark, corpus.run, selection, corpus.max_documents)
+            for key, text in run_sample.texts:
                 samples[name].offer(key, text)
-            found.inputs.append({"class": name, "name": "clean", **taken.identity})
+            gathered.inputs.append({"class": name, "name": "clean", **run_sample.identity})
     files = TextFiles(reading, "labelled")
     for text, label in files.texts(labelled, labelled=True):
         samples[GOOD if label in reading.good_labels else BAD].offer_by_hash(text, seed)
-    _account(found, "labelled", files)
-    found.texts = {name: sample.texts() for name, sample in samples.items()}
-    _leave_out_contradictions(found)
-    return found
+    _record(gathered, "labelled", files)
+    gathered.texts = {name: sample.texts() for name, sample in samples.items()}
+    _remove_contradictions(gathered)
+    return gathered
 
 
-def _account(found: Gathered, name: str, files: TextFiles) -> None:
-    found.inputs += [{"class": name, **entry} for entry in files.inputs]
-    found.left_out += files.left_out
+def _record(gathered: Gathered, name: str, files: TextFiles) -> None:
+    gathered.inputs += [{"class": name, **entry} for entry in files.inputs]
+    gathered.left_out += files.left_out
 
 
-def _leave_out_contradictions(found: Gathered) -> None:
-    counts = Counter(text.digest for texts in found.texts.values() for text in texts)
+def _remove_contradictions(gathered: Gathered) -> None:
+    counts = Counter(text.digest for texts in gathered.texts.values() for text in texts)
     shared = {digest for digest, count in counts.items() if count > 1}
-    for name, texts in found.texts.items():
-        found.texts[name] = [text for text in texts if text.digest not in shared]
-        found.left_out["contradictory"] += len(texts) - len(found.texts[name])
+    for name, texts in gathered.texts.items():
+        gathered.texts[name] = [text for text in texts if text.digest not in shared]
+        gathered.left_out["contradictory"] += len(texts) - len(gathered.texts[name])
 
 
-# What is written beside a trained model: what it is, what it learned from, and how it came about.
+# The manifest of a trained model: its file, inputs, settings and metrics, and when it was trained.
 
 FORMAT_VERSION = 1
 
 
 class Clock:
-    """When a job started."""
+    """The start time of a training."""
 
     def __init__(self) -> None:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._start = time.monotonic()
 
     def seconds(self) -> float:
-        """How long ago that was [s]."""
+        """Return the time since the start [s]."""
         return round(time.monotonic() - self._start, 3)
 
 
 def commit_model(path: Path, content: dict[str, Any], clock: Clock, models: ModelsConfig | None) -> dict[str, Any]:
-    """Write the manifest `<stem>.json` beside the model and return it; with `models`, put the model into that store.
+    """Write the manifest `<stem>.json` next to the model and return it; with `models`, add the model to that store.
 
-    `content` is a function of inputs and settings; `run` says how it came about.
+    `content` depends on inputs and settings alone; the block `run` holds start time, wall time and code version.
     """
     model = {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
     manifest = {

@@ -1,4 +1,4 @@
-"""`penstock train-importance`: the hashed n-gram counts of a target and of a raw sample, exact and order-free."""
+"""`penstock train-importance`: exact hashed n-gram counts of a target corpus and of a raw sample, in any order."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,50 +18,57 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class TrainImportanceConfig(Section):
-    """The section `[train_importance]`: a target, the raw sample it is told from, and how n-grams are counted."""
+    """The section `[train_importance]`: a target corpus, a raw sample, and the settings of the n-gram counts."""
 
     name: str = Field("target", pattern=NAME)
-    """Name of the target, of the model's file and in the model store."""
+    """Name of the target, used for the model's file and in the model store."""
     target: Corpus = Corpus.model_validate({})
-    """Texts that the data shall come to resemble."""
+    """Texts of the distribution that selected data should match."""
     raw: Corpus = Corpus.model_validate({})
-    """A sample of the data that is to be chosen from."""
+    """A sample of the data to select from."""
     reading: Reading = Reading.model_validate({})
-    """Which fields of the files are read."""
+    """Fields of the files to read."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the samples."""
     buckets: int = Field(10_000, ge=2, le=1 << 28)
-    """Number of buckets n-grams are hashed to; DSIR's."""
+    """Number of hash buckets of n-grams. Default: DSIR's."""
     ngrams: int = Field(2, ge=1, le=MAX_NGRAM)
-    """Longest n-gram [words]; DSIR's."""
+    """Longest n-gram [words]. Default: DSIR's."""
     smoothing: float = Field(1.0, gt=0)
-    """Added to the count of every bucket (Laplace). DSIR adds 1e-8 to the shares, which makes one unseen bucket weigh
-    as much as a whole page."""
+    """Constant added to the count of every bucket (Laplace). DSIR adds 1e-8 to the shares, which gives one bucket
+    without n-grams the weight of a whole page."""
 
     @model_validator(mode="after")
     def _used(self) -> "TrainImportanceConfig":
         if not (self.target.given and self.raw.given):
-            raise ValueError("expected texts of the target and raw ones, got only one of them or none. Name both.")
+            raise ValueError(
+                "expected texts of the target and of the raw sample, got at most one of them. "
+                "Set files or run of both target and raw."
+            )
         return self
 
     def settings(self) -> dict[str, Any]:
-        """The content settings, those of the corpora included."""
+        """Return the content settings, including those of the corpora."""
         return {**self.content(), "target": self.target.content(), "raw": self.raw.content()}
 
 
 def train_importance(
     config: TrainImportanceConfig, out: str, spark: Any = None, models: ModelsConfig | None = None
 ) -> dict[str, Any]:
-    """Count and write `<out>/<name>.arrow` and its manifest `<out>/<name>.json`, which is returned.
+    """Count n-grams and write `<out>/<name>.arrow` and its manifest `<out>/<name>.json`; return the manifest.
 
-    With `models` the model is put into that store under its name. Raises ConfigError, ContractError.
+    With `models`, also add the model to that store under its name. Raises ConfigError if files do not exist,
+    ContractError if a corpus has no words.
     """
     clock = Clock()
-    found = gather({"target": config.target, "raw": config.raw}, (), config.reading, config.seed, spark)
-    bags = {name: count_bag(found.texts[name], config) for name in ("target", "raw")}
+    gathered = gather({"target": config.target, "raw": config.raw}, (), config.reading, config.seed, spark)
+    bags = {name: count_bag(gathered.texts[name], config) for name in ("target", "raw")}
     for name, bag in bags.items():
         if not bag.words:
-            raise ContractError(f"train_importance: expected texts with words in {name}, got none. Name other files.")
+            raise ContractError(
+                f"train_importance: expected texts with words in {name}, got none. "
+                f"Set train_importance.{name} to files with text."
+            )
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{config.name}.arrow"
@@ -72,15 +79,15 @@ def train_importance(
         "deterministic": True,
         "features": FEATURES,
         "settings": config.settings(),
-        "inputs": found.inputs,
+        "inputs": gathered.inputs,
         "counted": {name: figures_of(bag) for name, bag in bags.items()},
-        "left_out": dict(sorted(found.left_out.items())),
+        "left_out": dict(sorted(gathered.left_out.items())),
     }
     return commit_model(path, content, clock, models)
 
 
 def count_bag(texts: Sequence[Text], config: TrainImportanceConfig) -> Bag:
-    """The n-grams of the texts by bucket."""
+    """Count the n-grams of the texts by hash bucket."""
     vocabulary = new_vocabulary()
     counts, words = np.zeros(config.buckets, np.int64), 0
     for text in texts:
@@ -91,7 +98,7 @@ def count_bag(texts: Sequence[Text], config: TrainImportanceConfig) -> Bag:
 
 
 def figures_of(bag: Bag) -> dict[str, int]:
-    """Documents, words, n-grams and empty buckets."""
+    """Return the numbers of documents, words, n-grams and empty buckets."""
     return {
         "documents": bag.documents,
         "words": bag.words,

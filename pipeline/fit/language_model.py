@@ -1,6 +1,7 @@
-"""The job that makes a language model: clean text of a run, its pieces, the n-grams counted on Spark, one model file.
+"""`penstock train-lm`: train SentencePiece pieces and an n-gram model on the clean text of a run, and compile it.
 
-Beside the model `X.lm` it leaves the ARPA file `X.arpa`, which other tools read, and `X.json`: what it was made of.
+With the model `X.lm` it writes the ARPA file `X.arpa`, which other tools read, and `X.json` with its settings, inputs
+and figures.
 """
 
 import io
@@ -27,44 +28,50 @@ from schemas.manifest import open_table
 from schemas.storage import Store
 
 THREADS = 4
-"""Fixed, because the pieces that SentencePiece finds change with it."""
+"""Number of SentencePiece threads; fixed, because the pieces depend on it."""
 SEED = 11
+"""Seed of the sample that the pieces are trained on."""
 LINE_BYTES = 1 << 16
+"""Maximum length of a line that SentencePiece trains on [bytes]."""
 LINES = pa.schema([pa.field("sentences", pa.string())])
 
 
 class LmConfig(Section):
-    """The section `[lm]`: what a language model is trained on. Without a run, `train_lm.input` is taken as it is."""
+    """The section `[lm]`: the training text of a language model. Without a run, `train_lm.input` is used unchanged."""
 
     run: str | None = location(None)
-    """Run folder whose clean documents of one language are the text, each line a sentence."""
+    """Run folder whose clean documents of one language are the text; each line is a sentence."""
     language: str = "en"
-    """That language, by the code of the language model that labelled the documents."""
+    """Language of the documents, as a code of the language identification."""
     sources: tuple[str, ...] = ()
-    """Sources of the run; empty: all."""
+    """Sources of the run; empty = all."""
     normalisation: Literal["ccnet", "none"] = "ccnet"
-    """Lower case without accents, digits as 0 (CCNet, arXiv 1911.00359), or the text as it is."""
+    """Text normalization: "ccnet" (lower case, no accents, digits as 0; CCNet, arXiv 1911.00359) or "none"."""
     pieces: str | None = location(None)
-    """Path of a SentencePiece model that cuts the text; None: one is trained on a sample."""
+    """Path of a SentencePiece model that splits the text; None = train one on a sample."""
     num_pieces: int = Field(65_536, ge=100)
-    """Pieces of a model that is trained here. CCNet's."""
+    """Number of pieces of a trained SentencePiece model. Default: CCNet's."""
     coverage: float = Field(0.9995, gt=0.9, le=1)
-    """Share of all characters that get a piece of their own. CCNet's."""
+    """Share of all characters that are pieces. Default: CCNet's."""
     sample_documents: int = Field(100_000, ge=1)
-    """Documents that the pieces are trained on: those with the lowest hashes."""
+    """Number of documents that the pieces are trained on: those with the lowest hashes."""
 
     @model_validator(mode="after")
     def _used(self) -> "LmConfig":
         if self.run is None and (ignored := sorted(self.model_fields_set - {"run", "language"})):
-            raise ValueError(f"{', '.join(ignored)} would be ignored without a run: train_lm.input is words already")
+            raise ValueError(
+                f"{', '.join(ignored)} would be ignored without a run, because train_lm.input is already split into "
+                "words. Set lm.run."
+            )
         if self.pieces and (ignored := sorted(self.model_fields_set & {"num_pieces", "coverage", "sample_documents"})):
-            raise ValueError(f"{', '.join(ignored)} would be ignored: pieces are given")
+            names = ", ".join(ignored)
+            raise ValueError(f"{names} would be ignored with given pieces. Remove {names}.")
         return self
 
 
 @dataclass(frozen=True)
 class LinesTask:
-    """One part of a run's clean text, and what cuts it."""
+    """A part of a run's clean text, with its SentencePiece model and normalization."""
 
     sample: SampleTask
     pieces: str
@@ -72,9 +79,9 @@ class LinesTask:
 
 
 def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, out: str) -> dict[str, Any]:
-    """Train the model file `out` (`….lm`, a local path) and return what it is. Raises ConfigError before Spark works.
+    """Train the model file `out` (`….lm`, a local path) and return its settings, digests and figures.
 
-    Equal text and settings give equal bytes.
+    Equal text and settings give equal bytes. Raises ConfigError before any Spark job if a setting is invalid.
     """
     target = checked_target(config, training, out)
     arpa, spm = target.with_suffix(".arpa"), target.with_suffix(".pieces")
@@ -86,25 +93,31 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
         report = train_lm_on(spark, lines(spark, config, pieces), inputs_of(config, pieces), training, str(arpa))
     normalisation = config.normalisation if pieces else "none"
     header = compile_lm(str(arpa), out, pieces, config.language, normalisation)
-    made = {
+    manifest = {
         "settings": {"lm": config.content(), "train_lm": training.content()},
         "model": {"sha256": file_sha256(target), "bytes": target.stat().st_size, "language": header.language},
         "ngrams": list(header.counts),
         "arpa": {name: value for name, value in asdict(report).items() if name not in ("arpa", "seconds")},
         "pieces": file_sha256(Path(pieces)) if pieces else None,
     }
-    target.with_suffix(".json").write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return made | {"seconds": report.seconds}
+    target.with_suffix(".json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return manifest | {"seconds": report.seconds}
 
 
 def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
-    """The place of the model. Raises ConfigError if it cannot be one, or if the settings name no text or two."""
+    """Return the path of the model.
+
+    Raises ConfigError if it is not a `.lm` path in an existing folder, or if the settings name no text or two texts.
+    """
     target = Path(out)
     if target.suffix != ".lm" or not target.absolute().parent.is_dir():
-        raise ConfigError(f"train-lm --out: expected a path ….lm in a folder that exists, got {out!r}")
+        raise ConfigError(
+            f"train-lm --out: expected a path ….lm in an existing folder, got {out!r}. "
+            "Set --out to a path in an existing folder that ends with .lm."
+        )
     if (config.run is None) == (not training.input):
-        found = "both" if training.input else "neither"
-        raise ConfigError(f"train-lm: expected lm.run or train_lm.input, got {found}. Set one.")
+        got, fix = ("both", "Remove train_lm.input") if training.input else ("neither", "Set lm.run")
+        raise ConfigError(f"train-lm: expected either lm.run or train_lm.input, got {got}. {fix}.")
     if training.input:
         find_ranges(training.input)
     if config.run is not None:
@@ -118,25 +131,27 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"lm.pieces: expected a SentencePiece model, got {error}. Give its path.") from error
+        raise ConfigError(
+            f"lm.pieces: expected a SentencePiece model, got {error}. Set lm.pieces to the path of one."
+        ) from error
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
-    """What the sentences were made of, by name and digest."""
+    """Return the digests of the inputs of the sentences, by name."""
     _, manifest = open_table(Store(config.run or ""), "clean")
     return {"clean": manifest.digest, "pieces": file_sha256(Path(pieces))}
 
 
 def write_pieces(spark: Any, config: LmConfig, target: Path) -> str:
-    """Train the pieces on the run's sample and write them; returns their path."""
-    wanted = config.sources, (config.language,), SEED
-    sample = sample_run(spark, config.run or "", wanted, config.sample_documents)
+    """Train a SentencePiece model on a sample of the run and write it; return its path."""
+    selection = config.sources, (config.language,), SEED
+    sample = sample_run(spark, config.run or "", selection, config.sample_documents)
     target.write_bytes(train_pieces((text for _, text in sample.texts), config))
     return str(target)
 
 
 def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
-    """The bytes of a unigram SentencePiece model. Raises ConfigError if the text does not give that many pieces."""
+    """Return the bytes of a unigram SentencePiece model. Raises ConfigError if the text has too few pieces."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -155,19 +170,19 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
     except RuntimeError as error:
         raise ConfigError(
             f"lm.num_pieces: expected {config.num_pieces} pieces from the sample, got: {str(error).strip()}. "
-            "Set fewer, or sample more documents."
+            "Lower lm.num_pieces."
         ) from error
     return model.getvalue()
 
 
 def sentences_of(text: str, normalisation: str) -> list[str]:
-    """The lines of a text that hold something, normalised."""
-    normal = normalise(text) if normalisation == "ccnet" else text
-    return [line for line in map(str.strip, normal.split("\n")) if line]
+    """Return the lines of a text that are not blank, normalized."""
+    normalized = normalise(text) if normalisation == "ccnet" else text
+    return [line for line in map(str.strip, normalized.split("\n")) if line]
 
 
 def lines(spark: Any, config: LmConfig, pieces: str) -> Any:
-    """The run's sentences as a DataFrame of pieces between spaces, column `sentences`."""
+    """Return the run's sentences as a DataFrame; column `sentences` holds pieces separated by spaces."""
     folder, manifest = open_table(Store(config.run or ""), "clean")
     tasks = [
         LinesTask(SampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)
@@ -177,7 +192,7 @@ def lines(spark: Any, config: LmConfig, pieces: str) -> Any:
 
 
 def lines_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
-    """The sentences of one part as pieces between spaces."""
+    """Yield the sentences of a part as pieces separated by spaces."""
     path = worker_path(task.pieces)
     cut = load_pieces(Path(path).read_bytes(), path)
     for batch in task.sample.batches(["text"]):
@@ -188,8 +203,8 @@ def lines_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
         )
 
 
-def told(made: dict[str, Any]) -> str:
-    """What was made, for the terminal."""
-    counts = ", ".join(f"{number:,} {order}-grams" for order, number in enumerate(made["ngrams"], 1))
-    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in made["seconds"].items())
-    return f"{made['model']['sha256'][:12]}  {made['model']['bytes']:,} bytes: {counts}\n{seconds}"
+def told(manifest: dict[str, Any]) -> str:
+    """Return a summary of a trained model, for the terminal."""
+    counts = ", ".join(f"{number:,} {order}-grams" for order, number in enumerate(manifest["ngrams"], 1))
+    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in manifest["seconds"].items())
+    return f"{manifest['model']['sha256'][:12]}  {manifest['model']['bytes']:,} bytes: {counts}\n{seconds}"

@@ -1,1 +1,1 @@
-"""The language model in use: one mapped file made of an ARPA file, text cut as it wants it, and the score of a line."""
+"""Perplexity of documents: n-gram training, compilation of ARPA files to model files, and scoring."""

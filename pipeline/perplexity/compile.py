@@ -1,7 +1,7 @@
-"""ARPA file → model file: one file that holds words, n-grams and pieces, mapped by all workers and loaded by none.
+"""Compilation of an ARPA file to a memory-mappable model file with words, n-grams and pieces.
 
-The file is a line that names it, arrays at multiples of 64 bytes, then what they are as JSON. Memory while compiling is
-bounded by the vocabulary and one stretch of an order's keys: n-grams go to disk by key first.
+The file is a magic line, arrays at multiples of 64 bytes, then a JSON header that describes the arrays. Memory is
+bounded by the vocabulary and one block of an order's keys: n-grams are first partitioned by key on disk.
 """
 
 import io
@@ -39,39 +39,40 @@ from pipeline.perplexity.model import (
 )
 from schemas.errors import ConfigError, ContractError
 
-# ARPA files read as columns: a block of lines at a time, so that a file of any size needs little memory.
+# Reading of ARPA files as columns, a block of lines at a time, so that a file of any size needs little memory.
 
 BLOCK_LINES = 1 << 18
+"""Number of lines that are parsed at once."""
 COUNT = re.compile(rb"ngram (\d+)\s*=\s*(\d+)")
 FORM = "log10 probability, tab, words with single spaces between them, and, if there is one, tab, back-off weight"
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Some n-grams of one order."""
+    """A block of n-grams of one order."""
 
     words: pa.DictionaryArray
-    """(n-grams · order,) one n-gram after the other."""
+    """(n-grams · order,) the words of all n-grams in order."""
     probabilities: npt.NDArray[np.float32]
-    """log10."""
+    """log10 probabilities."""
     backoffs: npt.NDArray[np.float32]
-    """log10; 0 where the file has none."""
+    """log10 back-off weights; 0 where the file has none."""
 
     def codes(self) -> Keys:
-        """(n-grams, order): the code of each word."""
+        """Return the code of each word, (n-grams, order)."""
         distinct = word_codes(self.words.dictionary.to_pylist())
         codes: Keys = distinct[self.words.indices.to_numpy()].reshape(len(self.probabilities), -1)
         return codes
 
 
 class Arpa:
-    """An open ARPA file, plain or compressed as its name says, read from the front to the end once."""
+    """An open ARPA file, plain or compressed by its suffix, which is read once in order."""
 
     def __init__(self, path: str):
         try:
             stream = pa.input_stream(path)
         except OSError as error:
-            raise ConfigError(f"{path}: expected an ARPA file, got {error}. Give its path.") from error
+            raise ConfigError(f"{path}: expected an ARPA file, got {error}. Set the path to an ARPA file.") from error
         self._path = path
         self._lines = io.BufferedReader(stream, 1 << 20)
         self.counts = self._header()
@@ -82,14 +83,14 @@ class Arpa:
         self._lines.close()
 
     def entries(self, order: int) -> Iterator[Entries]:
-        """The n-grams of the order whose section comes next. Raises ContractError if they are not as expected."""
-        left = self.counts[order - 1]
+        """Yield the n-grams of the next section, of this order. Raises ContractError if the section is malformed."""
+        num_remaining = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
-        while left:
-            lines = list(islice(self._lines, min(left, BLOCK_LINES)))
-            if len(lines) < min(left, BLOCK_LINES):
-                raise self._wrong(f"{self.counts[order - 1]} n-grams of order {order}", "the end of the file")
-            left -= len(lines)
+        while num_remaining:
+            lines = list(islice(self._lines, min(num_remaining, BLOCK_LINES)))
+            if len(lines) < min(num_remaining, BLOCK_LINES):
+                raise self._error(f"{self.counts[order - 1]} n-grams of order {order}", "the end of the file")
+            num_remaining -= len(lines)
             yield self._parse(lines, order)
         if order == len(self.counts):
             self._expect("\\end\\")
@@ -98,26 +99,26 @@ class Arpa:
         self._expect("\\data\\")
         counts: list[int] = []
         while (line := self._lines.readline()).strip():
-            found = COUNT.fullmatch(line.strip())
-            if found is None or int(found[1]) != len(counts) + 1:
-                raise self._wrong(f"`ngram {len(counts) + 1}=` and a number", line)
-            counts.append(int(found[2]))
+            match = COUNT.fullmatch(line.strip())
+            if match is None or int(match[1]) != len(counts) + 1:
+                raise self._error(f"`ngram {len(counts) + 1}=` and a number", line)
+            counts.append(int(match[2]))
         if not counts or not counts[0]:
-            raise self._wrong("the number of n-grams of each order", f"{counts}")
+            raise self._error("the number of n-grams of each order", f"{counts}")
         return counts
 
     def _expect(self, expected: str) -> None:
-        """The next line that is not blank."""
+        """Read the next line that is not blank. Raises ContractError if it is not the expected one."""
         while (line := self._lines.readline()) and not line.strip():
             pass
         if line.strip() != expected.encode():
-            raise self._wrong(expected, line or "the end of the file")
+            raise self._error(expected, line or "the end of the file")
 
     def _parse(self, lines: list[bytes], order: int) -> Entries:
         try:
             text = pa.array(lines, pa.string())
         except pa.ArrowInvalid as error:
-            raise self._wrong("UTF-8", str(error)) from error
+            raise self._error("UTF-8", str(error)) from error
         fields = pc.split_pattern(pc.utf8_rtrim(text, "\r\n"), "\t")
         sizes = pc.list_value_length(fields).to_numpy()
         starts, flat = fields.offsets.to_numpy()[:-1], fields.values
@@ -125,33 +126,35 @@ class Arpa:
         words = pc.split_pattern(flat.take(pa.array(starts + 1)), " ")
         self._check(pc.list_value_length(words).to_numpy() == order, lines, f"{FORM}, for {order} words")
         backoffs = np.zeros(len(lines), np.float32)
-        has = sizes == 3
-        backoffs[has] = self._numbers(flat.take(pa.array(starts[has] + 2)))
+        has_backoff = sizes == 3
+        backoffs[has_backoff] = self._numbers(flat.take(pa.array(starts[has_backoff] + 2)))
         probabilities = self._numbers(flat.take(pa.array(starts)))
-        good = (probabilities <= 0) & np.isfinite(probabilities) & np.isfinite(backoffs)
-        self._check(good, lines, "a log10 probability, finite and at most 0")
+        is_valid = (probabilities <= 0) & np.isfinite(probabilities) & np.isfinite(backoffs)
+        self._check(is_valid, lines, "a log10 probability, finite and at most 0")
         return Entries(words.values.dictionary_encode(), probabilities, backoffs)
 
     def _numbers(self, column: pa.StringArray) -> npt.NDArray[np.float32]:
         try:
             numbers: npt.NDArray[np.float32] = pc.cast(column, pa.float32()).to_numpy()
         except pa.ArrowInvalid as error:
-            raise self._wrong("numbers", str(error)) from error
+            raise self._error("numbers", str(error)) from error
         return numbers
 
-    def _check(self, good: npt.NDArray[np.bool_], lines: list[bytes], expected: str) -> None:
-        if not good.all():
-            raise self._wrong(expected, lines[int(good.argmin())])
+    def _check(self, is_valid: npt.NDArray[np.bool_], lines: list[bytes], expected: str) -> None:
+        if not is_valid.all():
+            raise self._error(expected, lines[int(is_valid.argmin())])
 
-    def _wrong(self, expected: str, found: Any) -> ContractError:
-        shown = found.decode("utf-8", "replace").rstrip("\n") if isinstance(found, bytes) else found
-        return ContractError(f"{self._path}: expected {expected}, got {shown!r}. Write the ARPA file again.")
+    def _error(self, expected: str, value: Any) -> ContractError:
+        text = value.decode("utf-8", "replace").rstrip("\n") if isinstance(value, bytes) else value
+        return ContractError(f"{self._path}: expected {expected}, got {text!r}. Write the ARPA file again.")
 
 
-STRETCH = 1 << 22
-"""Entries that are sorted at once: 490 MB at the peak, measured with 6 million n-grams of order 5."""
+# The model file.
+
+ENTRIES_AT_ONCE = 1 << 22
+"""Number of entries that are sorted at once: 490 MB at the peak, measured with 6 million n-grams of order 5."""
 MISSING_UNKNOWN = -100.0
-"""log10 probability of an unknown word where the ARPA file has none: KenLM's."""
+"""log10 probability of an unknown word if the ARPA file has none, as in KenLM."""
 
 
 def compile_lm(
@@ -162,11 +165,11 @@ def compile_lm(
     normalisation: Literal["ccnet", "none"] = "ccnet",
     percentiles: Mapping[str, float] | None = None,
 ) -> Header:
-    """Write the model file `out` and return what it says of itself; equal n-grams give equal bytes.
+    """Write the model file `out` and return its header; equal n-grams give equal bytes.
 
-    `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None: its words stand between
-    spaces), `percentiles` are perplexities of a sample by name, for the reader. Raises ContractError if the ARPA file
-    does not hold together, ConfigError if there is none.
+    `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None = words separated by spaces).
+    `percentiles` are perplexities of a sample by name, which are only stored. Raises ContractError if the ARPA file is
+    malformed, ConfigError if it does not exist.
     """
     pieces = b"" if spm is None else _read_pieces(spm)
     source = Arpa(arpa)
@@ -174,7 +177,7 @@ def compile_lm(
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         with partial.open("w+b") as sink, tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            writer = _Writer(sink)
+            writer = _ModelWriter(sink)
             words = _write_words(source, writer, arpa)
             tables: list[Table] = []
             closed = []
@@ -187,7 +190,7 @@ def compile_lm(
                 language=language,
                 normalisation=normalisation,
                 counts=tuple(source.counts),
-                homes=tuple(table.homes for table in tables),
+                homes=tuple(table.num_home_slots for table in tables),
                 closed=tuple(closed),
                 percentiles=dict(percentiles or {}),
                 arrays=writer.arrays,
@@ -204,41 +207,43 @@ def _read_pieces(path: str) -> bytes:
     try:
         model = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: expected a SentencePiece model, got {error}. Give its path.") from error
+        raise ConfigError(
+            f"{path}: expected a SentencePiece model, got {error}. Set the path to a SentencePiece model."
+        ) from error
     load_pieces(model, path)
     return model
 
 
-class _Writer:
-    """A model file that grows by one array after the other."""
+class _ModelWriter:
+    """A writer that appends arrays to a model file."""
 
     def __init__(self, sink: IO[bytes]):
         self._sink = sink
         self.arrays: dict[str, tuple[str, int, int]] = {}
         sink.write(MAGIC)
 
-    def add(self, name: str, stretches: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Append an array that comes in stretches; returns it, mapped."""
+    def add(self, name: str, blocks: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Append an array, given in blocks; return it, memory-mapped."""
         start = self._sink.tell() + -self._sink.tell() % ALIGNMENT
         self._sink.write(bytes(start - self._sink.tell()))
         kind = np.dtype(np.uint8)
-        for stretch in stretches:
-            kind = stretch.dtype
-            self._sink.write(stretch.data)
+        for block in blocks:
+            kind = block.dtype
+            self._sink.write(block.data)
         self._sink.flush()
         size = (self._sink.tell() - start) // kind.itemsize
         self.arrays[name] = (kind.str, size, start)
         return np.memmap(self._sink, kind, "r", start, (size,)) if size else np.zeros(0, kind)
 
     def finish(self, header: Header) -> None:
-        """Append what the arrays are, and make all of it durable."""
+        """Append the header and sync the file."""
         self._sink.write(header.to_bytes())
         self._sink.flush()
         os.fsync(self._sink.fileno())
 
 
-def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
-    """Write the words, sorted by code, with their values; returns the codes."""
+def _write_words(source: Arpa, writer: _ModelWriter, where: str) -> Keys:
+    """Write the words, sorted by code, with their values; return the codes."""
     blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
     codes = np.concatenate([codes for codes, _ in blocks])
     entries = np.zeros(len(codes), ENTRY)
@@ -247,7 +252,9 @@ def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
     entries["backoff"] = np.concatenate([block.backoffs for _, block in blocks])
     begin, end, unknown = word_codes((BEGIN, END, UNKNOWN)).tolist()
     if absent := [name for name, code in ((BEGIN, begin), (END, end)) if code not in entries["key"]]:
-        raise ContractError(f"{where}: expected {BEGIN} and {END}, got no {' and no '.join(absent)}. Train it again.")
+        raise ContractError(
+            f"{where}: expected {BEGIN} and {END}, got no {' and no '.join(absent)}. Train the model again."
+        )
     if unknown not in entries["key"]:
         added = np.array([(unknown, MISSING_UNKNOWN, 0.0)], ENTRY)
         entries = np.concatenate([entries, added])
@@ -258,12 +265,15 @@ def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
 
 
 def _write_order(
-    source: Arpa, writer: _Writer, order: int, known: tuple[Keys, list[Table], Path, str]
+    source: Arpa, writer: _ModelWriter, order: int, context: tuple[Keys, list[Table], Path, str]
 ) -> tuple[Table, bool]:
-    """Write the table of one order; returns it, and whether what its n-grams begin and end with is in the model."""
-    words, tables, folder, where = known
+    """Write the table of one order; return it, and True if the model has the prefix and suffix of all its n-grams.
+
+    `context` is the words, the tables of lower orders, a scratch folder, and the ARPA file's name for errors.
+    """
+    words, tables, folder, where = context
     count = source.counts[order - 1]
-    parts = -(-count // STRETCH) or 1
+    parts = -(-count // ENTRIES_AT_ONCE) or 1
     paths = [folder / f"{order}-{part}" for part in range(parts)]
     closed = True
     for block in source.entries(order):
@@ -273,20 +283,20 @@ def _write_order(
             shorter = keys_of(codes[:, :-1]), keys_of(codes[:, 1:])
             closed = all(len(tables[-1].find(keys)[0]) == len(keys) for keys in shorter)
         _spill(keys_of(codes), block, paths)
-    homes = max(1, int(HOMES_PER_ENTRY * count))
-    slots = writer.add(f"order {order}", lay_out(_sorted_parts(paths, where, order), homes))
-    return Table(homes, slots), closed
+    num_home_slots = max(1, int(HOMES_PER_ENTRY * count))
+    slots = writer.add(f"order {order}", lay_out(_sorted_parts(paths, where, order), num_home_slots))
+    return Table(num_home_slots, slots), closed
 
 
 def _check_words(codes: Keys, words: Keys, block: Entries, where: str) -> None:
-    known = words[np.minimum(np.searchsorted(words, codes), len(words) - 1)] == codes
-    if not known.all():
-        word = block.words[int(known.ravel().argmin())].as_py()
-        raise ContractError(f"{where}: expected a 1-gram for every word, got none for {word!r}. Train it again.")
+    is_known = words[np.minimum(np.searchsorted(words, codes), len(words) - 1)] == codes
+    if not is_known.all():
+        word = block.words[int(is_known.ravel().argmin())].as_py()
+        raise ContractError(f"{where}: expected a 1-gram for every word, got none for {word!r}. Train the model again.")
 
 
 def _spill(keys: Keys, block: Entries, paths: list[Path]) -> None:
-    """Append the n-grams of a block to the files of the stretches they belong to."""
+    """Append the n-grams of a block to the scratch files of their ranges of keys."""
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
     numbers = share_out(keys, len(paths))
@@ -306,10 +316,10 @@ def _sorted_parts(paths: list[Path], where: str, order: int) -> Iterator[npt.NDA
 
 def _sorted(entries: npt.NDArray[np.void], where: str, order: int) -> npt.NDArray[np.void]:
     entries = entries[np.argsort(entries["key"])]
-    twice = int((entries["key"][1:] == entries["key"][:-1]).sum())
-    if twice:
+    num_repeated = int((entries["key"][1:] == entries["key"][:-1]).sum())
+    if num_repeated:
         raise ContractError(
-            f"{where}: expected each {order}-gram once, got {twice} more than once (or, by a chance of less than "
-            "one in 1,000 up to 100 million n-grams, with equal 64-bit keys). Train it again."
+            f"{where}: expected each {order}-gram once, got {num_repeated} more than once (or, with a probability "
+            "below 0.001 up to 100 million n-grams, with equal 64-bit keys). Train the model again."
         )
     return entries

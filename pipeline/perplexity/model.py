@@ -1,7 +1,8 @@
-"""A compiled n-gram language model: log10 probabilities of sentences, many look-ups at a time.
+"""Compiled n-gram language models: the hash table of n-grams, text normalization, and scores of sentences.
 
-The file is mapped, so the workers of a machine share its pages. Probabilities are those of back-off models in ARPA
-form: of the longest n-gram that the model has, times the back-off weights of the contexts it does not continue.
+A model file is memory-mapped, so the workers of a machine share its pages. Scores are log10 probabilities of a back-off
+model: the probability of the longest n-gram in the model, times the back-off weights of the longer contexts. KenLM
+binaries are scored through the same interface.
 """
 
 import mmap
@@ -23,98 +24,98 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 
-# A table of n-grams in one array: sorted by key, each as near to its home as its neighbours allow.
+# The hash table of the n-grams of one order: linear probing in one array, with entries sorted by key.
 #
-# The array alternates keys and values (a probability and a back-off weight, float32 each), so that one look-up
-# touches one cache line of a file that all workers map. The home of a key grows with the key, so the entries of
-# linear probing lie in the order of their keys: a search ends at the first key that is not smaller, and equal n-grams
-# give equal bytes.
+# The array alternates keys and values (a probability and a back-off weight, float32 each), so one look-up reads one
+# cache line of the mapped file. The home slot of a key, where its search starts, increases with the key, so entries are
+# in the order of their keys. A search ends at the first key that is not smaller, and equal n-grams give equal bytes.
 
 Keys = npt.NDArray[np.uint64]
 Values = npt.NDArray[np.float32]
 
 EMPTY = np.uint64(2**64 - 1)
-"""Key of a slot without entry; keys of entries are even."""
+"""Key of an empty slot; keys of entries are even."""
 EVEN = np.uint64(2**64 - 2)
 STEP = 0x9E3779B97F4A7C15
-"""Odd, so that no word is lost however far back it stands."""
+"""Base of the word factors; odd, so that the factor of a word never loses bits, at any distance."""
 HALF = np.uint64(32)
 HOMES_PER_ENTRY = 1.5
-"""At 1.5 a search takes 2 steps on average and a model of lmplz 24 bytes an n-gram."""
+"""Home slots per entry. At 1.5 a search takes 2 steps on average, and a model of lmplz 24 bytes per n-gram."""
 ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
 
 
 def word_codes(words: Iterable[str]) -> Keys:
-    """The xxh64 of each word's UTF-8."""
+    """Return the xxh64 of each word's UTF-8."""
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
 def factor(distance: int) -> np.uint64:
-    """What the code of a word is multiplied with that stands so many words before the last of its n-gram."""
+    """Return the factor of a word's code in its n-gram's key; `distance` counts the words after it."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
 def keys_of(codes: Keys) -> Keys:
-    """(n-grams,) the key of each row of `codes`, (n-grams, order), the last word in the last column."""
+    """Return the key of each row of `codes`, (n-grams,); `codes` is (n-grams, order), last word in the last column."""
     factors = np.array([factor(distance) for distance in range(codes.shape[1])], np.uint64)
     keys: Keys = (codes * factors[::-1]).sum(axis=1, dtype=np.uint64) & EVEN
     return keys
 
 
 def share_out(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
-    """The number of the part, of so many equal ones, in which each key lies; it grows with the key."""
+    """Return the part of each key, of `parts` equal ranges of keys; it increases with the key."""
     return ((keys >> HALF) * np.uint64(parts) >> HALF).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The n-grams of one order."""
+    """The hash table of the n-grams of one order."""
 
-    homes: int
-    """Number of places that a key can have as its home."""
+    num_home_slots: int
+    """Number of slots in which the search for a key can start."""
     slots: Keys
     """Key and value of each slot in turn; the last slot is empty."""
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
-        """Which of the keys the table has, by position, and (found, 2) their probability and back-off weight."""
-        places = share_out(keys, self.homes) * 2
-        seen = self.slots[places]
-        on = np.flatnonzero(seen < keys)
-        while len(on):
-            places[on] += 2
-            there = self.slots[places[on]]
-            seen[on] = there
-            on = on[there < keys[on]]
-        found = np.flatnonzero(seen == keys)
-        return found, self.slots[places[found] + 1].view(np.float32).reshape(-1, 2)
+        """Return the positions of the keys in the table, and their probabilities and back-off weights, (found, 2)."""
+        positions = share_out(keys, self.num_home_slots) * 2
+        current = self.slots[positions]
+        pending = np.flatnonzero(current < keys)
+        while len(pending):
+            positions[pending] += 2
+            probed = self.slots[positions[pending]]
+            current[pending] = probed
+            pending = pending[probed < keys[pending]]
+        found = np.flatnonzero(current == keys)
+        return found, self.slots[positions[found] + 1].view(np.float32).reshape(-1, 2)
 
 
-def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterator[Keys]:
-    """The slots of a table, stretch after stretch, of entries that come sorted by key, part after part."""
-    laid = 0
+def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -> Iterator[Keys]:
+    """Yield the slots of a table in blocks, from sorted blocks of entries in ascending order of keys."""
+    num_written = 0
     for entries in sorted_parts:
         numbers = np.arange(len(entries))
-        places = np.maximum.accumulate(np.maximum(share_out(entries["key"], homes), laid) - numbers) + numbers
-        stretch = int(places[-1]) + 1 - laid if len(places) else 0
-        slots = np.zeros((stretch, 2), np.uint64)
+        first_free = np.maximum(share_out(entries["key"], num_home_slots), num_written)
+        positions = np.maximum.accumulate(first_free - numbers) + numbers
+        size = int(positions[-1]) + 1 - num_written if len(positions) else 0
+        slots = np.zeros((size, 2), np.uint64)
         slots[:, 0] = EMPTY
-        slots[places - laid, 0] = entries["key"]
-        slots.view(np.float32)[places - laid, 2] = entries["probability"]
-        slots.view(np.float32)[places - laid, 3] = entries["backoff"]
-        laid += stretch
+        slots[positions - num_written, 0] = entries["key"]
+        slots.view(np.float32)[positions - num_written, 2] = entries["probability"]
+        slots.view(np.float32)[positions - num_written, 3] = entries["backoff"]
+        num_written += size
         yield slots.reshape(-1)
-    tail = np.zeros((max(0, homes - laid) + 1, 2), np.uint64)
+    tail = np.zeros((max(0, num_home_slots - num_written) + 1, 2), np.uint64)
     tail[:, 0] = EMPTY
     yield tail.reshape(-1)
 
 
-# Text as the language models read it: normalised as CCNet does, a paragraph a line, cut into pieces.
+# Input text of the language models: normalized as in CCNet, one paragraph per line, split into SentencePiece pieces.
 #
 # Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359. Lower case, canonical decomposition without combining marks,
 # every digit as 0, typographic punctuation as its plain counterpart, no control characters.
 
 Cut = Callable[[Sequence[str]], list[list[str]]]
-"""Lines → the pieces of each."""
+"""A function from lines to the pieces of each line."""
 
 PUNCTUATION = {
     '"': "\u00ab\u00bb\u201c\u201d\u201e\u300a\u300b\u300c\u300d",
@@ -124,16 +125,16 @@ PUNCTUATION = {
     **{".": "\u3002", ":": "\u2236\uff1a", "?": "\uff1f", "!": "\uff01", ";": "\uff1b", "%": "\uff05", "~": "\uff5e"},
     **{"(": "\uff08", ")": "\uff09", "<": "\u3008", ">": "\u3009", "[": "\u3010", "]": "\u3011"},
 }
-"""Plain character → those that become it."""
+"""ASCII character → the characters that it replaces."""
 LONGER = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
-"""Those that become several characters."""
+"""Characters that are replaced by several characters."""
 REMOVED = 0xFFFFFFFF
 REPLACEMENT = 0xFFFD
 
 
 @lru_cache(maxsize=1)
 def _table() -> npt.NDArray[np.uint32]:
-    """What becomes of each code point of decomposed lower-case text; REMOVED: nothing."""
+    """Return the replacement of each code point of decomposed lower-case text; REMOVED = none."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         match unicodedata.category(chr(code)):
@@ -141,57 +142,64 @@ def _table() -> npt.NDArray[np.uint32]:
                 table[code] = REMOVED
             case "Nd":
                 table[code] = ord("0")
-            case "Cs":  # half a surrogate pair has no UTF-8
+            case "Cs":  # an unpaired surrogate has no UTF-8
                 table[code] = REPLACEMENT
-    for plain, others in PUNCTUATION.items():
-        table[list(map(ord, others))] = ord(plain)
+    for ascii_char, variants in PUNCTUATION.items():
+        table[list(map(ord, variants))] = ord(ascii_char)
     table[ord("\n")] = ord("\n")
     return table
 
 
 def normalise(text: str) -> str:
-    """The text in normal form, with the line ends where they were."""
+    """Return the normalized text, with the same lines."""
     text = unicodedata.normalize("NFD", text.lower())
-    for char, several in LONGER.items():
-        text = text.replace(char, several)
+    for char, replacement in LONGER.items():
+        text = text.replace(char, replacement)
     points = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
     normal: str = points[points != REMOVED].tobytes().decode("utf-32-le")
     return normal
 
 
 def line_spans(text: str) -> npt.NDArray[np.int64]:
-    """(lines, 2): start and end of each line of a text [code points]; a line end belongs to no line."""
+    """Return the start and end of each line of a text, (lines, 2) [code points], without line ends."""
     lengths = np.fromiter(map(len, text.split("\n")), np.int64)
     ends = np.cumsum(lengths + 1) - 1
     return np.stack([ends - lengths, ends], axis=1)
 
 
 def words(lines: Sequence[str]) -> list[list[str]]:
-    """What stands between spaces in each line: the pieces of a model that has no SentencePiece model."""
+    """Return the words of each line, split at whitespace: the pieces of a model without a SentencePiece model."""
     return [line.split() for line in lines]
 
 
 def load_pieces(model: bytes, where: str) -> Cut:
-    """The pieces of a SentencePiece model as a function of lines. Raises ConfigError if the bytes are not one."""
+    """Return a function that splits lines into the pieces of a SentencePiece model.
+
+    Raises ConfigError if the bytes are not a SentencePiece model.
+    """
     import sentencepiece
 
     processor: Any = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
-        raise ConfigError(f"{where}: expected a SentencePiece model, got {error}. Give the right file.") from error
+        raise ConfigError(
+            f"{where}: expected a SentencePiece model, got {error}. Set the path to a SentencePiece model."
+        ) from error
 
     def cut(lines: Sequence[str]) -> list[list[str]]:
-        # Not as one batch: for that it starts threads, which costs more than they save.
+        # One call per line: for a batch it starts threads, which cost more than they save.
         return [processor.encode(line, out_type=str) for line in lines]
 
     return cut
 
 
 def sentences(text: str, cut: Cut) -> list[str]:
-    """The lines of a text as a trainer takes them: normalised, pieces with spaces between, none blank."""
+    """Return the lines of a text as training sentences: normalized pieces joined by spaces, without blank lines."""
     return [" ".join(pieces) for pieces in cut(normalise(text).split("\n")) if pieces]
 
+
+# The compiled language model: its header, its file, and its scores.
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -200,51 +208,51 @@ BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 ALIGNMENT = 64
 MAGIC = b"penstock n-gram model 1\n".ljust(ALIGNMENT)
 TAIL = 8
-"""Bytes at the end of the file: the size of the JSON before them."""
+"""Number of bytes at the end of the file that hold the size of the JSON before them."""
 GROUP_CHARS = 1 << 18
-"""Text that is looked up at once: a longer one only takes more memory."""
+"""Amount of text that is scored at once; more only takes more memory [characters]."""
 REMEMBERED = 1 << 18
-"""Words whose number is remembered."""
+"""Maximum number of words in the cache of word numbers."""
 
 
 class Header(BaseModel):
-    """What a model file says of itself."""
+    """The header of a model file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     language: str
     """Language of the training text."""
     normalisation: Literal["ccnet", "none"]
-    """What is done to text before it is cut into pieces."""
+    """Normalization of text before it is split into pieces."""
     counts: tuple[int, ...]
     """Number of n-grams of each order, from 1 on."""
     homes: tuple[int, ...]
-    """Places of the table of each order, from 2 on."""
+    """Number of home slots of the table of each order, from 2 on."""
     closed: tuple[bool, ...]
-    """For each order from 2 on: whether the model has both shorter n-grams of each of its n-grams."""
+    """For each order from 2 on: True if the model has the prefix and the suffix of each of its n-grams."""
     percentiles: dict[str, float]
-    """Perplexities of a sample, by name."""
+    """Percentiles of the perplexities of a sample, by name."""
     arrays: dict[str, tuple[str, int, int]]
     """Type, length and offset [bytes] of each array of the file."""
 
     def to_bytes(self) -> bytes:
-        """The end of a model file."""
+        """Return the header as the last bytes of a model file: JSON and its size."""
         text = canonical_json(self.model_dump(mode="json"))
         return text + len(text).to_bytes(TAIL, "little")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model says of sentences."""
+    """The scores of sentences."""
 
     log10: Floats
     """(sentences,) log10 probability, the sentence end included."""
     tokens: Ints
-    """(sentences,) number of tokens, the sentence end included; 0 for a line without words, which is not scored."""
+    """(sentences,) number of tokens, the sentence end included; 0 for a line without words, which has no score."""
 
 
-class _Numbers(dict[str, int]):
-    """Word → its number in the model; words of a text that look like markers are unknown ones."""
+class _WordNumbers(dict[str, int]):
+    """A cache from words to their numbers in the model; words of a text that equal markers count as unknown."""
 
     def __init__(self, codes: Keys):
         self._codes = codes
@@ -255,39 +263,39 @@ class _Numbers(dict[str, int]):
             self.clear()
         code = word_codes((word,))[0]
         number = int(np.searchsorted(self._codes, code))
-        known = number < len(self._codes) and self._codes[number] == code and number not in (self.begin, self.end)
-        self[word] = number if known else self.unknown
+        is_known = number < len(self._codes) and self._codes[number] == code and number not in (self.begin, self.end)
+        self[word] = number if is_known else self.unknown
         return self[word]
 
 
 class LanguageModel:
-    """An open model file."""
+    """A compiled language model, memory-mapped."""
 
     def __init__(self, path: str):
         self.header, arrays = _read(path)
         self._words: Keys = arrays["words"]
         self._unigrams: Keys = arrays["unigrams"]
         self._tables = [
-            Table(homes, arrays[f"order {order}"]) for order, homes in enumerate(self.header.homes, start=2)
+            Table(number, arrays[f"order {order}"]) for order, number in enumerate(self.header.homes, start=2)
         ]
-        self._numbers = _Numbers(self._words)
+        self._numbers = _WordNumbers(self._words)
         model = arrays["pieces"].tobytes()
         self._cut = load_pieces(model, path) if model else words
 
     def score_text(self, text: str) -> Scores:
-        """The scores of each line of a text; a line without words is not scored."""
+        """Return the scores of each line of a text; a line without words has no score."""
         if self.header.normalisation == "ccnet":
             text = normalise(text)
         else:
-            text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs have no UTF-8
+            text = text.encode("utf-8", "replace").decode()  # unpaired surrogates have no UTF-8
         return score_lines(self, text.split("\n"))
 
     def cut(self, lines: Sequence[str]) -> list[list[str]]:
-        """The words that the model knows lines by."""
+        """Return the words or pieces of each line."""
         return self._cut(lines)
 
     def score(self, sentences: Sequence[Sequence[str]]) -> Scores:
-        """The scores of sentences given as words."""
+        """Return the scores of sentences given as words or pieces."""
         tokens = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
         if not len(tokens):
             return Scores(np.zeros(0), tokens)
@@ -305,10 +313,11 @@ class LanguageModel:
         return Scores(np.add.reduceat(scores, starts), tokens)
 
     def _positions(self, numbers: Ints, starts: Ints) -> Floats:
-        """The log10 probability of each word after those before it; what stands at the starts means nothing.
+        """Return the log10 probability of each word given the words before it; values at the starts are undefined.
 
-        Order by order, a word's score is that of the longer n-gram if the model has it, else that of the shorter one
-        and the back-off weight of the context. A word has a longer n-gram only where both shorter ones were found.
+        Order by order, a word's score is that of the longer n-gram if the model has it, else that of the shorter n-gram
+        plus the back-off weight of the context. In a closed model, a longer n-gram exists only if its prefix and suffix
+        exist, so other positions are not looked up.
         """
         values = self._unigrams[numbers].view(np.float32).reshape(-1, 2)
         scores, backoffs = values[:, 0].astype(np.float64), values[:, 1].astype(np.float64)
@@ -319,36 +328,36 @@ class LanguageModel:
         for distance, (table, closed) in enumerate(zip(self._tables, self.header.closed), start=1):
             scores[1:] += backoffs[:-1]
             keys[distance:] += codes[:-distance] * factor(distance)
-            where = depth >= distance
+            is_candidate = depth >= distance
             if closed and distance > 1:
-                where &= found
-                where[1:] &= found[:-1]
-            at = np.flatnonzero(where)
-            hits, values = table.find(keys[at] & EVEN)
-            at = at[hits]
-            scores[at] = values[:, 0]
+                is_candidate &= found
+                is_candidate[1:] &= found[:-1]
+            positions = np.flatnonzero(is_candidate)
+            hits, values = table.find(keys[positions] & EVEN)
+            positions = positions[hits]
+            scores[positions] = values[:, 0]
             backoffs = np.zeros(len(numbers))
-            backoffs[at] = values[:, 1]
+            backoffs[positions] = values[:, 1]
             found = np.zeros(len(numbers), bool)
-            found[at] = True
+            found[positions] = True
         return scores
 
 
 def score_lines(model: Any, lines: Sequence[str]) -> Scores:
-    """The scores of lines by a model that has `cut` and `score`, a bounded piece of the text at a time."""
+    """Return the scores of lines by a model with the methods `cut` and `score`, in groups of bounded size."""
     parts = []
     for group in _groups(lines):
         sentences = model.cut(group)
         scores = model.score([pieces for pieces in sentences if pieces])
-        has = np.fromiter(map(len, sentences), np.int64, len(sentences)) > 0
+        has_words = np.fromiter(map(len, sentences), np.int64, len(sentences)) > 0
         log10, tokens = np.zeros(len(group)), np.zeros(len(group), np.int64)
-        log10[has], tokens[has] = scores.log10, scores.tokens
+        log10[has_words], tokens[has_words] = scores.log10, scores.tokens
         parts.append(Scores(log10, tokens))
     return Scores(np.concatenate([part.log10 for part in parts]), np.concatenate([part.tokens for part in parts]))
 
 
 def _groups(lines: Sequence[str]) -> list[Sequence[str]]:
-    """The lines in groups of about GROUP_CHARS characters, at least one."""
+    """Return the lines in groups of about GROUP_CHARS characters; at least one group."""
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // GROUP_CHARS)) + 1
     return [lines[start:end] for start, end in pairwise([0, *cuts.tolist(), len(lines)])]
@@ -358,8 +367,7 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
     with Path(path).open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:
             raise ConfigError(
-                f"{path}: expected a compiled language model, got another file. Compile an ARPA file with "
-                "`penstock train-lm`."
+                f"{path}: expected a compiled language model, got another file. Train a model with `penstock train-lm`."
             )
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -370,11 +378,13 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
             for name, (kind, count, offset) in header.arrays.items()
         }
     except (ValidationError, ValueError) as error:
-        raise ContractError(f"{path}: expected a whole language model, got a damaged file. Copy it again.") from error
+        raise ContractError(
+            f"{path}: expected a complete language model, got a corrupt file. Copy the file again."
+        ) from error
     return header, arrays
 
 
-# A language model of either kind: a compiled file of ours, or a KenLM binary beside its SentencePiece model.
+# Language models of both kinds: a compiled model file, or a KenLM binary with its SentencePiece model.
 
 KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 ARPA_START = b"\\data\\"
@@ -382,16 +392,16 @@ MARKERS = frozenset(("<s>", "</s>"))
 
 
 class Scorer(Protocol):
-    """What the perplexity stage asks of a model."""
+    """The interface of a language model for the perplexity stage."""
 
     def score_text(self, text: str) -> Scores:
-        """The scores of each line of a text; a line without words is not scored."""
+        """Return the scores of each line of a text; a line without words has no score."""
 
 
 class KenlmModel:
-    """A model that the kenlm package reads: a binary, mapped so that workers share it, or an ARPA file.
+    """A model that the kenlm package reads: a binary, memory-mapped and shared by workers, or an ARPA file.
 
-    Lines are normalised and cut as CCNet does for its published models; `spm` None: their words stand between spaces.
+    Lines are normalized and split as in CCNet's published models. With `spm` None, lines are split at spaces.
     """
 
     def __init__(self, path: str, spm: str | None):
@@ -404,46 +414,58 @@ class KenlmModel:
         try:
             self._model = kenlm.Model(path, config)
         except OSError as error:
-            raise ConfigError(f"{path}: expected a model that kenlm reads, got {error}. Give another file.") from error
+            raise ConfigError(
+                f"{path}: expected a model that kenlm reads, got {error}. Set perplexity.models to a KenLM binary."
+            ) from error
         self._cut = words if spm is None else load_pieces(Path(spm).read_bytes(), spm)
 
     def score_text(self, text: str) -> Scores:
-        """The scores of each line of a text; a line without words is not scored."""
+        """Return the scores of each line of a text; a line without words has no score."""
         return score_lines(self, normalise(text).split("\n"))
 
     def cut(self, lines: Sequence[str]) -> list[list[str]]:
-        """The words that the model knows lines by."""
+        """Return the words or pieces of each line."""
         return self._cut(lines)
 
     def score(self, sentences: Sequence[Sequence[str]]) -> Scores:
-        """The scores of sentences given as words; kenlm adds them up as float32."""
+        """Return the scores of sentences given as words or pieces; kenlm sums them as float32."""
         lines = (" ".join("<unk>" if word in MARKERS else word for word in sentence) for sentence in sentences)
         log10 = np.fromiter((self._model.score(line, bos=True, eos=True) for line in lines), np.float64, len(sentences))
         return Scores(log10, np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1)
 
 
 def require_kenlm(path: str) -> None:
-    """Raises ConfigError if the package that reads KenLM binaries is not installed."""
+    """Raise ConfigError if the package that reads KenLM binaries is not installed."""
     if find_spec("kenlm") is None:
         raise ConfigError(
-            f"{path}: expected a language model, got a KenLM binary and no package to read it. "
-            "Run `pip install kenlm==0.3.0`, or train a model with `penstock train-lm`."
+            f"{path}: expected the package kenlm for a KenLM binary, got no such package. "
+            "Run `pip install kenlm==0.3.0`."
         )
 
 
 def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
-    """The model in a file, by what the file holds; a KenLM binary wants `spm`, or `alone`: its words are plain.
+    """Return the language model of a file, whose kind its first bytes determine.
 
-    Raises ConfigError if it is another file, and if the pieces lack or are given to a model that has its own.
+    A KenLM binary requires `spm`, or `alone` if its words are separated by spaces. Raises ConfigError if the file is of
+    another kind, if a KenLM binary has neither, or if a compiled model, which has its own pieces, has either.
     """
     with Path(path).open("rb") as stream:
         start = stream.read(len(MAGIC))
     if start.startswith(ARPA_START):
-        raise ConfigError(f"{path}: expected a compiled language model, got an ARPA file. Compile it first.")
+        raise ConfigError(
+            f"{path}: expected a compiled language model, got an ARPA file. Set perplexity.models to the .lm file of "
+            "`penstock train-lm`."
+        )
     if not start.startswith(KENLM_MAGIC):
         if spm is not None or alone:
-            raise ConfigError(f"{path}: expected a model that needs pieces, got one with its own. Give no pieces.")
+            raise ConfigError(
+                f"{path}: expected a KenLM binary, got a model that contains its pieces. "
+                "Remove its language from perplexity.pieces."
+            )
         return LanguageModel(path)
     if spm is None and not alone:
-        raise ConfigError(f"{path}: expected the pieces of a KenLM binary, got none. Give its SentencePiece model.")
+        raise ConfigError(
+            f"{path}: expected the pieces of a KenLM binary, got none. "
+            "Set perplexity.pieces to its SentencePiece model."
+        )
     return KenlmModel(path, spm)

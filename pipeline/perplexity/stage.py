@@ -1,7 +1,7 @@
-"""Perplexity of a document and of each paragraph under its language's model, and what is kept by it.
+"""The stage `perplexity`: perplexity of each document and paragraph under its language's model, and checks by it.
 
-A document is in the head, the middle or the tail of its language by percentiles of our own sample, which the data
-decide after everything has been measured. Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359, section 3.4.
+A document is in the head, middle or tail of its language, by quantiles of the perplexities of this run, which are
+computed after all documents are scored. Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359, section 3.4.
 """
 
 import json
@@ -26,9 +26,9 @@ from schemas.tables import DOC_ID, SCORES, field
 Bucket = Literal["head", "middle", "tail"]
 BUCKETS: tuple[Bucket, ...] = ("head", "middle", "tail")
 ALL = "all"
-"""The bucket of a document that was not measured."""
+"""The bucket of a document without perplexity."""
 HEAD_CUT, MIDDLE_CUT = "perplexity_head", "perplexity_middle"
-"""Names of the cut-offs: the head lies below the first, the middle below the second."""
+"""Names of the quantiles: the head is below the first, the middle below the second."""
 NGRAM, CHECKPOINT = "ngram", "checkpoint:"
 NOTE = "checkpoint.json"
 PLAIN = "words"
@@ -36,11 +36,11 @@ COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexit
 TO_SCORE = pa.schema(
     [DOC_ID, field("language", pa.string(), "most probable language"), field("text", pa.string(), "text after cuts")]
 )
-"""What a checkpoint's job reads."""
+"""Schema of the files that a checkpoint's process reads."""
 SCORED = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
-"""What it writes, in the same order."""
+"""Schema of the files that it writes, with the rows in the same order."""
 FILES_AT_ONCE = 256
-"""Files that one process scores: a command line has an end."""
+"""Number of files that one process scores, because the length of a command line is limited."""
 MAX_PERPLEXITY = float(np.finfo(np.float32).max)
 
 
@@ -48,28 +48,28 @@ class PerplexityConfig(Section):
     """The section `[perplexity]` of a recipe."""
 
     scorer: str | None = location(None)
-    """Who measures: "ngram" (the models below), or "checkpoint:PATH", the folder of a checkpoint of our own, such as
-    `checkpoint:RUN/train/checkpoints/step-001000`; None: nothing is measured."""
+    """The scorer: "ngram" (the models of `models`), or "checkpoint:PATH" with the folder of a checkpoint of `penstock
+    train`, such as `checkpoint:RUN/train/checkpoints/step-001000`. None = no perplexities."""
     models: dict[str, str] = location({})
-    """Language → path, or name in the model store, of a compiled language model or of a KenLM binary (`….bin`).
-    Documents in other languages are not measured."""
+    """Path, or name in the model store, of a compiled language model or of a KenLM binary (`….bin`), by language.
+    Documents in other languages get no perplexity."""
     pieces: dict[str, str] = location({})
-    """Language → SentencePiece model of its KenLM binary; "words" if that one's words stand between spaces."""
+    """SentencePiece model of a KenLM binary, by language; "words" if its words are separated by spaces."""
     python: str | None = execution(None)
-    """Python that runs a checkpoint, in an environment with torch; None: the one that runs this."""
+    """Python executable that runs a checkpoint, in an environment with torch; None = the current executable."""
     head_share: float = decision(0.30, gt=0, lt=1)
-    """Share of a language's documents that make its head: those of least perplexity. CCNet's."""
+    """Share of a language's documents in its head: those with the lowest perplexities. Default: CCNet's."""
     middle_share: float = decision(0.60, gt=0, lt=1)
-    """Share of a language's documents that make its head and middle; the rest is its tail. CCNet's."""
+    """Share of a language's documents in its head and middle; the rest is its tail. Default: CCNet's."""
     keep_buckets: tuple[Bucket, ...] = decision(BUCKETS)
-    """Buckets that stay, side by side; default: all."""
+    """Adjacent buckets to keep; default: all."""
     min_perplexity: float | None = decision(None, ge=1)
-    """Least perplexity that stays, in every language; None: any."""
+    """Minimum perplexity of a kept document, in every language; None = no limit."""
     max_perplexity: float | None = decision(None, ge=1)
-    """Greatest perplexity that stays, in every language; None: any."""
+    """Maximum perplexity of a kept document, in every language; None = no limit."""
 
     @model_validator(mode="after")
-    def _means_something(self) -> "PerplexityConfig":
+    def _consistent(self) -> "PerplexityConfig":
         fields = {*type(self).model_fields}
         if self.scorer is None:
             used = {"scorer"}
@@ -78,27 +78,39 @@ class PerplexityConfig(Section):
         elif self.scorer.startswith(CHECKPOINT) and self.scorer != CHECKPOINT:
             used = fields - {"models", "pieces"}
         else:
-            raise ValueError(f'scorer is "{NGRAM}" or "{CHECKPOINT}PATH", found {self.scorer!r}')
-        if ignored := sorted(self.model_fields_set - used):
-            raise ValueError(f"{', '.join(ignored)} would be ignored with scorer = {self.scorer!r}")
+            raise ValueError(
+                f'scorer: expected "{NGRAM}" or "{CHECKPOINT}PATH", got {self.scorer!r}. '
+                f'Set perplexity.scorer = "{NGRAM}".'
+            )
+        if ignored := ", ".join(sorted(self.model_fields_set - used)):
+            raise ValueError(f"{ignored} would be ignored with scorer = {self.scorer!r}. Remove {ignored}.")
         if self.scorer == NGRAM and not self.models:
-            raise ValueError('scorer = "ngram" needs models by language, found none')
-        if strange := sorted(self.pieces.keys() - self.models.keys()):
-            raise ValueError(f"pieces without a model: {', '.join(strange)}")
+            raise ValueError('scorer = "ngram" requires models by language, got none. Set perplexity.models.')
+        if unknown := ", ".join(sorted(self.pieces.keys() - self.models.keys())):
+            raise ValueError(f"pieces: expected languages of models, got {unknown}. Remove {unknown} from pieces.")
         if self.head_share >= self.middle_share:
-            raise ValueError(f"head_share is below middle_share, found {self.head_share} and {self.middle_share}")
+            raise ValueError(
+                f"head_share: expected less than middle_share, got {self.head_share} and {self.middle_share}. "
+                "Lower head_share."
+            )
         numbers = sorted(map(BUCKETS.index, self.keep_buckets))
         if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
-            raise ValueError(f"keep_buckets are one to three side by side, each once, found {list(self.keep_buckets)}")
+            raise ValueError(
+                f"keep_buckets: expected one to three adjacent buckets, each once, got {list(self.keep_buckets)}. "
+                "Set keep_buckets to adjacent buckets."
+            )
         if self.min_perplexity and self.max_perplexity and self.min_perplexity > self.max_perplexity:
-            raise ValueError(f"min_perplexity {self.min_perplexity} lies above max_perplexity {self.max_perplexity}")
+            raise ValueError(
+                f"min_perplexity: expected at most max_perplexity, got {self.min_perplexity} and "
+                f"{self.max_perplexity}. Lower min_perplexity."
+            )
         return self
 
 
 def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds the four columns to a row, null where its language has no model.
+    """Return the function that adds the four columns to a row; null if its language has no model.
 
-    A checkpoint scores in a job of its own: then the rows come with what it found, and it is left as it is.
+    A checkpoint scores in a separate process before this stage; columns that a row has already are not changed.
     """
     scorers: dict[str, Scorer] = {}
     for language in config.models if config.scorer == NGRAM else ():
@@ -117,7 +129,7 @@ def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowF
 
 
 def measure(scorer: Scorer, text: str) -> Row:
-    """The four columns of a text; a text without a word has no perplexity and no paragraph."""
+    """Return the four columns of a text; a text without words has no perplexity and no paragraphs."""
     scores = scorer.score_text(text)
     (scored,) = np.nonzero(scores.tokens)
     log10, tokens = scores.log10[scored].tolist(), scores.tokens[scored].tolist()
@@ -125,18 +137,21 @@ def measure(scorer: Scorer, text: str) -> Row:
         "perplexity": perplexity_of(math.fsum(log10), sum(tokens)) if tokens else None,
         "perplexity_tokens": sum(tokens),
         "paragraphs": [{"start": start, "end": end} for start, end in line_spans(text)[scored].tolist()],
-        "paragraph_perplexity": [perplexity_of(*one) for one in zip(log10, tokens)],
+        "paragraph_perplexity": [perplexity_of(*scores) for scores in zip(log10, tokens)],
     }
 
 
 def perplexity_of(log10: float, tokens: int) -> float:
-    """10^(-log10 / tokens) as a float32 holds it; tokens count line ends."""
-    # Python's power, not numpy's, whose last bits depend on the processor's vector unit.
+    """Return 10^(-log10 / tokens), rounded to float32; `tokens` includes line ends."""
+    # Python's power: the last bits of numpy's depend on the processor's vector unit.
     return float(np.float32(min(10.0 ** min(-log10 / tokens, 300.0), MAX_PERPLEXITY)))
 
 
 def bucket(perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike) -> npt.NDArray[np.str_]:
-    """(documents,) head, middle or tail; ALL where the perplexity or a cut-off is NaN. Compared as float32."""
+    """Return head, middle or tail of each document, (documents,); ALL if the perplexity or a quantile is NaN.
+
+    Values are compared as float32.
+    """
     measured, head, middle = np.broadcast_arrays(
         *(np.asarray(values, np.float64).astype(np.float32) for values in (perplexity, head_cut, middle_cut))
     )
@@ -153,20 +168,20 @@ def _checks(config: PerplexityConfig, models: Mapping[str, str], cutoffs: Cutoff
         checks.append(Check("perplexity_high", "perplexity", high, {EVERY: config.max_perplexity}))
     if config.min_perplexity is not None:
         checks.append(Check("perplexity_low", "perplexity", low, {EVERY: config.min_perplexity}))
-    from_head, from_middle = dict(cutoffs.get(HEAD_CUT, {})), dict(cutoffs.get(MIDDLE_CUT, {}))
+    head_cuts, middle_cuts = dict(cutoffs.get(HEAD_CUT, {})), dict(cutoffs.get(MIDDLE_CUT, {}))
     keep = config.keep_buckets
     if "tail" not in keep:
-        checks.append(Check("perplexity_tail", "perplexity", high, _below(from_middle)))
+        checks.append(Check("perplexity_tail", "perplexity", high, _below(middle_cuts)))
     if "head" not in keep:
-        checks.append(Check("perplexity_head", "perplexity", low, from_head))
+        checks.append(Check("perplexity_head", "perplexity", low, head_cuts))
     if "middle" not in keep:
-        side, limits = (high, _below(from_head)) if "head" in keep else (low, from_middle)
+        side, limits = (high, _below(head_cuts)) if "head" in keep else (low, middle_cuts)
         checks.append(Check("perplexity_middle", "perplexity", side, limits))
     return checks
 
 
 def _below(cutoffs: Mapping[str, float]) -> dict[str, float]:
-    """The greatest float32 below each cut-off."""
+    """Return the largest float32 below each quantile."""
     return {name: float(np.nextafter(np.float32(cut), np.float32(-np.inf))) for name, cut in cutoffs.items()}
 
 
@@ -192,36 +207,46 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
 
 
 def checkpoint_files(folder: str) -> dict[str, str]:
-    """The note of a checkpoint and every file of its state; their digests say which weights measured."""
-    note = Path(folder) / NOTE
+    """Return the metadata file of a checkpoint and every file of its state; their digests identify the weights.
+
+    Raises ConfigError if the folder is not a checkpoint.
+    """
+    metadata = Path(folder) / NOTE
     try:
-        names = sorted(json.loads(note.read_bytes())["files"])
+        names = sorted(json.loads(metadata.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: expected a checkpoint folder with {NOTE}, got {error!r}. Give "
+            f"perplexity.scorer: expected a checkpoint folder with {NOTE}, got {error!r}. Set perplexity.scorer to "
             f"{CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
-    return {"checkpoint": str(note)} | {f"checkpoint/{name}": str(note.with_name(name)) for name in names}
+    return {"checkpoint": str(metadata)} | {f"checkpoint/{name}": str(metadata.with_name(name)) for name in names}
 
 
 def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Have the checkpoint of `scorer` score Parquet files (TO_SCORE) into as many others (SCORED), in a process apart.
+    """Score Parquet files (TO_SCORE) with the checkpoint of `scorer`, in a separate process; write one file for each.
 
-    Raises ConfigError with what the process complained about.
+    The output files have the schema SCORED. Raises ConfigError or ContractError with the last error line of the
+    process.
     """
     checkpoint = (config.scorer or "").removeprefix(CHECKPOINT)
     command = [config.python or sys.executable, "-m", "train.eval.score", "--checkpoint", checkpoint]
     for start in range(0, len(inputs), FILES_AT_ONCE):
-        some = slice(start, start + FILES_AT_ONCE)
-        files = ["--in", *inputs[some], "--out", *outputs[some]]
+        batch = slice(start, start + FILES_AT_ONCE)
+        files = ["--in", *inputs[batch], "--out", *outputs[batch]]
         try:
             done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
         except OSError as error:
-            raise ConfigError(f"perplexity.python: expected a Python with torch, got {error}. Correct it.") from error
+            raise ConfigError(
+                f"perplexity.python: expected a Python with torch, got {error}. "
+                "Set perplexity.python to the path of such a Python."
+            ) from error
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             kind = ConfigError if done.returncode == 2 or "No module named" in lines[-1] else ContractError
-            raise kind(f"perplexity.scorer: expected scores by {checkpoint}, got: {lines[-1]}")
+            raise kind(
+                f"perplexity.scorer: expected scores by {checkpoint}, got the error: {lines[-1]}. "
+                "Set perplexity.scorer to a checkpoint that perplexity.python can load."
+            )
 
 
 PERPLEXITY = PerDocument(

@@ -1,7 +1,7 @@
-"""The table `tokens`: the dataset. Documents are encoded, shuffled globally by hash, and written as Arrow IPC shards.
+"""The step that builds the table `tokens`, the dataset: documents encoded, shuffled globally, written as shards.
 
-The number of shards follows from the tokens and the shard size in the recipe; a document's shard and place follow from
-its hash alone, so any partitioning writes the same bytes.
+The number of shards of a stream follows from its tokens and from `shard_tokens`. A document's shard and its position
+there follow from its hash alone, so any partitioning writes the same bytes. Shards are Arrow IPC files.
 """
 
 import sys
@@ -42,7 +42,7 @@ from schemas.tokens import TRAIN, TokenizerContract
 from schemas.urls import surt
 
 CROSSING = {"doc_id": pa.binary(), "date": pa.int64()}
-"""Types that Spark refuses or reinterprets on the way from a worker: ids lose their width, dates are milliseconds."""
+"""Types of columns whose own types Spark rejects or reinterprets: ids of any width, dates as milliseconds."""
 ENCODED = pa.schema(
     [
         pa.field("stream", pa.string()),
@@ -70,11 +70,12 @@ FROM_CLEAN = [
     "drop_stage",
 ]
 DOMAINS_PER_BUCKET = 1_000_000
+"""Average number of documents in a file of the URL index."""
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One clean part to encode, with the same part of what its buckets are read from."""
+    """A part of `clean` to encode, with the same part of the tables that its quality buckets are read from."""
 
     part: Part
     tokenizer: Store
@@ -86,17 +87,23 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class Total:
-    """What was found of one stream."""
+    """The counts of one stream."""
 
     documents: int
+    """Number of documents that are kept."""
     tokens: int
+    """Number of tokens of the kept documents, separators included."""
     left_out: int
-    """Documents that the mix leaves out."""
+    """Number of documents that the mix leaves out."""
     left_out_chars: int
+    """Number of characters of the documents that the mix leaves out."""
 
 
 def build_tokens(build: Build) -> dict[str, Built]:
-    """The token dataset: shards, document indexes and the index by URL."""
+    """Write the token dataset: shards, document indexes and the URL index.
+
+    Raises ContractError if there are no clean documents, ConfigError if the mix does not fit the sources.
+    """
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
     mix = read_mix(build.models[TOKENS.name][LEFT_OUT].path) if config.mix else None
@@ -105,7 +112,7 @@ def build_tokens(build: Build) -> dict[str, Built]:
     encoded = persisted(frame_of_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
     totals = stream_totals(encoded)
     if not totals:
-        raise ContractError("tokens: expected clean documents, got none. Look at the drops with `penstock report`.")
+        raise ContractError("tokens: expected clean documents, got none. Run `penstock report` to see the drops.")
     figures = figures_of(build, contract, totals, mix)
     for line in shortfalls(figures.get(LEFT_OUT, {}), config.mix):
         print(line, file=sys.stderr)
@@ -120,7 +127,7 @@ def build_tokens(build: Build) -> dict[str, Built]:
 
 
 def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
-    """A task for each part of `clean`."""
+    """Return an encoding task for each part of `clean`."""
     tokenizer = build.inputs["tokenizer"]
     tables = {name: table for name, table in build.inputs.items() if name != "tokenizer"}
     folders = {name: table.folder for name, table in tables.items()}
@@ -140,22 +147,25 @@ def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) ->
 
 
 def stream_totals(encoded: DataFrame) -> dict[str, Total]:
-    """What was found of every stream."""
-    stays = F.col("tokens").isNotNull()
+    """Return the counts of every stream, by its name."""
+    is_kept = F.col("tokens").isNotNull()
     rows = encoded.groupBy("stream").agg(
-        F.count_if(stays).alias("documents"),
+        F.count_if(is_kept).alias("documents"),
         F.coalesce(F.sum("num_tokens"), F.lit(0)).alias("tokens"),
-        F.count_if(~stays).alias("left_out"),
-        F.coalesce(F.sum(F.when(~stays, F.col("num_chars"))), F.lit(0)).alias("left_out_chars"),
+        F.count_if(~is_kept).alias("left_out"),
+        F.coalesce(F.sum(F.when(~is_kept, F.col("num_chars"))), F.lit(0)).alias("left_out_chars"),
     )
-    found = {row.pop("stream"): Total(**row) for row in (row.asDict() for row in rows.collect())}
-    return dict(sorted(found.items()))
+    totals = {row.pop("stream"): Total(**row) for row in (row.asDict() for row in rows.collect())}
+    return dict(sorted(totals.items()))
 
 
 def figures_of(
     build: Build, contract: TokenizerContract, totals: Mapping[str, Total], mix: Mix | None
 ) -> dict[str, Any]:
-    """The figures that say how the dataset was made. Raises ConfigError if the mix does not fit its sources."""
+    """Return the figures of the manifest: tokenizer, buckets and mix of the dataset.
+
+    Raises ConfigError if the mix does not fit the sources.
+    """
     config = build.recipe.section("tokens", TokensConfig)
     figures: dict[str, Any] = {"tokenizer": contract.model_dump(mode="json"), "chunk_tokens": config.chunk_tokens}
     if config.buckets_by:
@@ -166,25 +176,28 @@ def figures_of(
         figures["buckets"] = {"by": config.buckets_by, "cuts": cuts, "names": list(config.bucket_names)}
     if mix is not None:
         suffix = f"/{TRAIN}"
-        trained = {name.removesuffix(suffix): one for name, one in totals.items() if name.endswith(suffix)}
-        check_mix(mix, config.mix, {name: (one.documents, one.left_out) for name, one in trained.items()})
-        figures[LEFT_OUT] = mix_figure(mix, {name: one.tokens for name, one in trained.items()})
-        chars = sum(one.left_out_chars for one in totals.values())
+        trained = {name.removesuffix(suffix): total for name, total in totals.items() if name.endswith(suffix)}
+        check_mix(mix, config.mix, {name: (total.documents, total.left_out) for name, total in trained.items()})
+        figures[LEFT_OUT] = mix_figure(mix, {name: total.tokens for name, total in trained.items()})
+        chars = sum(total.left_out_chars for total in totals.values())
         figures["dropped_chars"] = {f"{TOKENS.name}/{LEFT_OUT}": chars}
     return figures
 
 
 def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
-    """The kept documents of a clean part, encoded with separators; tokens are null where the mix leaves one out."""
+    """Yield the kept documents of a clean part, encoded with separators.
+
+    A document that the mix leaves out has null tokens.
+    """
     model = task.tokenizer.read_bytes(task.model_path)
     tokenizer = load_tokenizer(model, task.kind, task.tokenizer_config)
     contract, config = tokenizer.contract, task.sorting.config
     before = np.array([contract.reserved[name] for name in contract.before], contract.dtype)
     after = np.array([contract.reserved[name] for name in contract.after], contract.dtype)
     for rows in clean_rows(task.part, task.sorting):
-        stays = [row for row in rows if task.sorting.drop(row["stream"], row["doc_id"]) is None]
-        tokens = tokenizer.encode_batch([row["text"] for row in stays])
-        for row, ids in zip(stays, tokens):
+        kept = [row for row in rows if task.sorting.drop(row["stream"], row["doc_id"]) is None]
+        tokens = tokenizer.encode_batch([row["text"] for row in kept])
+        for row, ids in zip(kept, tokens):
             ids = np.concatenate([before, ids.astype(contract.dtype, copy=False), after])
             row["key"] = shuffle_key(config.seed, row["doc_id"])
             row["tokens"], row["num_tokens"] = ids.tobytes(), len(ids)
@@ -195,7 +208,7 @@ def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
 
 
 def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
-    """The kept documents of one clean part with their stream, some hundred at a time."""
+    """Yield lists of up to 512 rows: the kept documents of a clean part, each with its stream."""
     stream_of = streams_of_part(part, sorting)
     with part.folders["clean"].open_input(part.paths["clean"]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=512, columns=FROM_CLEAN):
@@ -208,13 +221,16 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
 
 
 def number_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
-    """Adds `shard`, the number in its stream (equal ranges of the hash), and `place`, the number among all shards."""
+    """Add the columns `shard`, the number within the stream, and `place`, the number over all streams.
+
+    A shard is an equal range of the hash; `plan` is the number of shards by stream.
+    """
     shards = F.create_map(*(F.lit(value) for item in plan.items() for value in item))
     offsets, total = {}, 0
     for name, number in plan.items():
         offsets[name], total = total, total + number
     starts = F.create_map(*(F.lit(value) for item in offsets.items() for value in item))
-    # 32 high bits of the 63-bit key times the number of shards stays below 2^63: ANSI mode refuses an overflow.
+    # The 32 high bits of the 63-bit key times the number of shards stay below 2^63: ANSI mode raises on an overflow.
     shard = F.shiftright(F.shiftright("key", 31) * shards[F.col("stream")].cast("long"), 32).cast("int")
     return encoded.withColumn("shard", shard).withColumn("place", starts[F.col("stream")] + F.col("shard"))
 
@@ -222,10 +238,10 @@ def number_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
 def write_shards(
     numbered: DataFrame, plan: Mapping[str, int], contract: TokenizerContract, folder: Store
 ) -> list[dict[str, Any]]:
-    """Write every shard with its document index; returns their answers."""
-    places = [(name, number) for name, shards in plan.items() for number in range(shards)]
-    shared = numbered.sparkSession.sparkContext.broadcast(places)
-    frame = numbered.drop("surt", "domain_key").repartitionById(len(places), F.col("place"))
+    """Write every shard with its document index; return the result of each shard."""
+    shards = [(name, number) for name, count in plan.items() for number in range(count)]
+    shared = numbered.sparkSession.sparkContext.broadcast(shards)
+    frame = numbered.drop("surt", "domain_key").repartitionById(len(shards), F.col("place"))
     frame = frame.drop("place", "shard").sortWithinPartitions("key", "doc_id")
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
@@ -235,7 +251,7 @@ def write_shards(
 
 
 def write_index(numbered: DataFrame, totals: Mapping[str, Total], folder: Store) -> list[dict[str, Any]]:
-    """Write the index by URL, in buckets by registrable domain; returns their answers."""
+    """Write the URL index, partitioned by registrable domain; return the result of each file."""
     buckets = -(-sum(total.documents for total in totals.values()) // DOMAINS_PER_BUCKET)
     frame = numbered.select("surt", "url", "domain", "doc_id", "stream", "shard", "domain_key")
     frame = frame.repartitionById(buckets, (F.col("domain_key") % buckets).cast("int"))
@@ -244,7 +260,10 @@ def write_index(numbered: DataFrame, totals: Mapping[str, Total], folder: Store)
 
 
 def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in: int) -> Built:
-    """The dataset's files, books and counts by stream. Raises ContractError if a token was lost on the way."""
+    """Return the dataset's files, row counts, and figures by stream.
+
+    Raises ContractError if the shards of a stream do not hold all its tokens.
+    """
     built = Built()
     streams: dict[str, list[int]] = {}
     documents = 0
@@ -258,7 +277,8 @@ def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in:
     for name, total in totals.items():
         if sum(streams[name]) != total.tokens:
             raise ContractError(
-                f"tokens: expected {total.tokens} tokens in {name}, got {sum(streams[name])} in its shards"
+                f"tokens: expected {total.tokens} tokens in {name}, got {sum(streams[name])} in its shards. "
+                "Run the step `tokens` again."
             )
     left_out = sum(total.left_out for total in totals.values())
     built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{LEFT_OUT}": left_out})

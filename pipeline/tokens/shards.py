@@ -1,6 +1,6 @@
-"""Shard files: rows that arrive sorted are written as Arrow IPC, token stream and document index side by side.
+"""Writers of shard files: sorted rows become Arrow IPC files, a token stream and its document index.
 
-Arrays are built anew for each batch and never sliced: a slice would drag its neighbours' bytes into the file.
+Each batch builds new arrays and never slices others: a slice would write its neighbors' bytes into the file.
 """
 
 import time
@@ -39,7 +39,7 @@ class IpcWriter(FileWriter):
 
 
 def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Rows in lists of exactly `size`, the last one shorter, however the batches were cut."""
+    """Yield the rows of batches of any size in lists of exactly `size` rows; only the last list may be shorter."""
     pending: list[dict[str, Any]] = []
     for batch in batches:
         pending.extend(batch.to_pylist())
@@ -51,7 +51,7 @@ def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[
 
 
 def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> Answer:
-    """Write one shard and its index from rows sorted by (key, doc_id); returns their entries and counts."""
+    """Write a shard and its document index from rows sorted by (key, doc_id); return their entries and counts."""
     started = time.process_time()
     schema = shard_schema(dtype)
     offset = 0
@@ -78,7 +78,7 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
 
 
 def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write one bucket of the index by URL from rows sorted by (surt, url, doc_id); returns its entry."""
+    """Write one file of the URL index from rows sorted by (surt, url, doc_id); return its entry."""
     started = time.process_time()
     with IpcWriter(folder, f"by_url/{number:05d}", BY_URL) as writer:
         for rows in regroup(batches, BATCH_DOCUMENTS):

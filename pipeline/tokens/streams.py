@@ -1,6 +1,8 @@
-"""The streams of a dataset: which of them a document goes to, and whether the mix leaves it out.
+"""Assignment of documents to the streams of a dataset: by source, quality bucket and split, minus what a mix drops.
 
-What writes a dataset, compares two of them, or predicts one asks here: all of it follows from the document alone.
+A document's stream and drop depend only on the document and the settings. Writing a dataset, comparing two datasets and
+predicting one therefore share these functions. Quality buckets are read from the stored tables, part by part along
+with `clean`, so sources can be bucketed by another signal without cleaning a text again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,86 +28,96 @@ from schemas.tables import lookup
 from schemas.tokens import HELDOUT, TRAIN
 
 MARK = "+"
-"""Stands between a source and a bucket of it; no source's own name has one."""
+"""Separator between a source and its quality bucket in a stream's name; no source name contains it."""
 LEFT_OUT = "mix"
-"""The reason of a document that the mix leaves out, and where the figures say what it asked for."""
+"""The drop rule of a document that the mix leaves out, and the key of the mix in the manifest's figures."""
 BY_PERPLEXITY = "perplexity"
-"""Cuts a source by the thirds of perplexity that the verdicts name, not by a signal."""
+"""Value of `buckets_by` that divides a source by the perplexity buckets of `verdicts`, not by a signal."""
 OF_PERPLEXITY = ("head", "middle", "tail", "all")
-"""What the verdicts name them; the last: where no model measured it."""
+"""The perplexity buckets of `verdicts`; the last holds documents whose perplexity no model measured."""
 FAMILY_OF: Mapping[str, str] = {signal.name: family for family, signals in FAMILIES.items() for signal in signals}
-"""The signals that may cut a source, and the family that each is measured with."""
+"""The family of every signal that `buckets_by` may name."""
 CLASSIFIER, IMPORTANCE = "classifier", "importance"
 SCORED: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
-"""The column of `scores` whose entries may cut a source, by the section that names their models."""
+"""The column of `scores` that holds the models' scores, by the recipe section that names the models."""
 CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORED))
-"""What may cut a source, in words."""
+"""The valid values of `buckets_by`, for error messages."""
 UNMEASURED = "none"
 """The bucket of a document that has no value."""
 FEW: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
-"""Names of so many buckets, by the value and not by what is good; of more they are b0, b1, ..."""
+"""Names of two or three buckets, in ascending order of the value; more buckets are b0, b1, ..."""
 KEYS = 1 << 63
-"""Keys of the shuffle lie below."""
+"""Exclusive upper bound of shuffle keys."""
 FEWEST_TIMES = 1.1
-"""Least factor that a shortfall is told with."""
+"""Minimum factor that the message of a shortfall names."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A stored value of each document that cuts sources: a column of a table, or the entry of one name in it."""
+    """The stored value that assigns documents to buckets: a column of a table, or a named entry of that column."""
 
     table: str
     column: str
     name: str = ""
-    """Empty: the column itself."""
+    """Name of the entry; empty = the column itself."""
 
 
 class TokensConfig(Section):
-    """How the dataset is cut."""
+    """Settings of the dataset: sizes of shards and chunks, the held-out share, quality buckets and the mix."""
 
     shard_tokens: int = Field(100_000_000, ge=1024)
-    """Tokens in a shard, about; the number of shards is the tokens of a stream over this, rounded up."""
+    """Approximate number of tokens in a shard; a stream has its tokens / shard_tokens shards, rounded up."""
     chunk_tokens: int = Field(8192, ge=64)
-    """Tokens in a chunk, the unit the trainer shuffles; sequence lengths divide it."""
+    """Number of tokens in a chunk, the unit that training shuffles; sequence lengths divide it."""
     heldout_share: float = Field(0.01, ge=0, lt=1)
     """Share of duplicate clusters that is held out, chosen by hash, so that no cluster spans both splits."""
     seed: int = Field(0, ge=0)
     """Seed of the global shuffle."""
     buckets_by: str = ""
-    """What cuts every source into buckets of quality, streams of their own such as `web+head`, so that training tells
-    the loss of each: "perplexity" (head, middle and tail of the language, as the verdicts say; `all` where no model
-    measured it), a signal that `[quality]` measures, such as "fineweb_terminal_lines", or what a model says:
-    "classifier.NAME" (probability of the good class) or "importance.NAME" (nats per word) of a NAME in the `models` of
-    that section; empty: sources stay whole."""
+    """The value that divides every source into quality buckets. Each bucket is a stream, such as `web+head`, so that
+    training reports its loss separately. "perplexity" uses the buckets of `verdicts`: head, middle and tail of the
+    language, and `all` if no model measured the document. Otherwise a signal that `[quality]` measures, such as
+    "fineweb_terminal_lines", or the score of a model NAME in the `models` of its section: "classifier.NAME"
+    (probability of the good class) or "importance.NAME" (nats per word). Empty = sources are not divided."""
     bucket_cuts: tuple[float, ...] = ()
-    """Values of that signal or score, ascending, at which a bucket ends and the next begins: one makes `low` and
-    `high`, two `low`, `middle` and `high`, more `b0`, `b1`, ...; the value itself belongs to the upper bucket, and a
-    document that has none to `none`."""
+    """Ascending values of that signal or score that separate the buckets: one value makes `low` and `high`, two make
+    `low`, `middle` and `high`, more make `b0`, `b1`, .... A document at a cut belongs to the upper bucket, a document
+    without a value to `none`."""
     mix: str = location("")
-    """File of `penstock mix suggest`: which share of each source's training documents is kept, and how many tokens it
-    asks for; empty: all are kept."""
+    """File of `penstock mix suggest`: the share of each source's training documents to keep, and the number of tokens
+    that it recommends. Empty = all documents are kept."""
 
     @model_validator(mode="after")
-    def _means_something(self) -> "TokensConfig":
+    def _consistent(self) -> "TokensConfig":
         by, cuts = self.buckets_by, self.bucket_cuts
         if by not in ("", BY_PERPLEXITY) and self.measure is None:
-            raise ValueError(f"buckets_by: no such signal {by!r}{nearest(by, CHOICES)}")
+            raise ValueError(
+                f"buckets_by: expected a signal or score, got {by!r}{nearest(by, CHOICES)}. "
+                "Set tokens.buckets_by to a valid name."
+            )
         if cuts and self.measure is None:
-            why = "the shares of [perplexity] cut" if by else "buckets_by names no signal"
-            raise ValueError(f"bucket_cuts would be ignored: {why}")
+            reason = "the shares of [perplexity] define the buckets" if by else "buckets_by names no signal"
+            raise ValueError(f"bucket_cuts would be ignored: {reason}. Remove tokens.bucket_cuts.")
         if self.measure is not None and not cuts:
             raise ValueError(
-                f"buckets_by = {by!r} needs bucket_cuts, the values where a bucket ends and the next begins"
+                f"buckets_by = {by!r} requires bucket_cuts, the values that separate the buckets. "
+                "Set tokens.bucket_cuts."
             )
         if not (np.diff(np.asarray(cuts, np.float32)) > 0).all():
-            raise ValueError(f"bucket_cuts: expected ascending values, apart in single precision, got {list(cuts)}")
+            raise ValueError(
+                f"bucket_cuts: expected ascending values that differ in single precision, got {list(cuts)}. "
+                "Sort tokens.bucket_cuts and remove duplicates."
+            )
         if by.startswith(f"{CLASSIFIER}.") and not all(0 < cut <= 1 for cut in cuts):
-            raise ValueError(f"bucket_cuts: expected probabilities above 0 and up to 1, got {list(cuts)}")
+            raise ValueError(
+                f"bucket_cuts: expected probabilities above 0 and up to 1, got {list(cuts)}. "
+                "Set tokens.bucket_cuts to values in (0, 1]."
+            )
         return self
 
     @property
     def measure(self) -> Measure | None:
-        """What is compared with `bucket_cuts`; None: nothing is."""
+        """The value that is compared with `bucket_cuts`; None = no value."""
         section, _, name = self.buckets_by.partition(".")
         if name and section in SCORED:
             return Measure("scores", SCORED[section], name)
@@ -113,15 +125,15 @@ class TokensConfig(Section):
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
-        """Every bucket a document may fall into, from the lowest values on; empty: sources stay whole."""
+        """The names of all buckets, in ascending order of the value; empty = sources are not divided."""
         if self.measure is None:
             return OF_PERPLEXITY if self.buckets_by else ()
         number = len(self.bucket_cuts) + 1
-        return (*(FEW.get(number) or (f"b{place}" for place in range(number))), UNMEASURED)
+        return (*(FEW.get(number) or (f"b{index}" for index in range(number))), UNMEASURED)
 
 
 def mix_file(config: TokensConfig) -> dict[str, str]:
-    """The file of the mix, which enters the fingerprint by its digest."""
+    """Return the file of the mix, if any; its digest enters the fingerprint."""
     return {LEFT_OUT: config.mix} if config.mix else {}
 
 
@@ -136,25 +148,28 @@ TOKENS = Relation(
 
 @dataclass(frozen=True)
 class Sorting:
-    """How documents are sorted into streams."""
+    """The rules that assign documents to streams and drop those that the mix leaves out."""
 
     config: TokensConfig
     keep: Mapping[str, float] = field(default_factory=dict)
-    """Share of the training documents that stays, by source (`web+head` where sources are cut); others stay whole."""
+    """Share of the training documents to keep, by source (`web+head` where sources are divided); default 1."""
 
     @property
     def chooses(self) -> bool:
-        """Whether any document may be left out."""
+        """True if the mix may leave a document out."""
         return min(self.keep.values(), default=1.0) < 1
 
     def stream(self, source: str, bucket: str | None, cluster: bytes) -> str:
-        """`<source>/train` or `<source>/heldout` of a document; `bucket` is None where sources stay whole."""
-        held = below_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
+        """Return a document's stream, `<source>/train` or `<source>/heldout`; `bucket` None = undivided sources."""
+        is_heldout = below_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
         name = source if bucket is None else f"{source}{MARK}{bucket}"
-        return f"{name}/{HELDOUT if held else TRAIN}"
+        return f"{name}/{HELDOUT if is_heldout else TRAIN}"
 
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
-        """Why a document of a stream is left out; None = it stays. What a smaller share keeps, a larger one keeps."""
+        """Return the drop of a document that the mix leaves out; None = it is kept.
+
+        A document that is kept at one share is also kept at every larger share.
+        """
         source, _, split = stream.rpartition("/")
         share = self.keep.get(source, 1.0)
         key = shuffle_key(self.config.seed + 2, doc_id)
@@ -162,81 +177,79 @@ class Sorting:
 
 
 def sorting_of(manifest: Manifest) -> Sorting:
-    """How the documents of a committed dataset were sorted."""
+    """Return the sorting of a committed dataset, from its manifest."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
-    return Sorting(config, {name: asked["keep"] for name, asked in content.figures.get(LEFT_OUT, {}).items()})
+    return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(LEFT_OUT, {}).items()})
 
 
 def mixed(dataset: Manifest, clean: str) -> Sorting | None:
-    """How a dataset of these clean documents (by digest) was sorted, if a mix left some of them out."""
-    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs}
-    sorting = sorting_of(dataset) if reads.get("clean") == clean else None
+    """Return a dataset's sorting if a mix may leave documents out; None also if it read another `clean` (a digest)."""
+    digests = {entry.name: entry.sha256 for entry in dataset.content.inputs}
+    sorting = sorting_of(dataset) if digests.get("clean") == clean else None
     return sorting if sorting and sorting.chooses else None
 
 
 def check_names(config: TokensConfig, sources: Sequence[str]) -> None:
-    """Raise ConfigError if the mix names what cannot be a source of the dataset, given those of the recipe."""
+    """Raise ConfigError if the mix names sources that the dataset cannot have, given the recipe's sources."""
     possible = [f"{source}{MARK}{name}" for source in sources for name in config.bucket_names] or [*sources]
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{nearest(name, possible)}" for name in unknown)
         raise ConfigError(
-            f"tokens.mix {config.mix}: expected sources that this recipe makes, got {hints}. Correct the names, or "
-            "set tokens.buckets_by as it was for the dataset of the mix."
+            f"tokens.mix {config.mix}: expected sources that this recipe makes, got {hints}. "
+            "Set tokens.buckets_by and tokens.bucket_cuts as in the recipe that the mix was made from."
         )
 
 
-def check_mix(mix: Mix, where: str, found: Mapping[str, tuple[int, int]]) -> None:
+def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> None:
     """Raise ConfigError if a mix does not fit the sources of a dataset.
 
-    `found`: by source of training documents, how many stay and how many the mix leaves out.
+    `counts`: by source, the numbers of training documents that the mix keeps and leaves out.
     """
-    asked = mix.of({*found}, f"tokens.mix {where}")
-    for name, (stays, goes) in found.items():
-        if not stays:
+    sources = mix.of({*counts}, f"tokens.mix {where}")
+    for name, (num_kept, num_left_out) in counts.items():
+        if not num_kept:
             raise ConfigError(
-                f"tokens.mix {where}: expected a share of {name} that keeps some of it, got that keep = "
-                f"{asked[name].keep:g} leaves none of its {goes} training documents. Raise it."
+                f"tokens.mix {where}: expected a share that keeps documents of {name}, got keep = "
+                f"{sources[name].keep:g}, which keeps none of its {num_left_out} training documents. "
+                f"Increase keep of {name} in that file."
             )
 
 
 def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
-    """What a mix asked for and what was found, by source, for the manifest; `tokens` are those of training."""
-    asked = ("keep", "repeat", "wanted_tokens")
+    """Return the mix by source, with the number of training tokens that each source has, for the manifest."""
+    keys = ("keep", "repeat", "wanted_tokens")
     return {
-        name: {key: getattr(part, key) for key in asked} | {"found_tokens": tokens[name]}
-        for name, part in mix.sources.items()
+        name: {key: getattr(source, key) for key in keys} | {"found_tokens": tokens[name]}
+        for name, source in mix.sources.items()
     }
 
 
 def shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
-    """A line for each source of which less was found than the mix asks for."""
-    for name, part in figure.items():
-        found, wanted = part["found_tokens"], part["wanted_tokens"]
-        if wanted is not None and found < wanted:
-            share, times = min(found / wanted, 0.99), max(wanted / found, FEWEST_TIMES)
-            amount = f"{wanted:.1e}".replace("e+", "e").replace("e0", "e")
+    """Yield a line for each source that has fewer training tokens than the mix recommends."""
+    for name, source in figure.items():
+        available, required = source["found_tokens"], source["wanted_tokens"]
+        if required is not None and available < required:
+            share, times = min(available / required, 0.99), max(required / available, FEWEST_TIMES)
+            amount = f"{required:.1e}".replace("e+", "e").replace("e0", "e")
             yield (
                 f"{name}: {share:.2g} of the {amount} tokens that {PurePath(where).name} asks for; "
                 f"{times:.1f} x as much crawl"
             )
 
 
-# The bucket of quality that each document falls into, read from the stored tables, part by part beside the clean text.
-#
-# Nothing else is touched, so sources can be cut otherwise without a text cleaned again. With the buckets come the
-# streams, and with them what a mix leaves out: whoever tells of a dataset asks here.
+# Quality buckets, streams and drops of the documents of a part, read from the stored tables.
 
 MEASURES = ("documents", "scores", "verdicts", "repeats")
-"""Tables that buckets are read from; `scores` and `repeats` only where a run has them."""
+"""Tables that hold the values of quality buckets; `scores` and `repeats` are optional."""
 READS = (*MEASURES, "clean")
-"""Tables that the streams of a dataset follow from."""
+"""Tables that determine the streams of a dataset."""
 
 
 def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, str]]:
-    """(doc_id, bucket) of every measured document of a part, in order, where the config cuts sources.
+    """Yield (doc_id, bucket) of every measured document of a part, in order; the config divides the sources.
 
-    A document that passages were cut from counts by the signals of the rest; perplexity and scores are of the whole.
+    A document with cut spans has the signals of its remaining text, but the perplexity and scores of its whole text.
     Raises ContractError if the tables do not hold the same documents.
     """
     measure = config.measure
@@ -244,43 +257,43 @@ def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, s
         for batch in measured(part, {"documents": [], "verdicts": ["perplexity_bucket"]}):
             yield from zip(*(batch.column(name).to_pylist() for name in ("doc_id", "perplexity_bucket")))
         return
-    column, named = measure.column, np.array(config.bucket_names, object)
-    again = measure.table == "documents" and "repeats" in part.paths
-    columns = {"documents": [], measure.table: [column]} | ({"repeats": ["cuts", column]} if again else {})
+    column, names = measure.column, np.array(config.bucket_names, object)
+    remeasured = measure.table == "documents" and "repeats" in part.paths
+    columns = {"documents": [], measure.table: [column]} | ({"repeats": ["cuts", column]} if remeasured else {})
     for batch in measured(part, columns):
         values = batch.column(column)
         if measure.name:
             values = lookup(values, measure.name)
-        if again:
+        if remeasured:
             was_cut = pc.fill_null(pc.greater(pc.list_value_length(batch.column("cuts")), 0), False)
             values = pc.if_else(was_cut, batch.column(f"repeats.{column}"), values)
         numbers = bucket_numbers(values, config.bucket_cuts)
-        yield from zip(batch.column("doc_id").to_pylist(), named[numbers].tolist())
+        yield from zip(batch.column("doc_id").to_pylist(), names[numbers].tolist())
 
 
 def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
-    """(documents,) the number of the bucket of each value, in single precision: a cut belongs to the bucket above it.
+    """Return the bucket number of each value, (documents,), compared in single precision.
 
-    A value that is null falls into the one behind the last.
+    A value equal to a cut belongs to the bucket above it. A null or NaN has the number after the last bucket's.
     """
-    found = pc.fill_null(pc.cast(values, pa.float32(), safe=False), np.nan).to_numpy(zero_copy_only=False)
-    numbers = np.searchsorted(np.asarray(cuts, np.float32), found, side="right")
-    return np.where(np.isnan(found), len(cuts) + 1, numbers)
+    floats = pc.fill_null(pc.cast(values, pa.float32(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+    numbers = np.searchsorted(np.asarray(cuts, np.float32), floats, side="right")
+    return np.where(np.isnan(floats), len(cuts) + 1, numbers)
 
 
 def bucket_of(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
-    """The bucket of a document, found by going on to it. Raises ContractError if it does not come."""
+    """Advance the iterator to a document and return its bucket. Raises ContractError if it does not occur."""
     for identifier, bucket in buckets:
         if identifier == doc_id:
             return bucket
     raise ContractError(
-        f"{doc_id.hex()}: expected the documents of `clean` in the order of `documents`, got none of this id behind "
-        "the one before. The tables are not of the same run: run the stages again."
+        f"{doc_id.hex()}: expected the documents of `clean` in the order of `documents`, got no document of this id "
+        "after the previous one. Build all tables again in one run."
     )
 
 
 def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
-    """The stream of a document of a part by its doc_id, source and cluster, asked for in the order of the part."""
+    """Return a function from a row (doc_id, source, cluster) to its stream; call it in the order of the part."""
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
 
     def stream(row: Row) -> str:
@@ -291,17 +304,17 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
 
 
 def left_out(tables: Mapping[str, Table], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
-    """(doc_id, why the mix leaves it out) of every kept clean document of a part, in order; None = it stays.
+    """Yield (doc_id, drop) of every kept clean document of a part, in order; None = the mix keeps it.
 
-    `tables` are those of READS that the run has.
+    `tables` are the available tables of READS.
     """
     key = part_key(number)
     folders = {name: table.folder for name, table in tables.items()}
     part = Part(number, folders, {name: table.manifest.run.paths[key] for name, table in tables.items()})
     stream_of = streams_of_part(part, sorting)
     with folders["clean"].open_input(part.paths["clean"]) as stream:
-        wanted = ["doc_id", "source", "cluster", "drop_stage"]
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=wanted):
+        columns = ["doc_id", "source", "cluster", "drop_stage"]
+        for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             for row in batch.to_pylist():
                 if row["drop_stage"] is None:
                     yield row["doc_id"], sorting.drop(stream_of(row), row["doc_id"])

@@ -1,7 +1,8 @@
-"""Tokenizers: a SentencePiece model trained on a sample, or a given one, under a contract that text cannot break.
+"""Tokenizers: a SentencePiece model trained on a sample, or a given model, both checked against one contract.
 
-decode(encode(text)) == text, and no text encodes to a reserved id. So nothing is normalised, bytes stand in for unknown
-characters, reserved tokens are control symbols, and the one character that SentencePiece would lose is escaped.
+The contract: decode(encode(text)) == text, and no text encodes to a reserved id. Therefore nothing is normalized,
+unknown characters become bytes, reserved tokens are control symbols, and the one character that SentencePiece would
+lose is escaped.
 """
 
 import hashlib
@@ -24,82 +25,91 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 Encode = Callable[[str], Sequence[int] | npt.NDArray[np.int32]]
 Decode = Callable[[list[int]], str]
 Loaded = tuple[Encode, Decode, int, dict[str, int]]
-"""Of a model: how to encode and decode, the number of its ids, and those that play reserved roles."""
+"""A loaded model: its encode and decode functions, its number of ids, and the ids of its reserved tokens by name."""
 
 LINE_CHARS = 2048
-"""Longest line the trainer sees; it would leave out longer ones than its own limit [characters]."""
+"""Maximum length of a line that the trainer receives; it skips lines above its own limit [characters]."""
 CHUNK_CHARS = 1 << 14
-"""A long text is encoded in pieces of about this size, cut behind newlines: BPE is three times faster (measured), and a
-unigram model, whose float sums would differ, is not cut [characters]."""
+"""Approximate size of the spans in which a long text is encoded, each ending after a newline [characters].
+
+BPE is three times faster this way (measured). A unigram model encodes the text whole: its float sums would differ."""
 OWN_NAMES = ("pad", "bos", "eos", "unk")
-"""Pieces for which SentencePiece has settings of their own."""
+"""Reserved tokens for which SentencePiece has separate settings (`pad_id`, `pad_piece`, ...)."""
 THREADS = 4
-"""Threads of the trainer: the model's bytes depend on their number, so it is not a setting."""
+"""Number of trainer threads. The model's bytes depend on it, so it is not a setting."""
 
 PROBES = (
     *("", " ", "  two  spaces  ", "line\nbreak\r\n\n\ttab", "\0", "é e\u0301 ﬁ ½ Å № ＡＢ", "\ufeff\u200b\u00a0x"),
     *("中文，日本語、한국어 ไทย", "العربية हिन्दी עברית", "😀👩‍👩‍👧🇩🇪", "\u2581a \u2581", "\ufdd01 \ufffd⁇ <unk>"),
     *("<s></s><pad><bos><mask><sentinel_0>[MASK]<|endoftext|><0x0A>", "a" * 300, "1234567890 3.14", "I 'm \U0010ffff"),
 )  # fmt: skip
-"""Texts on which normalising, guessing or injectable tokenizers give themselves away."""
+"""Texts that a tokenizer changes if it normalizes or drops characters, or if text can inject its special tokens."""
 
 TO_TRAIN = frozenset({"algorithm", "vocab_size", "sample_bytes", "character_coverage", "split_digits"})
+"""Settings that apply only when a model is trained."""
 TO_LOAD = frozenset({"special", "allow_lossy"})
-"""Settings that only matter without, and with, a given model."""
+"""Settings that apply only to a given model."""
 
 
 class TokenizerConfig(Section):
-    """A tokenizer to train, or a given one, and where it puts separators."""
+    """Settings of the tokenizer: a model to train or a given one, and the separators around each document."""
 
     model: str | None = location(None)
     """Path of a SentencePiece model or a Hugging Face `tokenizer.json`; None = train one on a sample of clean text."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
-    """What to train: byte-pair merges (Sennrich et al. 2016) or a unigram model (Kudo 2018, arXiv 1804.10959)."""
+    """Algorithm to train: byte-pair encoding (Sennrich et al. 2016) or a unigram model (Kudo 2018, arXiv
+    1804.10959)."""
     vocab_size: int = Field(32_000, ge=400, le=1 << 20)
-    """Ids of the trained model, the 106 reserved and unknown ones, 256 bytes and the newline included."""
+    """Number of ids of the trained model, including the 106 reserved and unknown ids, 256 bytes and the newline."""
     sample_bytes: int = Field(64 << 20, ge=1, le=1 << 30)
-    """Most text the model is trained on [bytes of UTF-8]."""
+    """Maximum amount of text that the model is trained on [bytes of UTF-8]."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
-    """Share of the sample's characters that get an id; the rest is written as bytes. Default: SentencePiece's own."""
+    """Share of the sample's characters that get an id; the rest is encoded as bytes. Default: SentencePiece's own."""
     split_digits: bool = True
-    """Whether every digit is a token of its own (Llama: Touvron et al. 2023, arXiv 2302.13971, section 2.1)."""
+    """True to make every digit a separate token (Llama: Touvron et al. 2023, arXiv 2302.13971, section 2.1)."""
     before: tuple[str, ...] = ("bos",)
     """Reserved tokens before each document."""
     after: tuple[str, ...] = ("eos",)
     """Reserved tokens after each document."""
     special: dict[str, str] = Field(default_factory=dict)
-    """Tokens of the given model by the reserved role they play, such as {eos = "<|endoftext|>"}; roles without one get
-    new ids behind the vocabulary."""
+    """Special tokens of the given model by reserved name, such as {eos = "<|endoftext|>"}. Reserved names without an
+    entry get new ids after the vocabulary."""
     allow_lossy: bool = False
-    """Whether a given model may change text, as normalising ones do; its tokens then stand for other bytes."""
+    """True to accept a given model that changes text, as normalizing models do; its tokens then decode to other
+    bytes."""
 
     @model_validator(mode="after")
     def _used(self) -> "TokenizerConfig":
-        names = (*self.before, *self.after, *self.special)
-        wrong = [f"{name!r}{nearest(name, RESERVED[:5])}" for name in names if name not in RESERVED]
-        if wrong:
-            raise ValueError(f"no such reserved token: {', '.join(wrong)}")
+        used = (*self.before, *self.after, *self.special)
+        unknown = [f"{name!r}{nearest(name, RESERVED[:5])}" for name in used if name not in RESERVED]
+        if unknown:
+            raise ValueError(
+                f"before, after, special: expected reserved tokens, got {', '.join(unknown)}. "
+                "Set each to a reserved token."
+            )
         ignored = sorted((TO_LOAD if self.model is None else TO_TRAIN) & self.model_fields_set)
         if ignored:
-            without = "without" if self.model is None else "with"
-            raise ValueError(f"{', '.join(ignored)} would be ignored {without} a given model")
+            names = ", ".join(ignored)
+            if self.model is None:
+                raise ValueError(f"{names} would be ignored without a given model. Set tokenizer.model.")
+            raise ValueError(f"{names} would be ignored with a given model. Remove {names}.")
         return self
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
-    """The bytes of a SentencePiece model, the same for the same texts and settings.
+    """Return the bytes of a SentencePiece model; the same texts and settings give the same bytes.
 
-    Raises ConfigError if the sample does not allow the vocabulary; an error of the iterator passes through.
+    Raises ConfigError if the sample does not allow the vocabulary size. Exceptions of the iterator are re-raised.
     """
     import sentencepiece
 
-    failed: list[Exception] = []
+    errors: list[Exception] = []
 
-    def guarded() -> Iterator[str]:
+    def guarded_lines() -> Iterator[str]:
         try:
             yield from training_lines(texts)
         except Exception as error:
-            failed.append(error)
+            errors.append(error)
             raise
 
     model = io.BytesIO()
@@ -115,22 +125,22 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
         "max_sentence_length": 8 * LINE_CHARS,
         "num_threads": THREADS,
         "control_symbols": [f"<{name}>" for name in RESERVED if name not in OWN_NAMES],
-        "user_defined_symbols": ["\n"],  # never merged, so that texts may be cut behind it
+        "user_defined_symbols": ["\n"],  # never merged, so that texts may be cut after it
         "minloglevel": 2,
     }
     for number, name in enumerate(OWN_NAMES):
         options |= {f"{name}_id": number, f"{name}_piece": f"<{name}>"}
     try:
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=guarded(), model_writer=model, **options)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=guarded_lines(), model_writer=model, **options)
     except RuntimeError as error:
-        if failed:
-            raise failed[0] from None
-        raise _explained(str(error), config) from error
+        if errors:
+            raise errors[0] from None
+        raise _training_error(str(error), config) from error
     return model.getvalue()
 
 
 def training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """The lines of the texts as the trainer sees them: escaped, without newlines, long ones cut before a space."""
+    """Yield the lines of the texts for the trainer: escaped, without newlines, long lines cut before a space."""
     for text in texts:
         for line in escape(text).split("\n"):
             start = 0
@@ -143,23 +153,26 @@ def training_lines(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start:]
 
 
-def _explained(message: str, config: TokenizerConfig) -> ConfigError:
-    """SentencePiece's complaint as advice."""
-    where = f"tokenizer.vocab_size: expected {config.vocab_size} pieces, the sample"
+def _training_error(message: str, config: TokenizerConfig) -> ConfigError:
+    """Return SentencePiece's error message as a ConfigError that names the setting to change."""
+    where = f"tokenizer.vocab_size: expected {config.vocab_size} pieces, got a sample"
     if limit := re.search(r"value <= (\d+)", message):
-        return ConfigError(
-            f"{where} has at most {limit[1]}; set vocab_size = {limit[1]} or less, or take a larger sample"
-        )
+        return ConfigError(f"{where} that has at most {limit[1]}. Set tokenizer.vocab_size to at most {limit[1]}.")
     if needed := re.search(r"\d+ vs (\d+)", message):
-        advice = "set a larger vocab_size or a smaller character_coverage"
-        return ConfigError(f"{where}'s characters, bytes and reserved ids alone are {needed[1]}; {advice}")
+        return ConfigError(
+            f"{where} whose characters, bytes and reserved ids alone are {needed[1]}. "
+            f"Set tokenizer.vocab_size to at least {needed[1]}."
+        )
     if "sentences_.empty()" in message:
-        return ConfigError("tokenizer: expected text to train on, got none. Take a larger sample or give a model.")
-    return ConfigError(f"tokenizer: SentencePiece could not train: {message.strip()}")
+        return ConfigError("tokenizer: expected text to train on, got none. Increase tokenizer.sample_bytes.")
+    return ConfigError(
+        f"tokenizer: expected SentencePiece to train a model, got: {message.strip()}. "
+        "Set tokenizer.model to a given model."
+    )
 
 
 class Tokenizer:
-    """A loaded model under its contract; both kinds look alike from outside."""
+    """A loaded model with its contract; both kinds of models have this same interface."""
 
     def __init__(self, contract: TokenizerContract, encode: Encode, decode: Decode, cuttable: bool):
         self.contract = contract
@@ -167,17 +180,17 @@ class Tokenizer:
         self._reserved = np.array(sorted(contract.reserved.values()))
 
     def encode(self, text: str) -> Ids:
-        """The ids of a text, without separators, in the contract's integer type."""
+        """Return the ids of a text, without separators, in the contract's integer type."""
         if self._cuttable and len(text) > 2 * CHUNK_CHARS:
-            return np.concatenate([self._ids(piece) for piece in cut_at_newlines(text)])
+            return np.concatenate([self._ids(span) for span in cut_at_newlines(text)])
         return self._ids(text)
 
     def encode_batch(self, texts: Iterable[str]) -> list[Ids]:
-        """The ids of each text."""
+        """Return the ids of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """The text of some ids; reserved ones have none."""
+        """Return the text of token ids; reserved ids are skipped."""
         array = np.asarray(ids, np.int64)
         return self._decode(array[~np.isin(array, self._reserved)].tolist())
 
@@ -186,53 +199,58 @@ class Tokenizer:
 
 
 def cut_at_newlines(text: str) -> list[str]:
-    """The text in pieces of at least CHUNK_CHARS that end behind a newline, the last one excepted."""
-    pieces, start = [], 0
+    """Return the text in spans of more than CHUNK_CHARS that end after a newline; only the last may differ."""
+    spans, start = [], 0
     while start < len(text):
         end = text.find("\n", start + CHUNK_CHARS) + 1 or len(text)
-        pieces.append(text[start:end])
+        spans.append(text[start:end])
         start = end
-    return pieces
+    return spans
 
 
 def tokenizer_kind(path: str) -> Kind:
-    """Which library reads a model file, by its name."""
+    """Return the library that reads a model file, by the file's name."""
     return "huggingface" if path.endswith(".json") else "sentencepiece"
 
 
 def load_tokenizer(model: bytes | str | Path, kind: Kind, config: TokenizerConfig) -> Tokenizer:
-    """The tokenizer of a model (its bytes or path). Raises ConfigError if the model breaks the contract."""
+    """Return the tokenizer of a model (its bytes or path). Raises ConfigError if the model breaks the contract."""
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
     load = _load_huggingface if kind == "huggingface" else _load_sentencepiece
-    encode, decode, size, found = load(data, config)
+    encode, decode, size, existing = load(data, config)
     reserved, end = {}, size
     for name in RESERVED:
-        reserved[name] = found.get(name, end)
-        end += name not in found
+        reserved[name] = existing.get(name, end)
+        end += name not in existing
     digest, separators = hashlib.sha256(data).hexdigest(), {"before": list(config.before), "after": list(config.after)}
     contract = TokenizerContract(kind=kind, sha256=digest, vocab_size=end, reserved=reserved, **separators)
     cuttable = config.model is None and config.algorithm == "bpe"
-    return _probed(Tokenizer(contract, encode, decode, cuttable), config)
+    tokenizer = Tokenizer(contract, encode, decode, cuttable)
+    _check_contract(tokenizer, config)
+    return tokenizer
 
 
 def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> Loaded:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
-    own = {"pad": model.pad_id(), "bos": model.bos_id(), "eos": model.eos_id()}
-    found = {name: number for name, number in own.items() if number >= 0}
+    builtin_ids = {"pad": model.pad_id(), "bos": model.bos_id(), "eos": model.eos_id()}
+    reserved = {name: number for name, number in builtin_ids.items() if number >= 0}
     for name in RESERVED:
         piece = config.special.get(name, f"<{name}>")
         number = model.piece_to_id(piece)
         if model.is_control(number) and model.id_to_piece(number) == piece:
-            found[name] = number
+            reserved[name] = number
         elif name in config.special:
-            raise ConfigError(f"tokenizer.special.{name}: the model has no control symbol {piece!r}; name another")
+            raise ConfigError(
+                f"tokenizer.special.{name}: expected a control symbol of the model, got {piece!r}. "
+                "Name a control symbol that the model has."
+            )
 
     def encode(text: str) -> Any:
         return model.encode_as_numpy(escape(text))
 
-    return encode, lambda ids: unescape(model.decode(ids)), model.get_piece_size(), found
+    return encode, lambda ids: unescape(model.decode(ids)), model.get_piece_size(), reserved
 
 
 def _load_huggingface(data: bytes, config: TokenizerConfig) -> Loaded:
@@ -242,21 +260,29 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> Loaded:
     model.encode_special_tokens = True  # "</s>" in a text is text
     model.no_padding()
     model.no_truncation()
-    found = {}
+    reserved = {}
     for name, token in config.special.items():
         number = model.token_to_id(token)
         if number is None:
-            raise ConfigError(f"tokenizer.special.{name}: the model has no token {token!r}; name one that it has")
-        found[name] = number
+            raise ConfigError(
+                f"tokenizer.special.{name}: expected a token of the model, got {token!r}. "
+                "Name a special token that the model has."
+            )
+        reserved[name] = number
 
     def encode(text: str) -> Any:
         return model.encode(text, add_special_tokens=False).ids
 
-    return encode, lambda ids: model.decode(ids, skip_special_tokens=False), max(model.get_vocab().values()) + 1, found
+    return (
+        encode,
+        lambda ids: model.decode(ids, skip_special_tokens=False),
+        max(model.get_vocab().values()) + 1,
+        reserved,
+    )
 
 
-def _probed(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """The tokenizer, if it holds its contract on texts that break most. Raises ConfigError with the first that does."""
+def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
+    """Encode and decode the probe texts. Raises ConfigError with the first text that breaks the contract."""
     reserved = {number: name for name, number in tokenizer.contract.reserved.items()}
     for text in (*PROBES, *config.special.values()):
         ids = tokenizer.encode(text)
@@ -266,10 +292,9 @@ def _probed(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
                 f"tokenizer.model: expected reserved ids that no text produces, got {injected[0]!r} for {text!r}. "
                 "Name a special token of the model in tokenizer.special."
             )
-        back = tokenizer.decode(ids)
-        if back != text and not config.allow_lossy:
+        decoded = tokenizer.decode(ids)
+        if decoded != text and not config.allow_lossy:
             raise ConfigError(
-                f"tokenizer.model: expected decode(encode(x)) == x, got {back!r} for {text!r}. Give a byte-level "
-                "model without normaliser, or set tokenizer.allow_lossy = true."
+                f"tokenizer.model: expected decode(encode(x)) == x, got {decoded!r} for {text!r}. "
+                "Set tokenizer.allow_lossy = true to accept a model that changes text."
             )
-    return tokenizer

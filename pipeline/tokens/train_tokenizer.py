@@ -1,7 +1,7 @@
-"""The table `tokenizer`: a model trained on a deterministic sample of clean text, or a given one, with its contract.
+"""The step that builds the table `tokenizer`: a trained or given model, with its contract.
 
-The sample is every document whose hash falls below sample_bytes / total bytes, in hash order: it does not depend on how
-the text is partitioned, and only it reaches the driver.
+The model is trained on every clean document whose hash is below sample_bytes / total bytes, in hash order. The sample
+therefore does not depend on the partitioning of the text, and only the sample reaches the driver.
 """
 
 import os
@@ -25,7 +25,7 @@ from schemas.storage import Store
 
 
 def given_model(config: TokenizerConfig) -> dict[str, str]:
-    """The model file of the recipe, if it names one."""
+    """Return the model file that the recipe names, or nothing."""
     return {"tokenizer": config.model} if config.model is not None else {}
 
 
@@ -36,7 +36,7 @@ SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary(16
 
 @dataclass(frozen=True)
 class SampleTask:
-    """One clean part to sample from."""
+    """A part of `clean` to sample, and the file name that its sample is written to."""
 
     clean: Store
     path: str
@@ -46,7 +46,7 @@ class SampleTask:
 
 
 def build_tokenizer(build: Build) -> dict[str, Built]:
-    """The tokenizer model file and its contract."""
+    """Write the tokenizer's model file and return its manifest entry, with the contract as a figure."""
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = Built()
@@ -66,7 +66,7 @@ def build_tokenizer(build: Build) -> dict[str, Built]:
 
 
 def write_model(folder: Store, data: bytes) -> WrittenFile:
-    """Write the model file durably; returns its manifest entry."""
+    """Write and sync the model file; return its manifest entry."""
     path = unique_name("tokenizer", "model")
     sink = HashingSink(folder.open_output(path))
     sink.write(data)
@@ -76,13 +76,16 @@ def write_model(folder: Store, data: bytes) -> WrittenFile:
 
 
 def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: Built) -> Iterator[str]:
-    """The sample's texts in hash order; its files are removed, its size is kept as a figure."""
+    """Yield the texts of the sample in hash order, delete its files, and record its size as figures of `built`.
+
+    Raises ContractError if `clean` has no text.
+    """
     clean = build.inputs["clean"]
     total = sum(clean.manifest.content.figures.get("kept_bytes", {}).values())
     if not total:
         raise ContractError(
-            f"tokenizer: expected clean text, got none: all {clean.manifest.content.counts.rows_in} documents were "
-            "dropped. Look at the drops by rule with `penstock report`."
+            f"tokenizer: expected clean text, got none: all {clean.manifest.content.counts.rows_in} documents are "
+            "dropped. Run `penstock report` to see the drops by rule."
         )
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
@@ -104,7 +107,7 @@ def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: B
 
 
 def sample_part(task: SampleTask, retried: bool) -> dict[str, Any]:
-    """Write the sampled documents of one clean part to a file of their own."""
+    """Write the sampled documents of a clean part to a temporary file; return its path and number of rows."""
     rows: dict[str, list[Any]] = {name: [] for name in SAMPLE.names}
     with task.clean.open_input(task.path) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=1024, columns=["doc_id", "text", "drop_stage"]):

@@ -212,7 +212,7 @@ def test_others_read_the_index_as_it_is(reader, indexed, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, indexed, tmp_path):
-    with pytest.raises(ConfigError, match=r"found a run without one; run it with dedup\.write_index=true"):
+    with pytest.raises(ConfigError, match=r"got a run without one\. Run it with dedup\.write_index=true"):
         run_of([THIRD], f'dedup.indexes=["{whole.uri}"]', folder=tmp_path / "run")
     second = run_of([SECOND], "dedup.write_index=true", f'dedup.indexes=["{indexed.uri}"]')
     alone = run_of([SECOND], "dedup.write_index=true", until="clusters")

@@ -1,4 +1,4 @@
-"""Small ARPA files and back-off probabilities computed the slow way; shared by the tests of language models."""
+"""Small ARPA files, and back-off probabilities directly by definition; shared by the tests of language models."""
 
 import random
 from collections import Counter
@@ -18,7 +18,7 @@ TINY: NGrams = {
     ("b", "</s>"): (-0.1875, 0.0),
     ("<s>", "a", "b"): (-0.0625, 0.0),
 }
-"""Order 3, in which `a b </s>` has to back off; every sum of its numbers is exact."""
+"""N-grams up to order 3, in which `a b </s>` backs off; every sum of the numbers is exact in floating point."""
 
 
 def write_arpa(path: Path, ngrams: NGrams) -> str:
@@ -36,23 +36,23 @@ def write_arpa(path: Path, ngrams: NGrams) -> str:
 
 
 def random_ngrams(sentences: Sequence[Sequence[str]], order: int, prune: Sequence[int], seed: int = 0) -> NGrams:
-    """The n-grams of sentences that occur more than `prune[n - 1]` times, with any weights: no distribution."""
+    """Return the n-grams that occur more than `prune[n - 1]` times, with random weights (not a distribution)."""
     chain = random.Random(seed)
     counts: Counter[tuple[str, ...]] = Counter()
     for sentence in sentences:
         words = ["<s>", *sentence, "</s>"]
         for n in range(1, order + 1):
             counts.update(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
-    found: NGrams = {("<unk>",): (-3.0, 0.0)}
+    ngrams: NGrams = {("<unk>",): (-3.0, 0.0)}
     for words, count in sorted(counts.items()):
         if count > prune[len(words) - 1]:
-            found[words] = (round(-5 * chain.random(), 4), round(0.2 - chain.random(), 4))
-    found["<s>",] = (0.0, found["<s>",][1])
-    return found
+            ngrams[words] = (round(-5 * chain.random(), 4), round(0.2 - chain.random(), 4))
+    ngrams["<s>",] = (0.0, ngrams["<s>",][1])
+    return ngrams
 
 
 def log10_of(sentence: Sequence[str], ngrams: NGrams) -> float:
-    """The log10 probability of a sentence with its end, by the definition of back-off."""
+    """Return the log10 probability of a sentence with its end, by the definition of back-off."""
     order = max(map(len, ngrams))
     words = ["<s>", *(word if (word,) in ngrams else "<unk>" for word in sentence), "</s>"]
 

@@ -1,1 +1,1 @@
-"""N-gram language models: a trainer on Spark, a compiled file that workers share, and its scorer."""
+"""Training of n-gram language models on Spark, with interpolated modified Kneser-Ney smoothing; writes ARPA files."""

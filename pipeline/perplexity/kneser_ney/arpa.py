@@ -1,6 +1,7 @@
-"""The ARPA file: sections written part by part by workers, then joined to one file in the order of the parts.
+"""Files and messages of the training: scratch files, messages that are shuffled by key, and the ARPA file.
 
-Numbers are the shortest decimals that give back the same 32-bit float, as lmplz prints them.
+Workers write the sections of the ARPA file part by part; the driver joins them in the order of the parts. Numbers are
+the shortest decimals that round to the same 32-bit float, as in files of lmplz.
 """
 
 import io
@@ -17,25 +18,30 @@ from pipeline.engine.parquet import HashingSink, unique_name
 from pipeline.perplexity.kneser_ney.estimate import FIRST_WORD, Floats, Ints, Level, Words
 from schemas.storage import Store
 
-# Arrays between workers: columns of a scratch file, and letters that Spark's shuffle carries.
+# Arrays between workers: columns of scratch files, and messages that Spark shuffles by their target partition.
 #
-# A letter is bytes that only its receiver understands, cut into pieces that neither a row nor an Arrow batch finds
-# large. Counting 4.2 million 5-grams this way took 1.7 to 2.2 s and leaves them sorted; as packed rows that the JVM
-# groups it took 2.7 to 2.9 s (two cores, warm) and leaves them in hash order, for every later step to sort or hash.
+# A message holds the bytes of arrays, split into rows of at most ROW_BYTES so that rows and Arrow batches stay small.
+# Counting 4.2 million 5-grams with messages took 1.7 to 2.2 s and keeps them sorted; as packed rows that the JVM groups
+# it took 2.7 to 2.9 s (two cores, warm) and leaves them in hash order, so that every later step must sort or hash.
 
-PIECE_BYTES = 1 << 20
+ROW_BYTES = 1 << 20
+"""Maximum size of a message's row [bytes]."""
 LETTER = pa.schema(
     [
-        *(pa.field(name, pa.int32()) for name in ("target", "source", "level", "piece")),
+        *(pa.field(name, pa.int32()) for name in ("target", "source", "signed_order", "row_index")),
         pa.field("payload", pa.binary()),
     ]
 )
-LETTER_DDL = "target int, source int, level int, piece int, payload binary"
+LETTER_DDL = "target int, source int, signed_order int, row_index int, payload binary"
+"""Schema of the rows of messages: numbers of the target and source partitions, order of the n-grams, row, bytes.
+
+The order is negative in messages with back-off weights, to distinguish them from messages with context sums."""
 Letters = dict[tuple[int, int], memoryview]
+"""The messages to one target by (signed order, source)."""
 
 
 def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
-    """The name of a new file with these columns of one length."""
+    """Write columns of one length to a new file; return its name."""
     path = unique_name(stem, "arrow")
     table = pa.table(columns)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -45,81 +51,85 @@ def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic]
 
 
 def columns_of(folder: Store, path: str) -> pa.Table:
-    """The columns of a file, in one chunk each."""
+    """Return the columns of a file, in one chunk each."""
     with folder.open_input(path) as stream:
         return pa.ipc.open_file(stream).read_all().combine_chunks()
 
 
 def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
-    """The name of a new file with these n-grams and their counts."""
+    """Write n-grams and their counts to a new file; return its name."""
     return written(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
 
 
 def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
-    """The n-grams and counts of a file."""
+    """Return the n-grams and counts of a file."""
     columns = [column.to_numpy() for column in columns_of(folder, path).columns]
     return np.stack(columns[:-1]), columns[-1]
 
 
-def letter(target: int, source: int, level: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
-    """The pieces of a letter from a source to a target; none if there is nothing to say."""
+def letter(target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a message from a source to a target partition; none if the arrays are empty."""
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
-    for piece, start in enumerate(range(0, len(payload), PIECE_BYTES)):
-        view = memoryview(payload)[start : start + PIECE_BYTES]
+    for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
+        view = memoryview(payload)[start : start + ROW_BYTES]
         ends = pa.array([0, len(view)], pa.int32()).buffers()[1]
         cell = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(view)])
-        places = [pa.array([value], pa.int32()) for value in (target, source, level, piece)]
-        yield pa.RecordBatch.from_arrays([*places, cell], schema=LETTER)
+        address = [pa.array([value], pa.int32()) for value in (target, source, signed_order, number)]
+        yield pa.RecordBatch.from_arrays([*address, cell], schema=LETTER)
 
 
 def received(batches: Iterable[pa.RecordBatch]) -> Letters:
-    """The letters of one target by (level, source), in that order."""
-    pieces: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
+    """Return the messages to one target by (signed order, source), sorted by this key, from rows in any order."""
+    rows: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
-        places = zip(*(batch.column(name).to_pylist() for name in ("level", "source", "piece")))
-        for (level, source, piece), payload in zip(places, batch.column("payload")):
-            pieces[level, source].append((piece, payload.as_py()))
-    return {key: memoryview(b"".join(payload for _, payload in sorted(pieces.pop(key)))) for key in sorted(pieces)}
+        addresses = zip(*(batch.column(name).to_pylist() for name in ("signed_order", "source", "row_index")))
+        for (signed_order, source, number), payload in zip(addresses, batch.column("payload")):
+            rows[signed_order, source].append((number, payload.as_py()))
+    return {key: memoryview(b"".join(payload for _, payload in sorted(rows.pop(key)))) for key in sorted(rows)}
 
 
 def gram_arrays(payload: memoryview, order: int) -> tuple[Words, Ints]:
-    """The n-grams and counts of a letter that was written from these two arrays."""
+    """Return the n-grams and counts of a message that was written from these two arrays."""
     number = len(payload) // (4 * order + 8)
     grams = np.frombuffer(payload, np.uint32, number * order).reshape(order, number)
     return grams, np.frombuffer(payload, np.uint8, offset=4 * number * order).view(np.int64)
 
 
+# Sections of the ARPA file, and the file itself.
+
 SPECIAL = [b"<unk>", b"<s>", b"</s>"]
 LINES = 1 << 17
+"""Lines that are formatted at once."""
 COPY_BYTES = 4 << 20
+"""Size of the blocks in which sections are copied to the ARPA file [bytes]."""
 
 
 class Lexicon:
-    """The spelling of the words that one part needs, looked up in the files of the vocabulary."""
+    """The text of the words of one part, read from the files of the vocabulary."""
 
     def __init__(self, folder: Store, files: Sequence[tuple[str, int]], ids: Words):
-        # np.unique hashes: 1.2 s for 14 million ids, a sort of 32-bit integers 0.05 s (process time).
-        known = np.sort(np.concatenate([np.arange(FIRST_WORD, dtype=np.uint32), ids]))
-        self._ids = known[np.concatenate([[True], known[1:] != known[:-1]])]
-        found = [pa.array(SPECIAL, pa.binary())]
+        # np.unique hashes: 1.2 s for 14 million ids; a sort of 32-bit integers takes 0.05 s (process time).
+        repeated = np.sort(np.concatenate([np.arange(FIRST_WORD, dtype=np.uint32), ids]))
+        self._ids = repeated[np.concatenate([[True], repeated[1:] != repeated[:-1]])]
+        texts = [pa.array(SPECIAL, pa.binary())]
         for path, first in files:
             words = columns_of(folder, path)["word"].combine_chunks()
             low, high = np.searchsorted(self._ids, [first, first + len(words)])
-            found.append(words.take(pa.array(self._ids[low:high] - first)))
-        self._words = pa.concat_arrays(found)
+            texts.append(words.take(pa.array(self._ids[low:high] - first)))
+        self._words = pa.concat_arrays(texts)
 
     def words(self, ids: Words) -> pa.Array:
-        """The spelling of each id (binary)."""
+        """Return the text of each word id (binary)."""
         return self._words.take(pa.array(np.searchsorted(self._ids, ids)))
 
 
 def spelled(level: Level, below: pa.Array, lexicon: Lexicon) -> pa.Array:
-    """N-grams of order 2 or more as text: the first word before the text of the n-gram without it."""
+    """Return n-grams of order 2 or more as text; `below` are the texts of the n-grams of the next lower order."""
     return pc.binary_join_element_wise(lexicon.words(level.grams[-1]), below.take(pa.array(level.suffix)), b" ")
 
 
 def lines(texts: pa.Array, probabilities: Floats, weights: Floats | None) -> Iterator[pa.Buffer]:
-    """The lines of a section, some at a time: log10 of the probability, words, log10 of the back-off if given."""
+    """Yield the lines of a section in blocks: log10 probability, words, and log10 back-off weight if given."""
     for start in range(0, len(texts), LINES):
         rows = slice(start, start + LINES)
         columns = [_decimals(probabilities[rows]), texts[rows]]
@@ -132,22 +142,23 @@ def lines(texts: pa.Array, probabilities: Floats, weights: Floats | None) -> Ite
 
 
 def _decimals(values: Floats) -> pa.Array:
-    """log10 as text; probabilities are at most 1, whatever rounding says."""
+    """Return the log10 of values as text."""
     logs = np.log10(values).astype(np.float32)
     return pa.array(logs).cast(pa.string()).cast(pa.binary())
 
 
 def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floats, weights: Floats | None) -> str:
-    """The name of a new file with the lines of one order that one part owns."""
+    """Write the lines of one order that a part owns to a new file; return its name."""
     path = unique_name(stem, "lines")
     with folder.open_output(path) as stream:
+        # rounding may lift a probability above 1
         for data in lines(texts, np.minimum(probabilities, 1.0), weights):
             stream.write(data)
     return path
 
 
 def write_arpa(scratch: Store, sections: Sequence[Sequence[str]], kept: Sequence[int], folder: Store, name: str) -> str:
-    """Join the files of each order to one ARPA file; returns its SHA-256. The driver holds one block at a time."""
+    """Join the section files of each order to one ARPA file; return its SHA-256. Memory holds one block at a time."""
     partial = name if not folder.is_local else unique_name(name, "partial")
     sink = HashingSink(io.BufferedWriter(folder.open_output(partial), COPY_BYTES))
     try:

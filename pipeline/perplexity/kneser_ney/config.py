@@ -1,4 +1,4 @@
-"""Settings of the n-gram trainer, with the meanings that lmplz gives them."""
+"""Settings of the n-gram trainer, with the same meanings as the options of lmplz."""
 
 from typing import Literal, Self
 
@@ -8,48 +8,65 @@ from schemas.config import Section, execution, location
 
 
 class TrainLmConfig(Section):
-    """How an n-gram model is counted, pruned and smoothed."""
+    """Settings of counting, pruning and smoothing an n-gram model."""
 
     input: list[str] = location([])
-    """Files of text, one sentence a line, words between spaces, plain or `.gz`; paths or patterns on any filesystem."""
+    """Text files, one sentence a line, words separated by spaces, plain or `.gz`; paths or patterns on any
+    filesystem."""
     order: int = Field(5, ge=1, le=10)
-    """Words in the longest n-gram; 5 as CCNet's models. kenlm reads orders 2 to 6."""
+    """Number of words in the longest n-gram; 5 as in CCNet's models. kenlm reads orders 2 to 6."""
     prune: list[int] = Field(default_factory=list)
-    """Per order, from 1 on: n-grams that occur so often or less are left out, their mass going to the back-off. Must
-    not decrease; the last value holds for all further orders; empty: nothing is left out."""
+    """Pruning threshold of each order, from 1 on: n-grams with at most this count are removed and their mass goes to
+    the back-off. Must not decrease; the last value applies to all higher orders. Empty = no pruning."""
     discount_fallback: list[float] | None = None
     """Discounts of the counts 1, 2 and 3+ for orders where the closed form fails (the last value is repeated); lmplz
-    takes 0.5 1 1.5. None: a text on which the closed form fails is refused."""
+    uses 0.5 1 1.5. None = a text on which the closed form fails is rejected."""
     reserved_words: Literal["refuse", "skip"] = "refuse"
-    """A text that holds `<s>`, `</s>` or `<unk>`: refuse it, or skip these words as if they were spaces."""
+    """Treatment of a text that contains `<s>`, `</s>` or `<unk>`: "refuse" rejects it, "skip" removes these words."""
     interpolate_unigrams: bool = True
-    """Whether unigrams share their discounted mass evenly with `<unk>`; else `<unk>` takes all of it, as in SRILM."""
+    """True to distribute the discounted mass of unigrams evenly over all words and `<unk>`; False to give all of it to
+    `<unk>`, as SRILM does."""
     vocab_pad: int | None = Field(None, ge=1)
-    """Size of the vocabulary over which that mass is shared, if it is smaller [words]; None: its own size."""
+    """Minimum vocabulary size for that distribution [words]; None = the actual size."""
     limit_vocab: str | None = location(None)
-    """A file of words between whitespace: n-grams with any other word are left out. None: every word may stay."""
+    """A file of words separated by whitespace: n-grams with any other word are removed. None = no restriction."""
     partitions: int | None = execution(None, ge=1)
-    """Parts the n-grams are spread over; None: one for each 2 million tokens, and at least one a core."""
+    """Number of parts over which the n-grams are partitioned; None = one per 2 million tokens, at least one per
+    core."""
     chunk_tokens: int = execution(2_000_000, ge=1)
-    """Tokens that one worker holds at a time: 2 million take about 0.5 GB."""
+    """Number of tokens that a worker holds at once; 2 million take about 0.5 GB."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if len(self.prune) > self.order:
-            raise ValueError(f"prune: expected at most {self.order} thresholds, one per order, got {self.prune}")
+            raise ValueError(
+                f"prune: expected at most {self.order} thresholds, one per order, got {self.prune}. "
+                f"Remove {len(self.prune) - self.order} of them."
+            )
         if any(value < 0 for value in self.prune) or self.prune != sorted(self.prune):
-            raise ValueError(f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}")
+            raise ValueError(
+                f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}. Sort them in ascending order."
+            )
         fallback = self.discount_fallback
         if fallback is not None:
             if not 1 <= len(fallback) <= 3:
-                raise ValueError(f"discount_fallback: expected 1 to 3 discounts, got {fallback}")
+                raise ValueError(
+                    f"discount_fallback: expected 1 to 3 discounts, got {fallback}. "
+                    "Set discount_fallback = [0.5, 1, 1.5]."
+                )
             if any(not 0 <= value <= count for count, value in enumerate(fallback, 1)):
-                raise ValueError(f"discount_fallback: expected a discount of count i in [0, i], got {fallback}")
+                raise ValueError(
+                    f"discount_fallback: expected a discount of count i in [0, i], got {fallback}. "
+                    "Set discount_fallback = [0.5, 1, 1.5]."
+                )
         if self.vocab_pad is not None and not self.interpolate_unigrams:
-            raise ValueError("vocab_pad: expected to be used, got interpolate_unigrams = false. Leave one out.")
+            raise ValueError(
+                "vocab_pad would be ignored: expected interpolate_unigrams = true, got interpolate_unigrams = false. "
+                "Remove vocab_pad."
+            )
         return self
 
     def thresholds(self) -> list[int]:
-        """The pruning threshold of every order."""
-        given = self.prune or [0]
-        return given + given[-1:] * (self.order - len(given))
+        """Return the pruning threshold of every order."""
+        thresholds = self.prune or [0]
+        return thresholds + thresholds[-1:] * (self.order - len(thresholds))

@@ -1,8 +1,9 @@
-"""N-grams as columns of a matrix of word ids, last word first, and what follows from their sorted order.
+"""Estimation of an n-gram model in numpy: counts, discounts, context sums, probabilities and back-off weights.
 
-Row 0 holds the last words, row 1 the words before them, and so on; sorted columns are in suffix order. A sentence
-begins with as many <s> as are asked for; of those, an n-gram keeps at most one, in front. So the sorted n-grams of
-the highest order hold the shorter ones too: they are the runs of columns that agree in the first rows.
+N-grams are the columns of a matrix of word ids, last word first: row 0 holds the last words, row 1 the words before
+them, and so on. Sorted columns are in suffix order. Sentences are padded with <s> in front; an n-gram keeps at most one
+of them. The sorted n-grams of the highest order therefore contain all lower orders: a run of columns with equal first
+rows is one shorter n-gram.
 """
 
 from collections import defaultdict
@@ -19,7 +20,7 @@ from schemas.storage import Store
 
 # Discounts of modified Kneser-Ney smoothing, from counts of counts.
 #
-# Source: Chen and Goodman 1998, equation 26; when it fails and what then: Heafield et al. 2013 and lmplz.
+# Source: Chen and Goodman 1998, equation 26. Fallback if it fails: Heafield et al. 2013 and lmplz.
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -28,120 +29,124 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over n-grams of one order: the only thing about them that the driver ever sees."""
+    """Counts of counts of the n-grams of one order, the only data about n-grams that reach the driver."""
 
     number: int = 0
+    """Number of n-grams."""
     kept: int = 0
-    """Those that pruning leaves."""
+    """Number of n-grams that pruning keeps."""
     ones: int = 0
-    """Adjusted counts of 1, pruned or not; `twos`, `threes`, `fours` likewise."""
+    """Number of n-grams with an adjusted count of 1, pruned or not; `twos`, `threes` and `fours` likewise."""
     twos: int = 0
     threes: int = 0
     fours: int = 0
     kept_ones: int = 0
     kept_twos: int = 0
     kept_more: int = 0
-    """Kept with an adjusted count of 3 or more."""
+    """Number of kept n-grams with an adjusted count of 3 or more."""
     pruned_mass: int = 0
-    """Adjusted counts of the pruned, summed."""
+    """Sum of the adjusted counts of pruned n-grams."""
     mass: int = 0
-    """All adjusted counts, summed."""
+    """Sum of all adjusted counts."""
 
     @classmethod
     def of(cls, counts: Ints, kept: Flags) -> Self:
-        """The tally of n-grams by their adjusted counts and whether they are kept."""
-        few = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
-        left = np.bincount(np.minimum(counts[kept], 3), minlength=4).tolist()
+        """Return the counts of counts of n-grams, from their adjusted counts and a mask of kept n-grams."""
+        totals = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
+        kept_totals = np.bincount(np.minimum(counts[kept], 3), minlength=4).tolist()
         return cls(
             number=len(counts),
             kept=int(kept.sum()),
-            ones=few[1],
-            twos=few[2],
-            threes=few[3],
-            fours=few[4],
-            kept_ones=left[1],
-            kept_twos=left[2],
-            kept_more=left[3],
+            ones=totals[1],
+            twos=totals[2],
+            threes=totals[3],
+            fours=totals[4],
+            kept_ones=kept_totals[1],
+            kept_twos=kept_totals[2],
+            kept_more=kept_totals[3],
             pruned_mass=int(counts[~kept].sum()),
             mass=int(counts.sum()),
         )
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
 
 @dataclass(frozen=True)
 class Discounts:
-    """What is taken from adjusted counts of 1, 2 and 3 or more."""
+    """The discounts of adjusted counts of 1, 2, and 3 or more, for one order."""
 
-    one: float
-    two: float
-    more: float
+    d1: float
+    d2: float
+    d3_plus: float
 
     def of(self, counts: Ints) -> Floats:
-        """The discount of each count."""
-        table: Floats = np.array([0.0, self.one, self.two, self.more])
+        """Return the discount of each count."""
+        table: Floats = np.array([0.0, self.d1, self.d2, self.d3_plus])
         return np.take(table, np.minimum(counts, 3))
 
     def freed(self, ones: Ints, twos: Ints, more: Ints, pruned: Ints, mass: Ints) -> Floats:
-        """The share of each context's mass that its back-off gets, from integer sums over what follows the context."""
-        shares: Floats = (self.one * ones + self.two * twos + self.more * more + pruned) / mass
+        """Return the share of each context's mass that goes to its back-off, from sums over the words after it."""
+        shares: Floats = (self.d1 * ones + self.d2 * twos + self.d3_plus * more + pruned) / mass
         return shares
 
 
 def estimated(order: int, tally: Tally, fallback: Sequence[float] | None) -> tuple[Discounts, str | None]:
-    """The discounts of an order, and why the closed form failed if the fallback stands in for it.
+    """Return the discounts of an order and None, or the fallback and the reason why the closed form fails.
 
-    Raises ContractError if it fails and there is no fallback.
+    Raises ContractError if the closed form fails and there is no fallback.
     """
-    have = [tally.ones, tally.twos, tally.threes, tally.fours]
+    counts = [tally.ones, tally.twos, tally.threes, tally.fours]
     problem = None
     values: list[float] = []
-    if missing := [count for count in (1, 2, 3) if not have[count - 1]]:
+    if missing := [count for count in (1, 2, 3) if not counts[count - 1]]:
         problem = f"no {order}-gram with an adjusted count of {missing[0]}"
     else:
-        share = have[0] / (have[0] + 2 * have[1])
-        values = [count - (count + 1) * share * have[count] / have[count - 1] for count in (1, 2, 3)]
-        wrong = [(count, value) for count, value in enumerate(values, 1) if not 0 <= value <= count]
-        if wrong:
-            problem = f"a discount of {wrong[0][1]:.6g} for adjusted counts of {wrong[0][0]}"
+        share = counts[0] / (counts[0] + 2 * counts[1])
+        values = [count - (count + 1) * share * counts[count] / counts[count - 1] for count in (1, 2, 3)]
+        invalid = [(count, value) for count, value in enumerate(values, 1) if not 0 <= value <= count]
+        if invalid:
+            problem = f"a discount of {invalid[0][1]:.6g} for adjusted counts of {invalid[0][0]}"
     if problem is None:
         return Discounts(*values), None
     if fallback is None:
         raise ContractError(
-            f"train_lm: expected {order}-grams with adjusted counts from which discounts follow, got {problem} "
-            f"(counts of counts 1 to 4: {have}). Give more text or one with fewer repeated lines, or set "
-            "discount_fallback, for example to [0.5, 1, 1.5]."
+            f"train_lm: expected {order}-grams whose adjusted counts determine discounts, got {problem} "
+            f"(counts of counts 1 to 4: {counts}), as in a small or repetitive text. "
+            "Set train_lm.discount_fallback = [0.5, 1, 1.5]."
         )
     filled = [*fallback, *[fallback[-1]] * (3 - len(fallback))]
     return Discounts(*filled), problem
 
 
+# Counts: the n-grams of a text, sorted and summed, of all orders, and their partitioning.
+
 Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
 UNK, BOS, EOS = 0, 1, 2
 FIRST_WORD = 3
+"""Id of the first word after the special ones."""
 MIX = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 
 
 def windows(line: Words, order: int) -> Words:
-    """The n-gram that ends at every place of a line of words and sentence ends; unsorted, with repetitions."""
+    """Return the n-gram that ends at each position of a line of words and sentence ends; unsorted, with repetitions."""
     ends = np.flatnonzero(line == EOS)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
-    place = np.arange(len(line)) - np.repeat(starts, ends - starts + 1)
+    position = np.arange(len(line)) - np.repeat(starts, ends - starts + 1)
     grams = np.full((order, len(line)), BOS, np.uint32)
-    for back in range(order):
-        inside = place[back:] >= back
-        grams[back, back:][inside] = line[: len(line) - back][inside]
+    for distance in range(order):
+        inside = position[distance:] >= distance
+        grams[distance, distance:][inside] = line[: len(line) - distance][inside]
     return grams
 
 
 def suffix_order(grams: Words, bits: int) -> npt.NDArray[np.intp]:
-    """The permutation that sorts columns by their first row, then the second, and so on; ids have `bits` bits.
+    """Return the permutation that sorts columns by their first row, then the second, and so on; ids have `bits` bits.
 
-    As many rows as fit are packed into 64 bits, whose rank then stands for them in the next 64: 0.5 s for 2.8 million
-    5-grams of real text, where numpy's lexsort of the rows takes 1.35 s (process time, one core).
+    As many rows as fit are packed into a 64-bit key; its rank replaces these rows in the next key. Takes 0.5 s for 2.8
+    million 5-grams of real text; numpy's lexsort of the rows takes 1.35 s (process time, one core).
     """
     key = np.zeros(grams.shape[1], np.uint64)
     used, shift = 0, np.uint64(bits)
@@ -156,23 +161,26 @@ def suffix_order(grams: Words, bits: int) -> npt.NDArray[np.intp]:
 
 def _ranks(keys: Keys) -> Keys:
     order = np.argsort(keys)
-    steps = np.zeros(len(keys), np.uint64)
+    is_new = np.zeros(len(keys), np.uint64)
     if len(keys):
-        steps[1:] = keys[order][1:] != keys[order][:-1]
+        is_new[1:] = keys[order][1:] != keys[order][:-1]
     ranks = np.empty_like(keys)
-    ranks[order] = np.cumsum(steps, dtype=np.uint64)
+    ranks[order] = np.cumsum(is_new, dtype=np.uint64)
     return ranks
 
 
 def news(grams: Words) -> Flags:
-    """Where sorted columns differ from the one before them in the first 1, 2, ... rows, (rows, columns)."""
+    """Return a mask (rows, columns): True where the first 1, 2, ... rows of a sorted column differ from the previous.
+
+    A True in row n - 1 thus starts a new n-gram of order n.
+    """
     new = np.ones(grams.shape, np.bool_)
     new[:, 1:] = grams[:, 1:] != grams[:, :-1]
     return np.logical_or.accumulate(new, axis=0)
 
 
 def combined(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
-    """The distinct n-grams in suffix order, with the sums of their counts."""
+    """Return the distinct n-grams in suffix order, with the sums of their counts."""
     order = suffix_order(grams, bits)
     grams = grams[:, order]
     starts = np.flatnonzero(news(grams)[-1])
@@ -181,63 +189,66 @@ def combined(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
 
 @dataclass(frozen=True)
 class Level:
-    """The distinct n-grams of one order in suffix order."""
+    """The distinct n-grams of one order, in suffix order."""
 
     grams: Words
     counts: Ints
-    """Adjusted: how many different words stand before the n-gram; how often it occurs, if none may (it begins with
-    <s>) or if it is of the highest order."""
+    """Adjusted counts: the number of different words before the n-gram. The raw count if the n-gram starts with <s> or
+    has the highest order."""
     raw: Ints
-    """How often it occurs."""
+    """Raw counts: the number of occurrences."""
     suffix: npt.NDArray[np.intp]
-    """Where the n-gram without its first word stands in the level below."""
+    """Index of the n-gram without its first word, among the n-grams of the next lower order."""
 
-    def where(self, rows: Flags) -> "Level":
-        """Those n-grams of the level."""
-        return Level(self.grams[:, rows], self.counts[rows], self.raw[rows], self.suffix[rows])
+    def where(self, rows: Flags) -> Self:
+        """Return the n-grams that a mask selects."""
+        return type(self)(self.grams[:, rows], self.counts[rows], self.raw[rows], self.suffix[rows])
 
     def kept(self, threshold: int, num_allowed: int) -> Flags:
-        """Those that pruning leaves; ids from `num_allowed` on may not stay, sentence ends always do."""
+        """Return a mask of the n-grams that pruning keeps.
+
+        N-grams with ids from `num_allowed` on are removed; the unigram of sentence ends is always kept.
+        """
         keep = (self.raw > threshold) & (self.grams < num_allowed).all(axis=0)
         return keep | (self.grams[0] == EOS) if len(self.grams) == 1 else keep
 
 
 def levels(grams: Words, counts: Ints) -> list[Level]:
-    """The n-grams of every order, from 1 on, that the distinct sorted n-grams of the highest order contain."""
+    """Return the n-grams of every order, from 1 on, contained in distinct sorted n-grams of the highest order."""
     new = news(grams)
-    found: list[Level] = []
+    orders: list[Level] = []
     below: npt.NDArray[np.intp] = np.zeros(grams.shape[1], np.intp)
     for order in range(1, len(grams) + 1):
         starts = np.flatnonzero(new[order - 1])
-        # A second <s> is padding: what stands before it is a shorter n-gram.
+        # A second <s> is padding: such a column is an n-gram of a lower order.
         valid = grams[order - 2, starts] != BOS if order > 1 else np.ones(len(starts), np.bool_)
         raw = np.add.reduceat(counts, starts) if len(starts) else counts[:0]
         adjusted = raw
         if order < len(grams) and len(starts):
             extensions = np.add.reduceat(new[order], starts, dtype=np.int64)
             adjusted = np.where(grams[order - 1, starts] == BOS, raw, extensions)
-        own = np.ascontiguousarray(grams[:order, starts[valid]])
-        found.append(Level(own, adjusted[valid], raw[valid], below[starts[valid]]))
-        place = np.zeros(grams.shape[1], np.intp)
-        place[starts[valid]] = 1
-        below = np.cumsum(place) - 1
-    return found
+        distinct = np.ascontiguousarray(grams[:order, starts[valid]])
+        orders.append(Level(distinct, adjusted[valid], raw[valid], below[starts[valid]]))
+        is_start = np.zeros(grams.shape[1], np.intp)
+        is_start[starts[valid]] = 1
+        below = np.cumsum(is_start) - 1
+    return orders
 
 
 def owner_keys(grams: Words) -> Keys:
-    """What decides which part an n-gram belongs to: its last two words, so that its suffixes lie there too."""
+    """Return the keys by which n-grams are partitioned: their last two words, so that suffixes are in the same part."""
     before = grams[1] if len(grams) > 1 else np.zeros_like(grams[0])
     keys: Keys = (grams[0].astype(np.uint64) << HALF) | before
     return keys
 
 
 def owners(grams: Words, bounds: Keys) -> Ints:
-    """The part of each n-gram; parts are ranges of suffix order that begin at the bounds."""
+    """Return the part of each n-gram; parts are ranges of suffix order that start at the bounds."""
     return np.searchsorted(bounds, owner_keys(grams), side="right")
 
 
 def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
-    """A number in [0, number) for each column, from a hash of its ids; 16 bits if that is enough, to sort faster."""
+    """Return a hash of each column's ids, in [0, number); as 16-bit integers if they suffice, which sort faster."""
     mixed = np.full(grams.shape[1], len(grams), np.uint64)
     for row in grams:
         mixed = (mixed ^ row) * MIX
@@ -245,36 +256,36 @@ def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
     return (mixed % np.uint64(number)).astype(np.uint16 if number <= 1 << 16 else np.uint32)
 
 
-# Contexts: what follows the same words, summed, and the share of its mass that goes to the back-off.
+# Contexts: sums over the n-grams with the same context, and the share of their mass that goes to the back-off.
 #
-# N-grams that share a context end differently, so they lie in different parts; each part sends its contexts with
-# their counts to the bucket of the context, and gets sums back in the order in which it sent them: no keys return.
+# N-grams with the same context have different last words, so they are in different parts. Each part sends its contexts
+# with their counts to the context's hash bucket and receives sums in the same order, so no keys are returned.
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What the n-grams of one part get back, in the order in which they were sent."""
+    """The context sums that a part receives for its n-grams, in the order in which it sent them."""
 
     mass: Ints
-    """Adjusted counts of all n-grams with the context."""
+    """Sum of the adjusted counts of all n-grams with the context."""
     freed: Floats
-    """The share of it that goes to the back-off."""
+    """Share of the mass that goes to the back-off."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one bucket of contexts finds."""
+    """The context sums of one hash bucket."""
 
     sums: list[Sums]
-    """One for each part that sent something, in the order given."""
-    owners: Ints
-    """The part of each distinct context, as an n-gram of its own; ascending."""
+    """The sums for each part that sent contexts, in the order of the parts."""
+    parts: Ints
+    """The part that holds each distinct context as an n-gram; ascending."""
     freed: Floats
-    """Of each distinct context, in suffix order."""
+    """Share of the mass that goes to the back-off, of each distinct context, in suffix order."""
 
 
 def sent(level: Level, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
-    """The contexts of n-grams with their adjusted counts, negative if pruned: one pair for each bucket."""
+    """Return the contexts of n-grams with their adjusted counts, negative if pruned: a pair for each hash bucket."""
     contexts = level.grams[1:]
     counts = np.where(kept, level.counts, -level.counts)
     bucket = buckets(contexts, number)
@@ -284,7 +295,7 @@ def sent(level: Level, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
 
 
 def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> Answers:
-    """The sums of one bucket over the contexts that the parts have sent."""
+    """Return the sums of one hash bucket over the contexts that the parts have sent."""
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
     order = suffix_order(grams, bits)
@@ -310,51 +321,52 @@ def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bou
     return Answers(sums, owners(grams[:, order[starts]], bounds), freed)
 
 
-# Probabilities and back-offs of one part, order by order, from counts and the sums of contexts.
+# Probabilities and back-off weights of one part, order by order, from counts and context sums.
 #
 # p(w | c) = (count - discount) / mass(c) + freed(c) p(w | c without its first word); the back-off weight of an n-gram
-# is what it frees as a context. Every value depends on integers alone, so no partitioning can change a bit of it.
+# is its freed share as a context. Every value depends on integers alone, so it is the same for any partitioning.
 
 
 @dataclass(frozen=True)
 class Unigrams:
-    """What every part must know of the unigrams."""
+    """The sums over all unigrams, which every part needs."""
 
     tally: Tally
     discounts: Discounts
     vocabulary: int
-    """Words that share the freed mass: all that are kept, <unk> and </s>, without <s>."""
+    """Number of words over which the freed mass is distributed: all kept words, <unk> and </s>, without <s>."""
     interpolate: bool
     shared: Mapping[int, tuple[int, int]]
-    """Adjusted and raw count of the words that lie in more than one part."""
+    """Total adjusted and raw counts of the words that are in more than one part."""
 
     def freed(self) -> float:
-        """The share of the mass that unigrams free."""
+        """Return the share of the unigrams' mass that discounting and pruning free."""
         tally = self.tally
         sums = [tally.kept_ones, tally.kept_twos, tally.kept_more, tally.pruned_mass, tally.mass]
         return float(self.discounts.freed(*(np.array([value]) for value in sums))[0])
 
     def probabilities(self, words: Words, counts: Ints) -> Floats:
-        """The probability of each word."""
+        """Return the probability of each word."""
         freed = self.freed()
-        even = freed / self.vocabulary
-        own = (counts - self.discounts.of(counts)) / self.tally.mass
-        values = own + even if self.interpolate else own
-        values[words == UNK] = even if self.interpolate else freed
+        uniform = freed / self.vocabulary
+        discounted = (counts - self.discounts.of(counts)) / self.tally.mass
+        values = discounted + uniform if self.interpolate else discounted
+        values[words == UNK] = uniform if self.interpolate else freed
         # <s> is never predicted: 1 lets a query score it at no cost.
         values[words == BOS] = 1.0
         return values
 
     def complete(self, level: Level, part: int, bounds: Keys) -> tuple[Level, Flags]:
-        """The unigrams of a part with the whole counts of those that lie in other parts too, and which it writes.
+        """Return the unigrams of a part with total counts, and a mask of those that the part writes.
 
-        It writes those that it owns, even if it holds none of their n-grams; the first part has <unk> and <s> too.
+        A part writes the unigrams that it owns, even if it holds none of their n-grams; part 0 also writes <unk> and
+        <s>.
         """
         shared = np.array([(word, *counts) for word, counts in self.shared.items()], np.int64).reshape(-1, 3)
         special = [[UNK, 0, 0], [BOS, 0, 0]] if part == 0 else np.zeros((0, 3), np.int64)
         extra = np.concatenate([special, shared]).astype(np.int64)
         words = np.concatenate([extra[:, 0], level.grams[0]])
-        # Of equal words the first is taken: the whole count.
+        # Of equal words np.unique keeps the first, which has the total count.
         words, first = np.unique(words, return_index=True)
         counts = np.concatenate([extra[:, 1], level.counts])[first]
         raw = np.concatenate([extra[:, 2], level.raw])[first]
@@ -363,7 +375,7 @@ class Unigrams:
 
 
 def interpolated(level: Level, sums: Sequence[Sums], discounts: Discounts, below: Floats) -> Floats:
-    """The probabilities of n-grams of order 2 or more; `below` are those of the level below."""
+    """Return the probabilities of n-grams of order 2 or more; `below` are those of the next lower order."""
     mass, freed = np.zeros(len(level.counts), np.int64), np.zeros(len(level.counts))
     bucket = buckets(level.grams[1:], len(sums))
     order = np.argsort(bucket, kind="stable")
@@ -375,7 +387,7 @@ def interpolated(level: Level, sums: Sequence[Sums], discounts: Discounts, below
 
 
 def backed_off(grams: Words, freed: Sequence[Floats]) -> Floats:
-    """The back-off weight of each n-gram: what it frees as a context, 1 if nothing can follow it."""
+    """Return the back-off weight of each n-gram: its freed share as a context, 1 if no word can follow it."""
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
     bucket = buckets(grams[:, follows], len(freed))
@@ -386,72 +398,72 @@ def backed_off(grams: Words, freed: Sequence[Floats]) -> Floats:
     return weights
 
 
-def check(here: int, found: int, order: int) -> None:
-    """Raise ContractError if the sums that came back are not those of the n-grams that wait for them."""
-    if here != found:
+def check(expected: int, received: int, order: int) -> None:
+    """Raise ContractError if a part receives another number of sums than it has n-grams."""
+    if expected != received:
         raise ContractError(
-            f"train_lm: expected sums for {here} {order}-grams of a part, got {found}. Workers disagree, run it again."
+            f"train_lm: expected sums for {expected} {order}-grams of a part, got {received}. Run the training again."
         )
 
 
 def kept_level(level: Level, keep: Flags, below: Flags) -> Level:
-    """The level without what pruning leaves out, above a level pruned likewise."""
+    """Return the kept n-grams of an order; `keep` and `below` mask the n-grams of this and of the next lower order."""
     rows = np.flatnonzero(keep)
-    place = np.cumsum(below) - 1
-    return Level(level.grams[:, rows], level.counts[rows], level.raw[rows], place[level.suffix[rows]])
+    index = np.cumsum(below) - 1
+    return Level(level.grams[:, rows], level.counts[rows], level.raw[rows], index[level.suffix[rows]])
 
 
-# What the driver works out from the few numbers that parts report, and what the parts need to know of it.
+# Plan and smoothing: small values that the driver computes from the parts' reports and sends to all parts.
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every part knows once the words have their ids."""
+    """The plan of a training, known to every part as soon as the words have ids."""
 
     folder: Store
-    """Of the scratch files."""
+    """Folder of the scratch files."""
     vocabulary: list[tuple[str, int]]
-    """Its files, each with the id of its first word."""
+    """Files of the vocabulary, each with the id of its first word."""
     order: int
     thresholds: list[int]
     num_allowed: int
-    """Ids from here on are words that may not stay."""
+    """Ids from here on are words that `limit_vocab` removes."""
     num_ids: int
     partitions: int
     bounds: Keys = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """Where each part but the first begins in suffix order, as owner keys."""
+    """First owner key of each part but the first, in suffix order."""
 
     @property
     def bits(self) -> int:
-        """Bits of an id."""
+        """The number of bits of a word id."""
         return self.num_ids.bit_length()
 
     def shared(self) -> list[int]:
-        """The words whose n-grams may lie in more than one part."""
+        """Return the words whose n-grams may be in more than one part."""
         return sorted({int(bound) >> 32 for bound in self.bounds})
 
     def kept(self, level: Level) -> Flags:
-        """Those of a level that pruning leaves."""
+        """Return a mask of the n-grams that pruning keeps."""
         return level.kept(self.thresholds[len(level.grams) - 1], self.num_allowed)
 
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What every part knows once the counts of counts are known."""
+    """The smoothing of a model, known to every part as soon as the counts of counts are summed."""
 
     tallies: list[Tally]
     discounts: list[Discounts]
     unigrams: Unigrams
     fallbacks: dict[int, str]
-    """Orders whose discounts are those of the settings, with the reason."""
+    """Orders that use `discount_fallback`, each with the reason."""
 
     def lines(self) -> list[int]:
-        """Lines of the model for each order; <unk> and <s> have no count, but a line."""
+        """Return the number of ARPA lines of each order; <unk> and <s> have no count, but a line."""
         return [tally.kept + 2 * (order == 1) for order, tally in enumerate(self.tallies, 1)]
 
 
 def plan_of(config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int) -> Plan:
-    """The plan for a vocabulary whose files were reported in the order of ids."""
+    """Return the plan for a vocabulary whose files are in the order of ids."""
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
     num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
@@ -459,25 +471,29 @@ def plan_of(config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[s
 
 
 def bounds_of(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
-    """Bounds that cut sampled owner keys into parts of about one size; some may coincide and are then one."""
+    """Return the distinct quantiles of sampled owner keys, which bound parts of about equal size."""
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
-    places = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
-    return np.unique(keys[places])
+    positions = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
+    return np.unique(keys[positions])
 
 
 def smoothing_of(config: TrainLmConfig, plan: Plan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
-    """How to smooth what the parts have counted. Raises ContractError if the counts of counts allow no discounts."""
+    """Return the smoothing for the counts of all parts.
+
+    Raises ContractError if the counts of counts determine no discounts and there is no fallback.
+    """
     shared: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     tallies = [Tally()] * config.order
     for answer in answers:
-        tallies = [tally + Tally(**found) for tally, found in zip(tallies, answer["tallies"])]
+        tallies = [tally + Tally(**values) for tally, values in zip(tallies, answer["tallies"])]
         for word, count, raw in answer["shared"]:
             shared[word] = (shared[word][0] + count, shared[word][1] + raw)
-    both = np.array(list(shared.values()), np.int64).reshape(-1, 2)
-    level = Level(np.array([list(shared)], np.uint32), both[:, 0], both[:, 1], np.zeros(len(both), np.intp))
+    totals = np.array(list(shared.values()), np.int64).reshape(-1, 2)
+    level = Level(np.array([list(shared)], np.uint32), totals[:, 0], totals[:, 1], np.zeros(len(totals), np.intp))
     tallies[0] += Tally.of(level.counts, plan.kept(level))
-    found = [estimated(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
-    discounts = [item for item, _ in found]
+    estimates = [estimated(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
+    discounts = [item for item, _ in estimates]
     words = max(tallies[0].kept + 1, config.vocab_pad or 0)
     unigrams = Unigrams(tallies[0], discounts[0], words, config.interpolate_unigrams, dict(shared))
-    return Smoothing(tallies, discounts, unigrams, {order: why for order, (_, why) in enumerate(found, 1) if why})
+    fallbacks = {order: reason for order, (_, reason) in enumerate(estimates, 1) if reason}
+    return Smoothing(tallies, discounts, unigrams, fallbacks)

@@ -1,4 +1,8 @@
-"""Input files as byte ranges, and the lines that begin in each: big plain files are read by many workers."""
+"""Reading of the training text: byte ranges of files, their lines, and chunks of numbered words.
+
+A plain file is split into byte ranges, so that many workers read it; a range holds the lines that start in it. This is
+the only step of the training that reads text.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -16,12 +20,14 @@ from schemas.errors import ConfigError, ContractError
 from schemas.storage import resolve
 
 RANGE_BYTES = 32 << 20
+"""Size of a range of a plain file [bytes]."""
 BLOCK_BYTES = 4 << 20
+"""Size of the blocks that are read at once [bytes]."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The lines of a file that begin in [start, end); a compressed file is one range."""
+    """A byte range of a file: the lines that start in [start, end); a compressed file is one range, with end None."""
 
     uri: str
     name: str
@@ -30,12 +36,12 @@ class Range:
 
 
 def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[Range]:
-    """The ranges of all files that the paths and patterns of a setting stand for.
+    """Return the ranges of all files that the paths and patterns of a setting match.
 
-    Raises ConfigError that names each wrong one.
+    Raises ConfigError that lists every path without a file.
     """
     if not paths:
-        raise ConfigError(f"train_lm.{setting}: expected files of text, got none. Name at least one.")
+        raise ConfigError(f"train_lm.{setting}: expected text files, got none. Set train_lm.{setting} to their paths.")
     try:
         files = find_splits(SourceConfig.model_validate({"name": "text", "paths": paths, "format": "jsonl"}))
     except ConfigError as error:
@@ -51,9 +57,9 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
 
 
 def lines_of(part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """The lines of a range, as arrays of binary without line ends; a last line without one counts as a line.
+    """Yield the lines of a range as binary arrays, without line ends; the last line may lack one.
 
-    Raises ContractError if a compressed file is broken.
+    Raises ContractError if a compressed file is corrupt.
     """
     fs, path = resolve(part.uri)
     if part.end is None:
@@ -61,7 +67,7 @@ def lines_of(part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
             with fs.open_input_stream(path, compression="gzip") as stream:
                 yield from _lines(stream, None, block_bytes)
         except OSError as error:
-            raise ContractError(f"{part.name}: expected gzip, got {error}. Replace the file.") from error
+            raise ContractError(f"{part.name}: expected a gzip file, got {error}. Replace the file.") from error
         return
     with fs.open_input_file(path) as stream:
         if part.start:
@@ -72,25 +78,25 @@ def lines_of(part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
 
 
 def _skip_line(stream: Any, block_bytes: int, part: Range) -> bool:
-    """Move behind the line that the byte before the range belongs to; whether another begins in the range."""
-    at = stream.tell()
+    """Skip the line that contains the byte before the range; return True if another line starts in the range."""
+    offset = stream.tell()
     while block := stream.read(block_bytes):
-        found = block.find(b"\n")
-        if found >= 0:
-            stream.seek(at + found + 1)
-            return bool(at + found + 1 < part.end)
-        at += len(block)
+        newline = block.find(b"\n")
+        if newline >= 0:
+            stream.seek(offset + newline + 1)
+            return bool(offset + newline + 1 < part.end)
+        offset += len(block)
     return False
 
 
-def _lines(stream: Any, left: int | None, block_bytes: int) -> Iterator[pa.Array]:
-    """Lines until `left` bytes are read and the line at hand has ended; None: to the end."""
+def _lines(stream: Any, remaining: int | None, block_bytes: int) -> Iterator[pa.Array]:
+    """Yield lines until `remaining` bytes are read and the current line ends; None = until the end of the file."""
     rest: list[bytes] = []
-    while left is None or left > 0:
-        block = stream.read(block_bytes if left is None else min(block_bytes, left))
+    while remaining is None or remaining > 0:
+        block = stream.read(block_bytes if remaining is None else min(block_bytes, remaining))
         if not block:
             break
-        left = None if left is None else left - len(block)
+        remaining = None if remaining is None else remaining - len(block)
         last = block.rfind(b"\n")
         if last < 0:
             rest.append(block)
@@ -99,7 +105,7 @@ def _lines(stream: Any, left: int | None, block_bytes: int) -> Iterator[pa.Array
         rest = [block[last + 1 :]] if last + 1 < len(block) else []
     if not rest:
         return
-    while left is not None and (block := stream.read(block_bytes)):
+    while remaining is not None and (block := stream.read(block_bytes)):
         end = block.find(b"\n")
         rest.append(block if end < 0 else block[:end])
         if end >= 0:
@@ -112,7 +118,7 @@ def _split(text: bytes) -> pa.Array:
 
 
 def sha256_of(uri: str) -> str:
-    """The SHA-256 (hex) of a file as it lies there, read in blocks."""
+    """Return the SHA-256 (hex) of a file's bytes, without decompression."""
     fs, path = resolve(uri)
     digest = hashlib.sha256()
     with fs.open_input_stream(path, compression=None) as stream:
@@ -121,73 +127,74 @@ def sha256_of(uri: str) -> str:
     return digest.hexdigest()
 
 
-# Lines of text as chunks of word numbers: the only step that sees text.
+# Chunks: lines of text as numbered words.
 #
-# Words stand between spaces, tabs, carriage returns and null bytes, as for lmplz; a word is bytes, UTF-8 or not.
+# Words are separated by spaces, tabs, carriage returns and null bytes, as in lmplz. A word is any bytes, UTF-8 or not.
 
 RESERVED = (b"<s>", b"</s>", b"<unk>")
 SPACES = np.arange(256, dtype=np.uint8)
+"""Maps every byte to itself, and separators of words to a space."""
 SPACES[[0, 9, 13]] = ord(" ")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some sentences whose words are numbered by themselves."""
+    """A group of sentences with its own numbering of words."""
 
     words: pa.Array
-    """Each word once (binary); the first has the number 1."""
+    """The distinct words (binary), numbered from 1."""
     line: npt.NDArray[np.int32]
-    """The numbers of all words, sentence after sentence; 0 ends a sentence."""
+    """The word numbers of all sentences in order; 0 ends a sentence."""
 
 
 def chunks(lines: Iterable[pa.Array], num_tokens: int, reserved: Literal["refuse", "skip"]) -> Iterator[Chunk]:
-    """The lines (binary or string arrays; nulls are left out) as chunks of about `num_tokens` words.
+    """Yield the lines (binary or string arrays; nulls are skipped) as chunks of about `num_tokens` words.
 
-    Raises ContractError if reserved words are to be refused and one occurs.
+    Raises ContractError if `reserved` is "refuse" and a reserved word occurs.
     """
     pending: list[pa.Array] = []
-    held = 0
+    num_pending = 0
     for batch in lines:
         split = split_words(batch)
         pending.append(split)
-        held += len(split.flatten())
-        if held >= num_tokens:
+        num_pending += len(split.flatten())
+        if num_pending >= num_tokens:
             yield _chunk(pending, reserved)
-            pending, held = [], 0
+            pending, num_pending = [], 0
     if any(len(split) for split in pending):
         yield _chunk(pending, reserved)
 
 
 def split_words(lines: pa.Array) -> pa.Array:
-    """The words of each line as a list array; a line feed inside a value ends a sentence like any other."""
+    """Return the words of each line as a list array; a newline inside a value also ends a sentence."""
     lines = lines.drop_null().cast(pa.binary())
     if lines.offset:
         lines = pa.concat_arrays([lines])
     _, offsets, data = lines.buffers()
     if data is None or not data.size:
         return pc.split_pattern(lines, pattern=" ")
-    plain = SPACES[np.frombuffer(data, np.uint8)]
-    lines = pa.BinaryArray.from_buffers(pa.binary(), len(lines), [None, offsets, pa.py_buffer(plain)])
-    if (plain == ord("\n")).any():
+    spaced = SPACES[np.frombuffer(data, np.uint8)]
+    lines = pa.BinaryArray.from_buffers(pa.binary(), len(lines), [None, offsets, pa.py_buffer(spaced)])
+    if (spaced == ord("\n")).any():
         lines = pc.split_pattern(lines, pattern="\n").flatten()
     return pc.split_pattern(lines, pattern=" ")
 
 
 def _chunk(pending: list[pa.Array], reserved: Literal["refuse", "skip"]) -> Chunk:
-    """One chunk of split lines; empty words, which stand between two spaces, are left out."""
+    """Return a chunk of split lines, without the empty words between two spaces."""
     coded = pa.chunked_array([split.flatten() for split in pending], pa.binary()).dictionary_encode().combine_chunks()
     lengths = np.concatenate([pc.list_value_length(split).to_numpy() for split in pending]).astype(np.int64)
-    if isinstance(coded, pa.ChunkedArray):  # no chunk at all
+    if isinstance(coded, pa.ChunkedArray):  # the array has no chunk
         coded = pa.array([], pa.binary()).dictionary_encode()
     words, tokens = coded.dictionary, coded.indices.to_numpy()
     special = pc.is_in(words, pa.array(RESERVED, pa.binary())).to_numpy(zero_copy_only=False)
     if special.any() and reserved == "refuse":
         raise ContractError(
             f"train_lm: expected text without the reserved words <s>, </s> and <unk>, got "
-            f"{words.filter(pa.array(special))[0].as_py().decode()}. Remove them or set reserved_words to skip."
+            f"{words.filter(pa.array(special))[0].as_py().decode()}. Set train_lm.reserved_words = 'skip'."
         )
     left_out = special | pc.equal(words, b"").to_numpy(zero_copy_only=False)
-    stays = ~left_out[tokens]
-    ends = np.concatenate([[0], np.cumsum(stays)])[np.cumsum(lengths)]
-    numbers = np.cumsum(~left_out)[tokens[stays]]
+    is_kept = ~left_out[tokens]
+    ends = np.concatenate([[0], np.cumsum(is_kept)])[np.cumsum(lengths)]
+    numbers = np.cumsum(~left_out)[tokens[is_kept]]
     return Chunk(words.filter(pa.array(~left_out)), np.insert(numbers, ends, 0).astype(np.int32))

@@ -1,9 +1,9 @@
-"""The n-gram trainer on Spark: counts, adjusted counts, discounts, interpolation and back-off, distributed; ARPA out.
+"""The n-gram trainer on Spark: distributed interpolated modified Kneser-Ney smoothing, from text files to an ARPA file.
 
-text -> chunks -> vocabulary -> ids -> [shuffle by suffix] counts -> discounts -> [shuffle by context] sums of contexts
--> [shuffle back] probabilities -> sections -> one file. Between the shuffles everything lies in scratch files, whose
-names and sizes alone reach the driver. Words and contexts are JVM rows and arrays of ids: a shuffle carries arrays,
-which numpy sorts, so no n-gram is ever a row of its own.
+text -> chunks -> vocabulary -> ids -> [shuffle by suffix] counts -> discounts -> [shuffle by context] context sums
+-> [shuffle back] probabilities -> sections -> one file. Data between the shuffles is in scratch files; only their names
+and sizes reach the driver. Words are Spark rows. N-grams are shuffled as messages, arrays that numpy sorts, so no
+n-gram is ever a Spark row.
 """
 
 import json
@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pipeline.engine.parquet import unique_name
 from pipeline.engine.part import Answer
 from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, run_tasks, task_context
-from pipeline.perplexity.kneser_ney import worker as parts
+from pipeline.perplexity.kneser_ney import worker
 from pipeline.perplexity.kneser_ney.arpa import LETTER_DDL, write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.estimate import EOS, Plan, Smoothing, bounds_of, plan_of, smoothing_of
@@ -27,58 +27,58 @@ from pipeline.perplexity.kneser_ney.read_text import Range, find_ranges, lines_o
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 
-# The steps of the n-gram trainer as Spark jobs: what is shuffled, by what, and what little comes back to the driver.
+# The phases of the training as Spark jobs.
 #
-# Words are rows of the JVM: distinct, sorted and joined to ids there. N-grams travel as letters, arrays of ids that a
-# worker has sorted and another merges. Between jobs everything lies in scratch files, so no job repeats an earlier one.
+# Words are Spark rows: deduplicated, sorted and joined to ids by Spark. N-grams are messages shuffled by key: arrays of
+# ids that one worker sorts and another merges. Results are in scratch files, so no job repeats an earlier one.
 
 Numbered = tuple[int, str]
-"""A part or chunk and its file."""
+"""The number of a part or chunk, and its file."""
 
 
 def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[Answer]) -> DataFrame:
-    """The distinct words of every chunk, with their numbers there: (chunk, number, word)."""
+    """Return the distinct words of every chunk with their numbers: a DataFrame (chunk, number, word)."""
 
     def read(task: Numbered) -> Iterator[pa.RecordBatch]:
-        return parts.chunk_words(folder, *task)
+        return worker.chunk_words(folder, *task)
 
     tasks = list(enumerate(chunk["words"] for chunk in chunks))
     return frame_of_tasks(spark, read, tasks, "chunk int, number int, word binary")
 
 
 def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[Range], partitions: int) -> list[Answer]:
-    """Write the vocabulary in the order of ids: words that may stay before others, then by their bytes.
+    """Write the vocabulary in the order of ids: allowed words before others, each group sorted by bytes.
 
-    All words may stay if there are no `limits`, files that list those that may. Where Spark's sampled ranges cut that
-    order into files changes no id.
+    `limits` are the files that list the allowed words; without them all words are allowed. The bounds between files
+    are sampled by Spark and change no id.
     """
     distinct = words.select("word").distinct()
     if not limits:
         listed = distinct.withColumn("outside", F.lit(False))
     else:
-        allowed = frame_of_tasks(words.sparkSession, parts.listed_words, limits, "word binary").distinct()
+        allowed = frame_of_tasks(words.sparkSession, worker.listed_words, limits, "word binary").distinct()
         listed = distinct.join(allowed.withColumn("known", F.lit(True)), "word", "left")
         listed = listed.withColumn("outside", F.col("known").isNull())
     columns = ["outside", "word"]
     ordered = listed.select(columns).repartitionByRange(partitions, *columns).sortWithinPartitions(*columns)
-    return answers_of_partitions(ordered, lambda _, batches: parts.write_vocabulary(folder, batches))
+    return answers_of_partitions(ordered, lambda _, batches: worker.write_vocabulary(folder, batches))
 
 
 def encoded(plan: Plan, words: DataFrame, chunks: Sequence[Answer]) -> tuple[list[Numbered], Plan]:
-    """The chunks rewritten with the ids of words, and the plan with the bounds of its parts, from samples of them."""
+    """Write the chunks with word ids; return their files, and the plan with the bounds of worker from samples."""
 
     def read(task: tuple[str, int]) -> Iterator[pa.RecordBatch]:
-        return parts.word_ids(plan.folder, *task)
+        return worker.word_ids(plan.folder, *task)
 
     ids = frame_of_tasks(words.sparkSession, read, plan.vocabulary, "word binary, id long")
     numbers = words.join(ids, "word").select("chunk", "number", "id")
-    # Every chunk has a sentence end, so none is empty: Spark leaves out the partitions of a join without rows.
+    # A row for the sentence end keeps every chunk non-empty: Spark omits partitions of a join that have no rows.
     ends = words.sparkSession.range(len(chunks)).select(F.col("id").cast("int"), F.lit(0), F.lit(EOS).cast("long"))
     placed = numbers.union(ends).repartitionById(len(chunks), F.col("chunk"))
     lines = [chunk["line"] for chunk in chunks]
 
     def encode(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return parts.encode_chunk(plan, lines[number], batches)
+        return worker.encode_chunk(plan, lines[number], batches)
 
     answers = complete(answers_of_partitions(placed, encode), len(chunks))
     bounds = bounds_of((answer["sample"] for answer in answers), plan.partitions)
@@ -86,77 +86,84 @@ def encoded(plan: Plan, words: DataFrame, chunks: Sequence[Answer]) -> tuple[lis
 
 
 def counted(spark: SparkSession, plan: Plan, lines: Sequence[Numbered]) -> list[Answer]:
-    """What each part reports of its n-grams, which it has written."""
+    """Count n-grams and write them part by part; return the report of each part."""
 
     def count(task: Numbered) -> Iterator[pa.RecordBatch]:
-        return parts.count_chunk(plan, *task)
+        return worker.count_chunk(plan, *task)
 
-    letters = mailed(frame_of_tasks(spark, count, lines, LETTER_DDL), plan.partitions)
+    messages = mailed(frame_of_tasks(spark, count, lines, LETTER_DDL), plan.partitions)
     return complete(
-        answers_of_partitions(letters, lambda _, batches: parts.merge_counts(plan, batches)), plan.partitions
+        answers_of_partitions(messages, lambda _, batches: worker.merge_counts(plan, batches)), plan.partitions
     )
 
 
 def finished(spark: SparkSession, plan: Plan, smoothing: Smoothing, answers: Sequence[Answer]) -> list[Answer]:
-    """The sections that each part has written, after its contexts went to their buckets and came back as sums."""
+    """Write the ARPA sections of each part; return the report of each part.
 
+    Contexts are shuffled to their hash buckets and summed there; the sums are shuffled back to the worker.
+    """
     grams = list(enumerate(answer["path"] for answer in answers))
 
     def send(task: Numbered) -> Iterator[pa.RecordBatch]:
-        return parts.send_contexts(plan, *task)
+        return worker.send_contexts(plan, *task)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return parts.answer_contexts(plan, smoothing, task_context().partitionId(), batches)
+        return worker.answer_contexts(plan, smoothing, task_context().partitionId(), batches)
 
     def finish(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return parts.finish_part(plan, smoothing, grams[number][1], number, batches)
+        return worker.finish_part(plan, smoothing, grams[number][1], number, batches)
 
-    asked = mailed(frame_of_tasks(spark, send, grams, LETTER_DDL), max(1, plan.order - 1) * plan.partitions)
-    answered = mailed(asked.mapInArrow(answer, LETTER_DDL), plan.partitions)
-    return complete(answers_of_partitions(answered, finish), plan.partitions)
+    contexts = mailed(frame_of_tasks(spark, send, grams, LETTER_DDL), max(1, plan.order - 1) * plan.partitions)
+    sums = mailed(contexts.mapInArrow(answer, LETTER_DDL), plan.partitions)
+    return complete(answers_of_partitions(sums, finish), plan.partitions)
 
 
 def complete(answers: list[Answer], number: int) -> list[Answer]:
-    """The answers themselves. Raises ContractError if a part has given none."""
+    """Return the results of all worker. Raises ContractError if a part has no result."""
     if len(answers) != number:
-        raise ContractError(f"train_lm: expected {number} parts, got {len(answers)} answers. Run it again.")
+        raise ContractError(
+            f"train_lm: expected the results of {number} worker, got {len(answers)}. Run the training again."
+        )
     return answers
 
 
 def mailed(letters: DataFrame, number: int) -> DataFrame:
-    """Letters in the partition of their target."""
+    """Shuffle messages by their target partition."""
     return letters.repartitionById(number, F.col("target"))
 
 
+# The training as a whole.
+
 TOKENS_PER_PART = 2_000_000
+"""Number of tokens per part, if `partitions` is None."""
 
 
 @dataclass(frozen=True)
 class LmReport:
-    """What was trained."""
+    """The result of a training: the ARPA file and its figures."""
 
     arpa: str
-    """Path of the model; its settings and digests lie beside it, with `.json` behind the name."""
+    """Path of the ARPA file; its settings and digests are in the file of the same name plus `.json`."""
     sha256: str
     tokens: int
-    """Words without sentence ends."""
+    """Number of words, without sentence ends."""
     sentences: int
     counts: list[int]
-    """Lines of the model for each order."""
+    """Number of ARPA lines of each order."""
     pruned: list[int]
-    """N-grams left out, for each order."""
+    """Number of pruned n-grams of each order."""
     discounts: list[list[float]]
-    """Of adjusted counts 1, 2 and 3+, for each order."""
+    """Discounts of adjusted counts 1, 2 and 3+, of each order."""
     fallbacks: dict[int, str]
-    """Orders whose discounts are those of the settings, with the reason."""
+    """Orders that use `discount_fallback`, each with the reason."""
     seconds: dict[str, float]
-    """Wall time of each step [s]."""
+    """Wall time of each phase [s]."""
 
 
 def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
-    """Train on the files of the settings and write the ARPA file `out` and `out`.json.
+    """Train on the files of `input` and write the ARPA file `out` and `out`.json.
 
-    Raises ConfigError if a path is wrong, ContractError if the text allows no model.
+    Raises ConfigError if a path does not exist, ContractError if the text does not determine a model.
     """
     training = _Training(spark, config, out)
     ranges = find_ranges(config.input)
@@ -172,17 +179,19 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
 def train_lm_on(
     spark: SparkSession, lines: DataFrame, inputs: Mapping[str, str], config: TrainLmConfig, out: str
 ) -> LmReport:
-    """Train on the column `sentences` (string or binary, nulls left out) of a DataFrame, otherwise as `train_lm`.
+    """Train on the column `sentences` (string or binary, nulls skipped) of a DataFrame, otherwise as `train_lm`.
 
-    `inputs` says what the lines are, name -> digest, and goes into the file beside the model.
+    `inputs` maps the names of the inputs to their digests, for `out`.json.
     """
     if config.input:
-        raise ConfigError(f"train_lm.input: expected to be read, got {config.input} and a DataFrame. Leave one out.")
+        raise ConfigError(
+            f"train_lm.input: expected no files in addition to a DataFrame, got {config.input}. Remove train_lm.input."
+        )
     text = lines.select(F.col("sentences").cast("binary").alias("sentences"))
 
     def write(folder: Store) -> list[Answer]:
         def chunk(_: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-            return parts.write_chunks((batch.column(0) for batch in batches), folder, config)
+            return worker.write_chunks((batch.column(0) for batch in batches), folder, config)
 
         return answers_of_partitions(text, chunk)
 
@@ -190,7 +199,7 @@ def train_lm_on(
 
 
 def _chunk_range(folder: Store, config: TrainLmConfig, part: Range, retried: bool) -> Answer:
-    return parts.write_chunks(lines_of(part), folder, config)
+    return worker.write_chunks(lines_of(part), folder, config)
 
 
 def _digest(part: Range, retried: bool) -> Answer:
@@ -198,12 +207,12 @@ def _digest(part: Range, retried: bool) -> Answer:
 
 
 class _Training:
-    """One training: its settings, where it writes, and how long its steps take."""
+    """A training in progress: its settings, its folders, and the wall time of each phase."""
 
     def __init__(self, spark: SparkSession, config: TrainLmConfig, out: str):
         head, slash, self.name = out.rpartition("/")
         if not self.name:
-            raise ConfigError(f"train_lm: expected the path of a file, got {out!r}. Name the file.")
+            raise ConfigError(f"train_lm: expected the path of a file, got {out!r}. Append a file name to the path.")
         self.limits = [] if config.limit_vocab is None else find_ranges([config.limit_vocab], "limit_vocab")
         self.folder = Store((head or "/") if slash else ".")
         self.scratch = self.folder.child(unique_name(f"{self.name}.scratch", "d"))
@@ -212,13 +221,13 @@ class _Training:
         self._since = time.perf_counter()
 
     def done(self, step: str) -> None:
-        """Note the time since the last step ended."""
+        """Record the wall time of a phase that has just ended."""
         now = time.perf_counter()
         self.seconds[step] = round(now - self._since, 2)
         self._since = now
 
     def run(self, write: Callable[[Store], list[Answer]], inputs: Mapping[str, str]) -> LmReport:
-        """Train on the chunks that `write` makes of the text."""
+        """Write the chunks of the text with `write`, train on them, and write the model and its JSON file."""
         try:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
         finally:
@@ -231,7 +240,9 @@ class _Training:
         spark, config = self.spark, self.config
         tokens, sentences = (sum(chunk[key] for chunk in chunks) for key in ("tokens", "sentences"))
         if not sentences:
-            raise ContractError(f"train_lm: expected sentences, got none in {', '.join(inputs)}. Give other text.")
+            raise ContractError(
+                f"train_lm: expected sentences, got none in {', '.join(inputs)}. Set train_lm.input to files with text."
+            )
         self.done("text")
         cores = spark.sparkContext.defaultParallelism
         number = config.partitions or max(cores, -(-tokens // TOKENS_PER_PART))
@@ -246,26 +257,28 @@ class _Training:
         self.done("counts")
         sections = [answer["sections"] for answer in finished(spark, plan, smoothing, counts)]
         self.done("probabilities")
-        found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
-        if found != smoothing.lines():
-            raise ContractError(f"train_lm: expected {smoothing.lines()} lines by order, got {found}. Run it again.")
+        num_lines = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
+        if num_lines != smoothing.lines():
+            raise ContractError(
+                f"train_lm: expected {smoothing.lines()} lines by order, got {num_lines}. Run the training again."
+            )
         paths = [[section[order]["path"] for section in sections] for order in range(config.order)]
-        digest = write_arpa(self.scratch, paths, found, self.folder, self.name)
+        digest = write_arpa(self.scratch, paths, num_lines, self.folder, self.name)
         self.done("file")
         pruned = [tally.number - tally.kept for tally in smoothing.tallies]
-        discounts = [[item.one, item.two, item.more] for item in smoothing.discounts]
+        discounts = [[item.d1, item.d2, item.d3_plus] for item in smoothing.discounts]
         return LmReport(
-            self.out, digest, tokens, sentences, found, pruned, discounts, smoothing.fallbacks, self.seconds
+            self.out, digest, tokens, sentences, num_lines, pruned, discounts, smoothing.fallbacks, self.seconds
         )
 
     def _write_manifest(self, report: LmReport, inputs: Mapping[str, str]) -> None:
-        """The file beside the model; it says nothing of this run, so equal models have equal ones."""
-        known = asdict(report)
+        """Write `out`.json, which holds nothing about this run, so that equal models have equal JSON files."""
+        figures = asdict(report)
         content = {
             "settings": self.config.content(),
             "inputs": dict(sorted(inputs.items())),
             "limit_vocab": {part.name: sha256_of(part.uri) for part in self.limits if part.start == 0},
-            **{key: known[key] for key in ("tokens", "sentences", "counts", "pruned", "discounts", "fallbacks")},
+            **{key: figures[key] for key in ("tokens", "sentences", "counts", "pruned", "discounts", "fallbacks")},
             "sha256": report.sha256,
         }
         self.folder.write_atomic(f"{self.name}.json", json.dumps(content, indent=1).encode() + b"\n")

@@ -1,4 +1,8 @@
-"""What one worker does in each step of the training: values and letters in, scratch files and letters out."""
+"""The functions that a worker runs in each phase of the training, on plain values, scratch files and messages.
+
+A message holds arrays and is shuffled by its target partition. Functions that Spark maps over tasks yield messages;
+functions that write a part return a report for the driver: file names, sizes and sums.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -46,11 +50,13 @@ from schemas.storage import Store
 
 Answer = dict[str, Any]
 SAMPLES = 64
+"""Number of n-grams that a chunk samples for the bounds of parts."""
 WORD_ROWS = 1 << 16
+"""Words in a batch for Spark."""
 
 
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
-    """Write the sentences as chunks of word numbers; their files and sizes."""
+    """Write the sentences as chunks of word numbers; return their files and sizes."""
     answer: Answer = {"chunks": [], "rows": 0}
     for chunk in chunks(lines, config.chunk_tokens, config.reserved_words):
         sentences = int((chunk.line == 0).sum())
@@ -67,7 +73,7 @@ def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig
 
 
 def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """The words of a chunk with their numbers: rows (chunk, number, word)."""
+    """Yield the words of a chunk with their numbers: rows (chunk, number, word)."""
     words = columns_of(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
@@ -77,13 +83,13 @@ def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatc
 
 
 def listed_words(part: Range) -> Iterator[pa.RecordBatch]:
-    """The words of a vocabulary file, with repetitions."""
+    """Yield the words of a range of a `limit_vocab` file, with repetitions."""
     for lines in lines_of(part):
         yield pa.RecordBatch.from_arrays([split_words(lines).flatten()], ["word"])
 
 
 def write_vocabulary(folder: Store, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write sorted rows (outside, word) as one file of the vocabulary."""
+    """Write sorted rows (outside, word) as one file of the vocabulary; return its name and counts."""
     words, outside = [pa.array([], pa.binary())], 0
     for batch in batches:
         words.append(batch.column("word"))
@@ -94,7 +100,7 @@ def write_vocabulary(folder: Store, batches: Iterator[pa.RecordBatch]) -> Answer
 
 
 def word_ids(folder: Store, path: str, first: int) -> Iterator[pa.RecordBatch]:
-    """The words of a vocabulary file with their ids: rows (word, id)."""
+    """Yield the words of a vocabulary file with their ids: rows (word, id)."""
     words = columns_of(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
@@ -103,7 +109,7 @@ def word_ids(folder: Store, path: str, first: int) -> Iterator[pa.RecordBatch]:
 
 
 def encode_chunk(plan: Plan, path: str, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write a chunk with ids for numbers, as rows (number, id) give them; a sample says where its n-grams lie."""
+    """Write a chunk with word ids, given rows (number, id); return its file and a sample of its owner keys."""
     pairs = [(batch.column("number").to_numpy(), batch.column("id").to_numpy()) for batch in batches]
     numbers = columns_of(plan.folder, path)["number"].to_numpy()
     ids = np.zeros(sum(len(number) for number, _ in pairs), np.uint32)
@@ -116,7 +122,7 @@ def encode_chunk(plan: Plan, path: str, batches: Iterator[pa.RecordBatch]) -> An
 
 
 def count_chunk(plan: Plan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """The n-grams of a chunk with their counts, to the parts that own them."""
+    """Yield messages with the n-grams of a chunk and their counts, to the parts that own them."""
     grams = windows(columns_of(plan.folder, path)["id"].to_numpy(), plan.order)
     grams, counts = combined(grams, np.ones(grams.shape[1], np.int64), plan.bits)
     cuts = np.searchsorted(owners(grams, plan.bounds), np.arange(plan.partitions + 1))
@@ -125,23 +131,23 @@ def count_chunk(plan: Plan, number: int, path: str) -> Iterator[pa.RecordBatch]:
 
 
 def merge_counts(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write the n-grams of one part; tallies of all orders, and what it has of the shared words."""
-    found = [gram_arrays(payload, plan.order) for payload in received(batches).values()]
-    grams = np.concatenate([np.zeros((plan.order, 0), np.uint32), *(part[0] for part in found)], axis=1)
-    counts = np.concatenate([np.zeros(0, np.int64), *(part[1] for part in found)])
-    del found
+    """Merge the messages of a part and write its n-grams; return counts of counts, and counts of shared words."""
+    arrays = [gram_arrays(payload, plan.order) for payload in received(batches).values()]
+    grams = np.concatenate([np.zeros((plan.order, 0), np.uint32), *(pair[0] for pair in arrays)], axis=1)
+    counts = np.concatenate([np.zeros(0, np.int64), *(pair[1] for pair in arrays)])
+    del arrays
     grams, counts = combined(grams, counts, plan.bits)
     path = write_grams(plan.folder, "grams", grams, counts)
-    steps = levels(grams, counts)
-    shared = np.isin(steps[0].grams[0], plan.shared())
-    rows = zip(*(column[shared].tolist() for column in (steps[0].grams[0], steps[0].counts, steps[0].raw)))
-    own = steps[0].where(~shared)
-    tallies = [Tally.of(level.counts, plan.kept(level)) for level in [own, *steps[1:]]]
+    orders = levels(grams, counts)
+    shared = np.isin(orders[0].grams[0], plan.shared())
+    rows = zip(*(column[shared].tolist() for column in (orders[0].grams[0], orders[0].counts, orders[0].raw)))
+    unshared = orders[0].where(~shared)
+    tallies = [Tally.of(level.counts, plan.kept(level)) for level in [unshared, *orders[1:]]]
     return {"path": path, "tallies": [vars(tally) for tally in tallies], "shared": list(rows), "rows": len(counts)}
 
 
 def send_contexts(plan: Plan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """The contexts of a part's n-grams with their counts, to the buckets of their order."""
+    """Yield messages with the contexts of a part's n-grams and their counts, to the hash buckets of each order."""
     for order, level in enumerate(levels(*read_grams(plan.folder, path)), 1):
         if order == 1:
             continue
@@ -152,62 +158,66 @@ def send_contexts(plan: Plan, number: int, path: str) -> Iterator[pa.RecordBatch
 def answer_contexts(
     plan: Plan, smoothing: Smoothing, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Back to the parts: the sums of what they sent, and what their own n-grams free as contexts (negative level)."""
-    letters = received(batches)
-    if not letters:
+    """Sum the contexts of a hash bucket and yield messages to the parts.
+
+    The source of a context receives its sums. The part that holds the context as an n-gram receives its freed share, in
+    a message with a negative order.
+    """
+    messages = received(batches)
+    if not messages:
         return
     bucket, order = number % plan.partitions, number // plan.partitions + 2
-    asked = [gram_arrays(payload, order - 1) for payload in letters.values()]
-    found = summed(asked, smoothing.discounts[order - 1], plan.bits, plan.bounds)
-    for (_, source), sums in zip(letters, found.sums):
+    contexts = [gram_arrays(payload, order - 1) for payload in messages.values()]
+    totals = summed(contexts, smoothing.discounts[order - 1], plan.bits, plan.bounds)
+    for (_, source), sums in zip(messages, totals.sums):
         yield from letter(source, bucket, order, sums.mass, sums.freed)
-    cuts = np.searchsorted(found.owners, np.arange(plan.partitions + 1))
+    cuts = np.searchsorted(totals.parts, np.arange(plan.partitions + 1))
     for target, (start, end) in enumerate(pairwise(cuts)):
-        yield from letter(target, bucket, 1 - order, found.freed[start:end])
+        yield from letter(target, bucket, 1 - order, totals.freed[start:end])
 
 
 def finish_part(plan: Plan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write the lines of one part, a file for each order."""
-    letters = received(batches)
-    steps = levels(*read_grams(plan.folder, path))
-    unigrams, owned = smoothing.unigrams.complete(steps[0], number, plan.bounds)
+    """Write the ARPA lines of a part, a file for each order; return the files and their numbers of lines."""
+    messages = received(batches)
+    orders = levels(*read_grams(plan.folder, path))
+    unigrams, owned = smoothing.unigrams.complete(orders[0], number, plan.bounds)
     if plan.order > 1:
-        steps[1] = replace(steps[1], suffix=np.searchsorted(unigrams.grams[0], steps[1].grams[0]))
-    steps[0] = unigrams
-    lexicon = Lexicon(plan.folder, plan.vocabulary, np.concatenate([level.grams[-1] for level in steps]))
+        orders[1] = replace(orders[1], suffix=np.searchsorted(unigrams.grams[0], orders[1].grams[0]))
+    orders[0] = unigrams
+    lexicon = Lexicon(plan.folder, plan.vocabulary, np.concatenate([level.grams[-1] for level in orders]))
     sections: list[Answer] = []
     keep: Flags = np.zeros(0, np.bool_)
     values: Floats = np.zeros(0)
     texts = pa.array([], pa.binary())
-    for order, level in enumerate(steps, 1):
+    for order, level in enumerate(orders, 1):
         keep, below = plan.kept(level), keep
         if order == 1:
             keep |= level.grams[0] < FIRST_WORD
             values = smoothing.unigrams.probabilities(level.grams[0], level.counts)
             texts = lexicon.words(level.grams[0, keep])
         else:
-            values = interpolated(level, _sums(plan, letters, order), smoothing.discounts[order - 1], values)
+            values = interpolated(level, _sums(plan, messages, order), smoothing.discounts[order - 1], values)
             texts = spelled(kept_level(level, keep, below), texts, lexicon)
-        own = owned if order == 1 else np.ones(len(values), np.bool_)
+        is_owned = owned if order == 1 else np.ones(len(values), np.bool_)
         weights = None
         if order < plan.order:
             weights = np.ones(len(values))
-            weights[own] = backed_off(level.grams[:, own], _freed(plan, letters, order))
-            weights = weights[keep & own]
-        lines = texts if own.all() else texts.filter(pa.array(own[keep]))
-        name = write_section(plan.folder, f"section-{order}", lines, values[keep & own], weights)
+            weights[is_owned] = backed_off(level.grams[:, is_owned], _freed(plan, messages, order))
+            weights = weights[keep & is_owned]
+        lines = texts if is_owned.all() else texts.filter(pa.array(is_owned[keep]))
+        name = write_section(plan.folder, f"section-{order}", lines, values[keep & is_owned], weights)
         sections.append({"path": name, "lines": len(lines)})
     return {"sections": sections, "rows": sum(section["lines"] for section in sections)}
 
 
-def _sums(plan: Plan, letters: Letters, order: int) -> list[Sums]:
-    """What every bucket says about the contexts of a part's n-grams; half the letter is masses, half shares."""
-    payloads = [letters.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
+def _sums(plan: Plan, messages: Letters, order: int) -> list[Sums]:
+    """Return each hash bucket's sums for a part's n-grams; half of a message is masses, half is freed shares."""
+    payloads = [messages.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     halves = [(payload[: len(payload) // 2], payload[len(payload) // 2 :]) for payload in payloads]
     return [Sums(np.frombuffer(mass, np.int64), np.frombuffer(freed, np.float64)) for mass, freed in halves]
 
 
-def _freed(plan: Plan, letters: Letters, order: int) -> list[Floats]:
-    """What every bucket says about a part's n-grams as contexts."""
-    payloads = [letters.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
+def _freed(plan: Plan, messages: Letters, order: int) -> list[Floats]:
+    """Return each hash bucket's freed shares of a part's n-grams as contexts."""
+    payloads = [messages.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]

@@ -1,4 +1,4 @@
-"""Importance weights by hand for small vocabularies, their stage and checks, resampling, and equal models."""
+"""Tests of importance weights: values by hand, the stage and its checks, resampling, and deterministic models."""
 
 import json
 import math
@@ -100,8 +100,8 @@ def test_without_a_model_nothing_is_measured() -> None:
 
 def test_log_shares_are_those_of_the_counts() -> None:
     target, raw = Bag(np.array([3, 0, 1]), 4, 1), Bag(np.array([1, 1, 2]), 4, 2)
-    found = ImportanceModel(target, raw, 1, 1.0).log_ratios()
-    assert found == pytest.approx(np.log(np.array([4 / 7, 1 / 7, 2 / 7]) / np.array([2 / 7, 2 / 7, 3 / 7])))
+    ratios = ImportanceModel(target, raw, 1, 1.0).log_ratios()
+    assert ratios == pytest.approx(np.log(np.array([4 / 7, 1 / 7, 2 / 7]) / np.array([2 / 7, 2 / 7, 3 / 7])))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def batch_of(weights: list[float], words: list[int]) -> pa.RecordBatch:
 
 def test_thresholds_and_quantiles_compare_the_weight_per_word() -> None:
     settings = config(min_importance={"books": 0.25}, min_quantile={"books": 0.5})
-    (wanted,) = IMPORTANCE.quantiles(settings)
-    checks = IMPORTANCE.checks(settings, {}, {wanted.name: {"en": 0.5}})
+    (cutoff,) = IMPORTANCE.quantiles(settings)
+    checks = IMPORTANCE.checks(settings, {}, {cutoff.name: {"en": 0.5}})
     batch = batch_of([0.25, 0.2499, 0.5, 0.4999], [10] * 4)
     verdict = judge(checks, batch)
     assert [check.reason for check in checks] == ["importance_low", "importance_quantile"]
@@ -140,18 +140,18 @@ def test_thresholds_and_quantiles_compare_the_weight_per_word() -> None:
 
 
 def test_resampling_draws_in_proportion_to_the_weights() -> None:
-    """Of documents with odds 1 and e^2 the second kind is drawn as sampling without replacement would draw it."""
+    """Documents have odds 1 or e^2; the second kind is drawn as often as in sampling without replacement."""
     number, share = 4000, 0.75
     weights, words = [0.0, 1.0] * (number // 2), [2] * number
     settings = config(min_gumbel_quantile={"books": share})
-    (wanted,) = IMPORTANCE.quantiles(settings)
+    (setting,) = IMPORTANCE.quantiles(settings)
     batch = batch_of(weights, words)
-    values = wanted.value(batch)
+    values = setting.value(batch)
     doc_ids = batch.column("doc_id").to_pylist()
     noise = gumbel(uniform(doc_ids, settings.seed, "books"))
     assert values == pytest.approx(np.array(weights) * 2 + noise)
     cutoff = quantile(count_bins(values, FINE), share, FINE)
-    (check,) = IMPORTANCE.checks(settings, {}, {wanted.name: {"en": cutoff}})
+    (check,) = IMPORTANCE.checks(settings, {}, {setting.name: {"en": cutoff}})
     kept = ~judge([check], batch).broken[0]
     assert check.reason == "importance_resampled"
     assert kept.sum() == pytest.approx(number * (1 - share), abs=5)
@@ -162,7 +162,7 @@ def test_resampling_draws_in_proportion_to_the_weights() -> None:
     assert kept[1::2].mean() == pytest.approx(expected, abs=0.03)
 
 
-def test_whole_weights_decide_in_resampling_not_weights_per_word() -> None:
+def test_resampling_compares_whole_weights_not_weights_per_word() -> None:
     value = IMPORTANCE.quantiles(config(min_gumbel_quantile={"books": 0.5}))[0].value
     short, long = value(batch_of([0.5], [10])), value(batch_of([0.5], [1000]))
     assert long - short == pytest.approx(0.5 * 990)
@@ -171,14 +171,14 @@ def test_whole_weights_decide_in_resampling_not_weights_per_word() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"min_importance": {"x": 0}}, r"min_importance\.x: no such model \(valid: books\)"),
+        ({"min_importance": {"x": 0}}, r"min_importance\.x: expected the name of a model, got 'x' \(valid: books\)"),
         ({"min_quantile": {"books": 1.0}}, r"min_quantile\.books: expected a share between 0 and 1, got 1\.0"),
         ({"min_gumbel_quantile": {"books": -1}}, r"min_gumbel_quantile\.books: expected a share between 0 and 1"),
         ({"seed": 4}, "seed would be ignored without min_gumbel_quantile"),
         ({"models": {}, "length_correction": True}, "length_correction would be ignored without models"),
     ],
 )
-def test_settings_that_are_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> None:
     raw = {"importance": {"models": {"books": "books"}, **values}}
     with pytest.raises(ConfigError, match=message):
         build_recipe(raw, {"importance": ImportanceConfig}, "test")
@@ -204,14 +204,14 @@ def trained(folder: Path, target: list[str], raw: list[str], **values: Any) -> d
     return train_importance(settings, str(folder / "out"), models=store)
 
 
-def test_training_counts_exactly_and_whatever_the_order(tmp_path: Path) -> None:
+def test_training_counts_exactly_and_in_any_order(tmp_path: Path) -> None:
     target, raw = ["a b a", "d"], ["b c", "b"]
-    one = trained(tmp_path, target, raw, buckets=BUCKETS, smoothing=0.5)["content"]
-    bytes_one = (tmp_path / "out/books.arrow").read_bytes()
-    two = trained(tmp_path, target[::-1], raw[::-1], buckets=BUCKETS, smoothing=0.5)["content"]
-    assert (tmp_path / "out/books.arrow").read_bytes() == bytes_one
-    assert one["model"] == two["model"]
-    assert one["counted"] == {
+    first = trained(tmp_path, target, raw, buckets=BUCKETS, smoothing=0.5)["content"]
+    first_bytes = (tmp_path / "out/books.arrow").read_bytes()
+    second = trained(tmp_path, target[::-1], raw[::-1], buckets=BUCKETS, smoothing=0.5)["content"]
+    assert (tmp_path / "out/books.arrow").read_bytes() == first_bytes
+    assert first["model"] == second["model"]
+    assert first["counted"] == {
         "target": {"documents": 2, "words": 4, "ngrams": 6, "empty_buckets": BUCKETS - 5},
         "raw": {"documents": 2, "words": 3, "ngrams": 4, "empty_buckets": BUCKETS - 3},
     }
@@ -220,22 +220,22 @@ def test_training_counts_exactly_and_whatever_the_order(tmp_path: Path) -> None:
     assert model.raw.counts.tolist() == MODEL.raw.counts.tolist()
     assert (model.smoothing, model.max_n, model.target.mean_words, model.raw.mean_words) == (0.5, 2, 2.0, 1.5)
     store = ModelsConfig.model_validate({"cache": str(tmp_path / "cache"), "offline": True})
-    assert ensure_model("books", store).sha256 == one["model"]["sha256"]
+    assert ensure_model("books", store).sha256 == first["model"]["sha256"]
 
 
-def test_training_without_words_or_without_a_side_is_refused(tmp_path: Path) -> None:
+def test_training_without_words_or_without_raw_texts_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="expected texts with words in target, got none"):
         trained(tmp_path, ["..."], ["a"])
-    with pytest.raises(ConfigError, match="expected texts of the target and raw ones"):
+    with pytest.raises(ConfigError, match="expected texts of the target and of the raw sample"):
         build_recipe(
             {"train_importance": {"target": {"files": ["x"]}}}, {"train_importance": TrainImportanceConfig}, "test"
         )
 
 
-def test_a_model_of_another_kind_is_refused(books: str) -> None:
+def test_a_model_of_another_kind_is_rejected(books: str) -> None:
     from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 
     with pytest.raises(
-        ConfigError, match=r"classifier\.models\.x: expected a linear classifier model, got one of kind"
+        ConfigError, match=r"models\.x: expected a linear classifier model, got .*arrow of kind 'importance weights'"
     ):
         CLASSIFIER.make(ClassifierConfig(models={"x": "x"}), {"x": books})

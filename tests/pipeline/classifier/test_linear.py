@@ -1,4 +1,4 @@
-"""Features, solver, linear model and figures of classifiers, against values worked out by hand or by brute force."""
+"""Tests of features, solver, linear model and metrics of classifiers, against values by hand or by brute force."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ from pipeline.classifier.metrics import auc, calibration, confusion, heldout_fig
 from schemas.errors import ConfigError, ContractError
 
 MASK = (1 << 64) - 1
-PLACES = (0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909)
+FACTORS = (0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667F3BCC909)
 
 
 def keys(text: str) -> list[int]:
@@ -57,7 +57,7 @@ def xx(*words: str) -> list[int]:
         ("\ud800 x", ["\ud800", "x"]),
     ],
 )
-def test_words_are_normal_words_and_unspaced_characters(text: str, words: list[str] | None) -> None:
+def test_words_are_normalized_words_and_unspaced_characters(text: str, words: list[str] | None) -> None:
     assert keys(text) == xx(*words) if words is not None else len(keys(text)) == 2
 
 
@@ -67,20 +67,20 @@ def mixed(code: int) -> int:
     return code ^ code >> 31
 
 
-def test_codes_of_ngrams_are_what_they_have_always_been() -> None:
-    """Model files depend on this: another definition needs another FEATURES."""
-    one, two, three = xx("a", "b", "c")
-    words = np.array([one, two, three], np.uint64)
-    singles = [mixed(key * PLACES[0] & MASK) for key in (one, two, three)]
-    pairs = [mixed((a * PLACES[0] + b * PLACES[1]) & MASK) for a, b in ((one, two), (two, three))]
-    triple = mixed((one * PLACES[0] + two * PLACES[1] + three * PLACES[2]) & MASK)
+def test_codes_of_ngrams_do_not_change() -> None:
+    """Model files depend on the codes: every change of the definition requires another FEATURES."""
+    first, second, third = xx("a", "b", "c")
+    words = np.array([first, second, third], np.uint64)
+    singles = [mixed(key * FACTORS[0] & MASK) for key in (first, second, third)]
+    pairs = [mixed((a * FACTORS[0] + b * FACTORS[1]) & MASK) for a, b in ((first, second), (second, third))]
+    triple = mixed((first * FACTORS[0] + second * FACTORS[1] + third * FACTORS[2]) & MASK)
     assert ngram_codes(words, 1).tolist() == singles
     assert ngram_codes(words, 3).tolist() == [*singles, *pairs, triple]
     assert ngram_codes(words[:1], 3).tolist() == singles[:1]
     assert ngram_codes(words[:0], 3).tolist() == []
     assert buckets_of(np.array(pairs, np.uint64), 10_000).tolist() == [(p >> 32) * 10_000 >> 32 for p in pairs]
-    assert keys("a b c") == [one, two, three]
-    assert one == 0xD24EC4F1A98C6E5B  # published: XXH64("a")
+    assert keys("a b c") == [first, second, third]
+    assert first == 0xD24EC4F1A98C6E5B  # published: XXH64("a")
 
 
 def test_buckets_fill_evenly_and_stay_in_range() -> None:
@@ -91,7 +91,7 @@ def test_buckets_fill_evenly_and_stay_in_range() -> None:
     assert buckets_of(np.array([0, MASK], np.uint64), 7).tolist() == [0, 6]
 
 
-def test_keys_of_a_row_are_taken_once() -> None:
+def test_keys_of_a_row_are_computed_once() -> None:
     row = {"_body": "a b"}
     first = keys_of_row(row, new_vocabulary())
     row["_body"] = "other"
@@ -103,7 +103,7 @@ def test_the_vector_has_length_one_and_dampened_counts() -> None:
     assert len(buckets) == 2
     norm = math.hypot(1 + math.log(3), 1)
     assert sorted(values.tolist()) == pytest.approx([1 / norm, (1 + math.log(3)) / norm])
-    assert [part.tolist() for part in vector_of(np.zeros(0, np.uint64), 8, 2)] == [[], []]
+    assert [array.tolist() for array in vector_of(np.zeros(0, np.uint64), 8, 2)] == [[], []]
 
 
 def test_a_probability_by_hand() -> None:
@@ -126,27 +126,27 @@ def test_the_solver_finds_a_known_minimum() -> None:
     scale = np.array([1.0, 10.0, 100.0])
 
     def bowl(point: np.ndarray) -> tuple[float, np.ndarray]:
-        away = point - np.array([1.0, -2.0, 3.0])
-        return float((scale * away**2).sum()) / 2, scale * away
+        offset = point - np.array([1.0, -2.0, 3.0])
+        return float((scale * offset**2).sum()) / 2, scale * offset
 
-    found = minimise(bowl, np.zeros(3), 1e-9, 100)
-    assert found.point == pytest.approx([1, -2, 3], abs=1e-8)
-    assert found.gradient <= 1e-9
+    minimum = minimise(bowl, np.zeros(3), 1e-9, 100)
+    assert minimum.point == pytest.approx([1, -2, 3], abs=1e-8)
+    assert minimum.gradient <= 1e-9
     assert minimise(bowl, np.zeros(3), 1e-9, 2).steps == 2
     assert minimise(bowl, np.array([1.0, -2.0, 3.0]), 1e-9, 100).steps == 0
 
 
 def test_weights_match_scipys_minimum_and_are_the_same_bits_twice() -> None:
-    from scipy.optimize import minimize
+    from scipy import optimize
 
     random = np.random.default_rng(3)
     examples = Examples(256, 1)
     for label in random.random(80) < 0.5:
         words = random.integers(0, 40, 30) + 10 * label
         examples.add(np.array(xx(*map(str, words)), np.uint64), bool(label))
-    weights, found = fit_weights(examples, 1e-2)
-    again, _ = fit_weights(examples, 1e-2)
-    assert weights.tobytes() == again.tobytes()
+    weights, minimum = fit_weights(examples, 1e-2)
+    repeated, _ = fit_weights(examples, 1e-2)
+    assert weights.tobytes() == repeated.tobytes()
 
     dense = examples.matrix(np.arange(256)).toarray()
     signs = np.where(examples.labels, 1.0, -1.0)
@@ -155,8 +155,8 @@ def test_weights_match_scipys_minimum_and_are_the_same_bits_twice() -> None:
         margins = signs * (dense @ point[:-1] + point[-1])
         return np.logaddexp(0, -margins).mean() + 1e-2 / 2 * point[:-1] @ point[:-1]
 
-    oracle = minimize(loss, np.zeros(257), method="BFGS", options={"maxiter": 60})
-    assert found.value <= oracle.fun + 1e-7
+    oracle = optimize.minimize(loss, np.zeros(257), method="BFGS", options={"maxiter": 60})
+    assert minimum.value <= oracle.fun + 1e-7
     assert weights == pytest.approx(oracle.x[:-1], abs=5e-3)
 
 
@@ -186,15 +186,14 @@ def test_a_model_file_is_equal_for_equal_models_and_mapped(tmp_path: Path) -> No
     assert is_arrow(str(tmp_path / "a"))
 
 
-def test_files_that_are_no_model(tmp_path: Path) -> None:
+def test_files_that_are_not_models(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     path.write_bytes(b"ARROW1 and then nothing of the kind")
-    with pytest.raises(
-        ConfigError, match=r"there: expected a linear classifier model, got a file that is none .*x\.arrow"
-    ):
+    expected = "there: expected a linear classifier model, got"
+    with pytest.raises(ConfigError, match=rf"{expected} .*x\.arrow, which is not one \(.*\)\. Set the path"):
         load_linear(str(path), "there")
     write_model(path, "importance weights", {}, {"weight": np.zeros(2, np.float32)})
-    with pytest.raises(ConfigError, match="expected a linear classifier model, got one of kind 'importance weights'"):
+    with pytest.raises(ConfigError, match=rf"{expected} .*x\.arrow of kind 'importance weights'\. Set the path"):
         load_linear(str(path), "there")
     import pyarrow as pa
 
@@ -202,7 +201,9 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     schema = pa.schema([("weight", pa.float32())], metadata=metadata)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch([pa.array([1.0], pa.float32())], schema=schema))
-    with pytest.raises(ConfigError, match=r"expected a model of features 1, got 99. Train again"):
+    with pytest.raises(
+        ConfigError, match=r"expected a model of features 1, got 99 in .*x\.arrow\. Train the model again"
+    ):
         read_model(str(path), "linear classifier", "there")
 
 
@@ -220,7 +221,7 @@ def test_auc_is_the_share_of_won_pairs() -> None:
         labels = random.random(200) < 0.3
         assert auc(scores, labels) == pytest.approx(brute_auc(scores.tolist(), labels.tolist()), abs=1e-12)
     assert auc(np.array([0.1, 0.2, 0.2, 0.9]), np.array([False, True, False, True])) == 3.5 / 4
-    with pytest.raises(ContractError, match="found 2 good and 0 bad"):
+    with pytest.raises(ContractError, match=r"expected documents of two classes, got 2 good and 0 bad\. Add"):
         auc(np.zeros(2), np.ones(2, bool))
 
 
@@ -239,15 +240,15 @@ def test_counts_precision_recall_and_kappa_by_hand() -> None:
 def test_calibration_bins_by_hand() -> None:
     probabilities = np.array([0.0, 0.05, 0.1, 0.95, 1.0, 0.95])
     labels = np.array([0, 1, 0, 1, 1, 0], bool)
-    found = calibration(probabilities, labels)
-    assert [(b["from"], b["documents"], b["good_share"]) for b in found["bins"]] == [
+    metrics = calibration(probabilities, labels)
+    assert [(b["from"], b["documents"], b["good_share"]) for b in metrics["bins"]] == [
         (0.0, 2, 0.5),
         (0.1, 1, 0.0),
         (0.9, 3, 2 / 3),
     ]
-    assert [b["mean_probability"] for b in found["bins"]] == pytest.approx([0.025, 0.1, 2.9 / 3])
-    assert found["expected_calibration_error"] == pytest.approx((2 * 0.475 + 0.1 + 3 * 0.3) / 6)
-    assert found["brier"] == pytest.approx((0 + 0.95**2 + 0.1**2 + 0.05**2 + 0 + 0.95**2) / 6)
+    assert [b["mean_probability"] for b in metrics["bins"]] == pytest.approx([0.025, 0.1, 2.9 / 3])
+    assert metrics["expected_calibration_error"] == pytest.approx((2 * 0.475 + 0.1 + 3 * 0.3) / 6)
+    assert metrics["brier"] == pytest.approx((0 + 0.95**2 + 0.1**2 + 0.05**2 + 0 + 0.95**2) / 6)
 
 
 def test_figures_do_not_depend_on_the_order_of_documents() -> None:

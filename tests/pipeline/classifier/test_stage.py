@@ -1,4 +1,4 @@
-"""The classifier stage: scores of both kinds of model, the three ways to keep by them, and refused settings."""
+"""Tests of the classifier stage: scores of both kinds of models, the three kinds of checks, and invalid settings."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def config(**values: Any) -> ClassifierConfig:
 
 @pytest.fixture
 def wiki(tmp_path: Path) -> str:
-    """A model that finds `good` good and `bad` bad, by two logits each."""
+    """Write a model that gives `good` a logit of 2 and `bad` a logit of -2; return its path."""
     weights = np.zeros(1 << 10, np.float32)
     for word, weight in (("good", 2.0), ("bad", -2.0)):
         codes = ngram_codes(word_keys_of(word, new_vocabulary()), 1)
@@ -54,10 +54,10 @@ def batch_of(scores: Sequence[dict[str, float] | None], doc_ids: Sequence[bytes]
     [("Good.", 2), ("bad, BAD!", -2), ("good bad", 0), ("", 0), ("word", 0), ("\ud800", 0), ("good " * 100_000, 2)],
 )
 def test_scores_are_probabilities_as_float32(wiki: str, body: str, logit: float) -> None:
-    found = score(config(), {"wiki": wiki}, body)
+    scores = score(config(), {"wiki": wiki}, body)
     expected = np.float32(1 / (1 + math.exp(-logit)))
-    assert found == {"wiki": pytest.approx(expected, abs=1e-6)}
-    assert float(np.float32(found["wiki"])) == found["wiki"]
+    assert scores == {"wiki": pytest.approx(expected, abs=1e-6)}
+    assert float(np.float32(scores["wiki"])) == scores["wiki"]
 
 
 def test_without_a_model_nothing_is_measured() -> None:
@@ -67,29 +67,32 @@ def test_without_a_model_nothing_is_measured() -> None:
 
 def test_scores_fit_the_table(wiki: str) -> None:
     two = ClassifierConfig.model_validate({"models": {"wiki": "wiki", "other": "x"}})
-    found = score(two, {"wiki": wiki, "other": wiki}, "good")
-    stored = pa.array(map(to_entries, (found, None)), KIND)
-    assert list(map(to_mapping, stored.to_pylist())) == [found, None]
+    scores = score(two, {"wiki": wiki, "other": wiki}, "good")
+    stored = pa.array(map(to_entries, (scores, None)), KIND)
+    assert list(map(to_mapping, stored.to_pylist())) == [scores, None]
 
 
-def test_a_file_that_is_no_model_and_a_label_for_none(wiki: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_and_a_label_of_a_linear_model(wiki: str, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"not fastText")
     with pytest.raises(
         ConfigError, match=r"classifier\.models\.wiki: expected a linear or fastText model, got .*x\.bin"
     ):
         CLASSIFIER.make(config(), {"wiki": str(tmp_path / "x.bin")})
-    with pytest.raises(ConfigError, match=r"classifier\.labels\.wiki: .* is a linear model without labels"):
+    with pytest.raises(ConfigError, match=r"classifier\.labels\.wiki: .*arrow, a linear model without labels\. Remove"):
         CLASSIFIER.make(config(labels={"wiki": "__label__hq"}), {"wiki": wiki})
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"min_score": {"wkii": 0.5}}, r"min_score\.wkii: no such model \(did you mean 'wiki'\?\)"),
-        ({"min_quantile": {"x": 0.5}}, r"min_quantile\.x: no such model \(valid: wiki\)"),
-        ({"min_alpha": {"x": 9}}, r"min_alpha\.x: no such model"),
-        ({"labels": {"x": "y"}}, r"labels\.x: no such model"),
-        ({"models": {}, "min_score": {"wiki": 0.5}}, r"min_score\.wiki: no such model, models is empty"),
+        (
+            {"min_score": {"wkii": 0.5}},
+            r"min_score\.wkii: expected the name of a model, got 'wkii' \(did you mean 'wiki'\?\)\. Add the model",
+        ),
+        ({"min_quantile": {"x": 0.5}}, r"min_quantile\.x: expected the name of a model, got 'x' \(valid: wiki\)"),
+        ({"min_alpha": {"x": 9}}, r"min_alpha\.x: expected the name of a model, got 'x'"),
+        ({"labels": {"x": "y"}}, r"labels\.x: expected the name of a model, got 'x'"),
+        ({"models": {}, "min_score": {"wiki": 0.5}}, r"min_score\.wiki: .* got 'wiki', but models is empty"),
         ({"min_score": {"wiki": 1.5}}, r"min_score\.wiki: expected a probability in 0\.\.1, got 1\.5"),
         ({"min_quantile": {"wiki": 1}}, r"min_quantile\.wiki: expected a share between 0 and 1, got 1"),
         ({"min_quantile": {"wiki": 0}}, r"min_quantile\.wiki: expected a share between 0 and 1, got 0"),
@@ -97,7 +100,7 @@ def test_a_file_that_is_no_model_and_a_label_for_none(wiki: str, tmp_path: Path)
         ({"seed": 3}, "seed would be ignored without min_alpha"),
     ],
 )
-def test_settings_that_are_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> None:
     raw = {"classifier": {"models": {"wiki": "wiki"}, **values}}
     with pytest.raises(ConfigError, match=message):
         build_recipe(raw, {"classifier": ClassifierConfig}, "test")
@@ -134,7 +137,7 @@ def test_a_quantile_compares_log_odds_with_the_language_s_cut_off() -> None:
     assert check.limits == {}
 
 
-def test_log_odds_are_finite_and_keep_apart_what_is_close_to_one() -> None:
+def test_log_odds_are_finite_and_separate_probabilities_close_to_one() -> None:
     values = np.array([0.0, 0.5, 0.9999, 0.99999, 1.0])
     odds = log_odds(values)
     assert np.isfinite(odds).all()
@@ -144,7 +147,7 @@ def test_log_odds_are_finite_and_keep_apart_what_is_close_to_one() -> None:
 
 
 def test_the_draw_is_gpt3s_rule() -> None:
-    """The rule as published, a Pareto draw above 1 - score, decides as the stored comparison does."""
+    """The published rule, a Pareto draw above 1 - score, decides as the stored comparison does."""
     random = np.random.default_rng(0)
     scores, uniforms = random.random(20_000), random.random(20_000)
     shapes = pareto_shape(scores, uniforms)
@@ -157,7 +160,7 @@ def test_the_draw_is_gpt3s_rule() -> None:
 
 
 @pytest.mark.parametrize("score", [0.0, 0.3, 0.8, 0.95, 1.0])
-def test_documents_stay_with_the_theoretical_probability(score: float) -> None:
+def test_documents_are_kept_with_the_theoretical_probability(score: float) -> None:
     number = 20_000
     (check,) = CLASSIFIER.checks(config(min_alpha={"wiki": 9}), {}, {})
     verdict = judge([check], batch_of([{"wiki": score}] * number))
@@ -178,7 +181,7 @@ def test_draws_follow_from_doc_id_seed_and_name_alone() -> None:
     assert abs(gumbel(first).mean() - 0.5772) < 4 * math.pi / math.sqrt(6 * 1000)
 
 
-def test_a_smaller_alpha_keeps_all_that_a_larger_one_keeps() -> None:
+def test_a_smaller_alpha_keeps_every_document_that_a_larger_alpha_keeps() -> None:
     random = np.random.default_rng(5)
     batch = batch_of([{"wiki": value} for value in random.random(2000)])
     broken = [
@@ -188,7 +191,7 @@ def test_a_smaller_alpha_keeps_all_that_a_larger_one_keeps() -> None:
     assert 0 < broken[0].sum() < broken[1].sum()
 
 
-def test_checks_stand_in_a_fixed_order() -> None:
+def test_checks_have_a_fixed_order() -> None:
     settings = ClassifierConfig.model_validate(
         {
             "models": {"b": "b", "a": "a"},
@@ -207,7 +210,7 @@ def test_checks_stand_in_a_fixed_order() -> None:
     assert {check.reason for check in checks} == set(CLASSIFIER.verdicts)
 
 
-def test_a_stored_score_is_what_is_compared() -> None:
+def test_the_stored_score_is_compared() -> None:
     checks = CLASSIFIER.checks(config(min_score={"wiki": 0.5}), {}, {})
     batch = batch_of([{"wiki": 0.25}])
     assert entry(batch, "classifier_scores", "wiki").tolist() == [0.25]
@@ -232,7 +235,7 @@ def test_a_fasttext_model_scores_by_its_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fasttext_model_of_nan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fasttext_model_of_nan_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fasttext = pytest.importorskip("fasttext")
 
     class Broken:
@@ -244,5 +247,5 @@ def test_a_fasttext_model_of_nan_is_refused(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(fasttext, "load_model", lambda path: Broken())
     (tmp_path / "m.bin").write_bytes(b"anything")
-    with pytest.raises(ContractError, match=r"expected a probability, got nan. Train it again"):
+    with pytest.raises(ContractError, match=r"expected a probability, got nan from .*m\.bin\. Train the model"):
         CLASSIFIER.make(config(), {"wiki": str(tmp_path / "m.bin")})

@@ -1,4 +1,4 @@
-"""Training classifiers: what is read and left out, the split, equal bytes, the manifest, the store, samples of runs."""
+"""Tests of classifier training: reading of corpora, the split, equal bytes, the manifest, the store, run samples."""
 
 import bz2
 import gzip
@@ -61,19 +61,17 @@ def config(files: dict[str, str], **values: Any) -> TrainClassifierConfig:
     )
 
 
-def test_trained_twice_the_bytes_are_equal_and_so_is_what_is_said_of_them(
-    tmp_path: Path, files: dict[str, str]
-) -> None:
-    one = train_classifier(config(files), str(tmp_path / "one"))
-    two = train_classifier(config(files), str(tmp_path / "two"))
+def test_training_is_deterministic(tmp_path: Path, files: dict[str, str]) -> None:
+    first = train_classifier(config(files), str(tmp_path / "first"))
+    second = train_classifier(config(files), str(tmp_path / "second"))
     for name in ("quality.arrow",):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert one["content"] == two["content"]
-    assert one == json.loads((tmp_path / "one" / "quality.json").read_text())
-    assert train_classifier(config(files, seed=1), str(tmp_path / "one"))["content"] != one["content"]
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    assert first["content"] == second["content"]
+    assert first == json.loads((tmp_path / "first" / "quality.json").read_text())
+    assert train_classifier(config(files, seed=1), str(tmp_path / "first"))["content"] != first["content"]
 
 
-def test_the_manifest_says_what_was_learned_from_and_how_well(tmp_path: Path, files: dict[str, str]) -> None:
+def test_the_manifest_has_inputs_settings_and_metrics(tmp_path: Path, files: dict[str, str]) -> None:
     content = train_classifier(config(files), str(tmp_path / "out"))["content"]
     assert content["kind"] == "linear"
     assert content["deterministic"] is True
@@ -119,7 +117,7 @@ def test_a_model_goes_into_the_store_and_scores_by_its_name(tmp_path: Path, file
     assert rows[1]["classifier_scores"]["w"] < 0.1
 
 
-def test_labelled_files_tell_the_classes(tmp_path: Path) -> None:
+def test_labeled_files_hold_both_classes(tmp_path: Path) -> None:
     rows = [{"body": text, "y": 1} for text in sentences(GOOD_WORDS, 80, 1)]
     rows += [{"body": text, "y": 0} for text in sentences(BAD_WORDS, 80, 2)]
     reading = {"text_field": "body", "label_field": "y"}
@@ -142,25 +140,23 @@ def test_labelled_files_tell_the_classes(tmp_path: Path) -> None:
         (1.0, ["1"], False),
     ],
 )
-def test_labels_are_compared_as_json_writes_them(
-    tmp_path: Path, label: Any, good_labels: list[str], good: bool
-) -> None:
+def test_labels_are_compared_as_json(tmp_path: Path, label: Any, good_labels: list[str], good: bool) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"text": "a b", "label": label}])
     reading = Reading.model_validate({"good_labels": good_labels})
-    found = gather({GOOD: corpus(), BAD: corpus()}, (path,), reading, 0)
-    assert [len(found.texts[name]) for name in (GOOD, BAD)] == [int(good), int(not good)]
+    gathered = gather({GOOD: corpus(), BAD: corpus()}, (path,), reading, 0)
+    assert [len(gathered.texts[name]) for name in (GOOD, BAD)] == [int(good), int(not good)]
 
 
-def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
+def test_unusable_rows_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "good.jsonl"
     path.write_bytes(
         b'{"text": "one"}\n\n{"text": 5}\nnot json\n[1]\n{"text": " \\n"}\n{"text": "one"}\n{"text": "both"}\n'
     )
     bad = write_lines(tmp_path / "bad.jsonl", [{"text": "both"}, {"text": "two"}])
-    found = gather({GOOD: corpus(files=[str(path)]), BAD: corpus(files=[bad])}, (), READING, 0)
-    assert [text.text for text in found.texts[GOOD]] == ["one"]
-    assert [text.text for text in found.texts[BAD]] == ["two"]
-    assert dict(found.left_out) == {"no_text": 1, "bad_line": 2, "empty": 1, "repeated": 1, "contradictory": 2}
+    gathered = gather({GOOD: corpus(files=[str(path)]), BAD: corpus(files=[bad])}, (), READING, 0)
+    assert [text.text for text in gathered.texts[GOOD]] == ["one"]
+    assert [text.text for text in gathered.texts[BAD]] == ["two"]
+    assert dict(gathered.left_out) == {"no_text": 1, "bad_line": 2, "empty": 1, "repeated": 1, "contradictory": 2}
     unlabelled = gather({GOOD: corpus(), BAD: corpus()}, (str(path),), READING, 0)
     assert unlabelled.left_out["no_label"] == 4
 
@@ -168,30 +164,32 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
 def test_text_files_are_documents_and_patterns_name_many(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"\ufeffbook {number}\nline", encoding="utf-8")
-    found = gather({GOOD: corpus(files=[str(tmp_path / "*.txt")])}, (), READING, 0)
-    assert sorted(text.text for text in found.texts[GOOD]) == [f"book {number}\nline" for number in range(3)]
-    assert [entry["name"] for entry in found.inputs] == ["0.txt", "1.txt", "2.txt"]
+    gathered = gather({GOOD: corpus(files=[str(tmp_path / "*.txt")])}, (), READING, 0)
+    assert sorted(text.text for text in gathered.texts[GOOD]) == [f"book {number}\nline" for number in range(3)]
+    assert [entry["name"] for entry in gathered.inputs] == ["0.txt", "1.txt", "2.txt"]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)none that matches"):
         gather({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ConfigError, match=r"good\.files: expected a file \.jsonl, .*found .*x\.csv"):
+    with pytest.raises(ConfigError, match=r"good\.files: expected a file \.jsonl, .*got .*x\.csv\. Convert it"):
         gather({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(ConfigError, match="labelled: expected JSON lines or Parquet, which can hold labels"):
         gather({GOOD: corpus(), BAD: corpus()}, (str(tmp_path / "x.txt"),), READING, 0)
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 9999)[:-20])
-    with pytest.raises(ContractError, match=r"good\.files: expected texts in .*cut\.jsonl\.gz, got .*repair it"):
+    with pytest.raises(
+        ContractError, match=r"good\.files: expected texts in .*cut\.jsonl\.gz, got .*\. Replace the file"
+    ):
         gather({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match=r"expected the columns text, got body in .*set text_field"):
+    with pytest.raises(ConfigError, match=r"expected the columns text, got body in .*\. Set reading\.text_field\."):
         gather({GOOD: corpus(files=[str(tmp_path / "x.parquet")])}, (), READING, 0)
 
 
-def test_a_sample_is_the_bottom_k_whatever_the_order() -> None:
+def test_a_sample_is_the_bottom_k_in_any_order() -> None:
     texts = [f"text {number}" for number in range(200)]
     expected = sorted(texts, key=lambda text: shuffle_key(3, digest_of_text(text)))[:20]
     for order in (texts, texts[::-1], texts + texts):
@@ -201,14 +199,14 @@ def test_a_sample_is_the_bottom_k_whatever_the_order() -> None:
         assert [text.text for text in sample.texts()] == expected
 
 
-def test_the_split_follows_from_the_text_alone(files: dict[str, str]) -> None:
+def test_the_split_depends_on_the_text_alone(files: dict[str, str]) -> None:
     settings = config(files, heldout_share=0.2, calibrate_share=0.3)
-    found = gather({GOOD: settings.positives, BAD: settings.negatives}, (), settings.reading, settings.seed)
-    texts = [text for name in (GOOD, BAD) for text in found.texts[name]]
+    gathered = gather({GOOD: settings.positives, BAD: settings.negatives}, (), settings.reading, settings.seed)
+    texts = [text for name in (GOOD, BAD) for text in gathered.texts[name]]
     parts = {text.text: part_of(text, settings) for text in texts}
-    places = {text.text: shuffle_key(0, b"part" + text.digest) / 2**63 for text in texts}
-    for text, place in places.items():
-        assert parts[text] == ("heldout" if place < 0.2 else "calibrate" if place < 0.5 else "train")
+    fractions = {text.text: shuffle_key(0, b"part" + text.digest) / 2**63 for text in texts}
+    for text, fraction in fractions.items():
+        assert parts[text] == ("heldout" if fraction < 0.2 else "calibrate" if fraction < 0.5 else "train")
     fast = config(files, heldout_share=0.2, kind="fasttext")
     assert {text.text for text in texts if part_of(text, fast) == "heldout"} == {
         text for text, part in parts.items() if part == "heldout"
@@ -228,11 +226,11 @@ def test_the_split_follows_from_the_text_alone(files: dict[str, str]) -> None:
         ("ab      cd", 4, ["ab  ", "cd"]),
     ],
 )
-def test_long_texts_are_cut_at_gaps(text: str, size: int, pieces: list[str]) -> None:
+def test_long_texts_are_split_at_line_ends_and_spaces(text: str, size: int, pieces: list[str]) -> None:
     assert list(pieces_of(text, size)) == pieces
 
 
-def test_pieces_of_a_text_stay_on_its_side(tmp_path: Path, files: dict[str, str]) -> None:
+def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, str]) -> None:
     book = " ".join(sentences(GOOD_WORDS, 500, 9))
     more = write_lines(tmp_path / "book.jsonl", [{"text": book}])
     settings = config(files, positives={"files": [files["good"], more]}, piece_chars=200)
@@ -247,29 +245,34 @@ def test_pieces_of_a_text_stay_on_its_side(tmp_path: Path, files: dict[str, str]
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"epochs": 3}, "kind 'linear' would ignore epochs"),
-        ({"kind": "fasttext", "l2": 0.1, "calibrate_share": 0.2}, "kind 'fasttext' would ignore calibrate_share, l2"),
-        ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, found 10"),
-        ({"negatives": {}}, "expected positives and negatives, or labelled files"),
-        ({"positives": {"files": ["x"], "sources": ["web"]}}, "sources and languages choose documents of a run"),
+        ({"epochs": 3}, r"epochs would be ignored with kind = 'linear'\. Remove epochs"),
+        (
+            {"kind": "fasttext", "l2": 0.1, "calibrate_share": 0.2},
+            r"calibrate_share, l2 would be ignored with kind = 'fasttext'\. Remove calibrate_share, l2",
+        ),
+        ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, .* 10"),
+        ({"negatives": {}}, r"expected positives and negatives, or labelled files, got neither\. Set positives"),
+        ({"positives": {"files": ["x"], "sources": ["web"]}}, r"sources and languages select .* without a run\. Set"),
         ({"name": "a/b"}, "name: String should match pattern"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),
     ],
 )
-def test_settings_that_are_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> None:
     raw = {"positives": {"files": ["x"]}, "negatives": {"files": ["y"]}} | values
     with pytest.raises(ConfigError, match=message):
         build_recipe({"train_classifier": raw}, {"train_classifier": TrainClassifierConfig}, "test")
 
 
-def test_a_part_without_a_class_is_refused(tmp_path: Path, files: dict[str, str]) -> None:
+def test_a_part_without_a_class_is_rejected(tmp_path: Path, files: dict[str, str]) -> None:
     few = write_lines(tmp_path / "few.jsonl", [{"text": "only one"}])
-    with pytest.raises(ContractError, match=r"expected both classes in the part \w+, got \d+ good and \d+ bad pieces"):
+    with pytest.raises(
+        ContractError, match=r"expected both classes in the \w+ part, got \d+ good and \d+ bad examples"
+    ):
         train_classifier(config(files, positives={"files": [few]}), str(tmp_path / "out"))
 
 
 def make_run(folder: Path, parts: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """A run folder with nothing but a clean table of these parts."""
+    """Write a run folder with only a clean table of these parts; return its path."""
     run = Store(str(folder))
     table = run.child("clean/v-test")
     entries, paths = [], {}
@@ -333,7 +336,7 @@ def test_a_classifier_of_a_run_s_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_spark_takes_the_same_sample(tmp_path: Path, spark: Any) -> None:
+def test_spark_returns_the_same_sample(tmp_path: Path, spark: Any) -> None:
     run = make_run(tmp_path / "run", [ROWS[:100], ROWS[100:]])
     for size in (1, 40, 1000):
         assert sample_run(spark, run, (("web",), (), 5), size) == sample_run(None, run, (("web",), (), 5), size)
@@ -353,5 +356,5 @@ def test_fasttext_is_trained_and_measured_on_the_same_texts(tmp_path: Path, file
     assert "l2" not in fast["settings"]
 
 
-def test_a_line_for_fasttext_holds_no_label() -> None:
+def test_a_line_for_fasttext_contains_no_label() -> None:
     assert one_line("a\n__label__good\tb ") == "a label good b"

@@ -1,4 +1,4 @@
-"""Compiled language models: back-off as defined and as kenlm computes it, equal bytes, and files that are refused."""
+"""Tests of compiled language models: back-off by definition and as in kenlm, equal bytes, and invalid files."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def compiled(folder: Path, ngrams: dict, **settings) -> LanguageModel:
 
 
 def sentences_of(seed: int, number: int, words: int) -> list[list[str]]:
-    """Sentences over a few words, some of them long, some empty."""
+    """Return sentences over a few words, some long, some empty."""
     chain = random.Random(seed)
     return [[f"w{chain.randrange(words)}" for _ in range(chain.choice((0, 1, 2, 5, 9, 40)))] for _ in range(number)]
 
@@ -45,7 +45,7 @@ def sentences_of(seed: int, number: int, words: int) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("sentence", "expected"),
     [
-        # p(a|<s>) + p(b|<s> a) + bo(a b) + p(</s>|b)
+        # bo = back-off weight: p(a|<s>) + p(b|<s> a) + bo(a b) + p(</s>|b)
         ("a b", -0.25 - 0.0625 - 0.03125 - 0.1875),
         # bo(<s>) + p(b), then p(</s>|b)
         ("b", -0.5 - 0.75 - 0.1875),
@@ -68,7 +68,7 @@ def test_back_off_by_hand(tmp_path: Path, sentence: str, expected: float) -> Non
     assert scores.tokens.tolist() == [len(sentence.split()) + 1]
 
 
-def test_sentences_do_not_see_each_other(tmp_path: Path) -> None:
+def test_scores_of_sentences_are_independent(tmp_path: Path) -> None:
     model = compiled(tmp_path, TINY)
     sentences = [["a", "b"], [], ["b"], ["a"], ["a", "b", "a", "b"]]
     alone = [model.score([sentence]).log10[0] for sentence in sentences]
@@ -76,7 +76,7 @@ def test_sentences_do_not_see_each_other(tmp_path: Path) -> None:
     assert model.score([]).log10.tolist() == []
 
 
-def test_text_is_scored_line_by_line_and_blank_lines_are_not(tmp_path: Path) -> None:
+def test_text_is_scored_line_by_line_without_blank_lines(tmp_path: Path) -> None:
     model = compiled(tmp_path, TINY)
     scores = model.score_text("A B\n\n \t\nB\r")
     assert scores.tokens.tolist() == [3, 0, 0, 2]
@@ -87,7 +87,7 @@ def test_text_is_scored_line_by_line_and_blank_lines_are_not(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("prune", [0, 1])
-def test_any_model_is_the_definition(tmp_path: Path, order: int, prune: int) -> None:
+def test_any_model_agrees_with_the_definition(tmp_path: Path, order: int, prune: int) -> None:
     ngrams = random_ngrams(sentences_of(1, 60, 6), order, [0, 0, prune, prune, prune])
     model = compiled(tmp_path, ngrams)
     assert model.header.closed == (True,) * (order - 1)
@@ -97,7 +97,7 @@ def test_any_model_is_the_definition(tmp_path: Path, order: int, prune: int) -> 
     assert model.score(held_out).log10 == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_without_every_shorter_ngram_is_the_definition_too(tmp_path: Path) -> None:
+def test_a_model_without_every_shorter_ngram_agrees_with_the_definition(tmp_path: Path) -> None:
     ngrams = random_ngrams(sentences_of(1, 60, 8), 4, [0, 0, 0, 0])
     chain = random.Random(3)
     ngrams = {words: values for words, values in ngrams.items() if len(words) in (1, 4) or chain.random() < 0.5}
@@ -111,10 +111,10 @@ def test_a_model_without_every_shorter_ngram_is_the_definition_too(tmp_path: Pat
 def test_kenlm_agrees_where_the_end_of_an_ngram_is_missing(tmp_path: Path) -> None:
     ngrams = random_ngrams(sentences_of(1, 200, 30), 4, [0, 0, 0, 0])
     chain = random.Random(3)
-    for n in (4, 3, 2):  # a context stays, as kenlm demands
+    for n in (4, 3, 2):  # contexts are kept, as kenlm requires
         contexts = {words[:-1] for words in ngrams}
-        gone = {words for words in ngrams if len(words) == n and words not in contexts and chain.random() < 0.5}
-        ngrams = {words: values for words, values in ngrams.items() if words not in gone}
+        removed = {words for words in ngrams if len(words) == n and words not in contexts and chain.random() < 0.5}
+        ngrams = {words: values for words, values in ngrams.items() if words not in removed}
     ends = {words[1:] for words in ngrams if len(words) > 2}
     assert len(ends - ngrams.keys()) > 100
     model = compiled(tmp_path, ngrams)
@@ -122,7 +122,7 @@ def test_kenlm_agrees_where_the_end_of_an_ngram_is_missing(tmp_path: Path) -> No
     assert_kenlm_agrees(str(tmp_path / "lm.arpa"), model, sentences_of(2, 100, 32))
 
 
-def test_without_an_unknown_word_there_is_kenlms(tmp_path: Path) -> None:
+def test_a_missing_unknown_word_has_the_probability_of_kenlm(tmp_path: Path) -> None:
     model = compiled(tmp_path, {words: values for words, values in TINY.items() if words != ("<unk>",)})
     assert model.score([["z"]]).log10.tolist() == [-0.5 - 100 - 1]
 
@@ -134,7 +134,7 @@ def assert_kenlm_agrees(source: str, model: LanguageModel, sentences: list[list[
     kenlm = pytest.importorskip("kenlm")
     oracle = kenlm.Model(source)
     scores = model.score(sentences)
-    # Its score() adds up float32, which is off by more than the tolerance on long sentences.
+    # Its score() sums float32; on long sentences the error exceeds the tolerance.
     expected = [sum(word[0] for word in oracle.full_scores(" ".join(sentence))) for sentence in sentences]
     assert scores.log10 == pytest.approx(expected, abs=1e-4)
     short = [number for number, sentence in enumerate(sentences) if len(sentence) < 50]
@@ -144,7 +144,7 @@ def assert_kenlm_agrees(source: str, model: LanguageModel, sentences: list[list[
 
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
 def test_kenlm_agrees_on_real_words(tmp_path: Path, shared_data: Path, order: int) -> None:
-    """Real sentences, invented weights, pruned; a tenth of the sentences is held out and full of unknown words."""
+    """Real sentences, random weights, pruned; a tenth of the sentences is held out and has many unknown words."""
     with gzip.open(shared_data / "text/brown.jsonl.gz", "rt") as stream:
         texts = [json.loads(line)["text"] for line in stream][:8]
     sentences = [line.split() for text in texts for line in text.splitlines() if line.split()]
@@ -181,14 +181,14 @@ def test_a_kenlm_model_has_the_same_interface(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def test_equal_ngrams_are_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_ngrams_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ngrams = random_ngrams(sentences_of(1, 60, 12), 3, [0, 0, 0])
     compiled(tmp_path, ngrams)
     first = (tmp_path / "lm.lm").read_bytes()
     shuffled = list(ngrams.items())
     random.Random(4).shuffle(shuffled)
     monkeypatch.setattr(arpa, "BLOCK_LINES", 7)
-    monkeypatch.setattr(compile, "STRETCH", 50)
+    monkeypatch.setattr(compile, "ENTRIES_AT_ONCE", 50)
     source = Path(write_arpa(tmp_path / "other.arpa", dict(shuffled)))
     (tmp_path / "other.arpa.gz").write_bytes(gzip.compress(source.read_bytes().replace(b"\n", b"\r\n")))
     compile_lm(str(tmp_path / "other.arpa.gz"), str(tmp_path / "lm.lm"), None, "en")
@@ -196,7 +196,7 @@ def test_equal_ngrams_are_equal_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lm.arpa", "lm.lm", "other.arpa", "other.arpa.gz"]
 
 
-def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+def test_the_header_of_a_file(tmp_path: Path) -> None:
     model = compiled(tmp_path, TINY, percentiles={"30": 340.0, "60": 520.0})
     assert model.header.counts == (5, 3, 1)
     assert (model.header.language, model.header.normalisation) == ("en", "ccnet")
@@ -206,7 +206,7 @@ def test_the_file_says_what_it_is(tmp_path: Path) -> None:
     assert {offset % 64 for _, _, offset in model.header.arrays.values()} == {0}
 
 
-def test_a_model_carries_its_pieces(tmp_path: Path) -> None:
+def test_a_model_file_contains_its_pieces(tmp_path: Path) -> None:
     import sentencepiece
 
     lines = ["the old mill by the river turns and turns", "rivers of rain fill the reservoir above the mill"] * 20
@@ -245,15 +245,15 @@ ARPA = (
         ("ngram 2=1", "ngram 2=9", r"expected 9 n-grams of order 2, got 'the end of the file'"),
         ("\\end\\", "", r"expected \\end\\, got 'the end of the file'"),
         ("-1\ta", "-1 a", "expected log10 probability, tab, words"),
-        ("<s> a", "<s>  a", "for 2 words, found '-1\\\\t<s>  a'"),
-        ("<s> a", "a", "for 2 words, found '-1\\\\ta'"),
-        ("-1\ta", "0.5\ta", "at most 0, found '0.5\\\\ta'"),
-        ("-1\ta", "nan\ta", "at most 0, found 'nan\\\\ta'"),
-        ("-1\ta", "-1\ta\tinf", "at most 0, found '-1\\\\ta\\\\tinf'"),
+        ("<s> a", "<s>  a", "for 2 words, got '-1\\\\t<s>  a'"),
+        ("<s> a", "a", "for 2 words, got '-1\\\\ta'"),
+        ("-1\ta", "0.5\ta", "at most 0, got '0.5\\\\ta'"),
+        ("-1\ta", "nan\ta", "at most 0, got 'nan\\\\ta'"),
+        ("-1\ta", "-1\ta\tinf", "at most 0, got '-1\\\\ta\\\\tinf'"),
         ("-1\ta", "one\ta", "expected numbers, got .*'one'"),
         ("<s> a", "<s> b", "expected a 1-gram for every word, got none for 'b'"),
         ("\ta", "\t</s>", "expected each 1-gram once, got 1 more than once"),
-        ("</s>", "b", "found no </s>"),
+        ("</s>", "b", r"expected <s> and </s>, got no </s>\. Train the model again"),
         ("\ta", "\t\udcff", "expected UTF-8"),
     ],
 )
@@ -264,26 +264,26 @@ def test_wrong_arpa_files(tmp_path: Path, old: str, new: str, message: str) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["lm.arpa"]
 
 
-def test_the_arpa_file_itself_is_good(tmp_path: Path) -> None:
+def test_the_unchanged_arpa_file_is_valid(tmp_path: Path) -> None:
     (tmp_path / "lm.arpa").write_text(ARPA)
     assert compile_lm(str(tmp_path / "lm.arpa"), str(tmp_path / "lm.lm"), None, "en").counts == (3, 1)
     with pytest.raises(ConfigError, match=r"none\.arpa: expected an ARPA file"):
         compile_lm(str(tmp_path / "none.arpa"), str(tmp_path / "lm.lm"), None, "en")
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     compiled(tmp_path, TINY)
     whole = (tmp_path / "lm.lm").read_bytes()
     for size in (len(MAGIC), len(whole) // 2, len(whole) - 1):
         (tmp_path / "half.lm").write_bytes(whole[:size])
-        with pytest.raises(ContractError, match=r"half\.lm: expected a whole language model"):
+        with pytest.raises(ContractError, match=r"half\.lm: expected a complete language model"):
             LanguageModel(str(tmp_path / "half.lm"))
     (tmp_path / "else.lm").write_bytes(b"something else")
     with pytest.raises(ConfigError, match=r"else\.lm: expected a compiled language model, got another file"):
         open_model(str(tmp_path / "else.lm"), None)
-    with pytest.raises(ConfigError, match="found an ARPA file; compile it first"):
+    with pytest.raises(ConfigError, match=r"got an ARPA file\. Set perplexity\.models to the \.lm file"):
         open_model(str(tmp_path / "lm.arpa"), None)
-    with pytest.raises(ConfigError, match="found one with its own; give no pieces"):
+    with pytest.raises(ConfigError, match=r"got a model that contains its pieces\. Remove its language from"):
         open_model(str(tmp_path / "lm.lm"), str(tmp_path / "sp.model"))
     (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
     with pytest.raises(ConfigError, match="expected the pieces of a KenLM binary, got none"):
@@ -305,9 +305,9 @@ def test_table(number: int) -> None:
     entries = np.zeros(number, ENTRY)
     entries["key"] = np.sort(word_codes(f"w{i}" for i in range(number)) & EVEN)
     entries["probability"], entries["backoff"] = -np.arange(number), np.arange(number) / 8
-    homes = max(1, number + number // 2)
-    slots = np.concatenate(list(lay_out([entries[: number // 3], entries[number // 3 :]], homes)))
-    table = Table(homes, slots)
+    num_home_slots = max(1, number + number // 2)
+    slots = np.concatenate(list(lay_out([entries[: number // 3], entries[number // 3 :]], num_home_slots)))
+    table = Table(num_home_slots, slots)
     assert slots[-2] == EMPTY
     found, values = table.find(entries["key"])
     assert found.tolist() == list(range(number))
@@ -316,12 +316,12 @@ def test_table(number: int) -> None:
     others = word_codes(f"v{i}" for i in range(1000)) & EVEN
     assert table.find(others)[0].tolist() == []
     assert table.find(np.array([0, EVEN], np.uint64))[0].tolist() == []
-    whole = np.concatenate(list(lay_out([entries], homes)))
+    whole = np.concatenate(list(lay_out([entries], num_home_slots)))
     assert whole.tolist() == slots.tolist()
 
 
-def test_keys_know_the_order_of_words() -> None:
+def test_keys_depend_on_the_order_of_words() -> None:
     codes = word_codes(("a", "b", "a", "b", "b", "a")).reshape(3, 2)
-    first, second, turned = keys_of(codes).tolist()
-    assert first == second != turned
+    first, second, reversed_key = keys_of(codes).tolist()
+    assert first == second != reversed_key
     assert keys_of(codes)[0] % 2 == 0

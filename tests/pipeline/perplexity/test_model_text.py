@@ -1,4 +1,4 @@
-"""Text normalisation as CCNet defines it: a table of texts and what they become, and lines that stay lines."""
+"""Tests of CCNet's text normalization: a table of texts and their normal forms; lines are preserved."""
 
 import unicodedata
 
@@ -39,14 +39,14 @@ def test_normalise(text: str, expected: str) -> None:
     assert normalise(text) == expected
 
 
-def test_normal_text_stays_and_has_no_marks_digits_or_controls() -> None:
-    every = "".join(map(chr, range(0x30000)))
-    normal = normalise(every)
+def test_normal_text_does_not_change_and_has_no_marks_digits_or_controls() -> None:
+    all_chars = "".join(map(chr, range(0x30000)))
+    normal = normalise(all_chars)
     assert normalise(normal) == normal
     categories = {unicodedata.category(char) for char in set(normal) - {"\n", "0"}}
     assert not categories & {"Mn", "Nd", "Cc", "Cs"}
     assert normal.count("\n") == 1
-    # What is upper case still has no lower case: lower() leaves it.
+    # Remaining upper-case characters have no lower case.
     assert all(char.lower() == char for char in normal)
 
 
@@ -74,6 +74,6 @@ def test_sentences() -> None:
     assert sentences("A  b, \u00c9\n\n \t\n12\n", words) == ["a b, e", "00"]
 
 
-def test_no_pieces() -> None:
+def test_bytes_that_are_not_a_sentencepiece_model() -> None:
     with pytest.raises(ConfigError, match="here: expected a SentencePiece model, got"):
         load_pieces(b"no model", "here")

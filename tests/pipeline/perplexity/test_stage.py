@@ -1,4 +1,4 @@
-"""Perplexity by hand, buckets and checks on both sides of each cut-off, and settings that are refused."""
+"""Tests of perplexity: values by hand, buckets and checks on both sides of each quantile, and invalid settings."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ from schemas.errors import ConfigError, ContractError
 from tests.support.tiny_arpa import TINY, write_arpa
 
 CUTOFFS = {HEAD_CUT: {"en": 340.0, "de": 370.0}, MIDDLE_CUT: {"en": 520.0, "de": 590.0}}
-"""CCNet's for its own models."""
+"""CCNet's values for its models."""
 
 
 @pytest.fixture
@@ -62,21 +62,21 @@ def test_perplexity_by_hand(model: str) -> None:
     }
 
 
-def test_spans_are_those_of_the_text_and_not_of_its_normal_form(model: str) -> None:
+def test_spans_are_of_the_text_before_normalization(model: str) -> None:
     text = " \u00c1 \u2014 b\t\n\u2026\r\n\U0001f600 \u00e0"
-    found = measured(model, text)
-    assert [text[span["start"] : span["end"]] for span in found["paragraphs"]] == text.split("\n")
+    row = measured(model, text)
+    assert [text[span["start"] : span["end"]] for span in row["paragraphs"]] == text.split("\n")
     # `a - b` has 3 words, `...` one, the last line two; each line end counts.
-    assert found["perplexity_tokens"] == 4 + 2 + 3
+    assert row["perplexity_tokens"] == 4 + 2 + 3
 
 
 @pytest.mark.parametrize("text", ["", "\n", " \n\t\r\n\u0301", "\0"])
-def test_no_word_no_perplexity(model: str, text: str) -> None:
-    nothing = {"perplexity": None, "perplexity_tokens": 0, "paragraphs": [], "paragraph_perplexity": []}
-    assert measured(model, text) == nothing
+def test_a_text_without_words_has_no_perplexity(model: str, text: str) -> None:
+    empty = {"perplexity": None, "perplexity_tokens": 0, "paragraphs": [], "paragraph_perplexity": []}
+    assert measured(model, text) == empty
 
 
-def test_not_measured_is_null(model: str) -> None:
+def test_documents_without_a_model_or_text_are_null(model: str) -> None:
     null = dict.fromkeys(COLUMNS)
     assert measured(model, "a b", "de") == null
     assert measured(model, "a b", None) == null
@@ -86,7 +86,7 @@ def test_not_measured_is_null(model: str) -> None:
     assert {name: row[name] for name in COLUMNS} == null
 
 
-def test_one_word_and_half_a_surrogate_pair(model: str) -> None:
+def test_one_word_and_an_unpaired_surrogate(model: str) -> None:
     assert measured(model, "a")["perplexity"] == float32(10 ** (1.5625 / 2))
     # bo(<s>) + p(<unk>) + p(</s>)
     assert measured(model, "\ud800")["perplexity"] == float32(10 ** (3.5 / 2))
@@ -102,7 +102,7 @@ def test_a_long_text_is_the_sum_of_its_lines(model: str) -> None:
     assert whole["perplexity"] == pytest.approx(math.exp(nats / whole["perplexity_tokens"]), rel=1e-6)
 
 
-def test_a_checkpoints_columns_are_left_as_they_came() -> None:
+def test_the_columns_of_a_checkpoint_are_not_changed() -> None:
     function = make_perplexity(PerplexityConfig(scorer="checkpoint:run"), {"checkpoint": "checkpoint.json"})
     row = {"language": "en", "_body": "a", "perplexity": 12.5}
     function(row)
@@ -151,7 +151,7 @@ def test_kept_buckets_on_both_sides_of_the_cut_offs(keep: tuple, dropped: list) 
     for value, reason in (HEAD, MIDDLE, (519.99, "perplexity_middle"), TAIL):
         verdict = judge_row(checks, {"language": "en", "perplexity": value})
         assert (verdict and verdict[0]) == (reason if reason in {name for _, name in dropped} else None), value
-    # Another language has other cut-offs; one without cut-offs, or a document without perplexity, is not judged.
+    # Another language has other quantiles; a language without quantiles, or a null perplexity, passes every check.
     german = judge_row(checks, {"language": "de", "perplexity": 369.0})
     assert (german and german[0]) == ("perplexity_head" if HEAD in dropped else None)
     assert judge_row(checks, {"language": "fr", "perplexity": 10_000.0}) is None
@@ -172,7 +172,7 @@ def test_absolute_limits_are_inclusive() -> None:
     assert {check.reason for check in checks} <= set(PERPLEXITY.verdicts)
 
 
-def test_cut_offs_that_are_asked_for() -> None:
+def test_quantiles_of_a_config() -> None:
     assert list(PERPLEXITY.quantiles(ngram(head_share=0.25, middle_share=0.5))) == [
         Quantile("perplexity_head", "perplexity", 0.25),
         Quantile("perplexity_middle", "perplexity", 0.5),
@@ -182,7 +182,7 @@ def test_cut_offs_that_are_asked_for() -> None:
     assert list(PERPLEXITY.checks(ngram(keep_buckets=("head",)), {}, {})[0].limits) == []
 
 
-def test_places_stay_out_of_the_settings_and_decisions_apart() -> None:
+def test_locations_and_decisions_are_not_content() -> None:
     config = ngram(pieces={"en": "sp.model"}, max_perplexity=9.0)
     assert config.content() == {}
     assert config.decisions() == {
@@ -197,29 +197,29 @@ def test_places_stay_out_of_the_settings_and_decisions_apart() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scorer": "kenlm"}, 'scorer is "ngram" or "checkpoint:PATH", found \'kenlm\''),
-        ({"scorer": "checkpoint:"}, "found 'checkpoint:'"),
+        ({"scorer": "kenlm"}, 'scorer: expected "ngram" or "checkpoint:PATH", got \'kenlm\''),
+        ({"scorer": "checkpoint:"}, "got 'checkpoint:'"),
         ({"models": {"en": "en.lm"}}, "models would be ignored with scorer = None"),
         ({"max_perplexity": 9.0, "head_share": 0.2}, "head_share, max_perplexity would be ignored with scorer = None"),
-        ({"scorer": "ngram"}, "needs models by language, found none"),
+        ({"scorer": "ngram"}, r"requires models by language, got none\. Set perplexity\.models"),
         ({"scorer": "ngram", "models": {"en": "x"}, "python": "p"}, "python would be ignored with scorer = 'ngram'"),
         ({"scorer": "checkpoint:run", "models": {"en": "x"}}, "models would be ignored with scorer = 'checkpoint:run'"),
-        ({"scorer": "ngram", "models": {"en": "x"}, "pieces": {"de": "y"}}, "pieces without a model: de"),
+        ({"scorer": "ngram", "models": {"en": "x"}, "pieces": {"de": "y"}}, r"languages of models, got de\. Remove"),
         (
             {"scorer": "checkpoint:run", "head_share": 0.6},
-            "head_share is below middle_share, found 0.6 and 0.6",
+            r"head_share: expected less than middle_share, got 0\.6 and 0\.6\. Lower head_share",
         ),
-        ({"scorer": "checkpoint:run", "keep_buckets": []}, r"side by side, each once, found \[\]"),
-        ({"scorer": "checkpoint:run", "keep_buckets": ["head", "tail"]}, r"found \['head', 'tail'\]"),
-        ({"scorer": "checkpoint:run", "keep_buckets": ["head", "head"]}, r"found \['head', 'head'\]"),
-        ({"scorer": "checkpoint:run", "keep_buckets": ["feet"]}, "found 'feet'"),
+        ({"scorer": "checkpoint:run", "keep_buckets": []}, r"adjacent buckets, each once, got \[\]"),
+        ({"scorer": "checkpoint:run", "keep_buckets": ["head", "tail"]}, r"got \['head', 'tail'\]"),
+        ({"scorer": "checkpoint:run", "keep_buckets": ["head", "head"]}, r"got \['head', 'head'\]"),
+        ({"scorer": "checkpoint:run", "keep_buckets": ["feet"]}, "'feet'"),
         (
             {"scorer": "checkpoint:run", "min_perplexity": 20.0, "max_perplexity": 10.0},
-            "min_perplexity 20.0 lies above max_perplexity 10.0",
+            r"min_perplexity: expected at most max_perplexity, got 20\.0 and 10\.0\. Lower min_perplexity",
         ),
     ],
 )
-def test_refused_settings(settings: dict, message: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe({"perplexity": settings}, [], {"perplexity": PerplexityConfig}, "recipe")
 
@@ -236,7 +236,7 @@ def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "pieces_de": "sp",
     }
     monkeypatch.setattr("pipeline.perplexity.model.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"de\.arpa\.bin: .*found a KenLM binary and no package to read it"):
+    with pytest.raises(ConfigError, match=r"de\.arpa\.bin: expected the package kenlm for a KenLM binary, got no"):
         PERPLEXITY.models(config)
     assert PERPLEXITY.models(ngram()) == {"lm_en": "en.lm"}
 
@@ -259,13 +259,13 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
         (
             "import sys; print('x', file=sys.stderr); print('penstock: no checkpoint', file=sys.stderr); sys.exit(2)",
             ConfigError,
-            "expected scores by RUN, got: penstock: no checkpoint",
+            r"expected scores by RUN, got the error: penstock: no checkpoint\. Set perplexity\.scorer to",
         ),
-        ("import no_such_torch", ConfigError, "found: ModuleNotFoundError: No module named 'no_such_torch'"),
-        ("import os; os._exit(7)", ContractError, "found: exit status 7"),
+        ("import no_such_torch", ConfigError, "error: ModuleNotFoundError: No module named 'no_such_torch'"),
+        ("import os; os._exit(7)", ContractError, r"got the error: exit status 7\."),
     ],
 )
-def test_what_a_checkpoints_process_complains_about(tmp_path: Path, code: str, kind: type, message: str) -> None:
+def test_errors_of_the_process_of_a_checkpoint(tmp_path: Path, code: str, kind: type, message: str) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!{sys.executable}\n{code}\n")
     python.chmod(0o755)

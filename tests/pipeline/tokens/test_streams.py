@@ -1,4 +1,4 @@
-"""A mix in the pipeline: who is left out, what the file must name, and what is told of what it asks for."""
+"""Tests of a mix in the pipeline: the documents that it leaves out, the checks of its file, and its shortfalls."""
 
 import itertools
 from pathlib import Path
@@ -23,44 +23,44 @@ IDS = [number.to_bytes(16, "little") for number in range(4000)]
 
 
 def mix(**sources: dict[str, Any]) -> Mix:
-    """A mix of sources, `web_low` for web+low, with equal shares."""
-    parts = {
+    """Return a mix of sources, `web_low` for web+low, with equal shares."""
+    mixed = {
         name.replace("_", "+"): SourceMix(**{"share": 1 / len(sources), "repeat": 1.5, "why": "tried"} | values)
         for name, values in sources.items()
     }
-    return Mix(dataset="ab" * 32, plan="cd" * 32, reference="a test", sources=parts)
+    return Mix(dataset="ab" * 32, plan="cd" * 32, reference="a test", sources=mixed)
 
 
-def written(folder: Path, found: Mix) -> str:
-    """The path of a mix as a file."""
+def written(folder: Path, mix: Mix) -> str:
+    """Write a mix to a file; return its path."""
     path = folder / "mix.toml"
-    path.write_text(mix_toml(found), encoding="utf-8")
+    path.write_text(mix_toml(mix), encoding="utf-8")
     return str(path)
 
 
 def kept(share: float, stream: str = "web/train", seed: int = 0) -> set[bytes]:
     sorting = Sorting(TokensConfig(seed=seed), {"web": share})
-    return {one for one in IDS if sorting.drop(stream, one) is None}
+    return {doc_id for doc_id in IDS if sorting.drop(stream, doc_id) is None}
 
 
 def leave_out(run: Store, keep: float) -> dict[bytes, float]:
-    """Let the dataset of the synthetic run be one whose mix keeps a share; what it leaves out, with the hash 0..1."""
+    """Give the synthetic run's dataset a mix that keeps a share; return the hash (0..1) of documents left out."""
     join_dataset(run)
     clean = [identifier(number) for number, record in enumerate(crawl()) if record.outcome == "kept"]
-    gone = {one: hashed for one in clean if (hashed := shuffle_key(2, one) / 2**63) >= keep}
+    dropped = {doc_id: hashed for doc_id in clean if (hashed := shuffle_key(2, doc_id) / 2**63) >= keep}
 
     def change(content: dict[str, Any]) -> None:
         content["config"] = {"tokens": TokensConfig(heldout_share=0).content()}
         content["figures"]["mix"] = {"web": {"keep": keep, "repeat": 1.0, "wanted_tokens": None, "found_tokens": 9}}
-        content["figures"]["dropped_chars"] = {"tokens/mix": CLEAN_CHARS * len(gone)}
-        kept, left = len(clean) - len(gone), {"tokens/mix": len(gone)}
+        content["figures"]["dropped_chars"] = {"tokens/mix": CLEAN_CHARS * len(dropped)}
+        kept, left = len(clean) - len(dropped), {"tokens/mix": len(dropped)}
         content["counts"] = {"rows_in": len(clean), "rows_kept": kept, "dropped": left}
 
     edit(run, "tokens", change)
-    return gone
+    return dropped
 
 
-def test_a_document_stays_by_its_hash_alone() -> None:
+def test_a_document_is_kept_by_its_hash_alone() -> None:
     drop = Sorting(TokensConfig(seed=4), {"web": 0.3}).drop("web/train", IDS[0])
     share = shuffle_key(6, IDS[0]) / 2**63
     assert share > 0.3
@@ -72,21 +72,21 @@ def test_what_a_smaller_share_keeps_a_larger_one_keeps() -> None:
     shares = (0.01, 0.3, 0.5, 0.999, 1.0)
     sets = [kept(share) for share in shares]
     assert all(small < large for small, large in itertools.pairwise(sets))
-    assert [len(one) / len(IDS) for one in sets] == pytest.approx(shares, abs=0.03)
+    assert [len(ids) / len(IDS) for ids in sets] == pytest.approx(shares, abs=0.03)
     assert kept(0.3, seed=1) != kept(0.3)
 
 
-def test_heldout_documents_and_other_sources_all_stay() -> None:
+def test_heldout_documents_and_other_sources_are_all_kept() -> None:
     assert kept(0.01, "web/heldout") == kept(0.01, "books/train") == kept(0.01, "web+low/train") == set(IDS)
     assert not Sorting(TokensConfig(), {"web": 1.0}).chooses
     assert Sorting(TokensConfig(), {"web": 1.0, "books": 0.99}).chooses
 
 
 def test_the_choice_is_neither_that_of_held_out_documents_nor_their_order() -> None:
-    """Own salt: those left out are spread over the held-out hash and the order of the shuffle alike."""
+    """Its hash has a separate salt, so it is independent of the held-out hash and of the shuffle order."""
     chosen = kept(0.5)
     for seed in (0, 1):
-        early = {one for one in IDS if shuffle_key(seed, one) < 1 << 62}
+        early = {doc_id for doc_id in IDS if shuffle_key(seed, doc_id) < 1 << 62}
         assert abs(len(chosen & early) / len(early) - 0.5) < 0.05
 
 
@@ -99,67 +99,68 @@ def test_a_bucket_is_part_of_the_name(bucket: str | None, stream: str) -> None:
     assert held == stream.replace("train", "heldout")
 
 
-def recipe_with(folder: Path, found: Mix, *overrides: str) -> Any:
-    return read_recipe(str(RECIPE), [f'tokens.mix="{written(folder, found)}"', *overrides])
+def recipe_with(folder: Path, mix: Mix, *overrides: str) -> Any:
+    return read_recipe(str(RECIPE), [f'tokens.mix="{written(folder, mix)}"', *overrides])
 
 
 WHOLE = ('tokens.buckets_by=""', "tokens.bucket_cuts=[]")
 
 
-def test_sources_that_the_recipe_does_not_make_are_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_sources_that_the_recipe_does_not_make_are_rejected_before_anything_runs(tmp_path: Path) -> None:
     two = ("tokens.bucket_cuts=[0.5]",)
     check_buckets(recipe_with(tmp_path, mix(web={}, books={}), *WHOLE), SPLITS)
     check_buckets(recipe_with(tmp_path, mix(web_low={}, books_high={}, web_none={}), *two), SPLITS)
-    for found, overrides, message in (
+    for invalid, overrides, message in (
         (mix(wbe={}, books={}), WHOLE, r"'wbe' \(did you mean 'web'\?\)"),
         (mix(web_low={}), WHOLE, r"expected sources that this recipe makes, got 'web\+low'.*tokens.buckets_by"),
-        (mix(web={}, web_low={}), two, r"found 'web' \(did you mean 'web\+"),
-        (mix(web_middle={}), two, r"found 'web\+middle'"),
-        (mix(web_tail={}), (), r"found 'web\+tail'"),
+        (mix(web={}, web_low={}), two, r"got 'web' \(did you mean 'web\+"),
+        (mix(web_middle={}), two, r"got 'web\+middle'"),
+        (mix(web_tail={}), (), r"got 'web\+tail'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            check_buckets(recipe_with(tmp_path, found, *overrides), SPLITS)
+            check_buckets(recipe_with(tmp_path, invalid, *overrides), SPLITS)
 
 
-def test_a_mix_that_cannot_be_read_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_mix_that_cannot_be_read_is_rejected_before_anything_runs(tmp_path: Path) -> None:
     recipe = read_recipe(str(RECIPE), [f'tokens.mix="{tmp_path}/none.toml"'])
-    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none\.toml: .*No such file"):
         check_buckets(recipe, SPLITS)
 
 
 def test_sources_that_the_dataset_has_and_the_mix_lacks() -> None:
-    found = {"web+low": (10, 0), "web+high": (10, 0)}
-    check_mix(mix(web_low={}, web_high={}), "mix.toml", found)
-    with pytest.raises(ConfigError, match=r"tokens\.mix mix\.toml: .* found no web\+high; add them"):
-        check_mix(mix(web_low={}), "mix.toml", found)
+    counts = {"web+low": (10, 0), "web+high": (10, 0)}
+    check_mix(mix(web_low={}, web_high={}), "mix.toml", counts)
+    with pytest.raises(ConfigError, match=r"tokens\.mix mix\.toml: .* got no web\+high\. "):
+        check_mix(mix(web_low={}), "mix.toml", counts)
     with pytest.raises(ConfigError, match=r"expected sources of the dataset, got 'web\+none'"):
-        check_mix(mix(web_low={}, web_high={}, web_none={}), "mix.toml", found)
+        check_mix(mix(web_low={}, web_high={}, web_none={}), "mix.toml", counts)
 
 
-def test_a_share_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"found that keep = 0.01 leaves none of its 3 training documents; raise it"):
+def test_a_share_that_keeps_nothing_is_rejected() -> None:
+    message = r"got keep = 0\.01, which keeps none of its 3 training documents\. Increase keep of web in that file\."
+    with pytest.raises(ConfigError, match=message):
         check_mix(mix(web={"keep": 0.01}), "mix.toml", {"web": (0, 3)})
 
 
 def test_the_mix_enters_the_fingerprint_by_its_digest(tmp_path: Path) -> None:
     tokens = STEPS[-1]
     recipe = recipe_with(tmp_path, mix(web={}), *WHOLE)
-    (found,) = find_models(recipe, [tokens])[TOKENS.name].values()
-    assert found.sha256 == file_sha256(tmp_path / "mix.toml")
+    (file,) = find_models(recipe, [tokens])[TOKENS.name].values()
+    assert file.sha256 == file_sha256(tmp_path / "mix.toml")
     assert "mix" not in recipe["tokens"].content()
     assert find_models(read_recipe(str(RECIPE), []), [tokens]) == {}
 
 
-def test_what_was_asked_and_what_was_found() -> None:
-    asked = mix(web={"keep": 0.5}, books={"wanted_tokens": 500, "repeat": 4.0})
-    assert mix_figure(asked, {"web": 70, "books": 205}) == {
+def test_recommended_and_available_tokens_by_source() -> None:
+    suggested = mix(web={"keep": 0.5}, books={"wanted_tokens": 500, "repeat": 4.0})
+    assert mix_figure(suggested, {"web": 70, "books": 205}) == {
         "web": {"keep": 0.5, "repeat": 1.5, "wanted_tokens": None, "found_tokens": 70},
         "books": {"keep": 1.0, "repeat": 4.0, "wanted_tokens": 500, "found_tokens": 205},
     }
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "line"),
+    ("required", "available", "line"),
     [
         (2_000_000_000, 820_000_000, "web: 0.41 of the 2.0e9 tokens that mix.toml asks for; 2.4 x as much crawl"),
         (12_345_678_901, 12_345_678, "web: 0.001 of the 1.2e10 tokens that mix.toml asks for; 1000.0 x as much crawl"),
@@ -170,11 +171,11 @@ def test_what_was_asked_and_what_was_found() -> None:
         (None, 1, None),
     ],
 )
-def test_a_line_for_each_source_of_which_too_little_was_found(wanted: int | None, found: int, line: str | None) -> None:
-    figure = mix_figure(mix(web={"wanted_tokens": wanted}), {"web": found})
+def test_a_line_for_each_source_with_too_few_tokens(required: int | None, available: int, line: str | None) -> None:
+    figure = mix_figure(mix(web={"wanted_tokens": required}), {"web": available})
     assert list(shortfalls(figure, "a/folder/mix.toml")) == ([line] if line else [])
 
 
-def test_the_demo_is_cut_by_a_signal() -> None:
+def test_the_demo_is_divided_by_a_signal() -> None:
     config = read_recipe(str(RECIPE), []).section("tokens", TokensConfig)
     assert (config.buckets_by, config.bucket_names) == (SIGNAL, ("low", "middle", "high", "none"))

@@ -1,4 +1,4 @@
-"""Counting, discounts and contexts on sentences small enough to count by hand."""
+"""Tests of counts, discounts, contexts, messages and reading of text, on sentences that are counted by hand."""
 
 import gzip
 from pathlib import Path
@@ -32,12 +32,12 @@ A, B, C = 3, 4, 5
 
 
 def spelled(grams: np.ndarray) -> list[str]:
-    """Columns as text, first word first."""
+    """Return columns as text, first word first."""
     names = {0: "<unk>", BOS: "<s>", EOS: "</s>", A: "a", B: "b", C: "c"}
     return [" ".join(names[int(word)] for word in column[::-1]) for column in grams.T]
 
 
-def test_windows_end_at_every_word_and_begin_with_sentence_starts() -> None:
+def test_windows_end_at_every_word_and_are_padded_with_sentence_starts() -> None:
     line = np.array([A, B, EOS, EOS, C, EOS], np.uint32)
     assert spelled(windows(line, 3)) == [
         *("<s> <s> a", "<s> a b", "a b </s>"),
@@ -59,29 +59,29 @@ def test_suffix_order_is_that_of_tuples(bits: int, rows: int) -> None:
 
 
 def test_levels_hold_adjusted_counts_and_raw_counts() -> None:
-    # a b / c b / a b: "b" follows two different words, three times; "<s> a" is counted as it occurs.
+    # a b / c b / a b: "b" occurs three times, after two different words; "<s> a" has its raw count.
     line = np.array([A, B, EOS, C, B, EOS, A, B, EOS], np.uint32)
-    found = levels(*combined(windows(line, 3), np.ones(9, np.int64), 3))
+    orders = levels(*combined(windows(line, 3), np.ones(9, np.int64), 3))
     tables = [
         {name: (int(count), int(raw)) for name, count, raw in zip(spelled(level.grams), level.counts, level.raw)}
-        for level in found
+        for level in orders
     ]
     assert tables == [
         {"</s>": (1, 3), "a": (1, 2), "b": (2, 3), "c": (1, 1)},
         {"b </s>": (2, 3), "<s> a": (2, 2), "a b": (1, 2), "c b": (1, 1), "<s> c": (1, 1)},
         {"a b </s>": (2, 2), "c b </s>": (1, 1), "<s> a b": (2, 2), "<s> c b": (1, 1)},
     ]
-    assert spelled(found[1].grams[:, found[2].suffix]) == ["b </s>", "b </s>", "a b", "c b"]
-    assert found[1].kept(1, 6).tolist() == [True, True, True, False, False]
-    assert found[1].kept(0, B).tolist() == [False, True, False, False, False]
-    # Sentence ends stay whatever the threshold.
-    assert found[0].kept(3, 6).tolist() == [True, False, False, False]
+    assert spelled(orders[1].grams[:, orders[2].suffix]) == ["b </s>", "b </s>", "a b", "c b"]
+    assert orders[1].kept(1, 6).tolist() == [True, True, True, False, False]
+    assert orders[1].kept(0, B).tolist() == [False, True, False, False, False]
+    # Sentence ends are kept at any threshold.
+    assert orders[0].kept(3, 6).tolist() == [True, False, False, False]
 
 
 def test_levels_of_nothing() -> None:
-    found = levels(np.zeros((3, 0), np.uint32), np.zeros(0, np.int64))
-    assert [(level.grams.shape, len(level.counts)) for level in found] == [((1, 0), 0), ((2, 0), 0), ((3, 0), 0)]
-    assert Tally.of(found[1].counts, found[1].kept(0, 9)) == Tally()
+    orders = levels(np.zeros((3, 0), np.uint32), np.zeros(0, np.int64))
+    assert [(level.grams.shape, len(level.counts)) for level in orders] == [((1, 0), 0), ((2, 0), 0), ((3, 0), 0)]
+    assert Tally.of(orders[1].counts, orders[1].kept(0, 9)) == Tally()
 
 
 def test_tally() -> None:
@@ -94,11 +94,11 @@ def test_tally() -> None:
 
 def test_discounts_by_hand() -> None:
     # Y = 10 / (10 + 2*5) = .5: D1 = 1 - 2*.5*5/10, D2 = 2 - 3*.5*2/5, D3+ = 3 - 4*.5*1/2
-    found, problem = estimated(2, Tally(ones=10, twos=5, threes=2, fours=1), None)
-    assert ((found.one, found.two, found.more), problem) == (pytest.approx((0.5, 1.4, 2.0)), None)
-    assert found.of(np.array([1, 2, 3, 7])).tolist() == pytest.approx([0.5, 1.4, 2.0, 2.0])
+    discounts, problem = estimated(2, Tally(ones=10, twos=5, threes=2, fours=1), None)
+    assert ((discounts.d1, discounts.d2, discounts.d3_plus), problem) == (pytest.approx((0.5, 1.4, 2.0)), None)
+    assert discounts.of(np.array([1, 2, 3, 7])).tolist() == pytest.approx([0.5, 1.4, 2.0, 2.0])
     ints = (np.array([value]) for value in (3, 1, 2, 4, 20))
-    assert found.freed(*ints)[0] == pytest.approx((3 * 0.5 + 1.4 + 2 * 2.0 + 4) / 20)
+    assert discounts.freed(*ints)[0] == pytest.approx((3 * 0.5 + 1.4 + 2 * 2.0 + 4) / 20)
 
 
 @pytest.mark.parametrize(
@@ -115,29 +115,29 @@ def test_discounts_by_hand() -> None:
 )
 def test_degenerate_counts(ones: int, twos: int, threes: int, fours: int, problem: str | None) -> None:
     tally = Tally(ones=ones, twos=twos, threes=threes, fours=fours)
-    found, why = estimated(3, tally, [0.5, 1.0])
-    assert why == problem
+    discounts, reason = estimated(3, tally, [0.5, 1.0])
+    assert reason == problem
     if problem is None:
-        assert found.more == pytest.approx(3 - 2 * fours / 2)
+        assert discounts.d3_plus == pytest.approx(3 - 2 * fours / 2)
         return
-    assert found == Discounts(0.5, 1.0, 1.0)
-    with pytest.raises(ContractError, match=rf"expected 3-grams .* found {problem} .*\[{ones}, {twos}, {threes}, "):
+    assert discounts == Discounts(0.5, 1.0, 1.0)
+    with pytest.raises(ContractError, match=rf"expected 3-grams .* got {problem} .*\[{ones}, {twos}, {threes}, "):
         estimated(3, tally, None)
 
 
-def test_contexts_answer_in_the_order_of_the_question() -> None:
+def test_sums_are_in_the_order_of_the_contexts_that_were_sent() -> None:
     line = np.array([A, B, EOS, C, B, EOS, A, B, EOS], np.uint32)
     level = levels(*combined(windows(line, 3), np.ones(9, np.int64), 3))[1]
     keep = np.array([True, True, True, False, True])  # c b is pruned
     for number in (1, 2, 3):
-        questions = sent(level, keep, number)
-        answers = [summed([question], Discounts(0.5, 1.0, 1.5), 3, np.zeros(0, np.uint64)) for question in questions]
-        seen = {}
-        for (contexts, _), answer in zip(questions, answers):
-            sums = answer.sums[0]
-            seen |= dict(zip(spelled(contexts), zip(sums.mass.tolist(), sums.freed.tolist())))
+        pairs = sent(level, keep, number)
+        totals = [summed([pair], Discounts(0.5, 1.0, 1.5), 3, np.zeros(0, np.uint64)) for pair in pairs]
+        by_context = {}
+        for (contexts, _), total in zip(pairs, totals):
+            sums = total.sums[0]
+            by_context |= dict(zip(spelled(contexts), zip(sums.mass.tolist(), sums.freed.tolist())))
         # b: "b </s>" 2; <s>: "<s> a" 2 and "<s> c" 1; a: "a b" 1; c: "c b" 1, pruned: all of it backs off
-        assert seen == {"b": (2, 0.5), "<s>": (3, 0.5), "a": (1, 0.5), "c": (1, 1.0)}
+        assert by_context == {"b": (2, 0.5), "<s>": (3, 0.5), "a": (1, 0.5), "c": (1, 1.0)}
 
 
 def test_owners_keep_suffixes_together() -> None:
@@ -150,26 +150,26 @@ def test_owners_keep_suffixes_together() -> None:
     assert (buckets(grams, 5)[::2] == buckets(grams[:, ::2], 5)).all()
 
 
-def test_letters_arrive_whole_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.perplexity.kneser_ney.arpa.PIECE_BYTES", 7)
+def test_messages_are_joined_from_rows_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.perplexity.kneser_ney.arpa.ROW_BYTES", 7)
     grams, counts = np.arange(15, dtype=np.uint32).reshape(3, 5), np.arange(5) - 2
-    pieces = [*letter(4, 1, 3, grams, counts), *letter(4, 0, 3, grams[:, :2], counts[:2]), *letter(4, 2, 3)]
-    found = received(reversed(pieces))
-    assert list(found) == [(3, 0), (3, 1)]
-    back, numbers = gram_arrays(found[3, 1], 3)
-    assert (back.tolist(), numbers.tolist()) == (grams.tolist(), counts.tolist())
+    rows = [*letter(4, 1, 3, grams, counts), *letter(4, 0, 3, grams[:, :2], counts[:2]), *letter(4, 2, 3)]
+    messages = received(reversed(rows))
+    assert list(messages) == [(3, 0), (3, 1)]
+    received_grams, received_counts = gram_arrays(messages[3, 1], 3)
+    assert (received_grams.tolist(), received_counts.tolist()) == (grams.tolist(), counts.tolist())
 
 
 def chunked(lines: list[bytes | None], num_tokens: int = 100, reserved: str = "refuse") -> list[list[bytes]]:
-    """The sentences of each chunk, spelled."""
-    found = []
+    """Return the words of each chunk as text."""
+    texts = []
     for chunk in chunks([pa.array(lines[:2], pa.binary()), pa.array(lines[2:], pa.binary())], num_tokens, reserved):
         words = [b"\n", *(word.as_py() for word in chunk.words)]
-        found.append(b" ".join(words[number] for number in chunk.line).split(b" "))
-    return found
+        texts.append(b" ".join(words[number] for number in chunk.line).split(b" "))
+    return texts
 
 
-def test_words_stand_between_spaces() -> None:
+def test_words_are_separated_by_spaces() -> None:
     lines = [b"a  b\tc\r", b"", None, b" \xff\xfe x\x00y \xc2\xa0 z\x0bz", b"one\ntwo  three"]
     assert chunked(lines) == [
         [
@@ -187,9 +187,9 @@ def test_words_stand_between_spaces() -> None:
 
 
 @pytest.mark.parametrize("word", [b"<s>", b"</s>", b"<unk>"])
-def test_reserved_words_are_refused_or_skipped(word: bytes) -> None:
+def test_reserved_words_are_rejected_or_skipped(word: bytes) -> None:
     lines = [b"a b", b"a " + word + b" b", word]
-    with pytest.raises(ContractError, match=f"found {word.decode()}; remove them or set reserved_words to skip"):
+    with pytest.raises(ContractError, match=rf"got {word.decode()}\. Set train_lm\.reserved_words = 'skip'\."):
         chunked(lines)
     assert chunked(lines, reserved="skip") == [[b"a", b"b", b"\n", b"a", b"b", b"\n", b"\n"]]
     assert chunked([b"<S> <UNK> </s>x"]) == [[b"<S>", b"<UNK>", b"</s>x", b"\n"]]
@@ -203,8 +203,8 @@ def test_every_line_is_read_once_at_any_cut(tmp_path: Path, text: bytes) -> None
     for range_bytes in (1, 2, 3, 5, 8, 100):
         for block_bytes in (1, 4, 1000):
             parts = find_ranges([str(path)], range_bytes=range_bytes)
-            found = [line for part in parts for lines in lines_of(part, block_bytes) for line in lines.to_pylist()]
-            assert found == expected, (range_bytes, block_bytes)
+            read = [line for part in parts for lines in lines_of(part, block_bytes) for line in lines.to_pylist()]
+            assert read == expected, (range_bytes, block_bytes)
     packed = tmp_path / "b.txt.gz"
     packed.write_bytes(gzip.compress(text[:5]) + gzip.compress(text[5:]))
     (part,) = find_ranges([str(packed)])
@@ -213,13 +213,13 @@ def test_every_line_is_read_once_at_any_cut(tmp_path: Path, text: bytes) -> None
 
 
 def test_wrong_inputs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train_lm.input: expected files of text, got none"):
+    with pytest.raises(ConfigError, match=r"train_lm.input: expected text files, got none\. Set train_lm\.input"):
         find_ranges([])
     with pytest.raises(ConfigError, match=r"train_lm.input: 1 problem.*(?s:.*)none-here.*"):
         find_ranges([str(tmp_path / "none-here*.txt")])
     broken = tmp_path / "broken.gz"
     broken.write_bytes(gzip.compress(b"a b c\n" * 1000)[:30])
-    with pytest.raises(ContractError, match=r"broken.gz: expected gzip, got .*\. Replace the file"):
+    with pytest.raises(ContractError, match=r"broken.gz: expected a gzip file, got .*\. Replace the file"):
         list(lines_of(Range(str(broken), "broken.gz", 0, None)))
 
 
@@ -227,12 +227,12 @@ def test_wrong_inputs(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"order": 0}, "greater than or equal to 1"),
-        ({"order": 2, "prune": [0, 0, 1]}, r"at most 2 thresholds.*found \[0, 0, 1\]"),
-        ({"prune": [0, 2, 1]}, r"do not decrease, found \[0, 2, 1\]"),
-        ({"prune": [-1]}, r"thresholds >= 0 .*found \[-1\]"),
-        ({"discount_fallback": []}, r"1 to 3 discounts, found \[\]"),
-        ({"discount_fallback": [0.5, 2.1]}, r"of count i in \[0, i\], found \[0.5, 2.1\]"),
-        ({"vocab_pad": 9, "interpolate_unigrams": False}, "found interpolate_unigrams = false"),
+        ({"order": 2, "prune": [0, 0, 1]}, r"at most 2 thresholds.*got \[0, 0, 1\]\. Remove 1 of them"),
+        ({"prune": [0, 2, 1]}, r"do not decrease, got \[0, 2, 1\]"),
+        ({"prune": [-1]}, r"thresholds >= 0 .*got \[-1\]"),
+        ({"discount_fallback": []}, r"1 to 3 discounts, got \[\]"),
+        ({"discount_fallback": [0.5, 2.1]}, r"of count i in \[0, i\], got \[0.5, 2.1\]"),
+        ({"vocab_pad": 9, "interpolate_unigrams": False}, r"got interpolate_unigrams = false\. Remove vocab_pad"),
         ({"reserved_words": "keep"}, "'refuse' or 'skip'"),
         ({"memory": "2g"}, "Extra inputs are not permitted"),
     ],

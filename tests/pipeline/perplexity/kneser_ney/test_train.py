@@ -1,4 +1,4 @@
-"""The trainer on Spark: the same bytes at any partitioning, equal to the reference, to lmplz, and read by kenlm."""
+"""Tests of the trainer on Spark: the same bytes at any partitioning, equal to the reference and to lmplz."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ FALLBACK = [0.5, 1, 1.5]
 
 @pytest.fixture
 def lmplz(tmp_path: Path) -> Any:
-    """lmplz as a function of text and arguments; the test is skipped where it is not installed."""
+    """Return lmplz as a function of text and arguments; skip the test if lmplz is not installed."""
     program = shutil.which("lmplz")
     if program is None:
         pytest.skip("no lmplz on the PATH; build it from the source distribution of kenlm (cmake, make lmplz)")
@@ -38,17 +38,17 @@ def lmplz(tmp_path: Path) -> Any:
 
 
 def arguments(config: TrainLmConfig) -> list[str]:
-    """The settings as lmplz takes them."""
-    found = ["-o", str(config.order)]
+    """Return the settings as options of lmplz."""
+    options = ["-o", str(config.order)]
     if config.prune:
-        found += ["--prune", *map(str, config.prune)]
+        options += ["--prune", *map(str, config.prune)]
     if config.discount_fallback:
-        found += ["--discount_fallback", *map(str, config.discount_fallback)]
+        options += ["--discount_fallback", *map(str, config.discount_fallback)]
     if not config.interpolate_unigrams:
-        found += ["--interpolate_unigrams", "0"]
+        options += ["--interpolate_unigrams", "0"]
     if config.vocab_pad:
-        found += ["--vocab_pad", str(config.vocab_pad)]
-    return found
+        options += ["--vocab_pad", str(config.vocab_pad)]
+    return options
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_reference_is_lmplz(lmplz: Any, settings: dict[str, Any]) -> None:
 
 
 def test_lmplz_counts_the_last_ngram_of_an_order_raw(lmplz: Any) -> None:
-    """Its one slip, seen if the last new word comes twice; not followed here: it depends on the order of lines."""
+    """This bug of lmplz shows if the last new word occurs twice; it is not copied, as it depends on the line order."""
     text = [line for line in some_text(5) if "zzz" not in line] + ["the end zzz", "the end zzz"]
     config = TrainLmConfig(order=3, discount_fallback=FALLBACK)
     theirs, plain = lmplz(text, *arguments(config)), Reference(text, config).entries()
@@ -80,7 +80,7 @@ def test_lmplz_counts_the_last_ngram_of_an_order_raw(lmplz: Any) -> None:
     assert max(abs(theirs[gram][0] - plain[gram][0]) for gram in plain) > 1e-5
 
 
-def test_a_list_of_words_as_lmplz_takes_it(lmplz: Any, tmp_path: Path) -> None:
+def test_a_list_of_words_as_in_lmplz(lmplz: Any, tmp_path: Path) -> None:
     text = some_text(6)
     (tmp_path / "words.txt").write_text("w1 w2\nw3\tw9 zzz never\n")
     config = TrainLmConfig(order=3, prune=[0, 0, 1], discount_fallback=FALLBACK)
@@ -90,7 +90,7 @@ def test_a_list_of_words_as_lmplz_takes_it(lmplz: Any, tmp_path: Path) -> None:
 
 @pytest.fixture
 def train(spark: Any, tmp_path: Path) -> Iterator[Any]:
-    """Training on Spark as a function of lines and settings; the path of the model."""
+    """Return a function that trains on Spark with lines and settings and returns the path of the ARPA file."""
     from pipeline.perplexity.kneser_ney.train import train_lm
 
     def run(lines: list[str], name: str = "model.arpa", **settings: Any) -> Path:
@@ -109,16 +109,16 @@ def train(spark: Any, tmp_path: Path) -> Iterator[Any]:
 def test_any_partitioning_gives_the_same_files(train: Any, settings: dict[str, Any]) -> None:
     text = some_text(1, lines=600, words=400)
     settings = {**settings, "discount_fallback": FALLBACK}
-    one = train(text, "one.arpa", partitions=1, **settings)
+    single = train(text, "single.arpa", partitions=1, **settings)
     random.Random(1).shuffle(text)
     many = train(text, "many.arpa", partitions=5, chunk_tokens=300, **settings)
-    assert one.read_bytes() == many.read_bytes()
-    assert_equal(read_arpa(one), Reference(text, TrainLmConfig(**settings)).entries())
-    report = json.loads((one.parent / "one.arpa.json").read_text())
-    assert report["sha256"] == sha256_of(str(one))
-    again = json.loads((one.parent / "many.arpa.json").read_text())
-    assert report | {"inputs": again["inputs"]} == again
-    assert again["inputs"] == {"text.txt": sha256_of(str(one.parent / "text.txt"))}
+    assert single.read_bytes() == many.read_bytes()
+    assert_equal(read_arpa(single), Reference(text, TrainLmConfig(**settings)).entries())
+    report = json.loads((single.parent / "single.arpa.json").read_text())
+    assert report["sha256"] == sha256_of(str(single))
+    other = json.loads((single.parent / "many.arpa.json").read_text())
+    assert report | {"inputs": other["inputs"]} == other
+    assert other["inputs"] == {"text.txt": sha256_of(str(single.parent / "text.txt"))}
 
 
 @pytest.mark.spark
@@ -159,13 +159,15 @@ def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path
     empty = train(["", ""], "empty.arpa", order=2, discount_fallback=FALLBACK, partitions=2)
     assert_equal(read_arpa(empty), Reference(["", ""], TrainLmConfig(order=2, discount_fallback=FALLBACK)).entries())
 
-    with pytest.raises(ConfigError, match=r"input: expected to be read, got \['x'\] and a DataFrame"):
+    with pytest.raises(ConfigError, match=r"input: expected no files in addition to a DataFrame, got \['x'\]\. Remove"):
         train_lm_on(spark, frame, {}, TrainLmConfig(input=["x"]), str(tmp_path / "x.arpa"))
     with pytest.raises(ConfigError, match=r"train_lm.limit_vocab: 1 problem(?s:.*)no-list.txt"):
         train_lm(spark, TrainLmConfig(input=[str(limit)], limit_vocab="no-list.txt"), str(tmp_path / "x.arpa"))
-    with pytest.raises(ContractError, match=r"found no 1-gram with an adjusted count of 2 .*set discount_fallback"):
+    with pytest.raises(
+        ContractError, match=r"got no 1-gram with an adjusted count of 2 .*Set train_lm\.discount_fallback"
+    ):
         train(["a b", "a b"], "x.arpa")
-    with pytest.raises(ContractError, match=r"found <unk>; remove them or set reserved_words to skip"):
+    with pytest.raises(ContractError, match=r"got <unk>\. Set train_lm\.reserved_words = 'skip'\."):
         train(["a <unk> b"], "x.arpa")
     (tmp_path / "none.txt").touch()
     with pytest.raises(ContractError, match=r"expected sentences, got none in none.txt"):

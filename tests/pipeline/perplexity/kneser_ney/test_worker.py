@@ -1,4 +1,4 @@
-"""The whole training without Spark: the parts' own functions against a plain reference, at any partitioning."""
+"""Tests of the training without Spark: the workers' functions against a plain reference, at any partitioning."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.perplexity.kneser_ney import worker as parts
+from pipeline.perplexity.kneser_ney import worker
 from pipeline.perplexity.kneser_ney.arpa import write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.estimate import EOS, check, plan_of, smoothing_of
@@ -24,10 +24,10 @@ Entries = dict[Gram, tuple[float, float]]
 
 
 class Reference:
-    """Interpolated modified Kneser-Ney over tuples of words, straight from the definitions; slow and plain.
+    """Interpolated modified Kneser-Ney smoothing over tuples of words, directly from the definitions; slow.
 
-    `quirk` repeats a slip of lmplz: into the counts of counts of an order below the highest, the last n-gram in the
-    order of its word ids (first come, first numbered) goes with its raw count instead of its adjusted one.
+    `quirk` repeats a bug of lmplz. In the counts of counts of an order below the highest, the last n-gram by word ids
+    (numbered by first occurrence) has its raw count instead of its adjusted count.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Reference:
                 for size in range(1, min(self.order, end + 1) + 1):
                     self.raw[size - 1][tuple(words[end + 1 - size : end + 1])] += 1
         self.adjusted = [self._adjusted(size) for size in range(1, self.order + 1)]
-        self.keep = [{gram for gram in level if self._stays(gram)} for level in self.raw]
+        self.keep = [{gram for gram in level if self._is_kept(gram)} for level in self.raw]
         self.quirk = (
             {max(level, key=lambda gram: [ids[word] for word in gram[::-1]]) for level in self.raw} if quirk else set()
         )
@@ -58,19 +58,19 @@ class Reference:
         before = Counter(gram[1:] for gram in self.raw[size])
         return Counter({gram: raw if gram[0] == "<s>" else before[gram] for gram, raw in self.raw[size - 1].items()})
 
-    def _stays(self, gram: Gram) -> bool:
-        known = self.allowed is None or set(gram) <= self.allowed | {"<s>", "</s>"}
-        enough = self.raw[len(gram) - 1][gram] > self.config.thresholds()[len(gram) - 1]
-        return gram == ("</s>",) or (known and enough)
+    def _is_kept(self, gram: Gram) -> bool:
+        is_allowed = self.allowed is None or set(gram) <= self.allowed | {"<s>", "</s>"}
+        is_frequent = self.raw[len(gram) - 1][gram] > self.config.thresholds()[len(gram) - 1]
+        return gram == ("</s>",) or (is_allowed and is_frequent)
 
     def _discounts(self, size: int) -> list[float]:
         last = self.quirk if size < self.order else set()
         counts = Counter((self.raw if gram in last else self.adjusted)[size - 1][gram] for gram in self.raw[size - 1])
         try:
             share = counts[1] / (counts[1] + 2 * counts[2])
-            found = [i - (i + 1) * share * counts[i + 1] / counts[i] for i in (1, 2, 3)]
-            if all(0 <= value <= i for i, value in enumerate(found, 1)):
-                return [0.0, *found]
+            discounts = [i - (i + 1) * share * counts[i + 1] / counts[i] for i in (1, 2, 3)]
+            if all(0 <= value <= i for i, value in enumerate(discounts, 1)):
+                return [0.0, *discounts]
         except ZeroDivisionError:
             pass
         fallback = self.config.discount_fallback
@@ -79,43 +79,43 @@ class Reference:
         return [0.0, *fallback, *[fallback[-1]] * (3 - len(fallback))]
 
     def freed(self, context: Gram) -> float:
-        """What a context frees, exactly rounded."""
+        """Return the freed share of a context, exactly rounded."""
         size = len(context)
         table = self.adjusted[size]
         followers = self.followers[context]
-        taken = [self.discounts[size][min(3, table[g])] if g in self.keep[size] else table[g] for g in followers]
-        return math.fsum(taken) / sum(table[gram] for gram in followers)
+        discounted = [self.discounts[size][min(3, table[g])] if g in self.keep[size] else table[g] for g in followers]
+        return math.fsum(discounted) / sum(table[gram] for gram in followers)
 
     def probability(self, gram: Gram) -> float:
-        """p(last word | words before)."""
+        """Return p(last word | words before)."""
         if gram == ("<s>",):
             return 1.0
-        size, even = len(gram), 1 / max(len(self.keep[0]) + 1, self.config.vocab_pad or 0)
+        size, uniform = len(gram), 1 / max(len(self.keep[0]) + 1, self.config.vocab_pad or 0)
         context = gram[:-1]
         if gram == ("<unk>",):
-            return self.freed(()) * (even if self.config.interpolate_unigrams else 1)
+            return self.freed(()) * (uniform if self.config.interpolate_unigrams else 1)
         count = self.adjusted[size - 1][gram]
-        own = (count - self.discounts[size - 1][min(3, count)]) / sum(
+        discounted = (count - self.discounts[size - 1][min(3, count)]) / sum(
             self.adjusted[size - 1][other] for other in self.followers[context]
         )
         if size == 1:
-            return own + (self.freed(()) * even if self.config.interpolate_unigrams else 0)
-        return own + self.freed(context) * self.probability(gram[1:])
+            return discounted + (self.freed(()) * uniform if self.config.interpolate_unigrams else 0)
+        return discounted + self.freed(context) * self.probability(gram[1:])
 
     def entries(self) -> Entries:
-        """log10 of probability and back-off of every line of the model."""
+        """Return the log10 probability and back-off weight of every line of the model."""
         grams = [("<unk>",), ("<s>",), *itertools.chain(*self.keep)]
-        found = {}
+        entries = {}
         for gram in grams:
             weight = self.freed(gram) if len(gram) < self.order and self.followers.get(gram) else 1.0
-            found[gram] = (min(0.0, math.log10(self.probability(gram))), math.log10(weight))
-        return found
+            entries[gram] = (min(0.0, math.log10(self.probability(gram))), math.log10(weight))
+        return entries
 
 
 def read_arpa(path: Path) -> Entries:
-    """The lines of a model in their order; the counts of its head are checked."""
-    found: Entries = {}
-    expected, seen, size = {}, Counter(), 0
+    """Read the lines of an ARPA file in order, and check the counts in its header."""
+    entries: Entries = {}
+    expected, num_lines, size = {}, Counter(), 0
     for line in path.read_text(encoding="utf-8").split("\n"):
         if line.startswith("ngram "):
             order, count = line.removeprefix("ngram ").split("=")
@@ -127,21 +127,21 @@ def read_arpa(path: Path) -> Entries:
             words = tuple(gram.split(" "))
             assert len(words) == size
             assert bool(weight) == (size < max(expected))
-            found[words] = (float(value), float(weight[0]) if weight else 0.0)
-            seen[size] += 1
-    assert {order: seen[order] for order in expected} == expected
-    return found
+            entries[words] = (float(value), float(weight[0]) if weight else 0.0)
+            num_lines[size] += 1
+    assert {order: num_lines[order] for order in expected} == expected
+    return entries
 
 
-def assert_equal(found: Entries, expected: Entries, tolerance: float = 1e-6) -> None:
-    """Same n-grams, probabilities and back-offs."""
-    assert found.keys() == expected.keys()
-    worst = max(abs(found[gram][side] - expected[gram][side]) for gram in found for side in (0, 1))
-    assert worst < tolerance, worst
+def assert_equal(actual: Entries, expected: Entries, tolerance: float = 1e-6) -> None:
+    """Assert that two models have the same n-grams, probabilities and back-off weights."""
+    assert actual.keys() == expected.keys()
+    largest = max(abs(actual[gram][side] - expected[gram][side]) for gram in actual for side in (0, 1))
+    assert largest < tolerance, largest
 
 
-class Mail:
-    """Spark's shuffle: letters by target, their pieces in a random order."""
+class Shuffle:
+    """A stand-in for Spark's shuffle: messages by target, their rows in a random order."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], seed: int):
         self._targets: dict[int, list[pa.RecordBatch]] = defaultdict(list)
@@ -150,22 +150,22 @@ class Mail:
         self._random = random.Random(seed)
 
     def to(self, target: int) -> Iterator[pa.RecordBatch]:
-        """What a target receives."""
-        letters = self._targets[target]
-        self._random.shuffle(letters)
-        return iter(letters)
+        """Return the rows of all messages to a target."""
+        rows = self._targets[target]
+        self._random.shuffle(rows)
+        return iter(rows)
 
 
 def train(
     folder: Path, lines: list[bytes], config: TrainLmConfig, bounds: list[int], allowed: set[str] | None = None
 ) -> Path:
-    """The steps of the training with lists for shuffles; a part begins at each bound."""
+    """Run the phases of the training without Spark; a part starts at each bound. Return the path of the ARPA file."""
     scratch = Store(str(folder / "scratch"))
-    chunks = parts.write_chunks([pa.array(lines, pa.binary())], scratch, config)["chunks"]
+    chunks = worker.write_chunks([pa.array(lines, pa.binary())], scratch, config)["chunks"]
     rows = [
         row
         for number, chunk in enumerate(chunks)
-        for batch in parts.chunk_words(scratch, number, chunk["words"])
+        for batch in worker.chunk_words(scratch, number, chunk["words"])
         for row in batch.to_pylist()
     ]
     outside = {row["word"]: allowed is not None and row["word"].decode() not in allowed for row in rows}
@@ -175,43 +175,48 @@ def train(
     )
     half = len(listed) // 2
     entries = [
-        parts.write_vocabulary(scratch, iter([frame[:half]])),
-        parts.write_vocabulary(scratch, iter([frame[half:]])),
+        worker.write_vocabulary(scratch, iter([frame[:half]])),
+        worker.write_vocabulary(scratch, iter([frame[half:]])),
     ]
     number = len(bounds) + 1
     plan = plan_of(config, scratch, entries, number)
-    known = (batch for file in plan.vocabulary for batch in parts.word_ids(scratch, *file))
-    ids = {row["word"]: row["id"] for batch in known for row in batch.to_pylist()}
+    batches = (batch for file in plan.vocabulary for batch in worker.word_ids(scratch, *file))
+    ids = {row["word"]: row["id"] for batch in batches for row in batch.to_pylist()}
     encoded = []
     for index, chunk in enumerate(chunks):
-        mine = [row for row in rows if row["chunk"] == index]
-        given = {
-            "number": pa.array([0, *(row["number"] for row in mine)], pa.int32()),
-            "id": pa.array([EOS, *(ids[row["word"]] for row in mine)], pa.int64()),
+        chunk_rows = [row for row in rows if row["chunk"] == index]
+        columns = {
+            "number": pa.array([0, *(row["number"] for row in chunk_rows)], pa.int32()),
+            "id": pa.array([EOS, *(ids[row["word"]] for row in chunk_rows)], pa.int64()),
         }
-        encoded.append(parts.encode_chunk(plan, chunk["line"], iter([pa.RecordBatch.from_pydict(given)])))
+        encoded.append(worker.encode_chunk(plan, chunk["line"], iter([pa.RecordBatch.from_pydict(columns)])))
     plan = replace(plan, bounds=np.array(bounds, np.uint64))
-    counts = Mail((b for index, line in enumerate(encoded) for b in parts.count_chunk(plan, index, line["path"])), 1)
-    merged = [parts.merge_counts(plan, counts.to(part)) for part in range(number)]
+    counts = Shuffle(
+        (b for index, line in enumerate(encoded) for b in worker.count_chunk(plan, index, line["path"])), 1
+    )
+    merged = [worker.merge_counts(plan, counts.to(part)) for part in range(number)]
     smoothing = smoothing_of(config, plan, merged)
-    asked = Mail((b for part in range(number) for b in parts.send_contexts(plan, part, merged[part]["path"])), 2)
+    contexts = Shuffle((b for part in range(number) for b in worker.send_contexts(plan, part, merged[part]["path"])), 2)
     buckets = range(number * (config.order - 1))
-    answered = Mail(
-        (b for bucket in buckets for b in parts.answer_contexts(plan, smoothing, bucket, asked.to(bucket))), 3
+    sums = Shuffle(
+        (b for bucket in buckets for b in worker.answer_contexts(plan, smoothing, bucket, contexts.to(bucket))), 3
     )
     sections = [
-        parts.finish_part(plan, smoothing, merged[part]["path"], part, answered.to(part))["sections"]
+        worker.finish_part(plan, smoothing, merged[part]["path"], part, sums.to(part))["sections"]
         for part in range(number)
     ]
-    found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
-    assert found == smoothing.lines()
+    num_lines = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
+    assert num_lines == smoothing.lines()
     paths = [[section[order]["path"] for section in sections] for order in range(config.order)]
-    write_arpa(scratch, paths, found, Store(str(folder)), "model.arpa")
+    write_arpa(scratch, paths, num_lines, Store(str(folder)), "model.arpa")
     return folder / "model.arpa"
 
 
 def some_text(seed: int, lines: int = 120, words: int = 60) -> list[str]:
-    """Lines of skewed words, some lines empty, some repeated; the last word is new, so lmplz's slip changes nothing."""
+    """Return lines of words with a skewed distribution, some lines empty, some repeated.
+
+    The last word is new, so the bug of lmplz changes nothing.
+    """
     chosen = random.Random(seed)
     weights = [1 / (rank + 1) for rank in range(words)]
     names = [f"w{rank}" if rank % 7 else f"ä{rank}" for rank in range(words)]
@@ -232,7 +237,7 @@ SETTINGS = [
 
 
 def bounds_for(number: int) -> list[int]:
-    """Bounds inside words, between words, around specials: (last word, word before)."""
+    """Return bounds inside words, between words, and around special words: (last word, word before)."""
     pairs = [(2, 1), (2, 9), (3, 0), (7, 0), (7, 12), (7, 30), (20, 5), (21, 0), (63, 1)]
     return [(last << 32) | before for last, before in pairs[:number]]
 
@@ -252,24 +257,24 @@ def test_any_partitioning_gives_the_bytes_of_the_reference(tmp_path: Path, setti
         )
         models.add(model.read_bytes())
     assert len(models) == 1
-    found = read_arpa(model)
-    assert_equal(found, Reference(text, config).entries())
+    entries = read_arpa(model)
+    assert_equal(entries, Reference(text, config).entries())
     # Suffix order, words by their bytes, <unk>, <s> and </s> first.
     rank = {"<unk>": b"", "<s>": b"\0", "</s>": b"\1"}
-    keys = [(len(gram), [rank.get(word, word.encode()) for word in gram[::-1]]) for gram in found]
+    keys = [(len(gram), [rank.get(word, word.encode()) for word in gram[::-1]]) for gram in entries]
     assert keys == sorted(keys)
 
 
 def test_every_context_sums_to_one(tmp_path: Path) -> None:
     text = some_text(3)
     config = TrainLmConfig(order=3, prune=[0, 0, 1], discount_fallback=[0.5, 1, 1.5])
-    found = read_arpa(train(tmp_path, [line.encode() for line in text], config, bounds_for(5)))
-    words = [gram[0] for gram in found if len(gram) == 1 and gram != ("<s>",)]
+    entries = read_arpa(train(tmp_path, [line.encode() for line in text], config, bounds_for(5)))
+    words = [gram[0] for gram in entries if len(gram) == 1 and gram != ("<s>",)]
 
     def log_probability(gram: Gram) -> float:
-        if gram in found:
-            return found[gram][0]
-        return found.get(gram[:-1], (0.0, 0.0))[1] + log_probability(gram[1:])
+        if gram in entries:
+            return entries[gram][0]
+        return entries.get(gram[:-1], (0.0, 0.0))[1] + log_probability(gram[1:])
 
     for context in [(), ("w1",), ("<s>",), ("<s>", "w1"), ("w2", "w1"), ("w5", "<unk>")]:
         assert math.fsum(10 ** log_probability((*context, word)) for word in words) == pytest.approx(1, abs=1e-5)
@@ -279,26 +284,25 @@ def test_words_outside_the_list_are_left_out(tmp_path: Path) -> None:
     text = some_text(4)
     config = TrainLmConfig(order=3, prune=[0, 0, 1], discount_fallback=[0.5, 1, 1.5])
     allowed = {"w1", "w2", "w3", "w5", "ä7", "zzz", "never"}
-    found = read_arpa(train(tmp_path, [line.encode() for line in text], config, bounds_for(4), allowed))
-    assert {gram[0] for gram in found if len(gram) == 1} == {*(allowed - {"never"}), "<s>", "</s>", "<unk>"}
-    assert_equal(found, Reference(text, config, allowed).entries())
+    entries = read_arpa(train(tmp_path, [line.encode() for line in text], config, bounds_for(4), allowed))
+    assert {gram[0] for gram in entries if len(gram) == 1} == {*(allowed - {"never"}), "<s>", "</s>", "<unk>"}
+    assert_equal(entries, Reference(text, config, allowed).entries())
 
 
 def test_one_word_and_no_word(tmp_path: Path) -> None:
     config = TrainLmConfig(order=4, discount_fallback=[0.5, 1, 1.5])
     for name, text in {"word": ["a"], "empty": ["", ""], "mixed": ["", "a a a a a a"]}.items():
-        found = read_arpa(train(tmp_path / name, [line.encode() for line in text], config, bounds_for(3)))
-        assert_equal(found, Reference(text, config).entries())
+        entries = read_arpa(train(tmp_path / name, [line.encode() for line in text], config, bounds_for(3)))
+        assert_equal(entries, Reference(text, config).entries())
 
 
-def test_degenerate_text_is_refused_with_its_counts(tmp_path: Path) -> None:
-    with pytest.raises(
-        ContractError, match=r"found no 1-gram with an adjusted count of 2 \(counts of counts 1 to 4: \["
-    ):
+def test_degenerate_text_is_rejected_with_its_counts(tmp_path: Path) -> None:
+    message = r"got no 1-gram with an adjusted count of 2 \(counts of counts 1 to 4: \["
+    with pytest.raises(ContractError, match=message):
         train(tmp_path, [b"a b c"], TrainLmConfig(order=2), [])
 
 
 def test_sums_that_do_not_match_stop_the_run() -> None:
     check(3, 3, 2)
-    with pytest.raises(ContractError, match="expected sums for 4 2-grams of a part, got 3"):
+    with pytest.raises(ContractError, match=r"expected sums for 4 2-grams of a part, got 3\. Run the training again\."):
         check(4, 3, 2)
