@@ -90,7 +90,7 @@ def url_key(url: str) -> bytes:
 
 
 def surt(url: str) -> str:
-    """Return the sort-friendly form of a URL, `com,example,www)/a?b` for `https://www.example.com/a?b`."""
+    """Return the sort-friendly form, `com,example,www)/a?b` for `https://www.example.com/a?b`; never raises."""
     host, rest = _parts(url)
     return f"{','.join(reversed(host.split('.')))}){rest}" if host else url
 
