@@ -21,10 +21,10 @@ FROM_INPUT = "input:"
 class Walk:
     """The traversal from tables back to their sources; every version is visited once."""
 
-    def __init__(self, run: Store, growing: Growing, verify: bool):
+    def __init__(self, run: Store, builder: Growing, verify: bool):
         self.run = run
         self.current = read_run(run).tables
-        self.growing = growing
+        self.builder = builder
         self.verify = verify
         self.manifests: dict[str, Manifest] = {}
         self.nodes: dict[str, str] = {}
@@ -40,7 +40,7 @@ class Walk:
             self._read(name, version, expected)
         manifest = self.manifests.get(folder)
         if manifest is not None and expected is not None and manifest.digest != expected:
-            self.growing.add_break(
+            self.builder.add_break(
                 self.nodes[folder],
                 f"{folder}: expected {expected[:12]}, got {manifest.digest[:12]}. Restore the altered manifest.",
             )
@@ -59,8 +59,8 @@ class Walk:
         except ContractError as error:
             self.nodes[folder] = folder
             is_current = self._is_current(name, version)
-            self.growing.add(Node(folder, "table", name, expected or "", {}, is_current=is_current))
-            self.growing.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
+            self.builder.add(Node(folder, "table", name, expected or "", {}, is_current=is_current))
+            self.builder.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
             return
         self.manifests[folder] = manifest
         sources, base = self._sources(manifest), posixpath.basename(version)
@@ -71,17 +71,17 @@ class Walk:
             self._join(self._steps[step], held, sources)
         else:
             self._steps[step] = self.nodes[folder] = folder
-            self.growing.add(self._node(held), *sources, *self._parents(held))
+            self.builder.add(self._node(held), *sources, *self._parents(held))
         if self.verify:
             self._verify(held)
 
     def _join(self, key: str, held: Held, sources: Sequence[str]) -> None:
         """Add a table to the node of another table of its step."""
-        first = self.growing.nodes[key]
+        first = self.builder.nodes[key]
         self.nodes[held.folder] = key
         # The node is named after the step's first table, whatever the order in which its tables are visited.
         tables = tuple(sorted((*first.tables, held), key=lambda table: _rank(table.manifest, table.name)))
-        self.growing.add(_node_of(key, tables, first.is_current), *sources)
+        self.builder.add(_node_of(key, tables, first.is_current), *sources)
 
     def _node(self, held: Held) -> Node:
         name, version = held.folder.split("/", 1)
@@ -112,7 +112,7 @@ class Walk:
         """Add the node of the files of a crawl; returns its key."""
         digest = digest_of([entry.model_dump() for entry in files])
         counts = {"files": len(files), "bytes": sum(entry.bytes for entry in files)}
-        return self.growing.add(
+        return self.builder.add(
             Node(f"inputs/{digest[:12]}", "inputs", "files of the crawl", digest, counts, files=tuple(files))
         )
 
@@ -120,7 +120,7 @@ class Walk:
         """Add the node of a table of an earlier snapshot; returns its key."""
         key, counts = f"outside/{entry.sha256[:12]}", {"bytes": entry.bytes}
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
-        return self.growing.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
+        return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
     def _parents(self, held: Held) -> list[str]:
         """Add the takedown that made a dataset, and the version before it; returns the key of the takedown, if any."""
@@ -135,22 +135,22 @@ class Walk:
             parent = read_parent(run, descent.id, DATASET)
             taken = ancestry(run, held.manifest)[0]
         except ContractError as error:
-            self.growing.add_break(held.folder, str(error).removeprefix(f"{run.uri}/"))
+            self.builder.add_break(held.folder, str(error).removeprefix(f"{run.uri}/"))
             return []
         earlier = Held(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before
-        self.growing.add(_node_of(before, (earlier,), False), *self._parents(earlier))
+        self.builder.add(_node_of(before, (earlier,), False), *self._parents(earlier))
         counts = {"documents removed": len(taken.documents), "tokens": taken.num_tokens}
         digest = self.run.sha256(certificate)
         node = Node(certificate, "takedown", "takedown", digest, counts, taken.made, taken.code_version, (taken.mode,))
-        return [self.growing.add(node, before)]
+        return [self.builder.add(node, before)]
 
     def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
         """Return the descent of a version from a takedown, if it has one; an invalid descent is a break."""
         try:
             return descent_of(manifest)
         except ContractError as error:
-            self.growing.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
+            self.builder.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
             return None
 
     def _verify(self, held: Held) -> None:
@@ -160,7 +160,7 @@ class Walk:
             path = held.manifest.run.paths[entry.key]
             digest = folder.sha256(path) if folder.exists(path) else "no file"
             if digest != entry.sha256:
-                self.growing.add_break(
+                self.builder.add_break(
                     self.nodes[held.folder],
                     f"{held.folder}/{path}: expected {entry.sha256[:12]}, got {digest[:12]}. Restore the file.",
                 )

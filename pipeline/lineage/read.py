@@ -23,7 +23,7 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
     for name, version in walk.current.items():
         walk.visit(name, version)
     add_training(walk, verify)
-    return walk.growing.done()
+    return walk.builder.done()
 
 
 def check_lineage(lineage: Lineage, where: str) -> None:

@@ -28,8 +28,8 @@ def add_mix(walk: Walk, digest: str, at: str | None) -> str:
     run, path = walk.run, f"train/mix-{digest[:12]}.toml"
     actual = run.sha256(path) if run.exists(path) else "no file"
     if actual != digest:
-        key = walk.growing.add(Node(path, "mix", "mix", digest, {}, at))
-        walk.growing.add_break(key, f"{path}: expected {digest[:12]}, got {actual[:12]}. Restore the file.")
+        key = walk.builder.add(Node(path, "mix", "mix", digest, {}, at))
+        walk.builder.add_break(key, f"{path}: expected {digest[:12]}, got {actual[:12]}. Restore the file.")
         return key
     mix = parse_mix(run.read_bytes(path), path)
     known = {manifest.digest: walk.nodes[version] for version, manifest in walk.manifests.items()}
@@ -38,7 +38,7 @@ def add_mix(walk: Walk, digest: str, at: str | None) -> str:
         notes.append(f"measured on dataset {mix.dataset[:12]}")
     notes.append(", ".join(f"{name} {part.share:.4g}" for name, part in mix.sources.items()))
     node = Node(path, "mix", "mix", digest, {"sources": len(mix.sources)}, at, notes=tuple(notes))
-    return walk.growing.add(node, *([known[mix.dataset]] if mix.dataset in known else []))
+    return walk.builder.add(node, *([known[mix.dataset]] if mix.dataset in known else []))
 
 
 QUARANTINE_NAME = "train/quarantine.jsonl"
@@ -90,8 +90,8 @@ def growths(run: Store) -> list[Growth]:
 class Quarantines:
     """The extensions of a run's quarantine list, each added to the lineage after the rewind that it belongs to."""
 
-    def __init__(self, run: Store, growing: Growing):
-        self._growing, self._growths = growing, growths(run)
+    def __init__(self, run: Store, builder: Growing):
+        self._builder, self._extensions = builder, growths(run)
         self._added: set[str] = set()
         self._skipped: set[str] = set()
 
@@ -99,17 +99,17 @@ class Quarantines:
         """Add the documents that the rewind from `step` with this key put into quarantine."""
         if not doc_ids:
             return
-        growth = next((own for own in self._growths if (own.step, own.doc_ids) == (step, tuple(doc_ids))), None)
-        if growth is None:
-            known = {doc_id for own in self._growths for doc_id in own.doc_ids}
+        extension = next((own for own in self._extensions if (own.step, own.doc_ids) == (step, tuple(doc_ids))), None)
+        if extension is None:
+            known = {doc_id for own in self._extensions for doc_id in own.doc_ids}
             lacking = sum(doc_id not in known for doc_id in doc_ids)
-            self._growing.add_break(
+            self._builder.add_break(
                 rewind,
                 f"{rewind}: expected {len(doc_ids)} quarantined document(s) of step {step} in {QUARANTINE_NAME}, "
                 f"got {len(doc_ids) - lacking}. Restore the file.",
             )
-        elif growth.key not in self._added:
-            self._add(growth, rewind)
+        elif extension.key not in self._added:
+            self._add(extension, rewind)
 
     def skipped_for(self, reasons: Sequence[str], source: str) -> list[str]:
         """Return the keys of the extensions for which samples are skipped, by the reasons in the skip list, each once.
@@ -119,26 +119,26 @@ class Quarantines:
         """
         steps = {int(step) for reason in reasons for step in IN_STEP.findall(reason)}
         follows = FOLLOWED in reasons
-        skipped = [own for own in self._growths if own.key not in self._skipped and (follows or own.step in steps)]
-        for growth in skipped:
-            if growth.key not in self._added:
-                self._add(growth, source)
-        self._skipped |= {growth.key for growth in skipped}
-        return [growth.key for growth in skipped]
+        skipped = [own for own in self._extensions if own.key not in self._skipped and (follows or own.step in steps)]
+        for extension in skipped:
+            if extension.key not in self._added:
+                self._add(extension, source)
+        self._skipped |= {extension.key for extension in skipped}
+        return [extension.key for extension in skipped]
 
     def add_rest(self, source: str) -> None:
         """Add the extensions that no checkpoint follows yet."""
-        for growth in self._growths:
-            if growth.key not in self._added:
-                self._add(growth, source)
+        for extension in self._extensions:
+            if extension.key not in self._added:
+                self._add(extension, source)
 
-    def _add(self, growth: Growth, source: str) -> None:
-        new = {"new": len(growth.doc_ids)} if growth.total > len(growth.doc_ids) else {}
-        notes = (f"blamed for the spike in step {growth.step:,}",)
-        counts = {"documents": growth.total, **new}
-        node = Node(growth.key, "quarantine", "quarantine", growth.digest, counts, growth.at, notes=notes)
-        self._growing.add(node, source)
-        self._added.add(growth.key)
+    def _add(self, extension: Growth, source: str) -> None:
+        new = {"new": len(extension.doc_ids)} if extension.total > len(extension.doc_ids) else {}
+        notes = (f"blamed for the spike in step {extension.step:,}",)
+        counts = {"documents": extension.total, **new}
+        node = Node(extension.key, "quarantine", "quarantine", extension.digest, counts, extension.at, notes=notes)
+        self._builder.add(node, source)
+        self._added.add(extension.key)
 
 
 # The plan, the skip list, the checkpoints and the end of training.
@@ -162,17 +162,17 @@ Json = Mapping[str, Any]
 
 def add_training(walk: Walk, verify: bool) -> None:
     """Add everything in a run's train folder to the lineage."""
-    run, growing = walk.run, walk.growing
+    run, builder = walk.run, walk.builder
     plan = _json(run, PLAN_NAME)
     try:
         if plan is not None:
             _add_plan(walk, plan)
-        skips = _Skips(run, growing, plan)
+        skips = _Skips(run, builder, plan)
         checkpoints = _checkpoints(run)
         last = _add_checkpoints(walk, plan, checkpoints, skips)
         if verify:
             for metadata in checkpoints:
-                _verify(run, growing, metadata)
+                _verify(run, builder, metadata)
         outcome = _json(run, OUTCOME_NAME)
         if outcome is not None:
             _add_end(walk, outcome, last)
@@ -193,12 +193,12 @@ def _add_plan(walk: Walk, plan: Json) -> None:
     of = f" on dataset {law['dataset'][:12]}" if law and law.get("dataset") else ""
     notes = (f"sized by a law fitted to {law['num_runs']} runs{of}",) if law else ()
     node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME), notes=notes)
-    walk.growing.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
-    held = [table for key in source for table in walk.growing.nodes[key].tables]
+    walk.builder.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
+    held = [table for key in source for table in walk.builder.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
     for digest in tokenizers:
         if digest != plan.get("tokenizer", digest):
-            walk.growing.add_break(
+            walk.builder.add_break(
                 PLAN_NAME,
                 f"{PLAN_NAME}: expected tokenizer {plan['tokenizer'][:12]}, got {str(digest)[:12]} in the dataset. "
                 "Restore the plan.",
@@ -216,18 +216,18 @@ def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
             return [walk.visit(DATASET, version, digest)]
     known = dict.fromkeys([table.manifest.digest for table in versions.values()], "")
     datasets = ", ".join(sorted(own[:12] for own in known)) or "none"
-    walk.growing.add_break(where, f"{where}: expected dataset {digest[:12]}, got {datasets}. Restore the dataset.")
+    walk.builder.add_break(where, f"{where}: expected dataset {digest[:12]}, got {datasets}. Restore the dataset.")
     return []
 
 
 class _Skips:
     """The skip list of the plan; a checkpoint identifies its state by a length and a digest."""
 
-    def __init__(self, run: Store, growing: Growing, plan: Json | None):
-        self.quarantines = Quarantines(run, growing)
+    def __init__(self, run: Store, builder: Growing, plan: Json | None):
+        self.quarantines = Quarantines(run, builder)
         name = (plan or {}).get("settings", {}).get("train", {}).get("skip_file") or SKIPS_OF_REWINDS
         self.path = f"train/{name}"
-        self.growing = growing
+        self.builder = builder
         self.run = run
         text = run.read_bytes(self.path).decode("utf-8", "replace") if run.exists(self.path) else ""
         lines = [line.partition("#") for line in text.splitlines()]
@@ -240,7 +240,7 @@ class _Skips:
         numbers = [int(number) for number, _ in self.entries[:length]]
         actual = digest_of(numbers) if len(numbers) == length else f"a list of {len(self.entries)}"
         if actual != digest and "skip_length" in identity:
-            self.growing.add_break(
+            self.builder.add_break(
                 key,
                 f"{key}: expected a skip list {digest[:12]} of {length}, got {actual[:12]} in {self.path}. "
                 "Restore the file.",
@@ -253,12 +253,12 @@ class _Skips:
         notes = (*reasons[:SHOWN_REASONS], *more)
         at = written_at(self.run, self.path)
         node = Node(f"{self.path}@{digest[:12]}", "skips", "skip list", digest, counts, at, notes=notes)
-        return [self.growing.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
+        return [self.builder.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
 
 
 def _add_checkpoints(walk: Walk, plan: Json | None, checkpoints: Sequence[Json], skips: _Skips) -> Json | None:
     """Add the checkpoints in the order of their steps; returns the metadata of the last one."""
-    run, growing = walk.run, walk.growing
+    run, builder = walk.run, walk.builder
     rewinds = _rewinds(run)
     replays: Sequence[Json] = run.read_json(REPLAYS_NAME) if run.exists(REPLAYS_NAME) else []
     last: Json | None = None
@@ -276,24 +276,24 @@ def _add_checkpoints(walk: Walk, plan: Json | None, checkpoints: Sequence[Json],
         if not is_same:
             sources += [PLAN_NAME] if of_plan else dataset
         back = [event for event in rewinds if (since if before else 0) <= event["to_step"] < metadata["step"]]
-        sources += [_add_rewind(growing, event, skips.quarantines) for event in back]
+        sources += [_add_rewind(builder, event, skips.quarantines) for event in back]
         sources += skips.node(metadata, before["identity"].get("skip_length", 0) if before else 0)
-        growing.add(_checkpoint(run, metadata, tuple(remarks)), *sources)
+        builder.add(_checkpoint(run, metadata, tuple(remarks)), *sources)
         last = metadata
     skips.quarantines.add_rest(PLAN_NAME)
     return last
 
 
-def _add_rewind(growing: Growing, event: Json, quarantines: Quarantines) -> str:
+def _add_rewind(builder: Growing, event: Json, quarantines: Quarantines) -> str:
     """Add a rewind and its quarantined documents; returns its key."""
     digest = digest_of(event)
     back = checkpoint_place(event["to_step"])
-    source = back if back in growing.nodes else PLAN_NAME  # that checkpoint may have been removed since
+    source = back if back in builder.nodes else PLAN_NAME  # that checkpoint may have been removed since
     title = f"rewound from step {event['step']:,} to {event['to_step']:,}"
     doc_ids = event.get("quarantined", [])
     counts = {"samples skipped": len(event["samples"])}
     counts |= {"documents quarantined": len(doc_ids)} if doc_ids else {}
-    key = growing.add(Node(f"rewind/{digest[:12]}", "rewind", title, digest, counts, event["at"]), source)
+    key = builder.add(Node(f"rewind/{digest[:12]}", "rewind", title, digest, counts, event["at"]), source)
     quarantines.add_after(key, event["step"], doc_ids)
     return key
 
@@ -317,7 +317,7 @@ def _checkpoint(run: Store, metadata: Json, remarks: tuple[str, ...]) -> Node:
 
 def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
     """Add the end of training, with a break if it does not match the last checkpoint."""
-    growing = walk.growing
+    builder = walk.builder
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
     actual = checkpoint_place(last["step"]) if last is not None else "none"
@@ -326,29 +326,29 @@ def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
     notes = (f"{expected} was removed",) if last is None else ()
     at = written_at(walk.run, OUTCOME_NAME)
     node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, at, notes=notes)
-    growing.add(node, expected)
+    builder.add(node, expected)
     if last is None:
         return
     if actual != expected:
-        growing.add_break(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {expected}, got {actual}. Restore the checkpoint.")
+        builder.add_break(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {expected}, got {actual}. Restore the checkpoint.")
         return
     identity = last["identity"]
     for name, now in (("dataset", identity["dataset"]), ("plan", digest_of(identity["settings"]))):
         if (then := outcome.get(name, now)) != now:
-            growing.add_break(
+            builder.add_break(
                 OUTCOME_NAME,
                 f"{OUTCOME_NAME}: expected {name} {then[:12]}, got {now[:12]} in {expected}. Restore the checkpoint.",
             )
 
 
-def _verify(run: Store, growing: Growing, metadata: Json) -> None:
+def _verify(run: Store, builder: Growing, metadata: Json) -> None:
     """Compare the digest of every file of a checkpoint with its metadata."""
     folder = checkpoint_place(metadata["step"])
     for name, file in metadata["files"].items():
         path = f"{folder}/{name}"
         digest = run.sha256(path) if run.exists(path) else "no file"
         if digest != file["sha256"]:
-            growing.add_break(folder, f"{path}: expected {file['sha256'][:12]}, got {digest[:12]}. Restore the file.")
+            builder.add_break(folder, f"{path}: expected {file['sha256'][:12]}, got {digest[:12]}. Restore the file.")
 
 
 def _checkpoints(run: Store) -> list[Json]:

@@ -211,7 +211,9 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
             f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
         )
     for folder in attached_runs(run):
-        if own := sorted(name for name, way in read_run(run.child(folder)).tables.items() if not way.startswith("../")):
+        if own := sorted(
+            name for name, path in read_run(run.child(folder)).tables.items() if not path.startswith("../")
+        ):
             checked.problems.append(
                 f"{folder}: expected no tables made from this run, got a run with its own {', '.join(own)}, which are "
                 "not checked. Remove that run."

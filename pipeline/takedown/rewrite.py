@@ -163,29 +163,29 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
     """Rewrite the shards, document indexes and buckets of the index by URL that hold the documents."""
     dataset = open_dataset(run)
-    places = find_places(dataset, removal.documents)
+    targets = find_places(dataset, removal.documents)
     buckets = [entry.key for entry in draft.old.manifest.content.files if entry.key.startswith("by_url/")]
     ids, paths = removal.ids, dataset.manifest.run.paths
     # Copies, digests and disk access release the GIL, so the work runs in threads.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         urls = [pool.submit(cut_by_url, dataset.folder, key, paths[key], draft.folder, ids) for key in buckets]
-        shards = [pool.submit(_rewrite_shard, dataset, place, draft.folder, removal) for place in places]
-    for place, shard in zip(places, shards, strict=True):
+        shards = [pool.submit(_rewrite_shard, dataset, target, draft.folder, removal) for target in targets]
+    for target, shard in zip(targets, shards, strict=True):
         entries, removed = shard.result()
         draft.entries |= {entry["key"]: entry for entry in entries}
-        draft.spans[shard_key(place.shard.stream, place.shard.number)] = place.spans
-        for document, tokens in zip(place.documents, removed, strict=True):
+        draft.spans[shard_key(target.shard.stream, target.shard.number)] = target.spans
+        for document, tokens in zip(target.documents, removed, strict=True):
             removal.trace_tokens(document, tokens)
     draft.entries |= {entry["key"]: entry for bucket in urls if (entry := bucket.result()) is not None}
-    draft.rows = sum(len(place.rows) for place in places)
+    draft.rows = sum(len(target.rows) for target in targets)
     draft.counts = _counts_of_dataset(draft, removal)
     if "documents" in draft.figures:
         numbers = dict(draft.figures["documents"])
-        for place in places:
-            numbers[place.shard.stream] -= len(place.rows)
+        for target in targets:
+            numbers[target.shard.stream] -= len(target.rows)
         draft.figures["documents"] = numbers
     if removal.mode == "compact":
-        lost = {(place.shard.stream, place.shard.number): sum(n for _, n in place.spans) for place in places}
+        lost = {(target.shard.stream, target.shard.number): sum(n for _, n in target.spans) for target in targets}
         draft.figures["streams"] = {
             stream: [tokens - lost.get((stream, number), 0) for number, tokens in enumerate(counts_of)]
             for stream, counts_of in draft.figures["streams"].items()
@@ -211,15 +211,15 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
 
 
 def _rewrite_shard(
-    dataset: Dataset, place: Place, new: Store, removal: Removal
+    dataset: Dataset, target: Place, new: Store, removal: Removal
 ) -> tuple[list[Entry], list[NDArray[np.unsignedinteger]]]:
     """Write one shard and its document index; returns their entries and the removed tokens."""
     contract, old = dataset.tokenizer, dataset.folder
     if removal.mode == "compact":
-        made, removed = cut_tokens(old, place, new, contract.dtype)
-        return [made, cut_docs(old, place, new)], removed
-    made, removed = blank_tokens(old, place, new, contract.dtype, contract.reserved["tombstone"])
-    return [made, blank_docs(old, place, new)], removed
+        made, removed = cut_tokens(old, target, new, contract.dtype)
+        return [made, cut_docs(old, target, new)], removed
+    made, removed = blank_tokens(old, target, new, contract.dtype, contract.reserved["tombstone"])
+    return [made, blank_docs(old, target, new)], removed
 
 
 def _manifest(

@@ -65,21 +65,21 @@ def select(run: Store, request: Request) -> Selection:
     matchers = _Matchers(request.items())
     for batch in _located(run):
         matchers.match(batch)
-    found = matchers.found
-    for item in (item for item in found if item[0] == "near" and found[item]):
-        mates = _cluster_mates(run, found[item])
+    matched = matchers.documents
+    for item in (item for item in matched if item[0] == "near" and matched[item]):
+        mates = _cluster_mates(run, matched[item])
         if not mates:
             raise ConfigError(
                 f"--near {item[1]}: expected a document whose near copies are known, got no cluster of it in "
                 f"{run.uri}. Run the recipe up to its clusters, or request the document alone with --doc."
             )
-        found[item] |= mates
-    missing = [item for item in found if not found[item]]
+        matched[item] |= mates
+    missing = [item for item in matched if not matched[item]]
     if missing:
         earlier = _earlier(run, missing)
         problems = [_no_match(run, item, earlier.get(item)) for item in missing]
         raise ConfigError("takedown: " + "\n  ".join(problems))
-    documents = frozenset[bytes]().union(*found.values())
+    documents = frozenset[bytes]().union(*matched.values())
     return Selection(request, documents, len(_cluster_mates(run, documents) - documents))
 
 
@@ -131,7 +131,7 @@ class _Matchers:
     """Collects the documents of every item from batches of (doc_id, url, domain)."""
 
     def __init__(self, items: Sequence[tuple[str, str]]):
-        self.found: dict[tuple[str, str], set[bytes]] = {item: set() for item in items}
+        self.documents: dict[tuple[str, str], set[bytes]] = {item: set() for item in items}
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
@@ -149,7 +149,7 @@ class _Matchers:
         if not pc.any(near).as_py():
             return
         for row in batch.filter(near).to_pylist():
-            for item, documents in self.found.items():
+            for item, documents in self.documents.items():
                 if self._matches(item, row):
                     documents.add(row["doc_id"])
 

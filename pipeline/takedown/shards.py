@@ -43,7 +43,7 @@ class Place:
 def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
     """Return the positions of documents, by shard that holds any of them."""
     ids = pa.array(sorted(documents), pa.binary(16))
-    places = []
+    targets = []
     for shards in dataset.streams.values():
         for shard in shards:
             with dataset.folder.open_input(shard.docs_path) as file:
@@ -54,8 +54,8 @@ def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
                     continue
                 own = index.take(pa.array(rows)).to_pydict()
             spans = list(zip(own["token_offset"], own["num_tokens"], strict=True))
-            places.append(Place(shard, rows, own["doc_id"], spans))
-    return places
+            targets.append(Place(shard, rows, own["doc_id"], spans))
+    return targets
 
 
 def fresh(array: pa.Array) -> pa.Array:
@@ -81,12 +81,12 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
     writer.write([fresh(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
 
 
-def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
+def blank_tokens(old: Store, target: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
     """Write a shard in which tombstones replace documents; returns its entry and the removed tokens."""
-    shard, removed, first = place.shard, [], 0
+    shard, removed, first = target.shard, [], 0
     writer = IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype))
     for ids, tokens, lengths in token_batches(old, shard.path):
-        rows = _inside(place.rows, first, len(lengths))
+        rows = _inside(target.rows, first, len(lengths))
         first += len(lengths)
         if len(rows):
             tokens, ends = tokens.copy(), np.cumsum(lengths)
@@ -99,13 +99,13 @@ def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: in
     return writer.close(), removed
 
 
-def cut_tokens(old: Store, place: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
+def cut_tokens(old: Store, target: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
     """Write a shard without documents, in batches of the fixed size again; returns its entry and the removed tokens."""
-    shard, removed, first = place.shard, list[Tokens](), 0
+    shard, removed, first = target.shard, list[Tokens](), 0
     writer = IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype))
     held: list[tuple[list[bytes], Tokens, Rows]] = []
     for ids, tokens, lengths in token_batches(old, shard.path):
-        rows = _inside(place.rows, first, len(lengths))
+        rows = _inside(target.rows, first, len(lengths))
         first += len(lengths)
         stays = np.ones(len(lengths), np.bool_)
         stays[rows] = False
@@ -130,12 +130,12 @@ def _write_held(
     return [(ids[count:], tokens[end:], lengths[count:])]
 
 
-def blank_docs(old: Store, place: Place, new: Store) -> Entry:
+def blank_docs(old: Store, target: Place, new: Store) -> Entry:
     """Write a document index with the rows of documents blanked; returns its entry."""
-    shard, first = place.shard, 0
+    shard, first = target.shard, 0
     writer = IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS)
     for batch in _batches(old, shard.docs_path):
-        rows = _inside(place.rows, first, batch.num_rows)
+        rows = _inside(target.rows, first, batch.num_rows)
         first += batch.num_rows
         arrays = [batch.column(field.name) for field in SHARD_DOCS]
         if len(rows):
@@ -146,12 +146,12 @@ def blank_docs(old: Store, place: Place, new: Store) -> Entry:
     return writer.close()
 
 
-def cut_docs(old: Store, place: Place, new: Store) -> Entry:
+def cut_docs(old: Store, target: Place, new: Store) -> Entry:
     """Write a document index without documents, with the offsets of later ones moved; returns its entry."""
-    shard = place.shard
+    shard = target.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)
     stays = np.ones(table.num_rows, np.bool_)
-    stays[place.rows] = False
+    stays[target.rows] = False
     table = table.filter(pa.array(stays))
     lengths = table.column("num_tokens").to_numpy().astype(np.int64)
     offsets = pa.chunked_array([pa.array(np.cumsum(lengths) - lengths)])

@@ -34,9 +34,9 @@ def test_entries_are_sorted_and_come_back_as_they_were() -> None:
 def test_a_value_is_looked_up_in_any_slice(name: str, expected: list[float | None]) -> None:
     for start in range(7):
         for length in range(7 - start):
-            found = lookup(COLUMN.slice(start, length), name)
-            assert found.to_pylist() == expected[start : start + length]
-            assert found.type == pa.float32()
+            values = lookup(COLUMN.slice(start, length), name)
+            assert values.to_pylist() == expected[start : start + length]
+            assert values.type == pa.float32()
 
 
 def test_all_entries_with_their_rows() -> None:

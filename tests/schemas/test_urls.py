@@ -130,9 +130,9 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), APART)
-def test_urls_that_may_be_two_pages_have_different_forms(one: str, other: str) -> None:
-    assert canonical_url(one) != canonical_url(other)
+@pytest.mark.parametrize(("first", "second"), APART)
+def test_urls_that_may_be_two_pages_have_different_forms(first: str, second: str) -> None:
+    assert canonical_url(first) != canonical_url(second)
 
 
 PIECES = st.sampled_from(
