@@ -104,7 +104,7 @@ class Content(_ManifestBlock):
 
 
 class RunBlock(_ManifestBlock):
-    """How the table was made; this is not part of its identity."""
+    """The execution that made the table; it is not part of the table's identity."""
 
     paths: dict[str, str]
     """Path of every file relative to the manifest, by key."""

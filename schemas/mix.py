@@ -1,7 +1,7 @@
 """The mix: the mixture of sources that follows from a run's losses, a file that pipeline and trainer both read.
 
-`mix.toml` names every source of a dataset (`web`, or `web+head` for a quality bucket of a source) with its share of the
-samples, the share of its documents that is kept, and the evidence.
+`mix.toml` names every source of a dataset: `web`, or `web+head` for a quality bucket of a source. Each has its share of
+the samples, the share of its documents that is kept, and the evidence.
 """
 
 import json

@@ -29,7 +29,7 @@ SESSIONS = frozenset({"jsessionid", "phpsessid", "cfid", "cftoken"})
 LOOSE_SESSIONS = frozenset({"sid", "sess", "session", "session_id", "sessionid", "oscsid", "zenid", "s", "phpsid"})
 """Names of parameters that hold a session if the value looks like it: `?s=shoes` is a search, `?sid=7` a section."""
 SESSION_VALUE = re.compile(r"[0-9a-f]{26}|[0-9a-f]{32}|[0-9a-f]{40}|(?=[^&]*\d)(?=[^&]*[a-z])[0-9a-z]{26,64}", re.I)
-"""What session ids look like: PHP's 26 and 32 characters, SHA-1; letters and digits mixed."""
+"""The form of session ids: PHP's 26 and 32 characters, SHA-1; letters and digits mixed."""
 TRACKING = frozenset(
     {
         *("gclid", "gclsrc", "dclid", "gbraid", "wbraid", "srsltid", "_ga", "_gl", "fbclid", "igshid", "igsh"),

@@ -1,7 +1,7 @@
 """Versions of a run: `RUN@<digest>` opens the run folder with the tables that one committed version was made from.
 
-A version is looked up by the digest of its manifest, never by the name of its folder, so an altered manifest no longer
-has its old address. A run folder can also be attached to the tables of another run, which copies nothing.
+A version is looked up by the digest of its manifest, never by the name of its folder. An altered manifest therefore
+loses its address. A run folder can also be attached to the tables of another run, which copies nothing.
 """
 
 import posixpath
@@ -140,8 +140,8 @@ def refuse_attached(run: Store, what: str) -> None:
     if foreign := sorted(table for table, path in read_run(run).tables.items() if path.startswith("../")):
         owner = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
         raise ConfigError(
-            f"{run.uri}: expected to `{what}` a run with tables of its own, got {', '.join(foreign)} of {owner}. "
-            f"Run `{what}` on {owner}."
+            f"{run.uri}: expected a run with its own tables for `{what}`, got {', '.join(foreign)} of {owner}. Name "
+            f"{owner} instead."
         )
 
 

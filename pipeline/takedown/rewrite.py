@@ -1,7 +1,7 @@
 """New versions of a run's tables without some documents: files that hold them are rewritten, all others are shared.
 
-Current versions are not changed. The folder of a new version is named by the takedown and the version before, and its
-manifest names shared files by their relative paths in that version's folder.
+Current versions are not changed. The takedown and the version before determine the folder name of a new version. Its
+manifest names shared files by their relative paths in the folder of that version.
 """
 
 import os
