@@ -186,7 +186,7 @@ def main() -> None:
             with clocked(TIMES.setdefault("check of the certificate", [])):
                 code = take_down(run.uri, check=f"takedowns/{standing.id if standing else ''}.json")
             if code:
-                raise SystemExit("the certificate does not hold")
+                raise SystemExit("the certificate is not valid")
     best = {name: (min(wall for wall, _ in found), min(cpu for _, cpu in found)) for name, found in TIMES.items()}
     for name, (wall, cpu) in best.items():
         shown = " ".join(f"{one:.2f}" for one, _ in TIMES[name])

@@ -1,1 +1,1 @@
-"""The contract between the two halves: errors, tables, manifests, configuration and storage."""
+"""The contract between pipeline and trainer: errors, tables, manifests, configuration and storage."""

@@ -1,4 +1,4 @@
-"""An ablation as both halves see it: what checkpoints lost on held-out text, and what a filter is worth by that.
+"""The result of an ablation: held-out losses of models trained with and without some filter rules.
 
 `<run>/ablations/<name>/result.json` is one `Ablation`. A difference is always (without the rules) - (with them): above
 zero, the model that was trained with the rules is the better one.
@@ -17,22 +17,24 @@ ABLATIONS = "ablations"
 RESULT_NAME = "result.json"
 FORMAT_VERSION: Literal[1] = 1
 WITH, WITHOUT = "with", "without"
-"""The two sides, and the held-out texts of their datasets."""
+"""Names of the two sides, and of the held-out texts of their datasets."""
 
 
-class _Block(BaseModel):
+class _AblationBlock(BaseModel):
+    """A frozen part of `result.json`; unknown keys are rejected."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class SourceLoss(_Block):
-    """What a model lost on the held-out text of one source."""
+class SourceLoss(_AblationBlock):
+    """The loss of a model on the held-out text of one source."""
 
     nats: float
-    """Sum of the cross-entropy of the targets."""
+    """Sum of the cross-entropy over the targets [nats]."""
     targets: int
-    """Tokens that were predicted."""
+    """Number of predicted tokens."""
     bytes: float
-    """Text that they stand for [bytes]: targets times bytes per token of the source's held-out documents."""
+    """Text that the targets encode [bytes]: targets times bytes per token of the source's held-out documents."""
 
     @property
     def loss(self) -> float:
@@ -41,151 +43,152 @@ class SourceLoss(_Block):
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Cross-entropy by text [bits/byte]; None = no text is known."""
+        """Cross-entropy per byte of text [bits/byte]; None = the size of the text is unknown."""
         return self.nats / (math.log(2) * self.bytes) if self.bytes else None
 
 
 def summed(parts: Iterable[SourceLoss]) -> SourceLoss:
-    """Several sources as one."""
-    found = list(parts)
+    """Return the sum of the losses of several sources."""
+    losses = list(parts)
     return SourceLoss(
-        nats=math.fsum(part.nats for part in found),
-        targets=sum(part.targets for part in found),
-        bytes=math.fsum(part.bytes for part in found),
+        nats=math.fsum(loss.nats for loss in losses),
+        targets=sum(loss.targets for loss in losses),
+        bytes=math.fsum(loss.bytes for loss in losses),
     )
 
 
-class Measurement(_Block):
-    """One checkpoint on the held-out rows of one dataset."""
+class Measurement(_AblationBlock):
+    """The losses of one checkpoint on the held-out samples of one dataset."""
 
     run: str
-    """The run whose checkpoint it is, as it was named."""
+    """The run that the checkpoint belongs to, as the command line named it."""
     checkpoint: str
-    """Its folder in the run."""
+    """Folder of the checkpoint in the run."""
     trained_on: str
-    """Digest of the dataset it was trained on."""
+    """Digest of the dataset that the checkpoint was trained on."""
     on: str
-    """Digest of the dataset whose held-out rows were read."""
+    """Digest of the dataset whose held-out samples were read."""
     sources: dict[str, SourceLoss]
-    """By source; one without a target is absent."""
+    """Loss by source; a source without a target is absent."""
     documents: int
-    """Documents in these rows."""
+    """Number of documents in these samples."""
     left_out: int
-    """Those among them that do not count, because a model that is compared was trained on them or on a copy."""
+    """Number of these documents that are excluded, because a compared model was trained on them or on a copy."""
     left_out_targets: int
-    """Their tokens in these rows."""
+    """Number of tokens of the excluded documents in these samples."""
 
 
-class Side(_Block):
-    """One of the two datasets."""
+class Side(_AblationBlock):
+    """The dataset of one side."""
 
     dataset: str
-    """Digest."""
+    """Digest of the dataset."""
     documents: int
-    """Documents that are kept."""
+    """Number of kept documents."""
     tokens: int
-    """Tokens to train on."""
+    """Number of training tokens."""
 
 
-class Moved(_Block):
-    """Documents that met one fate with the rules and another without them."""
+class Moved(_AblationBlock):
+    """Documents of one source whose verdict differs between the two sides."""
 
     source: str
     with_rules: str
-    """`kept`, or `stage/rule` of what dropped them."""
+    """Verdict with the rules: `kept`, or the `stage/rule` that dropped them."""
     without: str
-    """The same, without the rules."""
+    """Verdict without the rules, in the same form."""
     documents: int
 
 
-class Proxies(_Block):
-    """What all proxies have in common."""
+class Proxies(_AblationBlock):
+    """The settings that all proxy runs share."""
 
     params: int
-    """Parameters."""
+    """Number of parameters."""
     tokens: int
-    """Tokens that each was trained on."""
+    """Training tokens of each proxy run."""
     steps: int
     seq_len: int
     global_batch: int
-    """Sequences of a step."""
+    """Samples of an optimizer step."""
     learning_rate: float
     seeds: tuple[int, ...]
-    """`train.seed` of each pair: weights at the start, and order."""
+    """`train.seed` of each pair: it sets the initial weights and the order of samples."""
     epochs: dict[str, float]
-    """Passes over the dataset, by side."""
+    """Number of passes over the dataset, by side."""
 
 
-class Interval(_Block):
-    """A mean difference over seeds, without - with."""
+class Interval(_AblationBlock):
+    """The mean difference over seeds, without - with, and its confidence interval."""
 
     mean: float
     half_width: float | None
-    """Of the Student-t interval; None = one seed has none."""
+    """Half the width of the Student-t interval; None = there is one seed, hence no interval."""
 
     @property
     def low(self) -> float | None:
-        """Lower end."""
+        """Lower end of the interval; None = there is no interval."""
         return None if self.half_width is None else self.mean - self.half_width
 
     @property
     def high(self) -> float | None:
-        """Upper end."""
+        """Upper end of the interval; None = there is no interval."""
         return None if self.half_width is None else self.mean + self.half_width
 
 
-class Comparison(_Block):
-    """The two sides on the held-out text of one source of one dataset."""
+class Comparison(_AblationBlock):
+    """The losses of both sides on the held-out text of one source of one dataset."""
 
     on: str
-    """`with`, `without`, or the run that `--on` named."""
+    """Dataset of the held-out text: `with`, `without`, or the run of `--on`."""
     source: str
-    """Empty = over all."""
+    """Name of the source; empty = all sources together."""
     losses: tuple[tuple[float, float], ...]
-    """By seed, with the rules and without them [nats/token]."""
+    """Loss with the rules and without them, by seed [nats/token]."""
     nats: Interval
-    """Difference [nats/token]."""
+    """Difference of the losses [nats/token]."""
     bits: Interval | None
-    """Difference [bits/byte]; None = no text is known."""
+    """Difference of the losses [bits/byte]; None = the size of the text is unknown."""
     answer: str
-    """worth it, not worth it, or why it cannot be told."""
+    """The verdict on the rules: worth it, not worth it, or the reason that neither can be concluded."""
 
 
-class Ablation(_Block):
-    """What leaving rules out does to the dataset, and to models trained on it."""
+class Ablation(_AblationBlock):
+    """The effect of leaving rules out on the dataset, and on the models trained on it."""
 
     version: Literal[1] = FORMAT_VERSION
     """Version of this layout."""
     name: str
-    """Name of its folder."""
+    """Name of the ablation's folder."""
     left_out: tuple[str, ...]
-    """Rules, `section.rule`."""
+    """The rules that are left out, as `section.rule`."""
     settings: dict[str, tuple[Any, Any]]
-    """Settings of the recipe that differ: with the rules, and without."""
+    """Recipe settings that differ, each as (with the rules, without)."""
     with_rules: Side
     without: Side
     documents: tuple[Moved, ...]
-    """Every change of fate."""
+    """Documents whose verdict differs, by source and pair of verdicts."""
     tokens: dict[str, tuple[int, int]]
-    """Tokens of each stream with the rules, and without."""
+    """Number of tokens of each stream, as (with the rules, without)."""
     proxies: Proxies
     share: float
-    """Of the intervals, such as 0.95."""
+    """Confidence level of the intervals, such as 0.95."""
     comparisons: tuple[Comparison, ...]
-    """Over all first, then by source, for every held-out set."""
+    """For every held-out set, the comparison over all sources first, then by source."""
     measurements: tuple[Measurement, ...]
-    """What every proxy lost."""
+    """The losses of every proxy run."""
     answer: str
-    """In a sentence or a few."""
+    """The conclusion, in one to a few sentences."""
     seconds: dict[str, float]
-    """What took how long: `dataset`, `training`, `evaluation`; what stood already took none."""
+    """Duration of `dataset`, `training` and `evaluation` [s]; 0 for a result that existed already."""
 
 
 def read_ablation(folder: Store) -> Ablation:
-    """The result in an ablation's folder. Raises ContractError if it is none."""
+    """Return the result in an ablation's folder. Raises ContractError if the file is not a valid result."""
     try:
         return Ablation.model_validate(folder.read_json(RESULT_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{folder.uri}/{RESULT_NAME}: does not hold together: {error}; remove it and ablate again"
+            f"{folder.uri}/{RESULT_NAME}: expected the result of an ablation, got {error}. Remove it and run "
+            "`penstock ablate` again."
         ) from error

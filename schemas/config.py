@@ -1,8 +1,8 @@
-"""Recipes: a run is one TOML file, a section is one frozen model, one override form `section.key=value`.
+"""Recipes: a run is one TOML file of sections, each a frozen model; `section.key=value` overrides one setting.
 
-A field is *content* (it changes the result and enters the fingerprint) unless it is declared with `execution(...)`
-(partitions, memory, caches) or `location(...)` (where a file lies; its digest enters instead). Wrong names are all
-reported at once, each with the nearest valid one.
+A field is *content* (it changes the result and enters the fingerprint) unless it is declared otherwise: `decision(...)`
+is a threshold on stored measurements, `execution(...)` sets partitions, memory or caches, and `location(...)` is the
+path of a file, whose digest enters instead. One error reports all wrong names, each with the nearest valid one.
 """
 
 import difflib
@@ -16,47 +16,47 @@ from schemas.errors import ConfigError
 
 S = TypeVar("S", bound="Section")
 SHOWN_NAMES = 40
-"""Valid names that an error lists."""
+"""Maximum number of valid names that an error lists."""
 
 
 class Section(BaseModel):
-    """One section of a recipe: frozen, unknown keys refused, documented by the strings under its fields."""
+    """A section of a recipe: it is frozen, rejects unknown keys and documents each field by the string under it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @classmethod
     def fields_of(cls, role: str) -> set[str]:
-        """The names of the fields with this role: `content`, `decision`, `execution` or `location`."""
+        """Return the names of the fields with a role: `content`, `decision`, `execution` or `location`."""
         extras = {name: info.json_schema_extra for name, info in cls.model_fields.items()}
         roles = {name: extra.get("role") if isinstance(extra, dict) else None for name, extra in extras.items()}
-        return {name for name, found in roles.items() if (found or "content") == role}
+        return {name for name, declared in roles.items() if (declared or "content") == role}
 
     def content(self) -> dict[str, Any]:
-        """The fields that change what is measured and written, as JSON values."""
+        """Return the fields that change what is measured and written, as JSON values."""
         return self.model_dump(mode="json", include=self.fields_of("content"))
 
     def decisions(self) -> dict[str, Any]:
-        """The fields that change what is decided from it, as JSON values."""
+        """Return the fields that only change decisions on stored measurements, as JSON values."""
         return self.model_dump(mode="json", include=self.fields_of("decision"))
 
 
 def execution(default: Any, **constraints: Any) -> Any:
-    """A field that changes how a run executes but never what it writes; kept out of every fingerprint."""
+    """Declare a field that changes how a run executes but never its output; it enters no fingerprint."""
     return Field(default, json_schema_extra={"role": "execution"}, **constraints)
 
 
 def decision(default: Any, **constraints: Any) -> Any:
-    """A field that only decides: it is compared with stored measurements, so another value needs no text read again."""
+    """Declare a threshold that is compared with stored measurements; a new value needs no text to be read again."""
     return Field(default, json_schema_extra={"role": "decision"}, **constraints)
 
 
 def location(default: Any, **constraints: Any) -> Any:
-    """A field that says where a file lies; the file enters the fingerprint by its digest, not by its place."""
+    """Declare the path of a file; the file enters the fingerprint by its digest, not by its path."""
     return Field(default, json_schema_extra={"role": "location"}, **constraints)
 
 
 class Recipe(Mapping[str, Section]):
-    """The validated sections of a run, by name; a section absent from the file has its defaults."""
+    """The validated sections of a run by name; a section that is absent from the file has its defaults."""
 
     def __init__(self, sections: Mapping[str, Section]):
         self._sections = dict(sections)
@@ -71,20 +71,20 @@ class Recipe(Mapping[str, Section]):
         return len(self._sections)
 
     def section(self, name: str, kind: type[S]) -> S:
-        """The section `name` as its own type. Raises TypeError if the recipe holds another type there."""
-        found = self._sections[name]
-        if not isinstance(found, kind):
-            raise TypeError(f"recipe section [{name}] is a {type(found).__name__}, not a {kind.__name__}")
-        return found
+        """Return the section `name` as a `kind`. Raises TypeError if the section has another type."""
+        section = self._sections[name]
+        if not isinstance(section, kind):
+            raise TypeError(f"recipe section [{name}]: expected a {kind.__name__}, got a {type(section).__name__}.")
+        return section
 
     def to_json(self) -> dict[str, Any]:
-        """What the recipe sets, by section; defaults are left to the code, and manifests hold every content value."""
+        """Return the values that the recipe sets, by section; defaults are omitted, as manifests hold all content."""
         sections = {name: section.model_dump(mode="json", exclude_unset=True) for name, section in self.items()}
         return {name: values for name, values in sections.items() if values}
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """` (did you mean X?)` for the valid name closest to `name`, or the valid names if none is close."""
+    """Return ` (did you mean X?)` for the valid name nearest to `name`, or the valid names if none is near."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     if close:
@@ -94,14 +94,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], where: str) -> Recipe:
-    """The recipe in `raw` checked against the section types. Raises ConfigError that names every wrong field."""
+    """Return the validated recipe of `raw`. Raises ConfigError, listing every wrong field, if a setting is wrong."""
     problems: list[str] = []
     sections: dict[str, Section] = {}
     for name, values in raw.items():
         if name not in kinds:
             problems.append(f"[{name}]: no such section{nearest(name, kinds)}")
         elif not isinstance(values, Mapping):
-            problems.append(f"{name}: a section [{name}] is expected, found the value {values!r}")
+            problems.append(f"{name}: expected a section [{name}], got the value {values!r}")
     for name, kind in kinds.items():
         values = raw.get(name, {})
         if not isinstance(values, Mapping):
@@ -111,39 +111,46 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
         except ValidationError as error:
             problems.extend(_problem(name, kind, item) for item in error.errors())
     if problems:
-        raise ConfigError(f"{where}: {len(problems)} wrong setting(s); nothing was started\n  " + "\n  ".join(problems))
+        raise ConfigError(
+            f"{where}: expected valid settings, got {len(problems)} wrong setting(s)\n  "
+            + "\n  ".join(problems)
+            + "\nCorrect them in the recipe or after --set; nothing was started."
+        )
     return Recipe(sections)
 
 
 def _problem(section: str, kind: type[Section], item: Any) -> str:
+    """Return the line that describes one error of pydantic."""
     field = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"{section}.{field}: no such key{nearest(str(item['loc'][-1]), kind.model_fields)}"
-    found = "" if item["type"] == "missing" else f", found {item.get('input')!r}"
+    got = "" if item["type"] == "missing" else f", got {item.get('input')!r}"
     if isinstance(item.get("input"), str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
-        found += " (not TOML: names of tables and texts inside lists want their quotes)"
+        got += " (not TOML: put quotes around names of tables and around texts inside lists)"
     message = item["msg"].removeprefix("Value error, ")
-    return f"{section}.{field}: {message}{found}" if field else f"[{section}]: {message}"
+    return f"{section}.{field}: {message}{got}" if field else f"[{section}]: {message}"
 
 
 def parse_recipe(text: str, where: str) -> dict[str, Any]:
-    """The values of a TOML text. Raises ConfigError if it is not TOML."""
+    """Return the values of a TOML text. Raises ConfigError if it is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+        raise ConfigError(f"{where}: expected valid TOML, got an error: {error}. Correct that line.") from error
 
 
 def load_recipe(
     raw: Mapping[str, Any], overrides: Iterable[str], kinds: Mapping[str, type[Section]], where: str
 ) -> Recipe:
-    """The recipe in `raw` with `section.key=value` overrides on top. Raises ConfigError."""
+    """Return the recipe of `raw` with `section.key=value` overrides. Raises ConfigError if a setting is wrong."""
     values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in raw.items()}
     for override in overrides:
         path, equals, value = override.partition("=")
         section, dot, key = path.strip().partition(".")
         if not (equals and dot and section and key):
-            raise ConfigError(f"--set {override!r}: expected section.key=value, for example quality.min_words=30")
+            raise ConfigError(
+                f"--set: expected section.key=value, got {override!r}. Write it as --set quality.min_words=30."
+            )
         target = values.setdefault(section, {})
         if isinstance(target, dict):
             target[key] = parse_value(value)
@@ -151,7 +158,7 @@ def load_recipe(
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value; text that is not one is taken as a string, so `language.model=lid.176.ftz` needs no quotes."""
+    """Return the TOML value of a text, or else the text: `language.model=lid.176.ftz` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,15 +1,17 @@
-"""The errors a user can act on: wrong settings, and data that breaks its promise.
+"""The errors that a user can act on: wrong settings, and data that disagrees with its manifest.
 
-Every message has the form *where: expected X, got Y. <one fix>*.
+Every message has the form `<where>: expected X, got Y. <One fix that names a setting, a flag or a command.>`
+It contains the values, and one message lists every field that fails.
 """
 
 import errno
 
 UNWRITABLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
+"""Errors of a storage that the user can resolve, with their descriptions."""
 
 
 class PenstockError(Exception):
-    """An error whose message tells the user what to do; shown without a traceback by the command line."""
+    """An error whose message contains the fix; the command line prints it without a traceback."""
 
 
 class ConfigError(PenstockError):
@@ -17,12 +19,13 @@ class ConfigError(PenstockError):
 
 
 class ContractError(PenstockError):
-    """Data disagrees with what its manifest, schema or digest states; the run stops."""
+    """Data disagrees with its manifest, schema or digest; the run stops."""
 
 
 def storage_problem(error: OSError) -> str | None:
-    """What the user can do about an error of the storage; None if it is another kind of error."""
+    """Return the message for a full or read-only storage; None for any other kind of error."""
     if error.errno not in UNWRITABLE:
         return None
     where = error.filename or "the run folder"
-    return f"{where}: cannot be written, {UNWRITABLE[error.errno]}; free it and run the same command again"
+    reason = UNWRITABLE[error.errno]
+    return f"{where}: expected writable storage, got an error: {reason}. Resolve it and run the same command again."

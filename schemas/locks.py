@@ -1,8 +1,8 @@
-"""Who works on a run folder: locks that end with the process that took them, however it ends.
+"""Locks on a run folder: each is released when the process that took it ends, even if it is killed.
 
-A lock is an advisory `flock` on a small file of the run folder, in which its holders say who they are; nobody waits for
-one. Object stores have no such locks, and some network filesystems keep theirs to one machine or have none: there, and
-in folders that a process may not write to, nothing is guarded.
+A lock is an advisory `flock` on a small file of the run folder, to which its holders write their process and command. A
+lock that is held raises an error at once. Object stores have no such locks, and some network filesystems restrict them
+to one machine or lack them: there, and in folders without write permission, nothing is locked.
 """
 
 import errno
@@ -21,49 +21,50 @@ from schemas.storage import Store
 from schemas.takedown import refuse_half_done
 
 TABLES_LOCK = "tables.lock"
-"""Alone: who writes or removes tables. Shared: who reads them for long."""
+"""Held exclusively to write or remove tables; shared to read them for a long time."""
 TRAIN_LOCK = "train.lock"
-"""Alone: who trains, or moves checkpoints."""
+"""Held exclusively to train or to move checkpoints."""
 UNGUARDED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""No folder, or one that may not be written to, or a filesystem without locks."""
+"""Errors of a missing folder, a folder without write permission, or a filesystem without locks."""
 
 
 @contextmanager
 def writing_tables(run: Store, what: str) -> Iterator[None]:
-    """This process alone writes or removes tables of a run; those of other runs that it stands on stay meanwhile.
+    """Lock a run's tables exclusively, to write or remove them, and those of the runs that it reads from as shared.
 
-    Raises ContractError, naming who holds them, if it does not get them at once.
+    `what` is the command, for the messages of other processes. Raises ContractError, naming the holders, if a lock is
+    held.
     """
-    with ExitStack() as held:
-        _take(held, run, TABLES_LOCK, what)
-        for home in _homes(run):
-            _take(held, home, TABLES_LOCK, what, shared=True)
+    with ExitStack() as locks:
+        _take(locks, run, TABLES_LOCK, what)
+        for source in _source_runs(run):
+            _take(locks, source, TABLES_LOCK, what, shared=True)
         yield
 
 
 @contextmanager
 def training(run: Store, what: str) -> Iterator[None]:
-    """This process alone trains in a run folder, and the tables that it reads, here or in other runs, stay meanwhile.
+    """Lock training in a run folder exclusively, and the tables that it reads, here or in other runs, as shared.
 
-    Raises ContractError, naming who holds them, if it does not get them at once, or if a takedown of them was broken
-    off: what is trained before its end is not in its certificate.
+    Raises ContractError, naming the holders, if a lock is held, or if a takedown of these tables was interrupted: its
+    certificate would not list the checkpoints that are trained before it is finished.
     """
-    with ExitStack() as held:
-        _take(held, run, TRAIN_LOCK, what)
-        for home in (run, *_homes(run)):
-            _take(held, home, TABLES_LOCK, what, shared=True)
-            refuse_half_done(home)
+    with ExitStack() as locks:
+        _take(locks, run, TRAIN_LOCK, what)
+        for source in (run, *_source_runs(run)):
+            _take(locks, source, TABLES_LOCK, what, shared=True)
+            refuse_half_done(source)
         yield
 
 
-def _homes(run: Store) -> list[Store]:
-    """The runs whose tables a run stands on."""
-    ways = [f"{name}/{way}" for name, way in read_run(run).tables.items() if "/" in way]
-    return [*{home.uri: home for way in ways for home in [run.child(f"{way}/../..")]}.values()]
+def _source_runs(run: Store) -> list[Store]:
+    """Return the other runs whose tables a run reads."""
+    paths = [f"{name}/{version}" for name, version in read_run(run).tables.items() if "/" in version]
+    return [*{source.uri: source for path in paths for source in [run.child(f"{path}/../..")]}.values()]
 
 
-def _take(held: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:
-    """Take a lock that `held` lets go. Raises ContractError if another process has it."""
+def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:
+    """Take a lock that `locks` releases on exit. Raises ContractError if another process holds it."""
     if not run.is_local:
         return
     try:
@@ -74,19 +75,19 @@ def _take(held: ExitStack, run: Store, name: str, what: str, *, shared: bool = F
         if error.errno != errno.EWOULDBLOCK:
             raise
         raise ContractError(
-            f"{run.uri}/{name}: expected to `{what}` a run that nobody else works on, got {_holders(run, name)}. "
-            "Wait for its end, or stop it."
+            f"{run.uri}/{name}: expected a free lock for `{what}`, got one held by {_holders(run, name)}. Wait until "
+            "that process ends, or stop it."
         ) from error
-    held.callback(_let_go, file, Path(run.path(name)))
+    locks.callback(_release, file, Path(run.path(name)))
     if not shared:
-        os.ftruncate(file, 0)  # of holders that were killed
+        os.ftruncate(file, 0)  # drops the lines of holders that were killed
     since = datetime.now(UTC).isoformat(timespec="seconds")
     own = {"what": what, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
     os.write(file, json.dumps(own).encode() + b"\n")
 
 
 def _locked(path: Path, shared: bool) -> int:
-    """The lock file, open and locked. Raises BlockingIOError if another process has it."""
+    """Return the descriptor of the lock file, locked. Raises BlockingIOError if another process holds it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -97,11 +98,11 @@ def _locked(path: Path, shared: bool) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # its last holder has removed it meanwhile
+        os.close(file)  # its last holder removed the file meanwhile, so open it again
 
 
-def _let_go(file: int, path: Path) -> None:
-    """Unlock a lock file, and remove it where nobody else holds it."""
+def _release(file: int, path: Path) -> None:
+    """Unlock a lock file, and remove it if no other process holds it."""
     try:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,17 +112,20 @@ def _let_go(file: int, path: Path) -> None:
 
 
 def _holders(run: Store, name: str) -> str:
-    """Who holds a lock, as they have said it themselves; killed ones may have left their lines."""
+    """Return the holders of a lock, from the lines that they wrote; killed processes may have left lines too."""
     try:
         lines = [json.loads(line) for line in run.read_bytes(name).splitlines()]
     except (OSError, ValueError):
         lines = []
-    alive = [one for one in lines if one["host"] != socket.gethostname() or _lives(one["pid"])]
-    said = (f"`{one['what']}` (process {one['pid']} on {one['host']}, since {one['since']})" for one in alive or lines)
-    return " and ".join(said) or "one that has not said who it is yet"
+    alive = [line for line in lines if line["host"] != socket.gethostname() or _is_alive(line["pid"])]
+    holders = [
+        f"`{line['what']}` (process {line['pid']} on {line['host']}, since {line['since']})" for line in alive or lines
+    ]
+    return " and ".join(holders) or "a process that has not written its line yet"
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
+    """Return True if a process with this id runs on this machine."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

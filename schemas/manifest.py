@@ -1,7 +1,7 @@
-"""Manifests: a table exists when its manifest exists, and its identity is the digest of what it says.
+"""Manifests and `run.json`: a table version exists when its manifest exists, and its digest is its identity.
 
-`content` says what the table is (same for every run that gives the same bytes); `run` says how it came about. A
-manifest whose books do not balance cannot be made.
+The block `content` describes the table and is equal for all runs that write the same bytes; the block `run` describes
+how it was made. A manifest whose row counts do not add up cannot be made. `run.json` names the current versions.
 """
 
 from dataclasses import dataclass
@@ -16,30 +16,32 @@ from schemas.storage import Store
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 MOVED_NAME = "takedown.json"
-"""In the folder of a version that a takedown has replaced: which version stands in its place."""
+"""File in the folder of a version that a takedown has replaced; it names the version that replaces it."""
 RUN_NAME = "run.json"
 
 
-class _Block(BaseModel):
+class _ManifestBlock(BaseModel):
+    """A frozen part of a manifest; unknown keys are rejected."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class InputEntry(_Block):
-    """One input of a stage: a file of the outside world, or a table by its dataset digest."""
+class InputEntry(_ManifestBlock):
+    """One input of a step: an outside file, or a table by the digest of its manifest."""
 
     name: str
-    """Canonical name without location (a split), or the name of a table."""
+    """Canonical name without its location (a split), or the name of a table."""
     bytes: int
-    """Size [bytes]; of a table, the sum over its files."""
+    """Size [bytes]; for a table, the sum over its files."""
     sha256: str
-    """SHA-256 of the bytes as they were read; of a table, its dataset digest."""
+    """SHA-256 of the bytes as they were read; for a table, the digest of its manifest."""
 
 
-class FileEntry(_Block):
+class FileEntry(_ManifestBlock):
     """One data file of the table."""
 
     key: str
-    """Logical name, independent of where the file lies, such as `part-00003` or `web/train/00000`."""
+    """Logical name, independent of the file's path, such as `part-00003` or `web/train/00000`."""
     rows: int
     """Number of rows."""
     bytes: int
@@ -48,28 +50,28 @@ class FileEntry(_Block):
     """SHA-256 of the file."""
 
 
-class Counts(_Block):
-    """The books of a stage: every row that came in was kept or dropped for a named reason."""
+class Counts(_ManifestBlock):
+    """The row counts of a step: every row that entered it was kept, or dropped for a named reason."""
 
     rows_in: int
-    """Number of rows that entered the stage."""
+    """Number of rows that entered the step."""
     rows_kept: int
-    """Number of rows that left it."""
+    """Number of rows that were kept."""
     dropped: dict[str, int] = Field(default_factory=dict)
-    """Number of rows dropped, by `stage/reason`; every declared reason is present, zeros included."""
+    """Number of dropped rows by `stage/reason`; every declared reason is present, zeros included."""
 
     @model_validator(mode="after")
-    def _balance(self) -> "Counts":
+    def _add_up(self) -> "Counts":
         lost = self.rows_in - self.rows_kept - sum(self.dropped.values())
         if lost:
             raise ValueError(
-                f"the books do not balance: {self.rows_in} rows in, {self.rows_kept} kept, "
-                f"{sum(self.dropped.values())} dropped by name, so {lost} unaccounted for"
+                f"row counts: expected rows in = kept + dropped, got {self.rows_in} in, {self.rows_kept} kept and "
+                f"{sum(self.dropped.values())} dropped, so {lost} unaccounted for. Declare a reason for each drop."
             )
         return self
 
     def plus(self, other: "Counts") -> "Counts":
-        """The books of two disjoint sets of rows together."""
+        """Return the sum of the counts of two disjoint sets of rows."""
         names = [*self.dropped, *(name for name in other.dropped if name not in self.dropped)]
         return Counts(
             rows_in=self.rows_in + other.rows_in,
@@ -78,36 +80,36 @@ class Counts(_Block):
         )
 
 
-class Content(_Block):
-    """What the table is. Its canonical JSON is what the dataset digest is taken over."""
+class Content(_ManifestBlock):
+    """The content of a table; the SHA-256 of its canonical JSON is the digest of the version."""
 
     format_version: int = FORMAT_VERSION
     """Version of this layout."""
     table: str
     """Name of the table, such as `documents`."""
     stages: dict[str, int]
-    """Version of every stage that took part."""
+    """Version of every stage that was used."""
     config: dict[str, Any]
-    """Content settings of every stage that took part."""
+    """Content settings of every stage that was used."""
     inputs: list[InputEntry]
-    """What was read."""
+    """The files and tables that were read."""
     files: list[FileEntry]
-    """What was written, in order."""
+    """The files that were written, in order."""
     counts: Counts
-    """The books."""
+    """Rows that entered, were kept and were dropped."""
     models: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 of every model file that took part, by name."""
+    """SHA-256 of every model file that was used, by name."""
     figures: dict[str, Any] = Field(default_factory=dict)
-    """Further exact counts (integers, strings) that belong to this table, such as tokens per source."""
+    """Further exact values (integers, strings) of this table, such as tokens per source."""
 
 
-class RunBlock(_Block):
-    """How the table came about; not part of its identity."""
+class RunBlock(_ManifestBlock):
+    """The execution that made the table; it is not part of the table's identity."""
 
     paths: dict[str, str]
     """Path of every file relative to the manifest, by key."""
     started: str
-    """Start of the stage, ISO 8601, UTC."""
+    """Start of the step, ISO 8601, UTC."""
     wall_seconds: float
     """Duration [s]."""
     cpu_seconds: float
@@ -117,11 +119,11 @@ class RunBlock(_Block):
     lineage: dict[str, str] = Field(default_factory=dict)
     """Version folder of every input table; identity (size and time) of every outside file."""
     notes: dict[str, Any] = Field(default_factory=dict)
-    """What depends on how the work was done, such as rounds of clustering, and kinds of errors met."""
+    """Values that depend on the execution, such as rounds of clustering, and kinds of errors that occurred."""
 
 
-class Manifest(_Block):
-    """A committed table: what it is, and how it came about."""
+class Manifest(_ManifestBlock):
+    """The manifest of a committed table: its content, and how it was made."""
 
     content: Content
     run: RunBlock
@@ -130,88 +132,91 @@ class Manifest(_Block):
     def _paths(self) -> "Manifest":
         keys = [entry.key for entry in self.content.files]
         if len(set(keys)) != len(keys) or set(keys) != set(self.run.paths):
-            raise ValueError("every file has one path and every path one file, by unique keys")
+            wrong = ", ".join(sorted(set(keys) ^ set(self.run.paths))) or "a key twice"
+            raise ValueError(f"run.paths: expected one path for every file, got {wrong}. Give every file one path.")
         return self
 
     @property
     def digest(self) -> str:
-        """The dataset's identity: SHA-256 of the canonical JSON of `content`."""
+        """The identity of the version: the SHA-256 of the canonical JSON of `content`."""
         return digest_of(self.content.model_dump(mode="json"))
 
     def paths_of(self, prefix: str = "") -> list[str]:
-        """Paths of the files whose key starts with `prefix`, in order."""
+        """Return the paths of the files whose key starts with `prefix`, in order."""
         return [self.run.paths[entry.key] for entry in self.content.files if entry.key.startswith(prefix)]
 
 
 def make_manifest(content: dict[str, Any], run: dict[str, Any], where: str) -> Manifest:
-    """A checked manifest. Raises ContractError if the books do not balance or a file has no path."""
+    """Return a validated manifest. Raises ContractError if row counts do not add up or a file has no path."""
     try:
         return Manifest.model_validate({"content": content, "run": run})
     except ValidationError as error:
-        raise ContractError(f"{where}: the manifest cannot be written: {error}") from error
+        raise ContractError(f"{where}: expected a valid manifest, got {error}. Run `penstock run` again.") from error
 
 
 def write_manifest(folder: Store, manifest: Manifest) -> None:
-    """Commit a table: from this write on it exists. Raises ContractError if another content stands there."""
+    """Write the manifest, which commits the table. Raises ContractError if the folder holds another content."""
     if folder.exists(MANIFEST_NAME):
-        standing = read_manifest(folder)
-        if standing.digest != manifest.digest:
+        committed = read_manifest(folder)
+        if committed.digest != manifest.digest:
             raise ContractError(
-                f"{folder.uri}: expected immutable, holds {standing.digest[:12]}, now found {manifest.digest[:12]}; "
-                "an input or a library changed under the same settings: use a new run folder"
+                f"{folder.uri}: expected the committed content {committed.digest[:12]}, got {manifest.digest[:12]}: an "
+                "input or a library changed under the same settings. Use a new run folder with --out."
             )
         return
     folder.write_atomic(MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")))
 
 
 def read_manifest(folder: Store) -> Manifest:
-    """The manifest of a table version. Raises ContractError if there is none or it does not hold together."""
+    """Return the manifest of a table version. Raises ContractError if it is missing or invalid."""
     if not folder.exists(MANIFEST_NAME):
         if folder.exists(MOVED_NAME):
             moved = folder.read_json(MOVED_NAME)
             raise ContractError(
-                f"{folder.uri}: expected a table, got that takedown {moved['id']} has put {moved['to']} in its "
-                "place. A run on the old one cannot go on: plan anew, in another folder."
+                f"{folder.uri}: expected a table, got a version that takedown {moved['id']} has replaced by "
+                f"{moved['to']}. Run `penstock plan` in a new run folder."
             )
-        raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run the stage that writes it.")
+        raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run `penstock run`.")
     raw = folder.read_json(MANIFEST_NAME)
     content = raw.get("content") if isinstance(raw, dict) else None
     version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
     if version != FORMAT_VERSION:
         raise ContractError(
             f"{folder.uri}/{MANIFEST_NAME}: expected format version {FORMAT_VERSION}, got {version}. Use the version "
-            "of penstock that wrote it, or run its stage again."
+            "of penstock that wrote it."
         )
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:
-        raise ContractError(f"{folder.uri}/{MANIFEST_NAME}: does not hold together: {error}") from error
+        raise ContractError(
+            f"{folder.uri}/{MANIFEST_NAME}: expected a valid manifest, got {error}. Restore the file."
+        ) from error
 
 
 @dataclass(frozen=True)
 class Table:
-    """A committed table of the run: where it lies and what it says."""
+    """A committed version of a table: its folder and its manifest."""
 
     folder: Store
     manifest: Manifest
 
 
 def part_key(ordinal: int) -> str:
-    """The manifest key of a part, such as `part-00003`."""
+    """Return the manifest key of a part, such as `part-00003`."""
     return f"part-{ordinal:05d}"
 
 
-class RunFile(_Block):
-    """`run.json`: which version of each table the run stands on, and what its recipe set. The one file that changes."""
+class RunFile(_ManifestBlock):
+    """`run.json`: the current version of each table, and the values of the recipe. It is the only file that changes."""
 
     tables: dict[str, str] = Field(default_factory=dict)
     """Version folder (`v-…`) by table name, relative to the table's folder: `../../../tokens/v-…` is another run's."""
     recipe: dict[str, Any] = Field(default_factory=dict)
-    """What the recipe set, by section."""
+    """The values that the recipe sets, by section."""
 
 
 def read_run(run: Store) -> RunFile:
-    """The state of a run folder; empty for a new one."""
+    """Return the state of a run folder; it is empty for a new one."""
     if not run.exists(RUN_NAME):
         return RunFile()
     return RunFile.model_validate(run.read_json(RUN_NAME))
@@ -223,11 +228,11 @@ def write_run(run: Store, state: RunFile) -> None:
 
 
 def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
-    """Folder and manifest of a run's current version of a table. Raises ContractError if it does not exist yet."""
+    """Return folder and manifest of a run's current version of a table. Raises ContractError if it does not exist."""
     tables = read_run(run).tables
     if table not in tables:
         raise ContractError(
-            f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. Run its stage."
+            f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. Run `penstock run`."
         )
     folder = run.child(f"{table}/{tables[table]}")
     return folder, read_manifest(folder)

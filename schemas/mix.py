@@ -1,7 +1,7 @@
-"""The mix: what the losses of a run say of its sources, as a file that the pipeline and the trainer both read.
+"""The mix: the mixture of sources that follows from a run's losses, a file that pipeline and trainer both read.
 
-`mix.toml` names every source of a dataset (`web`, or `web+head` where a source is cut into buckets of quality) with
-what to do about it and the evidence for that.
+`mix.toml` names every source of a dataset: `web`, or `web+head` for a quality bucket of a source. Each has its share of
+the samples, the share of its documents that is kept, and the evidence.
 """
 
 import json
@@ -16,79 +16,90 @@ from schemas.errors import ConfigError
 FORMAT = 1
 
 
-class _Part(BaseModel):
+class _MixBlock(BaseModel):
+    """A frozen part of `mix.toml`; unknown keys are rejected."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class SourceMix(_Part):
-    """What to do about one source."""
+class SourceMix(_MixBlock):
+    """The decision on one source, and its evidence."""
 
     share: float = Field(ge=0, le=1)
-    """Share of the training samples; Σ over the sources = 1. Read by the trainer."""
+    """Share of the training samples; the sum over all sources is 1. The trainer reads it."""
     repeat: float = Field(ge=0)
-    """Passes over its unique tokens that this share means in a run like the one that was measured."""
+    """Passes over the unique tokens of the source that this share implies in a run like the measured one."""
     keep: float = Field(1.0, gt=0, le=1)
-    """Share of its training documents that the pipeline keeps, chosen by hash; held-out ones all stay."""
+    """Share of the training documents that the pipeline keeps, chosen by hash; all held-out documents are kept."""
     wanted_tokens: int | None = Field(None, ge=1)
-    """Unique training tokens that the share would need within the bound of repeats; None = there are enough. The
-    pipeline says how much of it was found."""
+    """Unique training tokens that the share requires within the limit of repeats; None = there are enough. The
+    pipeline reports how many of them exist."""
     why: str
-    """The evidence in words."""
+    """The evidence as text."""
     evidence: dict[str, float] = {}
-    """The numbers behind it: losses [nats/token], tokens, epochs."""
+    """The figures of the evidence: losses [nats/token], tokens, epochs."""
 
 
-class Mix(_Part):
-    """`mix.toml`."""
+class Mix(_MixBlock):
+    """The content of `mix.toml`."""
 
     format: int = FORMAT
     """Version of this file's format."""
     dataset: str
     """Digest of the dataset that the losses were measured on."""
     plan: str
-    """Digest of the plan of the run that they were measured in."""
+    """Digest of the plan of the run that measured the losses."""
     reference: str
-    """What they were compared with, in words."""
+    """A description of the reference that the losses were compared with."""
     sources: dict[str, SourceMix] = Field(min_length=1)
-    """What to do, by source."""
+    """The decision, by source."""
 
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
-        """The parts of these sources. Raises ConfigError if a source has none, or there are others."""
+        """Return the decisions on these sources. Raises ConfigError if a source is missing or unknown."""
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
-            raise ConfigError(f"{where}: expected sources of the dataset, got {hints}. Correct the names.")
+            raise ConfigError(
+                f"{where}: expected sources of the dataset, got {hints}. Correct the names under [sources]."
+            )
         if lacking := sorted(names - self.sources.keys()):
-            raise ConfigError(f"{where}: expected every source of the dataset, got no {', '.join(lacking)}. Add them.")
+            raise ConfigError(
+                f"{where}: expected every source of the dataset, got no {', '.join(lacking)}. Add them under [sources]."
+            )
         return self.sources
 
 
 def read_mix(path: str) -> Mix:
-    """The mix of a file. Raises ConfigError if it cannot be read, or is none."""
+    """Return the mix of a file. Raises ConfigError if the file cannot be read or is not a mix."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"mix {path}: cannot be read: {error.strerror}; `penstock mix suggest RUN` makes one"
+            f"mix {path}: expected a readable file, got an error: {error.strerror}. Write it with "
+            "`penstock mix suggest RUN`."
         ) from error
     return parse_mix(data, path)
 
 
 def parse_mix(data: bytes, where: str) -> Mix:
-    """The mix in the bytes of a file. Raises ConfigError if it is none."""
+    """Return the mix in the bytes of a file. Raises ConfigError if they are not a mix."""
     try:
         mix = Mix.model_validate(tomllib.loads(data.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
-        raise ConfigError(f"mix {where}: expected a mix, got {error}. `penstock mix suggest RUN` makes one.") from error
+        raise ConfigError(
+            f"mix {where}: expected a mix, got {error}. Write it with `penstock mix suggest RUN`."
+        ) from error
     if mix.format != FORMAT:
-        raise ConfigError(f"mix {where}: expected format {FORMAT}, got {mix.format}. Make it with this version.")
+        raise ConfigError(f"mix {where}: expected format {FORMAT}, got {mix.format}. Run `penstock mix suggest`.")
     total = sum(source.share for source in mix.sources.values())
     if abs(total - 1) > 1e-6:
-        raise ConfigError(f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct them.")
+        raise ConfigError(
+            f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct the share of a source."
+        )
     return mix
 
 
 def mix_toml(mix: Mix) -> str:
-    """The text of a mix file; `read_mix` reads it back equal."""
+    """Return the text of a mix file; `read_mix` returns an equal mix."""
     lines = [f"{name} = {_value(value)}" for name, value in mix.model_dump(exclude={"sources"}).items()]
     for name, source in mix.sources.items():
         lines += ["", f"[sources.{_value(name)}]"]
@@ -99,7 +110,7 @@ def mix_toml(mix: Mix) -> str:
 
 
 def _value(value: str | float) -> str:
-    """A string or a number in TOML; a JSON string is one but for the delete character."""
+    """Return a string or number as TOML; a JSON string is valid TOML except for the delete character."""
     if not isinstance(value, str):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
 """The quality signals of a document: name, type, meaning and unit, each named after the work that introduced it.
 
-They come in families, each measured whole or not at all: the columns of a family that was not asked for are null. So
-are signals of words between whitespace where writing has none.
+Signals form families, and a family is measured as a whole or not at all: the columns of a disabled family are null.
+Signals of words between whitespace are also null for scripts that are written without it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True)
 class Signal:
-    """One measured column of the documents table."""
+    """A measured column of the documents table."""
 
     name: str
     kind: pa.DataType
@@ -21,15 +21,17 @@ class Signal:
 
 
 def _ratio(name: str, meaning: str) -> Signal:
+    """Return a signal of type float32 with the unit `ratio`."""
     return Signal(name, pa.float32(), meaning, "ratio")
 
 
 def _count(name: str, meaning: str, unit: str) -> Signal:
+    """Return a signal of type int32."""
     return Signal(name, pa.int32(), meaning, unit)
 
 
 def _grams(sizes: Iterable[int], name: str, meaning: str) -> tuple[Signal, ...]:
-    """A ratio for each size of n-gram; {n} stands for the size."""
+    """Return a ratio for each size of n-gram; {n} in the texts is replaced by the size."""
     return tuple(_ratio(name.format(n=n), meaning.format(n=n)) for n in sizes)
 
 
@@ -149,7 +151,7 @@ FAMILIES: Mapping[str, tuple[Signal, ...]] = {
     "boilerplate": BOILERPLATE,
     "markup": MARKUP,
 }
-"""The signals of each family, by the name the recipe asks for it under."""
+"""The signals of each family, by the family's name in the recipe."""
 SIGNALS: tuple[Signal, ...] = tuple(signal for family in FAMILIES.values() for signal in family)
 LINE_SIGNALS = (
     _ratio("rps_lines_ending_with_terminal_punctution_mark", "1 if it ends in . ! ? or ”"),
@@ -163,7 +165,7 @@ LINE_SIGNALS = (
     _ratio("refinedweb_line_counter", "1 if it is a counter such as 3 likes"),
     _count("refinedweb_line_words", "words between whitespace", "words"),
 )
-"""Measured on each line of a text, so that lines can be cut later; stored beside the text, one float32 a line."""
+"""Signals of each line of a text, by which lines can be cut later; stored with the text, one float32 per line."""
 REDPAJAMA_COLUMNS: Mapping[str, str] = {
     "ccnet_language_score": "documents.language_score",
     "ccnet_length": "documents.num_chars",
@@ -179,5 +181,5 @@ REDPAJAMA_COLUMNS: Mapping[str, str] = {
     **{signal.name: f"documents.{signal.name}" for signal in REDPAJAMA},
     **{signal.name: f"text.{signal.name}" for signal in LINE_SIGNALS if signal.name.startswith("rps_")},
 }
-"""RedPajama-V2's name of a signal → our table and column. Not here: the UT1 block list, importances corrected for
-length, and what CCNet had before its paragraph deduplication."""
+"""Table and column by RedPajama-V2's name of the signal. Absent: the UT1 block list, importances corrected for length,
+and the values of CCNet before its paragraph deduplication."""

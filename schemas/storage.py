@@ -1,7 +1,7 @@
 """Storage through pyarrow.fs: one class for local folders, s3://, gs:// and hdfs://, with atomic small writes.
 
-Local writes are fsynced and renamed; on an object store the one PUT that closes the stream is the atomic step.
-Endpoint, region and credentials are those of the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
+Local writes are fsynced and renamed; on an object store the single PUT that closes the stream is atomic.
+Endpoint, region and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
 """
 
 import hashlib
@@ -22,26 +22,26 @@ from schemas.errors import ConfigError, ContractError
 
 READ_BYTES = 1 << 20
 BUCKETS = ("s3", "gs", "gcs")
-"""Schemes whose paths begin with a bucket."""
+"""Schemes whose paths start with a bucket."""
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
-"""Options of a filesystem unless its URI says otherwise: what is small goes out in one request, before which nothing
-exists that an interrupt could leave empty; an unreachable store is given up after a minute, not after fifteen."""
+"""Default options of a filesystem, which its URI overrides. A small file is sent in one request, so that an interrupt
+cannot leave an empty file; an unreachable store fails after a minute instead of fifteen."""
 URI_SAFE = "/%:@!$&'()*+,;=~"
 REFUSED = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
 REFUSED_BY_GOOGLE = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
 
 
 class Store:
-    """A folder on some filesystem; every path given to it is relative. Pickles by its address.
+    """A folder on some filesystem; all names are paths relative to it. It pickles by its address.
 
-    Raises ConfigError if the URI names no place, or one of another kind.
+    Raises ConfigError if the URI is not valid or has an unsupported scheme.
     """
 
     def __init__(self, uri: str):
-        place, mark, options = uri.partition("?") if "://" in uri else (os.path.abspath(uri), "", "")
-        self.uri = re.sub("(?<=[^/:])/+$", "", place)
+        location, mark, options = uri.partition("?") if "://" in uri else (os.path.abspath(uri), "", "")
+        self.uri = re.sub("(?<=[^/:])/+$", "", location)
         self.address = f"{self.uri}{mark}{options}"
-        """The URI with the options of its filesystem, where it has some."""
+        """The URI with the options of its filesystem, if there are any."""
         self.fs, self.root = resolve(self.address)
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
 
@@ -52,76 +52,76 @@ class Store:
         return f"Store({self.uri!r})"
 
     def child(self, name: str) -> "Store":
-        """The store of a sub-folder; `../` leads up."""
+        """Return the store of a sub-folder; `../` in the name leads to a parent."""
         scheme, mark, rest = self.uri.rpartition("://")
-        found = Store.__new__(Store)  # the same connections
-        found.uri = f"{scheme}{mark}{posixpath.normpath(f'{rest}/{quote(name) if mark else name}')}"
-        found.address = f"{found.uri}{self.address[len(self.uri) :]}"
-        found.fs, found.is_local = self.fs, self.is_local
-        found.root = posixpath.normpath(f"{self.root}/{name}")
-        return found
+        child = Store.__new__(Store)  # keeps the connections of this store
+        child.uri = f"{scheme}{mark}{posixpath.normpath(f'{rest}/{quote(name) if mark else name}')}"
+        child.address = f"{child.uri}{self.address[len(self.uri) :]}"
+        child.fs, child.is_local = self.fs, self.is_local
+        child.root = posixpath.normpath(f"{self.root}/{name}")
+        return child
 
     def path(self, name: str) -> str:
-        """The path of a file as the filesystem spells it."""
-        if "../" in name:  # object stores know no way up, and a folder that one leads out of need not be there
+        """Return the path of a file in the form that the filesystem expects."""
+        if "../" in name:  # object stores have no parent folders, and the folder before a `../` need not exist
             return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
 
     def check_place(self) -> None:
-        """Raises ConfigError if the folder's bucket does not exist: whatever is asked for would only be missing."""
+        """Check that the folder's bucket exists; without it every file would seem to be missing. Raises ConfigError."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
-            raise ConfigError(f"{self.uri}: expected a folder of a bucket, got no bucket {bucket}. Create it.")
+            raise ConfigError(f"{self.uri}: expected a folder of a bucket, got no bucket {bucket}. Create the bucket.")
 
     def exists(self, name: str) -> bool:
-        """Whether a file or folder of this name exists."""
+        """Return True if a file or folder of this name exists."""
         return bool(self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound)
 
     def size(self, name: str) -> int:
-        """The size of a file [bytes]. Raises ContractError if there is none."""
+        """Return the size of a file [bytes]. Raises ContractError if it does not exist."""
         info = self.fs.get_file_info(self.path(name))
         if info.type != pafs.FileType.File:
-            raise ContractError(f"{self.uri}/{name}: expected by a manifest, got nothing. Restore the file.")
+            raise ContractError(f"{self.uri}/{name}: expected a file of a manifest, got nothing. Restore the file.")
         return int(info.size)
 
     def open_input(self, name: str) -> Any:
-        """A random-access file (pyarrow.NativeFile); memory-mapped when the store is local."""
+        """Open a random-access file (pyarrow.NativeFile); a local file is memory-mapped."""
         if self.is_local:
             return pa.memory_map(self.path(name))
         return self.fs.open_input_file(self.path(name))
 
     def open_output(self, name: str) -> Any:
-        """An output stream; parent folders are created. The file is durable after `sync(name)`."""
+        """Open an output stream, creating parent folders. The file is durable after `sync(name)`."""
         self.make_parent(name)
         return self.fs.open_output_stream(self.path(name), compression=None)
 
     def make_parent(self, name: str) -> None:
-        """Create the folder of a file; object stores need none."""
+        """Create the parent folder of a file; object stores require none."""
         if self.is_local:
             Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
 
     def sync(self, name: str) -> None:
-        """Flush a closed local file to the disk; object stores have done so."""
+        """Flush a closed local file to the disk; object stores have already done so."""
         if self.is_local:
             _fsync(self.path(name))
 
     def read_bytes(self, name: str) -> bytes:
-        """The whole content of a small file."""
+        """Return the whole content of a small file."""
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
             return bytes(stream.read())
 
     def read_json(self, name: str) -> Any:
-        """The JSON value of a small file. Raises ContractError if it is not JSON."""
+        """Return the JSON value of a small file. Raises ContractError if it is not JSON."""
         try:
             return json.loads(self.read_bytes(name))
         except ValueError as error:
-            raise ContractError(f"{self.uri}/{name}: expected JSON, got {error}. Remove or restore it.") from error
+            raise ContractError(f"{self.uri}/{name}: expected JSON, got {error}. Restore the file.") from error
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Write a small file so that a reader sees either the old or the new content, never a part."""
+        """Write a small file atomically: a reader sees either the old or the whole new content."""
         self.make_parent(name)
         if not self.is_local:
-            content = memoryview(data)  # before the stream: closing that one is what puts it there
+            content = memoryview(data)  # raises on a wrong type before there is a stream, whose close writes
             with self.fs.open_output_stream(self.path(name), compression=None) as stream:
                 stream.write(content)
             return
@@ -139,7 +139,7 @@ class Store:
         _fsync(os.path.dirname(final))
 
     def sha256(self, name: str) -> str:
-        """The SHA-256 (hex) of a file, read in blocks."""
+        """Return the SHA-256 (hex) of a file, which is read in blocks."""
         digest = hashlib.sha256()
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
             for block in iter(lambda: stream.read(READ_BYTES), b""):
@@ -147,12 +147,12 @@ class Store:
         return digest.hexdigest()
 
     def delete(self, name: str) -> None:
-        """Remove a file; a missing one is not an error."""
+        """Remove a file; a missing file is not an error."""
         if self.exists(name):
             self.fs.delete_file(self.path(name))
 
     def walk(self) -> Iterator[str]:
-        """Every file below this folder. Only garbage collection lists folders; readers follow manifests."""
+        """Yield the name of every file below this folder. Only garbage collection uses it; readers follow manifests."""
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         for info in self.fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
@@ -160,51 +160,52 @@ class Store:
 
 
 def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The filesystem of a local path or URI, and the path as that filesystem spells it.
+    """Return the filesystem of a local path or URI, and the path in the form that it expects.
 
-    Characters that no URI has may stand for themselves. Raises ConfigError if the URI names no place, one of an unknown
-    kind, or secrets, which would be kept with the run.
+    Characters that are not allowed in a URI may occur unencoded. Raises ConfigError if the URI is not valid, has an
+    unknown scheme, or contains secrets, which would be stored with the run.
     """
     scheme, mark, rest = uri.partition("://")
     if not mark:
         return pafs.LocalFileSystem(), uri
-    place, _, options = rest.partition("?")
-    authority, slash, path = place.partition("/")
+    location, _, options = rest.partition("?")
+    authority, slash, path = location.partition("/")
     shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if scheme in BUCKETS and not authority:
-        raise ConfigError(f"{uri}: expected a bucket behind {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
+        raise ConfigError(f"{uri}: expected a bucket after {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
     if scheme == "s3" and "@" in authority:
         raise ConfigError(
-            f"{shown}: expected no secrets in a URI, got a key before the bucket. Give it by AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or by a profile."
+            f"{shown}: expected no secrets in a URI, got a key before the bucket. Set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY instead."
         )
     if scheme in BUCKETS and (odd := {"", ".", ".."}.intersection(path.rstrip("/").split("/") if path else ())):
-        found = " and ".join(f"/{part}/" for part in sorted(odd))
-        raise ConfigError(f"{shown}: expected a plain path, got {found} in it. Object stores know no such parts.")
-    own = [options, *(one for one in [OPTIONS.get(scheme, "")] if one.partition("=")[0] not in options)]
+        segments = " and ".join(f"/{part}/" for part in sorted(odd))
+        raise ConfigError(f"{shown}: expected a plain path, got {segments} in it. Remove them from the path.")
+    defaults = OPTIONS.get(scheme, "")
+    own = [options, *([defaults] if defaults.partition("=")[0] not in options else [])]
     try:
         plain = re.sub("%(?![0-9A-Fa-f]{2})", "%25", quote(f"{slash}{path}", safe=URI_SAFE))
         fs, root = pafs.FileSystem.from_uri(f"{scheme}://{authority}{plain}?{'&'.join(filter(None, own))}".rstrip("?"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{shown}: expected a place that pyarrow.fs reaches (s3://, gs://, hdfs://), got {_first_line(error)}. "
-            "Correct it, or the environment that says how to reach it."
+            f"{shown}: expected a URI that pyarrow.fs can open (s3://, gs://, hdfs://), got {_first_line(error)}. "
+            "Correct the URI, or the endpoint and credentials in the environment."
         ) from error
     return fs, root if root == "/" else root.rstrip("/")
 
 
 def remote_problem(error: BaseException) -> str | None:
-    """What the user can do about an error of an object store, on this machine or on a worker; None if it is none."""
-    if found := REFUSED.search(str(error)):
-        where = f"s3://{found['bucket']}/{found['key'] or ''}" if found["bucket"] else "the object store"
-        said = re.sub(r" \(Request ID: [^)]*\)", "", found["aws"]).strip()
+    """Return the message for an error of an object store, raised here or on a worker; None for any other error."""
+    if match := REFUSED.search(str(error)):
+        where = f"s3://{match['bucket']}/{match['key'] or ''}" if match["bucket"] else "the object store"
+        reason = re.sub(r" \(Request ID: [^)]*\)", "", match["aws"]).strip()
         return (
-            f"{where}: expected an object store that answers, got {said}. Check bucket, endpoint and credentials, "
+            f"{where}: expected an object store that answers, got {reason}. Check bucket, endpoint and credentials, "
             "then run the same command again."
         )
-    if found := REFUSED_BY_GOOGLE.search(str(error)):
+    if match := REFUSED_BY_GOOGLE.search(str(error)):
         return (
-            f"gs://: expected an object store that answers, got {found['google']}. Check bucket and credentials, "
+            f"gs://: expected an object store that answers, got {match['google']}. Check bucket and credentials, "
             "then run the same command again."
         )
     return None

@@ -1,6 +1,7 @@
-"""The Arrow schemas of every table a run writes; each field says what it means and in which unit.
+"""The Arrow schemas of all tables of a run; every field carries its meaning and unit as metadata.
 
-A column that is null was not measured (the document was dropped before), never "zero".
+A null value was not measured, because the document was dropped before; it never means zero. A column that holds a value
+for each of several names is a list of entries (name, value), sorted by name: see `entries_of`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,31 +14,29 @@ import pyarrow.compute as pc
 
 from schemas.signals import LINE_SIGNALS, SIGNALS
 
-# Columns that hold a value for each of some names: lists of entries (name, value), sorted by name.
-#
-# In memory such values are a mapping. Arrow's own map type says the same, but not every reader of Parquet knows it
-# (Hugging Face `datasets` refuses such a table whole), and its order is left to the writer. DuckDB makes a map of
-# such a column with `map_from_entries`.
+# Columns of entries. In memory their values are mappings. They do not use Arrow's map type, because not every reader of
+# Parquet supports it (Hugging Face `datasets` rejects the whole table) and its order depends on the writer. DuckDB
+# converts such a column to a map with `map_from_entries`.
 
 NAME, VALUE = "name", "value"
 
 
 class Flat(NamedTuple):
-    """All entries of a column one behind the other."""
+    """All entries of a column, concatenated."""
 
     rows: npt.NDArray[np.int64]
-    """(entries,) the row that each stands in."""
+    """(entries,) the row of each entry."""
     names: pa.Array
     values: pa.Array
 
 
 def entries_of(kind: pa.DataType) -> pa.ListType:
-    """The type of a column with a value of this type for each name."""
+    """Return the type of a column that holds a value of this type for each name."""
     return pa.list_(pa.field("element", pa.struct([(NAME, pa.string()), (VALUE, kind)])))
 
 
 def value_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type of the values if a column of this type holds entries; None if it does not."""
+    """Return the type of the values if a column of this type holds entries; None if it does not."""
     if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
         return None
     fields = list(kind.value_type)
@@ -45,33 +44,33 @@ def value_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def to_entries(values: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None:
-    """A mapping as Arrow takes it for such a column: equal mappings give equal entries."""
+    """Return a mapping as entries for Arrow, sorted by name, so that equal mappings give equal entries."""
     return None if values is None else sorted(values.items(), key=lambda entry: entry[0])
 
 
 def to_mapping(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Entries as they are read, as a mapping."""
+    """Return a mapping of entries as Arrow returns them."""
     return None if entries is None else {entry[NAME]: entry[VALUE] for entry in entries}
 
 
 def flattened(column: pa.ListArray) -> Flat:
-    """The entries of a column, which may be a slice; rows that are null or empty have none."""
+    """Return the entries of a column, which may be a slice; rows that are null or empty have no entries."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     entries = column.flatten()
     return Flat(np.repeat(np.arange(len(column)), lengths), *(pc.struct_field(entries, name) for name in (NAME, VALUE)))
 
 
 def lookup(column: pa.ListArray, name: str) -> pa.Array:
-    """(rows,) the value of the entry of this name; null where there is none."""
+    """Return, as (rows,), the value of the entry of this name; null where the row has no such entry."""
     flat = flattened(column)
-    found = pc.fill_null(pc.equal(flat.names, name), False).to_numpy(zero_copy_only=False)
-    places = np.full(len(column), -1, np.int64)
-    places[flat.rows[found]] = np.flatnonzero(found)
-    return flat.values.take(pa.array(places, mask=places < 0))
+    is_named = pc.fill_null(pc.equal(flat.names, name), False).to_numpy(zero_copy_only=False)
+    indices = np.full(len(column), -1, np.int64)
+    indices[flat.rows[is_named]] = np.flatnonzero(is_named)
+    return flat.values.take(pa.array(indices, mask=indices < 0))
 
 
 def field(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> pa.Field:
-    """An Arrow field that carries its meaning and unit as metadata."""
+    """Return an Arrow field that carries its meaning and unit as metadata."""
     return pa.field(name, kind, metadata={"meaning": meaning} | ({"unit": unit} if unit else {}))
 
 
@@ -159,7 +158,7 @@ DOCUMENTS = pa.schema(
         *VERDICT,
     ]
 )
-"""One row for every record that came in, kept or dropped, and one for every gap; sorted by (split, offset, part)."""
+"""One row for every record, kept or dropped, and one for every gap; sorted by (split, offset, part)."""
 
 TEXT = pa.schema(
     [
@@ -210,7 +209,7 @@ SCORES = pa.schema(
         field("importance_words", pa.int32(), "words that it was taken over", "words"),
     ]
 )
-"""What models say of the text after cuts: one row for every document that ran through the documents pass."""
+"""Scores of models on the text after cuts: one row for every document that the documents step processed."""
 
 VERDICTS = pa.schema(
     [
@@ -219,7 +218,7 @@ VERDICTS = pa.schema(
         *VERDICT,
     ]
 )
-"""What the thresholds decide: one row for every document that ran through the documents pass."""
+"""Verdicts by the thresholds: one row for every document that the documents step processed."""
 
 CLUSTERS = pa.schema(
     [
@@ -238,7 +237,7 @@ CLUSTERS = pa.schema(
         field("leader", pa.binary(16), "the document it was joined with at that similarity; null if it joined none"),
     ]
 )
-"""Which documents are copies of each other, whatever their verdicts: one row for every measured document."""
+"""Clusters of copies, independent of verdicts: one row for every measured document."""
 
 DEDUP = pa.schema(
     [
@@ -253,7 +252,7 @@ DEDUP = pa.schema(
         *VERDICT,
     ]
 )
-"""One row for every measured document, part by part as `documents`."""
+"""Survivors of the clusters: one row for every measured document, in the parts of `documents`."""
 
 AUDIT = pa.schema(
     [
@@ -272,8 +271,8 @@ AUDIT = pa.schema(
         field("weight", pa.float32(), "pairs of the run that it stands for, up to a factor", "pairs"),
     ]
 )
-"""The pairs that the audit of deduplication looked at, sorted by sample and documents; of `uniform` and `anchored` at
-most 50,000 each, from a similarity of 0.2 on."""
+"""The pairs that the audit of deduplication examined, sorted by sample and documents; of `uniform` and `anchored` at
+most 50,000 each, with a similarity of at least 0.2."""
 
 REPEATS = pa.schema(
     [
@@ -295,7 +294,7 @@ REPEATS = pa.schema(
         *VERDICT,
     ]
 )
-"""What is cut because it stands elsewhere, and whether the rest still passes: one row for every measured document."""
+"""Cuts of repeated text, and the verdict on the remaining text: one row for every measured document."""
 
 CLEAN = pa.schema(
     [

@@ -1,7 +1,8 @@
-"""A takedown as both halves see it: what a dataset says of the one it came from, and the certificate of the removal.
+"""The contract of a takedown: the certificate, the descent that a manifest records, and the effects on training.
 
-A version made by a takedown names its parent in its manifest; the certificate names both. Only where the two agree is
-the new version taken for the old one less some documents. Tombstones keep every position; compaction moves them.
+A version that a takedown makes names its parent in its manifest, and the certificate names both. Only if the two agree
+is the new version accepted as the old one without some documents. Tombstones keep the positions of all tokens;
+compaction moves them.
 """
 
 import hashlib
@@ -14,228 +15,228 @@ from schemas.ids import canonical_json, digest_of
 from schemas.manifest import MOVED_NAME, Manifest
 from schemas.storage import Store
 
-# What training had seen of documents that are taken down: steps, checkpoints, and other runs on the same tables.
 
+class _TakedownBlock(BaseModel):
+    """A frozen part of a certificate or manifest; unknown keys are rejected."""
 
-class _Block(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Model(_Block):
-    """A checkpoint that was there when the documents were removed, those that a replay has set aside included."""
+class Model(_TakedownBlock):
+    """A checkpoint that existed when the documents were removed, including those that a replay has set aside."""
 
     checkpoint: str
-    """Its folder, relative to the run."""
+    """Folder of the checkpoint, relative to the run."""
     step: int
-    """Number of updates."""
+    """Number of optimizer steps."""
     dataset: str
-    """Digest of the dataset it was trained on."""
+    """Digest of the dataset that it was trained on."""
     saw: bool
-    """Whether one of its steps held a removed document, or nobody can tell: its dataset had other positions."""
+    """True if it was trained on a removed document, or if that is unknown because its dataset had other positions."""
 
 
-class OtherRun(_Block):
-    """A run below the run's folder that stands on tables of it, such as a proxy: it keeps what was removed."""
+class OtherRun(_TakedownBlock):
+    """A run below the run's folder that uses its tables, such as a proxy run: its models keep what they learned."""
 
     run: str
-    """Its folder, relative to the run."""
+    """Folder of that run, relative to the run."""
     tables: list[str]
-    """The tables it stands on that a takedown replaces."""
+    """The tables it uses that the takedown replaces."""
     steps: list[int] = []
-    """Every step of its plan whose batch held a part of a removed document, from 1."""
+    """Every optimizer step of its plan whose batch held tokens of a removed document, from 1."""
     models: list[Model] = []
-    """Every checkpoint of it that stood."""
+    """All its checkpoints at the time of the takedown."""
 
 
-class Effects(_Block):
-    """What training had seen of the documents."""
+class Effects(_TakedownBlock):
+    """The effects of the removed documents on training: steps and checkpoints, of this run and of others."""
 
     steps: list[int] = []
-    """Every step of the plan whose batch held a part of one, from 1."""
+    """Every optimizer step of the plan whose batch held tokens of a removed document, from 1."""
     models: list[Model] = []
-    """Every checkpoint that was there."""
+    """All checkpoints at the time of the takedown."""
     last_clean: int | None = None
-    """Step of the last standing checkpoint before the first such step; None = none stands."""
+    """Step of the last existing checkpoint before the first such step; None = there is none."""
     others: list[OtherRun] = []
-    """What runs on the same tables had seen of them."""
+    """The effects on other runs that use the same tables."""
 
 
 TAKEDOWNS = "takedowns"
 PENDING_NAME = f"{TAKEDOWNS}/pending.json"
 FIGURE = "takedown"
-"""Where a manifest says which takedown made its table."""
+"""Key of a manifest's figures under which it records the takedown that made it."""
 REMOVED_ID = bytes(16)
-"""The doc_id that shards and their index hold in place of a removed one; no document has it."""
+"""The doc_id that replaces a removed one in shards and their indexes; no document has it."""
 STAGE, RULE = "takedown", "removed"
-"""Stage and rule of the rows that stand where a record was removed."""
+"""Stage and rule in the rows whose record was removed."""
 CERTIFICATE_VERSION = 1
 
 Mode = Literal["tombstones", "compact"]
 
 
-class Descent(_Block):
-    """What the manifest of a version that a takedown has made says of it."""
+class Descent(_TakedownBlock):
+    """The origin of a version that a takedown made, as its manifest records it."""
 
     id: str
-    """The takedown."""
+    """Id of the takedown."""
     parent: str
     """Digest of the version before it."""
     origin: str
     """Digest of the version that a run wrote, before any takedown."""
     positions: str
-    """Digest of the oldest version with the same positions; empty = this one, for its own were moved."""
+    """Digest of the oldest version with the same positions; empty = this version, whose positions were moved."""
     mode: Mode
-    """Whether positions were kept."""
+    """`tombstones` if positions were kept, `compact` if they were moved."""
     read_before: dict[str, str] = {}
-    """What its maker has really read, by table, where the inputs now name versions without the documents."""
+    """Digest, by table, of the version that was really read, where the inputs now name one without the documents."""
 
 
-class FileChange(_Block):
+class FileChange(_TakedownBlock):
     """A file that was rewritten."""
 
     key: str
-    """Its key in both manifests."""
+    """Key of the file in both manifests."""
     before: str
-    """SHA-256 of the file that held something of the documents."""
+    """SHA-256 of the file before, with data of the documents."""
     after: str
-    """SHA-256 of the file in its place."""
+    """SHA-256 of the file that replaces it."""
     spans: list[tuple[int, int]] = []
-    """Of a shard: first token and number of tokens of every removed document, as they stood before."""
+    """For a shard: first token and number of tokens of every removed document, in the file before."""
 
 
-class TableChange(_Block):
-    """A table before and after."""
+class TableChange(_TakedownBlock):
+    """The versions of a table before and after a takedown."""
 
     before: str
-    """Digest before."""
+    """Digest of the version before."""
     after: str
-    """Digest after."""
+    """Digest of the version after."""
     version_before: str
     """Folder of the version before."""
     version_after: str
     """Folder of the version after."""
     rows: int
-    """Rows that were removed or blanked."""
+    """Number of rows that were removed or blanked."""
     rewritten: list[FileChange]
-    """Files that were rewritten; all others are the same files as before."""
+    """Files that were rewritten; all other files are unchanged."""
     shared: int
     """Number of files that both versions name."""
 
 
-class Traces(_Block):
-    """How the absence of one document can be verified without its text: digests of some of its spans."""
+class Traces(_TakedownBlock):
+    """Digests of some spans of one document, by which its absence can be verified without its text."""
 
     document: str
     """Salted SHA-256 of its doc_id."""
     num_tokens: int
-    """Its length in the shards [tokens], separators included; 0 = it was in none."""
+    """Length of the document in the shards [tokens], separators included; 0 = it was in no shard."""
     tokens: list[tuple[int, str]] = []
     """(mark, salted digest) of spans of its tokens."""
     text: list[tuple[int, str]] = []
     """(mark, salted digest) of spans of its text [bytes of UTF-8]."""
 
 
-class TrainedTokenizer(_Block):
-    """The tokenizer of the run, which was trained before."""
+class TrainedTokenizer(_TakedownBlock):
+    """The tokenizer of the run, which was trained before the takedown."""
 
     sha256: str
     """SHA-256 of its model file."""
     read: str
-    """Digest of the table `clean` that it was trained on; empty if its manifest names none."""
+    """Digest of the table `clean` that it was trained on; empty if its manifest names no such table."""
 
 
-class Certificate(_Block):
-    """`takedowns/<id>.json`: what was removed from where, so that a third party can check it."""
+class Certificate(_TakedownBlock):
+    """`takedowns/<id>.json`: the removed documents and the changed tables, for third parties that check the removal."""
 
     version: int = CERTIFICATE_VERSION
     """Version of this layout."""
     id: str
-    """The takedown: a digest of what was removed from which version, and how."""
+    """Id of the takedown: a digest of the versions before, the mode and the removed documents."""
     made: str
-    """When, ISO 8601, UTC."""
+    """Time of the takedown, ISO 8601, UTC."""
     mode: Mode
-    """tombstones: every position was kept; compact: the documents' positions are gone too."""
+    """tombstones: all positions were kept; compact: the positions of the documents were removed too."""
     salt: str
-    """Goes into every digest of an id, a request or a span."""
+    """Salt of every digest of an id, a request or a span."""
     requests: list[str]
-    """Salted SHA-256 of what was asked for, such as one domain."""
+    """Salted SHA-256 of every request, such as a domain."""
     documents: list[Traces]
     """Every removed document."""
     copies_left: int
-    """Near copies of them that were not asked for and still stand."""
+    """Number of near copies that were not part of the request and were kept."""
     standing: dict[str, str]
-    """Digest of every table that stood when it began."""
+    """Digest of the current version of every table when the takedown started."""
     tables: dict[str, TableChange]
     """Every table that has a new version."""
     windows: dict[str, int]
     """Length of a span of `tokens` [tokens] and of `text` [bytes]."""
     effects: Effects
-    """Steps that saw the documents, and models trained before."""
+    """Optimizer steps that used the documents, and the checkpoints that existed."""
     tokenizer: TrainedTokenizer | None
-    """The tokenizer that was trained before; it is not trained again."""
+    """The tokenizer, which is not trained again."""
     code_version: str
     """Version of this package."""
     pyarrow_version: str
     """Version of pyarrow, whose files are checked byte by byte."""
     seal: str = ""
-    """Digest of all the rest. It is no signature: who forges a certificate makes another one, which is not the one that
-    the takedown has told."""
+    """Digest of all other fields. It is not a signature: a forged certificate has a valid seal too, but a different one
+    than the takedown printed."""
 
     @property
     def content_digest(self) -> str:
-        """The digest of everything but the seal."""
+        """The digest of all fields but the seal."""
         return digest_of(self.model_dump(mode="json", exclude={"seal"}))
 
     def sealed(self) -> "Certificate":
-        """The certificate with its seal."""
+        """Return the certificate with its seal."""
         return self.model_copy(update={"seal": self.content_digest})
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """Return the content of the certificate's file."""
         return canonical_json(self.model_dump(mode="json"))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the removed documents."""
+        """Number of tokens of the removed documents."""
         return sum(document.num_tokens for document in self.documents)
 
 
 def salted(salt: str, kind: str, value: bytes) -> str:
-    """The digest (hex) under which a certificate names an id (`document`) or a request (`url`, `domain`, …)."""
+    """Return the digest (hex) by which a certificate names an id (`document`) or a request (`url`, `domain`, …)."""
     return hashlib.sha256(f"{salt} {kind} ".encode() + value).hexdigest()
 
 
 def identify_takedown(versions: dict[str, str], mode: Mode, documents: list[str]) -> str:
-    """The id of a takedown: of which versions (digest by table), how, and which documents, by their salted digests."""
+    """Return the id of a takedown, from digests of versions by table, the mode, and salted digests of documents."""
     return digest_of([CERTIFICATE_VERSION, versions, mode, sorted(documents)])[:12]
 
 
 def certificate_name(identifier: str) -> str:
-    """Where the certificate of a takedown lies, relative to the run."""
+    """Return the path of a takedown's certificate, relative to the run."""
     return f"{TAKEDOWNS}/{identifier}.json"
 
 
 def parent_name(identifier: str, table: str) -> str:
-    """Where the manifest that a takedown replaced is kept, relative to the run."""
+    """Return the path of the manifest that a takedown replaced, relative to the run."""
     return f"{TAKEDOWNS}/{identifier}/{table}.json"
 
 
 def parse_certificate(value: Any, where: str) -> Certificate:
-    """The certificate in a JSON value. Raises ContractError if it is none."""
+    """Return the certificate in a JSON value. Raises ContractError if the value is not a certificate."""
     try:
-        found = Certificate.model_validate(value)
+        certificate = Certificate.model_validate(value)
     except ValidationError as error:
         raise ContractError(f"{where}: expected the certificate of a takedown, got {error}. Restore it.") from error
-    if found.version != CERTIFICATE_VERSION:
+    if certificate.version != CERTIFICATE_VERSION:
         raise ContractError(
-            f"{where}: expected version {CERTIFICATE_VERSION} of certificates, got {found.version}. Read it with the "
-            "version of this package that wrote it."
+            f"{where}: expected version {CERTIFICATE_VERSION} of certificates, got {certificate.version}. Use the "
+            "version of penstock that wrote it."
         )
-    return found
+    return certificate
 
 
 def read_certificate(run: Store, identifier: str) -> Certificate:
-    """The certificate of a takedown of this run. Raises ContractError if there is none or it does not hold together."""
+    """Return the certificate of a takedown of this run. Raises ContractError if it is missing or invalid."""
     name = certificate_name(identifier)
     if not run.exists(name):
         raise ContractError(f"{run.uri}: expected the certificate of takedown {identifier}, got no {name}. Restore it.")
@@ -243,66 +244,66 @@ def read_certificate(run: Store, identifier: str) -> Certificate:
 
 
 def read_parent(run: Store, identifier: str, table: str) -> Manifest:
-    """The manifest that a takedown replaced. Raises ContractError if it is not the one its certificate names."""
+    """Return the manifest that a takedown replaced. Raises ContractError if its certificate names another manifest."""
     name, change = parent_name(identifier, table), read_certificate(run, identifier).tables[table]
-    found = Manifest.model_validate(run.read_json(name))
-    if found.digest != change.before:
+    parent = Manifest.model_validate(run.read_json(name))
+    if parent.digest != change.before:
         raise ContractError(
-            f"{run.uri}/{name}: expected the manifest with digest {change.before}, got {found.digest}. Restore it."
+            f"{run.uri}/{name}: expected the manifest with digest {change.before}, got {parent.digest}. Restore it."
         )
-    return found
+    return parent
 
 
 def descent_of(manifest: Manifest) -> Descent | None:
-    """Which takedown made a version; None = none did. Raises ContractError if its manifest says it wrongly."""
-    found = manifest.content.figures.get(FIGURE)
+    """Return the descent of a version; None = no takedown made it. Raises ContractError if its record is invalid."""
+    record = manifest.content.figures.get(FIGURE)
     try:
-        return None if found is None else Descent.model_validate(found)
+        return None if record is None else Descent.model_validate(record)
     except ValidationError as error:
-        where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors())
+        fields = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
         raise ContractError(
-            f"{manifest.content.table}: expected what a takedown says of itself, got it wrong in {where}. Restore "
+            f"{manifest.content.table}: expected the descent from a takedown, got wrong values of {fields}. Restore "
             "the manifest."
         ) from error
 
 
 def origin_of(manifest: Manifest) -> str:
-    """The digest of the version that a run wrote, whatever was taken down since."""
+    """Return the digest of the version that a run wrote, before any takedown."""
     descent = descent_of(manifest)
     return descent.origin if descent else manifest.digest
 
 
 def ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
-    """The takedowns that lead to a version of a table, newest first.
+    """Return the certificates of the takedowns that led to a version of a table, newest first.
 
-    Raises ContractError, naming both sides, where a manifest and the certificate it names do not agree.
+    Raises ContractError, naming both values, if a manifest and its certificate disagree.
     """
-    found: list[Certificate] = []
+    certificates: list[Certificate] = []
     while (descent := descent_of(manifest)) is not None:
         certificate = read_certificate(run, descent.id)
         change = certificate.tables.get(manifest.content.table)
-        said = (change.before, change.after, certificate.mode) if change else None
-        if said != (descent.parent, manifest.digest, descent.mode):
+        expected = (descent.parent, manifest.digest, descent.mode)
+        certified = (change.before, change.after, certificate.mode) if change else None
+        if certified != expected:
             raise ContractError(
-                f"{run.uri}/{certificate_name(descent.id)}: expected by the manifest of {manifest.content.table}: "
-                f"{(descent.parent, manifest.digest, descent.mode)} (before, after, mode), got {said}. "
-                "Restore the certificate."
+                f"{run.uri}/{certificate_name(descent.id)}: expected before, after and mode {expected} from the "
+                f"manifest of {manifest.content.table}, got {certified}. Restore the certificate."
             )
-        found.append(certificate)
+        certificates.append(certificate)
         manifest = read_parent(run, descent.id, manifest.content.table)
-    return found
+    return certificates
 
 
 def positions_of(manifest: Manifest) -> str:
-    """The digest of the oldest version whose tokens lie at the same positions: tombstones move none."""
+    """Return the digest of the oldest version whose tokens have the same positions; tombstones move none."""
     descent = descent_of(manifest)
     return (descent.positions if descent else "") or manifest.digest
 
 
 def standing_version(run: Store, table: str, version: str) -> str:
-    """The version that stands in place of one that takedowns have replaced; itself if none has.
+    """Return the version that replaces `version` after all takedowns; `version` itself if it was not replaced.
 
-    Raises ContractError while a takedown is half done.
+    Raises ContractError if a takedown is unfinished.
     """
     refuse_half_done(run)
     while run.exists(moved := f"{table}/{version}/{MOVED_NAME}"):
@@ -311,19 +312,18 @@ def standing_version(run: Store, table: str, version: str) -> str:
 
 
 def refuse_half_done(run: Store) -> None:
-    """Raises ContractError if a takedown of a run was broken off."""
+    """Raise ContractError if a takedown of the run was interrupted."""
     if run.exists(PENDING_NAME):
         raise ContractError(
-            f"{run.uri}/{PENDING_NAME}: expected no takedown under way, got one that was broken off. Finish it with "
-            "`penstock takedown` on this run."
+            f"{run.uri}/{PENDING_NAME}: expected no takedown under way, got one that was interrupted. Finish it "
+            "with `penstock takedown` on this run."
         )
 
 
 def refuse_rebuild(run: Store, table: str) -> None:
-    """Raises ContractError if documents were taken down from a run that is about to read its inputs again."""
+    """Raise ContractError if documents were taken down from the run, since a rebuild would read them again."""
     if run.exists(TAKEDOWNS):
         raise ContractError(
-            f"{table}: expected a run without the documents that were taken down ({run.uri}/{TAKEDOWNS}), got other "
-            "settings that would read them from the inputs again. Restore the settings, or take the documents out of "
-            "the inputs and use a new run folder."
+            f"{table}: expected a run without the documents that were taken down ({run.uri}/{TAKEDOWNS}), got changed "
+            "settings that would read them from the inputs again. Restore the settings of the recipe."
         )

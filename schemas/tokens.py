@@ -1,7 +1,8 @@
-"""The token dataset: what shards hold, what the tokenizer promises, and how both halves open it.
+"""The token dataset: the schemas of shards and indexes, the tokenizer contract, and the function that opens it.
 
-A shard is an uncompressed Arrow IPC file (memory-mapped by readers) of record batches of documents, `tokens` being
-list<uint16|uint32> whose flat buffers, batch after batch, are the token stream. Beside it lies the document index.
+A shard is an uncompressed Arrow IPC file (memory-mapped by readers) of record batches of documents. Its column `tokens`
+is a list<uint16|uint32> whose flat buffers, batch after batch, are the token stream. Each shard has a document index in
+a second file.
 """
 
 from dataclasses import dataclass
@@ -19,25 +20,25 @@ RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in
 BATCH_DOCUMENTS = 1024
 TRAIN, HELDOUT = "train", "heldout"
 SPACE, ESCAPE = "\u2581", "\ufdd0"
-"""The character SentencePiece writes for a space, and a noncharacter of Unicode that stands before an escaped one."""
+"""The character that SentencePiece writes for a space, and a Unicode noncharacter that precedes escaped ones."""
 
 
 def escape(text: str) -> str:
-    """The text without the character SentencePiece takes for a space."""
+    """Return the text with every character that SentencePiece would decode as a space escaped."""
     if SPACE in text or ESCAPE in text:
         return text.replace(ESCAPE, f"{ESCAPE}0").replace(SPACE, f"{ESCAPE}1")
     return text
 
 
 def unescape(text: str) -> str:
-    """The text that was escaped."""
+    """Return the text before `escape`."""
     if ESCAPE in text:
         return text.replace(f"{ESCAPE}1", SPACE).replace(f"{ESCAPE}0", ESCAPE)
     return text
 
 
 class TokenizerContract(BaseModel):
-    """What the token ids mean; the trainer refuses a dataset whose contract differs from its checkpoint's."""
+    """The meaning of the token ids; the trainer rejects a dataset whose contract differs from its checkpoint's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -48,7 +49,7 @@ class TokenizerContract(BaseModel):
     vocab_size: int
     """Number of ids, reserved ones included."""
     reserved: dict[str, int]
-    """Id of every reserved token, by its name in RESERVED."""
+    """Id of every reserved token, by name in RESERVED."""
     before: list[str]
     """Reserved tokens written before each document, such as ["bos"]."""
     after: list[str]
@@ -61,7 +62,7 @@ class TokenizerContract(BaseModel):
 
 
 def shard_schema(dtype: str) -> pa.Schema:
-    """The schema of a shard whose token ids are `uint16` or `uint32`."""
+    """Return the schema of a shard whose token ids are `uint16` or `uint32`."""
     return pa.schema(
         [
             pa.field("doc_id", pa.binary(16), nullable=False),
@@ -84,7 +85,7 @@ SHARD_DOCS = pa.schema(
         field("num_bytes", pa.int64(), "length of its text", "bytes of UTF-8"),
     ]
 )
-"""The document index of a shard, in shard order: a token offset is found by binary search. The url is redacted."""
+"""The document index of a shard, in shard order, for binary search by token offset. The URL is redacted."""
 
 BY_URL = pa.schema(
     [
@@ -101,7 +102,7 @@ BY_URL = pa.schema(
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a stream: where it lies and what it states."""
+    """One shard of a stream: the paths, sizes and digests of its two files."""
 
     stream: str
     number: int
@@ -117,7 +118,7 @@ class Shard:
 class Dataset:
     """A committed token dataset, opened through its manifest; `streams` maps `<source>/<split>` to ordered shards.
 
-    A source that is cut into buckets of quality is several sources here, such as `web+low` and `web+high`.
+    A source that is divided into quality buckets is several sources here, such as `web+low` and `web+high`.
     """
 
     folder: Store
@@ -131,11 +132,11 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Identity of the dataset (SHA-256 hex of its manifest's content)."""
+        """The identity of the dataset: SHA-256 (hex) of its manifest's content."""
         return self.manifest.digest
 
     def num_tokens(self, split: str = TRAIN) -> dict[str, int]:
-        """Unique tokens per source in one split."""
+        """Return the number of unique tokens by source in one split, `train` or `heldout`."""
         suffix = f"/{split}"
         return {
             name.removesuffix(suffix): sum(shard.num_tokens for shard in shards)
@@ -145,17 +146,17 @@ class Dataset:
 
 
 def shard_key(stream: str, number: int) -> str:
-    """The manifest key of a shard's token file, such as `web/train/00003.tokens`."""
+    """Return the manifest key of a shard's token file, such as `web/train/00003.tokens`."""
     return f"{stream}/{number:05d}.tokens"
 
 
 def docs_key(stream: str, number: int) -> str:
-    """The manifest key of a shard's document index."""
+    """Return the manifest key of a shard's document index."""
     return f"{stream}/{number:05d}.docs"
 
 
 def open_dataset(run: Store) -> Dataset:
-    """The current token dataset of a run folder. Raises ContractError if it is missing or does not hold together."""
+    """Open the current token dataset of a run folder. Raises ContractError if it is missing or inconsistent."""
     folder, manifest = open_table(run, "tokens")
     tokenizer_folder, tokenizer_manifest = open_table(run, "tokenizer")
     figures: dict[str, Any] = manifest.content.figures
@@ -180,14 +181,16 @@ def open_dataset(run: Store) -> Dataset:
         }
         chunk_tokens = int(figures["chunk_tokens"])
     except (KeyError, ValidationError) as error:
-        raise ContractError(f"{folder.uri}: expected a token dataset, its manifest lacks {error}") from error
-    expected, found = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
-    names = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
-    if names:
-        wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {found.get(name)}" for name in names)
         raise ContractError(
-            f"{folder.uri}: the run's tokenizer table holds another contract: {wrong}; restore the manifest that was "
-            "changed, or run the tokens stage again"
+            f"{folder.uri}: expected a token dataset, got a manifest without {error}. Restore the manifest."
+        ) from error
+    expected, actual = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
+    names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+    if names:
+        wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {actual.get(name)}" for name in names)
+        raise ContractError(
+            f"{folder.uri}: expected the contract of the run's tokenizer table, got another one: {wrong}. Restore the "
+            "manifest that was changed."
         )
     return Dataset(
         folder=folder,

@@ -1,4 +1,4 @@
-"""URLs as keys: the form in which two URLs name one page, the sort-friendly form, and the names of a host.
+"""URLs as keys: the canonical form, by which two URLs name one page, the sort-friendly form, and parents of a host.
 
 The canonical form follows RFC 3986 section 6.2 (case, percent-encoding, dot segments, default ports, empty paths) and
 RFC 3987 with UTS 46 for hosts of other scripts. Beyond that it folds what crawlers and archives fold in their own
@@ -23,13 +23,13 @@ INDEX_PAGES = frozenset(
         *("default.html", "default.htm", "default.asp", "default.aspx"),
     }
 )
-"""Names that servers answer a folder with (Apache's DirectoryIndex, IIS' default documents)."""
+"""Files that servers return for a folder (Apache's DirectoryIndex, IIS' default documents)."""
 SESSIONS = frozenset({"jsessionid", "phpsessid", "cfid", "cftoken"})
-"""Parameters that hold a visitor's session by the name of the server software."""
+"""Names of parameters that always hold a visitor's session, as server software sets them."""
 LOOSE_SESSIONS = frozenset({"sid", "sess", "session", "session_id", "sessionid", "oscsid", "zenid", "s", "phpsid"})
-"""Parameters that hold one only if the value looks like it: `?s=shoes` is a search, `?sid=7` a section."""
+"""Names of parameters that hold a session if the value looks like it: `?s=shoes` is a search, `?sid=7` a section."""
 SESSION_VALUE = re.compile(r"[0-9a-f]{26}|[0-9a-f]{32}|[0-9a-f]{40}|(?=[^&]*\d)(?=[^&]*[a-z])[0-9a-z]{26,64}", re.I)
-"""What session ids look like: PHP's 26 and 32 characters, SHA-1; letters and digits mixed."""
+"""The form of session ids: PHP's 26 and 32 characters, SHA-1; letters and digits mixed."""
 TRACKING = frozenset(
     {
         *("gclid", "gclsrc", "dclid", "gbraid", "wbraid", "srsltid", "_ga", "_gl", "fbclid", "igshid", "igsh"),
@@ -42,7 +42,7 @@ TRACKING = frozenset(
 """Parameters that advertisers and mailers append to a link; no server chooses a page by them."""
 TRACKING_PREFIXES = ("utm_", "mtm_", "piwik_", "matomo_")
 ROUTES = ("!", "%21", "/")
-"""What a fragment that names a page begins with."""
+"""Prefixes of a fragment that names a page."""
 
 _WEB = re.compile(
     r"(?:https?:)?[/\\]{2}(?:[^/?#\\]*@)?(\[[^\]/?#]*\]|[^/?#:\\]*)(?::([0-9]*))?(?=[/?#\\]|\Z)"
@@ -54,7 +54,7 @@ _INNER = re.compile(r"[\t\r\n]")
 _HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\Z")
 _WWW = re.compile(r"(?:www[0-9]{0,2}\.)+(?=[^.]+\.)")
 _INVISIBLE = re.compile("[\u00ad\u034f\u180b-\u180f\u200b\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]")
-_FOLDED = re.compile("[^\u00df\u03c2]+")  # all but ß and ς, which stand for themselves
+_FOLDED = re.compile("[^\u00df\u03c2]+")  # all but ß and ς, which UTS 46 keeps
 _OTHER = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/]")
 _OTHER_QUERY = re.compile(r"%[0-9A-Fa-f]{2}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?]")
 _PATH_SESSION = re.compile(r";(?:jsessionid|phpsessid|sid)=[^/;]*", re.IGNORECASE)
@@ -63,9 +63,10 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 def canonical_url(url: str) -> str:
-    """The form under which two URLs name one page, such as `http://example.com/a?b=1`; never raises.
+    """Return the canonical form of a URL, which is equal for two URLs of one page, such as `http://example.com/a?b=1`.
 
-    What is no URL of the web is given back without surrounding white space. The form of a form is itself.
+    A text that is not a web URL is returned without surrounding white space. The function is idempotent and never
+    raises.
     """
     stripped = _INNER.sub("", url.strip(_CONTROLS))
     parts = _WEB.match(stripped)
@@ -77,31 +78,32 @@ def canonical_url(url: str) -> str:
     if name is None or number > MAX_PORT:
         return stripped
     where = name if number in DEFAULT_PORTS else f"{name}:{number}"
-    asked = _query(query) if query else ""
-    # a crawler's fetch never holds a fragment; where a browser wrote the URL, `#!` and `#/` name the page
+    parameters = _query(query) if query else ""
+    # A crawler's fetch never holds a fragment; in a URL that a browser wrote, `#!` and `#/` name the page.
     route = f"#{_encoded(fragment, _OTHER_QUERY)}" if fragment and fragment.startswith(ROUTES) else ""
-    return f"http://{where}{_path(path)}{asked}{route}"
+    return f"http://{where}{_path(path)}{parameters}{route}"
 
 
 def url_key(url: str) -> bytes:
-    """The first 16 bytes of the SHA-256 of the canonical form."""
+    """Return the first 16 bytes of the SHA-256 of the canonical form."""
     return hashlib.sha256(canonical_url(url).encode("utf-8", "surrogatepass")).digest()[:KEY_BYTES]
 
 
 def surt(url: str) -> str:
-    """The sort-friendly form of a URL: `https://www.example.com/a?b` gives `com,example,www)/a?b`; never raises."""
+    """Return the sort-friendly form, `com,example,www)/a?b` for `https://www.example.com/a?b`; never raises."""
     host, rest = _parts(url)
     return f"{','.join(reversed(host.split('.')))}){rest}" if host else url
 
 
 def host_suffixes(url: str) -> list[str]:
-    """The host of a URL and every parent of it, longest first; one of them is its registrable domain."""
+    """Return the host of a URL and all its parents, longest first; they include its registrable domain."""
     host, _ = _parts(url)
     labels = host.split(".") if host else []
     return [".".join(labels[start:]) for start in range(len(labels))]
 
 
 def _parts(url: str) -> tuple[str, str]:
+    """Return host, and path with query; the host is empty if the URL cannot be parsed."""
     try:
         split = urlsplit(url)
         host = (split.hostname or "").rstrip(".")
@@ -112,7 +114,7 @@ def _parts(url: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=1 << 12)
 def _host(host: str) -> str | None:
-    """The host in ASCII and lower case, without `www.` and final dots; None if it cannot be one."""
+    """Return the host in ASCII and lower case, without `www.` and final dots; None if it is not a valid host."""
     if host.startswith("["):
         try:
             return f"[{IPv6Address(host[1:-1]).compressed}]"
@@ -126,8 +128,10 @@ def _host(host: str) -> str | None:
 
 
 def _ascii_host(host: str) -> str:
-    """The host in Punycode. The mapping is UTS 46's, non-transitional: the standard library's codec is that of 2003,
-    which takes `straße` for `strasse`, another domain."""
+    """Return the host in Punycode, mapped by UTS 46, non-transitional.
+
+    The standard library's codec is that of 2003, which maps `straße` to `strasse`, another domain.
+    """
     folded = _FOLDED.sub(_casefold, unicodedata.normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
     labels = unicodedata.normalize("NFKC", folded).replace("\u3002", ".").split(".")
     return ".".join(label if label.isascii() else f"xn--{_punycode(label)}" for label in labels)
@@ -142,6 +146,7 @@ def _punycode(label: str) -> str:
 
 
 def _path(path: str) -> str:
+    """Return the canonical path: encoded, without sessions, dot segments, index pages and slashes at the end."""
     if "\\" in path:
         path = path.replace("\\", "/")
     path = _encoded(path, _OTHER)
@@ -160,7 +165,7 @@ def _path(path: str) -> str:
 
 
 def _without_dots(path: str) -> str:
-    """The path without `.` and `..` segments. Source: RFC 3986, section 5.2.4."""
+    """Return the path without `.` and `..` segments. Source: RFC 3986, section 5.2.4."""
     kept: list[str] = []
     segments = path.split("/")
     for segment in segments:
@@ -174,7 +179,7 @@ def _without_dots(path: str) -> str:
 
 
 def _query(query: str) -> str:
-    """The parameters that may choose a page, by name; those of one name may be a list and stay in their order."""
+    """Return the parameters that may select a page, sorted by name; equal names may be a list and keep their order."""
     parameters = _encoded(query, _OTHER_QUERY).replace("%20", "+").split("&")
     named = [(parameter.partition("=")[0], parameter) for parameter in parameters]
     kept = [pair for pair in named if pair[1] and not _is_noise(*pair)]
@@ -190,6 +195,7 @@ def _first(pair: tuple[str, str]) -> str:
 
 
 def _is_noise(name: str, parameter: str) -> bool:
+    """Return True if a parameter holds a session or tracking data, which select no page."""
     lower = name.lower()
     if lower in LOOSE_SESSIONS:
         return SESSION_VALUE.fullmatch(parameter, len(name) + 1) is not None
@@ -197,18 +203,22 @@ def _is_noise(name: str, parameter: str) -> bool:
 
 
 def _encoded(text: str, other: re.Pattern[str]) -> str:
-    """The text with what may not stand in it percent-encoded, unreserved characters plain, and hexadecimal digits in
-    upper case. Source: RFC 3986, section 6.2.2."""
+    """Return the text normalized by RFC 3986, section 6.2.2.
+
+    Characters that match `other` are percent-encoded, unreserved characters are plain, and hexadecimal digits are in
+    upper case.
+    """
     return other.sub(_replacement, text)
 
 
 def _replacement(match: re.Match[str]) -> str:
-    return _one(match[0])
+    return _normalized(match[0])
 
 
 @lru_cache(maxsize=1 << 12)
-def _one(piece: str) -> str:
-    if len(piece) == 1:
-        return quote(piece, safe="", errors="surrogatepass")
-    char = chr(int(piece[1:], 16))
-    return char if char in _UNRESERVED else piece.upper()
+def _normalized(text: str) -> str:
+    """Return a character percent-encoded; a percent-encoded byte, plain if it is an unreserved character."""
+    if len(text) == 1:
+        return quote(text, safe="", errors="surrogatepass")
+    char = chr(int(text[1:], 16))
+    return char if char in _UNRESERVED else text.upper()

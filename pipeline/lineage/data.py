@@ -1,7 +1,7 @@
-"""The half of a lineage that data jobs wrote: from the files of a crawl over every table to datasets.
+"""The lineage of the data: from the files of a crawl, through every table and takedown, to datasets.
 
-A table names its inputs twice: by digest, in its content, and by version folder, in how it was run. The manifest that
-stands in the folder must have the digest; if it has another one, the chain is broken there.
+A table names its inputs twice: by digest in the block `content`, and by version folder in the block `run`. The manifest
+in the folder must have the digest; another digest is a break of the lineage.
 """
 
 import posixpath
@@ -19,165 +19,175 @@ FROM_INPUT = "input:"
 
 
 class Walk:
-    """The walk from tables back to what they were made from; every version is visited once."""
+    """The traversal from tables back to their sources; every version is visited once."""
 
-    def __init__(self, run: Store, growing: Growing, verify: bool):
+    def __init__(self, run: Store, builder: Growing, verify: bool):
         self.run = run
-        self.standing = read_run(run).tables
-        self.growing = growing
+        self.current = read_run(run).tables
+        self.builder = builder
         self.verify = verify
         self.manifests: dict[str, Manifest] = {}
         self.nodes: dict[str, str] = {}
-        """Key of the node that a table's folder belongs to."""
+        """Key of the node, by folder of a table."""
         self._steps: dict[str, str] = {}
-        self._homes = _homes(run, self.standing)
+        self._source_runs = _source_runs(run, self.current)
 
     def visit(self, name: str, version: str, expected: str | None = None) -> str:
-        """The key of the node of a table version, read with everything behind it."""
-        version = self._way(name, version)
-        place = f"{name}/{version}"
-        if place not in self.nodes:
+        """Read a table version and all its sources; returns the key of its node."""
+        version = self._path(name, version)
+        folder = f"{name}/{version}"
+        if folder not in self.nodes:
             self._read(name, version, expected)
-        found = self.manifests.get(place)
-        if found is not None and expected is not None and found.digest != expected:
-            self.growing.broken(
-                self.nodes[place], f"{place}: expected {expected[:12]}, got {found.digest[:12]}. It was altered."
+        manifest = self.manifests.get(folder)
+        if manifest is not None and expected is not None and manifest.digest != expected:
+            self.builder.add_break(
+                self.nodes[folder],
+                f"{folder}: expected {expected[:12]}, got {manifest.digest[:12]}. Restore the altered manifest.",
             )
-        return self.nodes[place]
+        return self.nodes[folder]
 
-    def _way(self, name: str, version: str) -> str:
-        """A version as it is reached from here: manifests name it as if it stood in this run, and it may in another."""
-        ways = (version, *(f"{home}/{name}/{version}" for home in self._homes))
-        return next((way for way in ways if self.run.exists(f"{name}/{way}/{MANIFEST_NAME}")), version)
+    def _path(self, name: str, version: str) -> str:
+        """Return the path of a version, which manifests name as if it were in this run; it may be in another run."""
+        paths = (version, *(f"{source}/{name}/{version}" for source in self._source_runs))
+        return next((path for path in paths if self.run.exists(f"{name}/{path}/{MANIFEST_NAME}")), version)
 
     def _read(self, name: str, version: str, expected: str | None) -> None:
-        place = f"{name}/{version}"
+        """Read a table version and add its node, or join it to the node of its step."""
+        folder = f"{name}/{version}"
         try:
-            manifest = read_manifest(self.run.child(place))
+            manifest = read_manifest(self.run.child(folder))
         except ContractError as error:
-            self.nodes[place] = place
-            self.growing.add(Node(place, "table", name, expected or "", {}, is_current=self._is_current(name, version)))
-            self.growing.broken(place, f"{place}: {str(error).partition(': ')[2]}")
+            self.nodes[folder] = folder
+            is_current = self._is_current(name, version)
+            self.builder.add(Node(folder, "table", name, expected or "", {}, is_current=is_current))
+            self.builder.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
             return
-        self.manifests[place] = manifest
-        sources, folder = self._sources(manifest), posixpath.basename(version)
-        descent = self._descent(place, manifest)
-        step = digest_of([manifest.content.stages, *([descent.id] if descent else [folder, manifest.run.started])])
-        held = Held(name, place, manifest)
-        if name != DATASET and step in self._steps:  # a second table of one step, such as text beside documents
+        self.manifests[folder] = manifest
+        sources, base = self._sources(manifest), posixpath.basename(version)
+        descent = self._descent(folder, manifest)
+        step = digest_of([manifest.content.stages, *([descent.id] if descent else [base, manifest.run.started])])
+        held = Held(name, folder, manifest)
+        if name != DATASET and step in self._steps:  # a second table of a step, such as text with documents
             self._join(self._steps[step], held, sources)
         else:
-            self._steps[step] = self.nodes[place] = place
-            self.growing.add(self._node(held), *sources, *self._parents(held))
+            self._steps[step] = self.nodes[folder] = folder
+            self.builder.add(self._node(held), *sources, *self._parents(held))
         if self.verify:
             self._verify(held)
 
     def _join(self, key: str, held: Held, sources: Sequence[str]) -> None:
-        first = self.growing.nodes[key]
+        """Add a table to the node of another table of its step."""
+        first = self.builder.nodes[key]
         self.nodes[held.folder] = key
-        # A step's first table has its name; which of its tables is met first follows from who reads it.
+        # The node is named after the step's first table, whatever the order in which its tables are visited.
         tables = tuple(sorted((*first.tables, held), key=lambda table: _rank(table.manifest, table.name)))
-        self.growing.add(_node_of(key, tables, first.is_current), *sources)
+        self.builder.add(_node_of(key, tables, first.is_current), *sources)
 
     def _node(self, held: Held) -> Node:
         name, version = held.folder.split("/", 1)
         return _node_of(held.folder, (held,), self._is_current(name, version))
 
     def _is_current(self, name: str, version: str) -> bool:
-        home = posixpath.dirname(posixpath.dirname(version))
-        if self.standing.get(name) == version or not home:
-            return self.standing.get(name) == version
-        return read_run(self.run.child(f"{name}/{home}")).tables.get(name) == posixpath.basename(version)
+        """Return True if a version is the current version of its run."""
+        source = posixpath.dirname(posixpath.dirname(version))
+        if self.current.get(name) == version or not source:
+            return self.current.get(name) == version
+        return read_run(self.run.child(f"{name}/{source}")).tables.get(name) == posixpath.basename(version)
 
     def _sources(self, manifest: Manifest) -> list[str]:
-        """Keys of what a table was made from; each is visited."""
+        """Visit the inputs of a table; returns the keys of their nodes."""
         content, lineage = manifest.content, manifest.run.lineage
-        found, files = [], []
+        keys, files = [], []
         for entry in content.inputs:
-            version = lineage.get(entry.name) or self.standing.get(entry.name)
+            version = lineage.get(entry.name) or self.current.get(entry.name)
             if f"{FROM_INPUT}{entry.name}" in lineage or version is None:
                 files.append(entry)
             elif "/" in entry.name:
-                found.append(self._outside(entry))
+                keys.append(self._outside(entry))
             else:
-                found.append(self.visit(entry.name, version, entry.sha256))
-        return [*found, *([self._inputs(files)] if files else [])]
+                keys.append(self.visit(entry.name, version, entry.sha256))
+        return [*keys, *([self._inputs(files)] if files else [])]
 
     def _inputs(self, files: Sequence[InputEntry]) -> str:
+        """Add the node of the files of a crawl; returns its key."""
         digest = digest_of([entry.model_dump() for entry in files])
         counts = {"files": len(files), "bytes": sum(entry.bytes for entry in files)}
-        return self.growing.add(
+        return self.builder.add(
             Node(f"inputs/{digest[:12]}", "inputs", "files of the crawl", digest, counts, files=tuple(files))
         )
 
     def _outside(self, entry: InputEntry) -> str:
+        """Add the node of a table of an earlier snapshot; returns its key."""
         key, counts = f"outside/{entry.sha256[:12]}", {"bytes": entry.bytes}
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
-        return self.growing.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
+        return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
     def _parents(self, held: Held) -> list[str]:
-        """The takedown that a dataset came out of, linked to the version before it."""
+        """Add the takedown that made a dataset, and the version before it; returns the key of the takedown, if any."""
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
             return []
-        home = posixpath.normpath(posixpath.join(posixpath.dirname(held.folder), ".."))  # "." = this run
-        run = self.run if home == "." else self.run.child(home)
+        source = posixpath.normpath(posixpath.join(posixpath.dirname(held.folder), ".."))  # "." = this run
+        run = self.run if source == "." else self.run.child(source)
         names = parent_name(descent.id, DATASET), certificate_name(descent.id)
-        before, certificate = (posixpath.normpath(posixpath.join(home, name)) for name in names)
+        before, certificate = (posixpath.normpath(posixpath.join(source, name)) for name in names)
         try:
             parent = read_parent(run, descent.id, DATASET)
             taken = ancestry(run, held.manifest)[0]
         except ContractError as error:
-            self.growing.broken(held.folder, str(error).removeprefix(f"{run.uri}/"))
+            self.builder.add_break(held.folder, str(error).removeprefix(f"{run.uri}/"))
             return []
         earlier = Held(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before
-        self.growing.add(_node_of(before, (earlier,), False), *self._parents(earlier))
+        self.builder.add(_node_of(before, (earlier,), False), *self._parents(earlier))
         counts = {"documents removed": len(taken.documents), "tokens": taken.num_tokens}
         digest = self.run.sha256(certificate)
         node = Node(certificate, "takedown", "takedown", digest, counts, taken.made, taken.code_version, (taken.mode,))
-        return [self.growing.add(node, before)]
+        return [self.builder.add(node, before)]
 
-    def _descent(self, place: str, manifest: Manifest) -> Descent | None:
-        """Which takedown made a version; None also where its manifest does not say it as it should, a break."""
+    def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
+        """Return the descent of a version from a takedown, if it has one; an invalid descent is a break."""
         try:
             return descent_of(manifest)
         except ContractError as error:
-            self.growing.broken(place, f"{place}: {str(error).partition(': ')[2]}")
+            self.builder.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
             return None
 
     def _verify(self, held: Held) -> None:
-        """Read every file of a table again."""
+        """Compare the digest of every file of a table with its manifest."""
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
             path = held.manifest.run.paths[entry.key]
-            found = folder.sha256(path) if folder.exists(path) else "no file"
-            if found != entry.sha256:
-                self.growing.broken(
+            digest = folder.sha256(path) if folder.exists(path) else "no file"
+            if digest != entry.sha256:
+                self.builder.add_break(
                     self.nodes[held.folder],
-                    f"{held.folder}/{path}: expected {entry.sha256[:12]}, got {found[:12]}. Restore the file.",
+                    f"{held.folder}/{path}: expected {entry.sha256[:12]}, got {digest[:12]}. Restore the file.",
                 )
 
 
-def _homes(run: Store, standing: Mapping[str, str]) -> list[str]:
-    """The way from a table's folder to every other run whose tables this one stands on, or one of those runs does."""
-    found, waiting = set[str](), [*standing.items()]
+def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
+    """Return the other runs whose tables this run uses, directly or indirectly, relative to a table's folder."""
+    sources, waiting = set[str](), [*current.items()]
     while waiting:
-        table, way = waiting.pop()
-        home = posixpath.dirname(posixpath.dirname(way))
-        if home and home not in found:
-            found.add(home)
-            there = read_run(run.child(f"{table}/{home}")).tables
-            waiting += [(name, posixpath.normpath(f"{home}/{name}/{own}")) for name, own in there.items() if "/" in own]
-    return sorted(found)
+        table, path = waiting.pop()
+        source = posixpath.dirname(posixpath.dirname(path))
+        if source and source not in sources:
+            sources.add(source)
+            tables = read_run(run.child(f"{table}/{source}")).tables
+            waiting += [
+                (name, posixpath.normpath(f"{source}/{name}/{own}")) for name, own in tables.items() if "/" in own
+            ]
+    return sorted(sources)
 
 
 def _rank(manifest: Manifest, name: str) -> tuple[bool, str]:
-    """Tables of one step, the one with its books first."""
+    """Return the sort key of the tables of a step: the table that counts its drops comes first."""
     return not manifest.content.counts.dropped, name
 
 
 def _node_of(key: str, tables: tuple[Held, ...], is_current: bool) -> Node:
+    """Return the node of the tables of a step."""
     first = tables[0].manifest
     title = ", ".join(held.name for held in tables)
     is_dataset = tables[0].name == DATASET
@@ -196,7 +206,7 @@ def _node_of(key: str, tables: tuple[Held, ...], is_current: bool) -> Node:
 
 
 def table_counts(tables: Sequence[Held]) -> dict[str, int | float]:
-    """Rows in and kept by the books of the first table, and the bytes of all."""
+    """Return the rows in and kept of the first table, and the bytes of all tables."""
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)
     kept = {"kept": counts.rows_kept} if counts.rows_kept != counts.rows_in else {}
@@ -204,7 +214,7 @@ def table_counts(tables: Sequence[Held]) -> dict[str, int | float]:
 
 
 def dataset_counts(manifest: Manifest) -> dict[str, int | float]:
-    """Documents, tokens of both splits and shards of a dataset."""
+    """Return documents, tokens of training and held-out streams, shards and bytes of a dataset."""
     streams: Mapping[str, Sequence[int]] = manifest.content.figures.get("streams", {})
     return {
         "documents": manifest.content.counts.rows_kept,

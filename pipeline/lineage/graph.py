@@ -1,4 +1,7 @@
-"""The graph of a lineage: what was made, from what, and every place where what was expected is not what is found."""
+"""The graph of a lineage: nodes, links from sources to results, and breaks where a digest or file is not as expected.
+
+Nodes are sorted after all their sources. `drawn_links` and `folded` reduce the graph for display.
+"""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +29,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Held:
-    """A table of a node: its name, its folder relative to the run, and what its manifest says."""
+    """A table of a node: its name, its folder relative to the run, and its manifest."""
 
     name: str
     folder: str
@@ -35,65 +38,65 @@ class Held:
 
 @dataclass(frozen=True)
 class Node:
-    """Something that was made, or that came from outside."""
+    """A result of a run, or an input from outside."""
 
     key: str
-    """Its place, such as `clean/v-0123456789ab`; unique."""
+    """Path relative to the run, such as `clean/v-0123456789ab`; it is unique."""
     kind: Kind
     title: str
-    """What it is, in a few words."""
+    """A title of a few words."""
     digest: str
-    """SHA-256 (hex) that it is known by."""
+    """SHA-256 (hex) that identifies it."""
     counts: Mapping[str, int | float]
-    """What it holds, by unit, in the order to be told."""
+    """Number of its documents, tokens, bytes and so on, by unit, in the order of display."""
     at: str | None = None
-    """When it was made, ISO 8601, UTC; None = not known."""
+    """Time at which it was made, ISO 8601, UTC; None = unknown."""
     code: str | None = None
-    """Version of the code that made it; None = not known."""
+    """Version of the code that made it; None = unknown."""
     notes: tuple[str, ...] = ()
-    """What else belongs to it, a clause each."""
+    """Remarks, each a clause."""
     is_current: bool = True
-    """Whether the run stands on it, and not on a later version."""
+    """True if it is the current version, False if a later version replaced it."""
     tables: tuple[Held, ...] = ()
     files: tuple[InputEntry, ...] = ()
-    """Outside files that were read."""
+    """Outside files that the node consists of."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """A promise that does not hold, and the node it was found at."""
+    """A digest or file that is not as expected, and the key of the node where it was noticed."""
 
     key: str
     says: str
 
 
 Link = tuple[str, str]
-"""Keys of what was read and of what was made from it."""
+"""Key of a source, and key of the node that was made from it."""
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Everything a run was made from and made; nodes stand after all they were made from."""
+    """The sources and results of a run; every node comes after all its sources."""
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
     breaks: tuple[Break, ...] = ()
 
     def node(self, key: str) -> Node:
-        """The node of a key."""
+        """Return the node of a key."""
         return next(node for node in self.nodes if node.key == key)
 
     def sources(self, key: str) -> list[str]:
-        """Keys of what a node was made from."""
+        """Return the keys of the sources of a node."""
         return [source for source, target in self.links if target == key]
 
     def to_json(self) -> dict[str, Any]:
-        """The whole graph as a JSON value."""
+        """Return the whole graph as a JSON value."""
         return {
             "format_version": FORMAT_VERSION,
             "nodes": [_json(node) for node in self.nodes],
             "links": [{"from": source, "to": target} for source, target in self.links],
-            "breaks": [{"at": found.key, "says": found.says} for found in self.breaks],
+            "breaks": [{"at": entry.key, "says": entry.says} for entry in self.breaks],
         }
 
 
@@ -118,30 +121,30 @@ def _json(node: Node) -> dict[str, Any]:
 
 @dataclass
 class Growing:
-    """A lineage while it is read."""
+    """A lineage under construction."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
 
     def add(self, node: Node, *sources: str) -> str:
-        """Add a node and the links to it; returns its key."""
+        """Add a node and the links from its sources; returns its key."""
         self.nodes[node.key] = node
         self.links += [(source, node.key) for source in dict.fromkeys(sources)]
         return node.key
 
-    def broken(self, key: str, says: str) -> None:
-        """Note a promise that does not hold."""
-        self.breaks.append(Break(key, says))
+    def add_break(self, key: str, message: str) -> None:
+        """Add a break at a node."""
+        self.breaks.append(Break(key, message))
 
     def done(self) -> Lineage:
-        """The lineage, sorted."""
+        """Return the lineage, with sorted nodes."""
         links = tuple(dict.fromkeys(link for link in self.links if link[0] in self.nodes))
         return Lineage(tuple(_sorted(self.nodes, links)), links, tuple(self.breaks))
 
 
 def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
-    """Nodes behind everything they were made from, else as they were added: what was made in a row stays together."""
+    """Return the nodes after all their sources, otherwise in the order of addition, so that sequences stay together."""
     missing = dict.fromkeys(nodes, 0)
     following: dict[str, list[str]] = {}
     for source, target in links:
@@ -149,19 +152,19 @@ def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
         following.setdefault(source, []).append(target)
     numbers, keys = {key: number for number, key in enumerate(nodes)}, list(nodes)
     ready = [numbers[key] for key in nodes if not missing[key]]
-    found = []
+    ordered = []
     while ready:  # ascending numbers are a heap
         key = keys[heapq.heappop(ready)]
-        found.append(nodes[key])
+        ordered.append(nodes[key])
         for target in following.get(key, ()):
             missing[target] -= 1
             if not missing[target]:
                 heapq.heappush(ready, numbers[target])
-    return found
+    return ordered
 
 
 def drawn_links(lineage: Lineage) -> list[Link]:
-    """The links without those that a longer way says already: who made dedup from verdicts has read the documents."""
+    """Return the links that no longer path implies: dedup follows verdicts, which follow documents."""
     following: dict[str, list[str]] = {}
     for source, target in lineage.links:
         following.setdefault(source, []).append(target)
@@ -175,18 +178,19 @@ def drawn_links(lineage: Lineage) -> list[Link]:
 
 
 def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> set[str]:
-    found: set[str] = set()
+    """Return the keys of all nodes that are reached from `start`."""
+    reached: set[str] = set()
     waiting = list(start)
     while waiting:
         for target in following.get(waiting.pop(), ()):
-            if target not in found:
-                found.add(target)
+            if target not in reached:
+                reached.add(target)
                 waiting.append(target)
-    return found
+    return reached
 
 
 def folded(lineage: Lineage, fewest: int = 3) -> Lineage:
-    """The lineage with `fewest` or more checkpoints in a row, between which nothing else happened, as one node."""
+    """Return the lineage in which every sequence of at least `fewest` checkpoints without other events is a node."""
     plain = [node.key for node in lineage.nodes if _is_plain(lineage, node)]
     runs: list[list[str]] = []
     for key in plain:
@@ -209,9 +213,9 @@ def folded(lineage: Lineage, fewest: int = 3) -> Lineage:
 
 
 def _is_plain(lineage: Lineage, node: Node) -> bool:
-    """Whether a checkpoint stands between two others and no more is to be said of it than of the one before."""
+    """Return True for a checkpoint between two others that has no break and the notes of the checkpoint before."""
     before = [lineage.node(key) for key in lineage.sources(node.key)]
     after = [lineage.node(target) for source, target in lineage.links if source == node.key]
-    is_broken = any(found.key == node.key for found in lineage.breaks)
-    between = [[one.kind for one in side] for side in (before, after)] == [["checkpoint"], ["checkpoint"]]
+    is_broken = any(entry.key == node.key for entry in lineage.breaks)
+    between = [[near.kind for near in side] for side in (before, after)] == [["checkpoint"], ["checkpoint"]]
     return node.kind == "checkpoint" and between and node.notes == before[0].notes and not is_broken

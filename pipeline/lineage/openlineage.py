@@ -1,7 +1,7 @@
-"""The lineage as events of OpenLineage, specification 2-0-2, for catalogues that read them.
+"""The lineage as events of OpenLineage, specification 2-0-2, for data catalogs.
 
-A step that wrote tables is a run of a job; so are the plan, the training and a takedown. Names and ids follow from
-places and digests alone, so the same lineage gives the same events.
+A step that wrote tables is a run of a job; so are the plan, the training and a takedown. Names and ids depend on paths
+and digests alone, so the same lineage gives the same events.
 """
 
 import posixpath
@@ -31,7 +31,7 @@ FACETS = {
 }
 DOCUMENTATION = {"dataset": "1-1-0/DocumentationDatasetFacet", "job": "1-1-0/DocumentationJobFacet"}
 OWN = {"penstock_counts": "RunFacet", "penstock_rewind": "RunFacet", "penstock_files": "DatasetFacet"}
-"""Facets that the specification does not know, with the kind of each."""
+"""Facets that are not part of the specification, with the kind of each."""
 NAMESPACE = "penstock"
 PRODUCER = "urn:penstock"
 IDS = uuid.uuid5(uuid.NAMESPACE_URL, PRODUCER)
@@ -49,17 +49,17 @@ Json = dict[str, Any]
 
 
 def events(lineage: Lineage, run: Store) -> list[Json]:
-    """Every event of a lineage, in the order of its nodes: START and COMPLETE of each job, OTHER for a rewind."""
+    """Return the events of a lineage in the order of nodes: START and COMPLETE of each job, OTHER for a rewind."""
     namer = _Namer(run, {node.key: node for node in lineage.nodes})
-    found: list[Json] = []
+    of_steps: list[Json] = []
     for node in lineage.nodes:
         if node.tables or node.kind == "plan":
-            found += _made(lineage, node, namer)
-    return [*found, *_trained(lineage, namer)]
+            of_steps += _made(lineage, node, namer)
+    return [*of_steps, *_trained(lineage, namer)]
 
 
 class _Namer:
-    """Names datasets as the specification wants them: by the storage they lie in and their place there."""
+    """Names datasets by the rules of the specification: storage as namespace, path as name."""
 
     def __init__(self, run: Store, nodes: Mapping[str, Node]):
         parts = urlsplit(run.uri) if "://" in run.uri else None
@@ -68,7 +68,7 @@ class _Namer:
         self.nodes = nodes
 
     def dataset(self, key: str, node: Node, held: Held | None) -> Json:
-        """A dataset with the facets that do not depend on who reads or writes it."""
+        """Return a dataset with the facets that do not depend on the job that reads or writes it."""
         name = posixpath.normpath(f"{self.root}/{key}")  # a table of another run has one name in both lineages
         prefix = f"{self.namespace}/" if "://" in self.namespace else "file://"
         facets: Json = {
@@ -86,14 +86,14 @@ class _Namer:
         return {"namespace": self.namespace, "name": name, "facets": facets}
 
     def of(self, key: str, read: Container[str] = ()) -> list[Json]:
-        """The datasets of a node; of several tables of one step those whose digests were `read`, if any were."""
+        """Return the datasets of a node; of several tables of a step, those with digests in `read`, if any are."""
         node = self.nodes[key]
         tables = [held for held in node.tables if held.manifest.digest in read] or node.tables
         return [self.dataset(held.folder, node, held) for held in tables] or [self.dataset(key, node, None)]
 
 
 def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
-    """The events of the step that wrote the tables of a node, or the plan."""
+    """Yield the events of the step that wrote the tables of a node, or of the plan."""
     sources = lineage.sources(node.key)
     taken = [key for key in sources if namer.nodes[key].kind == "takedown"]
     name = "takedown" if taken else node.tables[0].name if node.tables else "plan"
@@ -103,10 +103,10 @@ def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
     seconds = max((held.manifest.run.wall_seconds for held in node.tables), default=0.0)
     counts: Json = dict(node.counts)
     if node.tables:
-        books = node.tables[0].manifest.content.counts
-        counts = {"rowsIn": books.rows_in, "rowsKept": books.rows_kept, "dropped": dict(books.dropped)}
-    place = "/".join(node.key.split("/")[-2:]) if node.tables else node.key
-    run = _run(f"{place} {node.digest}", node.code, penstock_counts=_facet("penstock_counts", **counts))
+        rows = node.tables[0].manifest.content.counts
+        counts = {"rowsIn": rows.rows_in, "rowsKept": rows.rows_kept, "dropped": dict(rows.dropped)}
+    path = "/".join(node.key.split("/")[-2:]) if node.tables else node.key
+    run = _run(f"{path} {node.digest}", node.code, penstock_counts=_facet("penstock_counts", **counts))
     job = _job(name, "SPARK" if node.tables else "PENSTOCK")
     digests = {entry.sha256 for held in node.tables for entry in held.manifest.content.inputs}
     inputs = [dataset for key in reads for dataset in namer.of(key, digests)]
@@ -116,7 +116,7 @@ def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
 
 
 def _trained(lineage: Lineage, namer: _Namer) -> Iterator[Json]:
-    """The events of the training: it reads datasets, plan and skip lists and writes checkpoints."""
+    """Yield the events of the training, which reads datasets, plan and skip lists and writes checkpoints."""
     made = [node for node in lineage.nodes if node.kind in TRAINED]
     if not any(node.kind == "checkpoint" for node in made):
         return
@@ -131,8 +131,8 @@ def _trained(lineage: Lineage, namer: _Namer) -> Iterator[Json]:
     for node in lineage.nodes:
         if node.kind == "rewind":
             facet = _facet("penstock_rewind", description=node.title, **node.counts)
-            told = {**run, "facets": {**run["facets"], "penstock_rewind": facet}}
-            yield _event("OTHER", node.at or begin, told, job, ([], []))
+            rewound = {**run, "facets": {**run["facets"], "penstock_rewind": facet}}
+            yield _event("OTHER", node.at or begin, rewound, job, ([], []))
     outputs = [_written(dataset, None) for node in made for dataset in namer.of(node.key)]
     is_done = any(node.kind == "end" for node in made)
     times = [_time(lineage, node) for node in made]
@@ -181,7 +181,7 @@ def _documentation(of: str, text: str) -> Json:
 
 
 def _written(dataset: Json, held: Held | None) -> Json:
-    """A dataset as the output of the job that wrote it."""
+    """Return a dataset as the output of the job that wrote it."""
     if held is None:
         return dataset
     files = held.manifest.content.files
@@ -199,13 +199,13 @@ def _schema(held: Held) -> pa.Schema | None:
 
 
 def _field(field: pa.Field) -> Json:
-    said = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
-    text = said.get("meaning", "") + (f" [{said['unit']}]" if "unit" in said else "")
+    metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    text = metadata.get("meaning", "") + (f" [{metadata['unit']}]" if "unit" in metadata else "")
     return {"name": field.name, "type": str(field.type), **({"description": text} if text else {})}
 
 
 def _time(lineage: Lineage, node: Node) -> str:
-    """When a node was made; where that is not known, when the last of its sources was."""
+    """Return the time at which a node was made; if it is unknown, the latest time of its sources."""
     if node.at is not None:
         return _later(node.at, 0.0)
     times = [_time(lineage, lineage.node(key)) for key in lineage.sources(node.key)]
@@ -213,4 +213,5 @@ def _time(lineage: Lineage, node: Node) -> str:
 
 
 def _later(at: str, seconds: float) -> str:
+    """Return the time `seconds` after `at`, ISO 8601."""
     return (datetime.fromisoformat(at) + timedelta(seconds=seconds)).isoformat()

@@ -1,4 +1,7 @@
-"""The lineage of a run folder, from the files of a crawl to the end of training, read from manifests alone."""
+"""Reading and checking the lineage of a run folder, from the files of a crawl to the end of training.
+
+Only manifests and the JSON files of training are read, unless every file is verified.
+"""
 
 from pipeline.lineage.data import Walk
 from pipeline.lineage.graph import Growing, Lineage
@@ -9,21 +12,22 @@ from schemas.storage import Store
 
 
 def read_lineage(run: Store, verify: bool = False) -> Lineage:
-    """Everything that the run's tables, plan and checkpoints were made from; `verify` reads every file again.
+    """Return the lineage of the run's tables, plan and checkpoints; `verify` also checks the digest of every file.
 
-    What does not hold is a break of the lineage, not an error. Raises ConfigError if the folder is no run.
+    A link that cannot be confirmed is a break of the lineage, not an error. Raises ConfigError if the folder is not a
+    run.
     """
     if not run.exists(RUN_NAME):
-        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
+        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Name the folder of a `penstock run`.")
     walk = Walk(run, Growing(), verify)
-    for name, version in walk.standing.items():
+    for name, version in walk.current.items():
         walk.visit(name, version)
     add_training(walk, verify)
-    return walk.growing.done()
+    return walk.builder.done()
 
 
 def check_lineage(lineage: Lineage, where: str) -> None:
-    """Raises ContractError that names every link that does not hold."""
+    """Raise ContractError, listing every break, if the lineage has breaks."""
     if lineage.breaks:
-        says = list(dict.fromkeys(found.says for found in lineage.breaks))
-        raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(says))
+        messages = list(dict.fromkeys(entry.says for entry in lineage.breaks))
+        raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(messages))

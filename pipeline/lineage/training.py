@@ -1,6 +1,8 @@
-"""The half of a lineage that training wrote: plan, skip list, checkpoints, what they were rewound to, and the end.
+"""The lineage of training: mix, plan, skip list, checkpoints, rewinds, quarantined documents, and the end.
 
-It is read from the JSON that the trainer leaves; neither half's code is needed.
+It is read from the JSON files that the trainer writes, without the trainer's code. A mix comes after the dataset that
+it was measured on and before the plan. Each extension of the quarantine list comes after its rewind. The digest of the
+file up to its last line identifies it, since the file only grows.
 """
 
 import hashlib
@@ -20,35 +22,29 @@ from schemas.mix import parse_mix
 from schemas.storage import Store
 from schemas.versions import DATASET, standing_versions
 
-# The mix that a plan follows, in a lineage: behind the dataset that it was measured on, before the plan.
-
 
 def add_mix(walk: Walk, digest: str, at: str | None) -> str:
-    """Add the mix of a digest as it is kept beside the plan, which was written at `at`; returns its key."""
-    run, place = walk.run, f"train/mix-{digest[:12]}.toml"
-    found = run.sha256(place) if run.exists(place) else "no file"
-    if found != digest:
-        key = walk.growing.add(Node(place, "mix", "mix", digest, {}, at))
-        walk.growing.broken(key, f"{place}: expected {digest[:12]}, got {found[:12]}. Restore the file.")
+    """Add the mix with this digest, which is stored with the plan that was written at `at`; returns its key."""
+    run, path = walk.run, f"train/mix-{digest[:12]}.toml"
+    actual = run.sha256(path) if run.exists(path) else "no file"
+    if actual != digest:
+        key = walk.builder.add(Node(path, "mix", "mix", digest, {}, at))
+        walk.builder.add_break(key, f"{path}: expected {digest[:12]}, got {actual[:12]}. Restore the file.")
         return key
-    mix = parse_mix(run.read_bytes(place), place)
+    mix = parse_mix(run.read_bytes(path), path)
     known = {manifest.digest: walk.nodes[version] for version, manifest in walk.manifests.items()}
     notes = [f"measured in the run of plan {mix.plan[:12]}, by {mix.reference}"]
     if mix.dataset not in known:
         notes.append(f"measured on dataset {mix.dataset[:12]}")
     notes.append(", ".join(f"{name} {part.share:.4g}" for name, part in mix.sources.items()))
-    node = Node(place, "mix", "mix", digest, {"sources": len(mix.sources)}, at, notes=tuple(notes))
-    return walk.growing.add(node, *([known[mix.dataset]] if mix.dataset in known else []))
+    node = Node(path, "mix", "mix", digest, {"sources": len(mix.sources)}, at, notes=tuple(notes))
+    return walk.builder.add(node, *([known[mix.dataset]] if mix.dataset in known else []))
 
-
-# The documents that a run was kept from behind its spikes, for its lineage: each growth of `train/quarantine.jsonl`.
-#
-# A growth is known by the digest of the file up to there, as the file only grows.
 
 QUARANTINE_NAME = "train/quarantine.jsonl"
 IN_STEP = re.compile(r"\bspike in step (\d+)\b")
 FOLLOWED = "quarantined documents"
-"""Reason of samples that are skipped for documents which stood in the list already."""
+"""Reason of samples that are skipped for documents that were in the list already."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +54,21 @@ class Growth:
     step: int
     """Step of the spike."""
     doc_ids: tuple[str, ...]
-    """Documents, hex."""
+    """Ids of the documents, hex."""
     total: int
-    """Documents of the list by then."""
+    """Number of documents in the list up to here."""
     digest: str
-    """SHA-256 (hex) of the list by then."""
+    """SHA-256 (hex) of the list up to here."""
     at: str
 
     @property
     def key(self) -> str:
-        """Its place in the lineage."""
+        """Key of its node."""
         return f"{QUARANTINE_NAME}@{self.digest[:12]}"
 
 
 def growths(run: Store) -> list[Growth]:
-    """Every growth of the list, in order; half a line is passed over."""
+    """Return the extensions of the list in order; an incomplete line is ignored."""
     lines = []
     text, end = run.read_bytes(QUARANTINE_NAME) if run.exists(QUARANTINE_NAME) else b"", 0
     for line in text.splitlines(keepends=True):
@@ -81,64 +77,71 @@ def growths(run: Store) -> list[Growth]:
             lines.append((json.loads(line), end))
         except ValueError:
             continue
-    found, seen = list[Growth](), set[str]()
+    extensions, seen = list[Growth](), set[str]()
     for (_, step), group in groupby(lines, key=lambda line: (line[0]["rewind"], line[0]["step"])):
         own = list(group)
         doc_ids = tuple(line["doc_id"] for line, _ in own)
         seen |= set(doc_ids)
         digest = hashlib.sha256(text[: own[-1][1]]).hexdigest()
-        found.append(Growth(int(step), doc_ids, len(seen), digest, own[-1][0]["at"]))
-    return found
+        extensions.append(Growth(int(step), doc_ids, len(seen), digest, own[-1][0]["at"]))
+    return extensions
 
 
 class Quarantines:
-    """The growths of a run's list, each added to the lineage behind the rewind that it belongs to."""
+    """The extensions of a run's quarantine list, each added to the lineage after the rewind that it belongs to."""
 
-    def __init__(self, run: Store, growing: Growing):
-        self._growing, self._growths = growing, growths(run)
+    def __init__(self, run: Store, builder: Growing):
+        self._builder, self._extensions = builder, growths(run)
         self._added: set[str] = set()
         self._skipped: set[str] = set()
 
-    def behind(self, rewind: str, step: int, doc_ids: Sequence[str]) -> None:
-        """Add what a rewind from `step`, at this key, says that it quarantined."""
+    def add_after(self, rewind: str, step: int, doc_ids: Sequence[str]) -> None:
+        """Add the documents that the rewind from `step` with this key put into quarantine."""
         if not doc_ids:
             return
-        found = next((one for one in self._growths if (one.step, one.doc_ids) == (step, tuple(doc_ids))), None)
-        if found is None:
-            known = {doc_id for one in self._growths for doc_id in one.doc_ids}
+        extension = next((own for own in self._extensions if (own.step, own.doc_ids) == (step, tuple(doc_ids))), None)
+        if extension is None:
+            known = {doc_id for own in self._extensions for doc_id in own.doc_ids}
             lacking = sum(doc_id not in known for doc_id in doc_ids)
-            self._growing.broken(
+            self._builder.add_break(
                 rewind,
                 f"{rewind}: expected {len(doc_ids)} quarantined document(s) of step {step} in {QUARANTINE_NAME}, "
-                f"found {len(doc_ids) - lacking}. Restore it.",
+                f"got {len(doc_ids) - lacking}. Restore the file.",
             )
-        elif found.key not in self._added:
-            self._add(found, rewind)
+        elif extension.key not in self._added:
+            self._add(extension, rewind)
 
     def skipped_for(self, reasons: Sequence[str], source: str) -> list[str]:
-        """The keys of what samples are skipped for, by the reasons that their list gives, each once; what no rewind
-        tells of, since its process was killed or the list was handed on, is added behind `source`."""
+        """Return the keys of the extensions for which samples are skipped, by the reasons in the skip list, each once.
+
+        An extension without a rewind, because its process was killed or the list came from another run, is added after
+        `source`.
+        """
         steps = {int(step) for reason in reasons for step in IN_STEP.findall(reason)}
         follows = FOLLOWED in reasons
-        found = [one for one in self._growths if one.key not in self._skipped and (follows or one.step in steps)]
-        for one in found:
-            if one.key not in self._added:
-                self._add(one, source)
-        self._skipped |= {one.key for one in found}
-        return [one.key for one in found]
+        skipped = [own for own in self._extensions if own.key not in self._skipped and (follows or own.step in steps)]
+        for extension in skipped:
+            if extension.key not in self._added:
+                self._add(extension, source)
+        self._skipped |= {extension.key for extension in skipped}
+        return [extension.key for extension in skipped]
 
-    def rest(self, source: str) -> None:
-        """Add what no checkpoint stands behind yet."""
-        for one in self._growths:
-            if one.key not in self._added:
-                self._add(one, source)
+    def add_rest(self, source: str) -> None:
+        """Add the extensions that no checkpoint follows yet."""
+        for extension in self._extensions:
+            if extension.key not in self._added:
+                self._add(extension, source)
 
-    def _add(self, one: Growth, source: str) -> None:
-        new = {"new": len(one.doc_ids)} if one.total > len(one.doc_ids) else {}
-        notes = (f"blamed for the spike in step {one.step:,}",)
-        counts = {"documents": one.total, **new}
-        self._growing.add(Node(one.key, "quarantine", "quarantine", one.digest, counts, one.at, notes=notes), source)
-        self._added.add(one.key)
+    def _add(self, extension: Growth, source: str) -> None:
+        new = {"new": len(extension.doc_ids)} if extension.total > len(extension.doc_ids) else {}
+        notes = (f"blamed for the spike in step {extension.step:,}",)
+        counts = {"documents": extension.total, **new}
+        node = Node(extension.key, "quarantine", "quarantine", extension.digest, counts, extension.at, notes=notes)
+        self._builder.add(node, source)
+        self._added.add(extension.key)
+
+
+# The plan, the skip list, the checkpoints and the end of training.
 
 
 PLAN_NAME = "train/plan.json"
@@ -146,38 +149,39 @@ EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 REPLAYS_NAME = "train/replays.json"
 CHECKPOINTS = "train/checkpoints"
-NOTE_NAME = "checkpoint.json"
+METADATA_NAME = "checkpoint.json"
 SKIPS_OF_REWINDS = "skips.txt"
-"""The skip list of a plan that rewinds and names no other."""
+"""The skip list of a plan that rewinds and names no other list."""
 NO_SKIPS = digest_of([])
 SHOWN_REASONS = 3
 LOSSES = {"loss": "loss", "held-out loss": "heldout_loss"}
 OF_PLAN = ("dataset", "order")
-"""What a checkpoint has from the plan it was trained by."""
+"""Values that a checkpoint takes from its plan."""
 Json = Mapping[str, Any]
 
 
 def add_training(walk: Walk, verify: bool) -> None:
-    """Add everything that stands in a run's train folder to the lineage."""
-    run, growing = walk.run, walk.growing
+    """Add everything in a run's train folder to the lineage."""
+    run, builder = walk.run, walk.builder
     plan = _json(run, PLAN_NAME)
     try:
         if plan is not None:
             _add_plan(walk, plan)
-        skips = _Skips(run, growing, plan)
-        notes = _notes(run)
-        last = _add_checkpoints(walk, plan, notes, skips)
+        skips = _Skips(run, builder, plan)
+        checkpoints = _checkpoints(run)
+        last = _add_checkpoints(walk, plan, checkpoints, skips)
         if verify:
-            for note in notes:
-                _verify(run, growing, note)
+            for metadata in checkpoints:
+                _verify(run, builder, metadata)
         outcome = _json(run, OUTCOME_NAME)
         if outcome is not None:
             _add_end(walk, outcome, last)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ContractError(f"{run.uri}/train: expected what the trainer writes, got {error!r}. Restore it.") from error
+        raise ContractError(f"{run.uri}/train: expected files of the trainer, got {error!r}. Restore them.") from error
 
 
 def _add_plan(walk: Walk, plan: Json) -> None:
+    """Add the plan after its dataset and mix, with a break if its tokenizer is not that of the dataset."""
     stages = plan["stages"]
     steps = stages[-1]["first_step"] + stages[-1]["num_steps"]
     tokens = sum(stage["num_steps"] * stage.get("global_batch", 0) * stage.get("seq_len", 0) for stage in stages)
@@ -189,20 +193,21 @@ def _add_plan(walk: Walk, plan: Json) -> None:
     of = f" on dataset {law['dataset'][:12]}" if law and law.get("dataset") else ""
     notes = (f"sized by a law fitted to {law['num_runs']} runs{of}",) if law else ()
     node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME), notes=notes)
-    walk.growing.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
-    held = [table for key in source for table in walk.growing.nodes[key].tables]
+    walk.builder.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
+    held = [table for key in source for table in walk.builder.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
-    for found in tokenizers:
-        if found != plan.get("tokenizer", found):
-            walk.growing.broken(
+    for digest in tokenizers:
+        if digest != plan.get("tokenizer", digest):
+            walk.builder.add_break(
                 PLAN_NAME,
-                f"{PLAN_NAME}: expected tokenizer {plan['tokenizer'][:12]}, got {str(found)[:12]} in the dataset",
+                f"{PLAN_NAME}: expected tokenizer {plan['tokenizer'][:12]}, got {str(digest)[:12]} in the dataset. "
+                "Restore the plan.",
             )
 
 
 def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
-    """The key of the dataset of a digest, whichever version it is; a break if none has it."""
-    known = {manifest.digest: walk.nodes[place] for place, manifest in walk.manifests.items()}
+    """Return the key of the version of the dataset with this digest; add a break at `where` if there is none."""
+    known = {manifest.digest: walk.nodes[folder] for folder, manifest in walk.manifests.items()}
     if digest in known:
         return [known[digest]]
     versions = standing_versions(walk.run, DATASET)
@@ -210,33 +215,35 @@ def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
         if table.manifest.digest == digest:
             return [walk.visit(DATASET, version, digest)]
     known = dict.fromkeys([table.manifest.digest for table in versions.values()], "")
-    found = ", ".join(sorted(found[:12] for found in known)) or "none"
-    walk.growing.broken(where, f"{where}: expected dataset {digest[:12]}, got {found}. Restore it.")
+    datasets = ", ".join(sorted(own[:12] for own in known)) or "none"
+    walk.builder.add_break(where, f"{where}: expected dataset {digest[:12]}, got {datasets}. Restore the dataset.")
     return []
 
 
 class _Skips:
-    """The skip list that the plan names, as every checkpoint carries it: a length and a digest."""
+    """The skip list of the plan; a checkpoint identifies its state by a length and a digest."""
 
-    def __init__(self, run: Store, growing: Growing, plan: Json | None):
-        self.quarantines = Quarantines(run, growing)
+    def __init__(self, run: Store, builder: Growing, plan: Json | None):
+        self.quarantines = Quarantines(run, builder)
         name = (plan or {}).get("settings", {}).get("train", {}).get("skip_file") or SKIPS_OF_REWINDS
-        self.place = f"train/{name}"
-        self.growing = growing
+        self.path = f"train/{name}"
+        self.builder = builder
         self.run = run
-        text = run.read_bytes(self.place).decode("utf-8", "replace") if run.exists(self.place) else ""
+        text = run.read_bytes(self.path).decode("utf-8", "replace") if run.exists(self.path) else ""
         lines = [line.partition("#") for line in text.splitlines()]
         self.entries = [(number.strip(), reason.strip()) for number, _, reason in lines if number.strip()]
 
-    def node(self, note: Json, before: int) -> list[str]:
-        """The key of the list as a checkpoint knew it, where it had grown since the one before."""
-        identity, key = note["identity"], checkpoint_place(note["step"])
+    def node(self, metadata: Json, before: int) -> list[str]:
+        """Add the list as a checkpoint used it, if it grew since the checkpoint before; returns its key, if added."""
+        identity, key = metadata["identity"], checkpoint_place(metadata["step"])
         length, digest = identity.get("skip_length", 0), identity["skip_list"]
         numbers = [int(number) for number, _ in self.entries[:length]]
-        found = digest_of(numbers) if len(numbers) == length else f"a list of {len(self.entries)}"
-        if found != digest and "skip_length" in identity:
-            self.growing.broken(
-                key, f"{key}: expected a skip list {digest[:12]} of {length}, got {found[:12]} in {self.place}"
+        actual = digest_of(numbers) if len(numbers) == length else f"a list of {len(self.entries)}"
+        if actual != digest and "skip_length" in identity:
+            self.builder.add_break(
+                key,
+                f"{key}: expected a skip list {digest[:12]} of {length}, got {actual[:12]} in {self.path}. "
+                "Restore the file.",
             )
         if length == before or not length:
             return []
@@ -244,122 +251,129 @@ class _Skips:
         more = [f"{len(reasons) - SHOWN_REASONS} more reasons"] if len(reasons) > SHOWN_REASONS else []
         counts = {"samples": length, **({"new": length - before} if before else {})}
         notes = (*reasons[:SHOWN_REASONS], *more)
-        at = written_at(self.run, self.place)
-        node = Node(f"{self.place}@{digest[:12]}", "skips", "skip list", digest, counts, at, notes=notes)
-        return [self.growing.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
+        at = written_at(self.run, self.path)
+        node = Node(f"{self.path}@{digest[:12]}", "skips", "skip list", digest, counts, at, notes=notes)
+        return [self.builder.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
 
 
-def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips: _Skips) -> Json | None:
-    """Add the checkpoints in the order of their steps; returns the note of the last one."""
-    run, growing = walk.run, walk.growing
+def _add_checkpoints(walk: Walk, plan: Json | None, checkpoints: Sequence[Json], skips: _Skips) -> Json | None:
+    """Add the checkpoints in the order of their steps; returns the metadata of the last one."""
+    run, builder = walk.run, walk.builder
     rewinds = _rewinds(run)
     replays: Sequence[Json] = run.read_json(REPLAYS_NAME) if run.exists(REPLAYS_NAME) else []
     last: Json | None = None
-    for note in notes:
-        identity, key, since = note["identity"], checkpoint_place(note["step"]), last["step"] if last else 0
+    for metadata in checkpoints:
+        identity, key, since = metadata["identity"], checkpoint_place(metadata["step"]), last["step"] if last else 0
         dataset = _dataset(walk, key, identity["dataset"])
         of_plan = plan is not None and all(plan.get(name) == identity.get(name) for name in OF_PLAN)
         remarks = [] if of_plan or plan is None else ["of an earlier plan"]
         is_same = last is not None and last["identity"]["dataset"] == identity["dataset"]
-        chosen = [one["from_step"] for one in replays if last and one["after"] == identity["dataset"] and not is_same]
-        replayed = [step for step in chosen if since <= step < note["step"]][-1:]
+        after = [replay for replay in replays if last and replay["after"] == identity["dataset"] and not is_same]
+        replayed = [own["from_step"] for own in after if since <= own["from_step"] < metadata["step"]][-1:]
         remarks += [f"replayed from step {step:,}" for step in replayed]
         before = last if is_same or replayed else None
         sources = [] if before is None else [checkpoint_place(before["step"])]
         if not is_same:
             sources += [PLAN_NAME] if of_plan else dataset
-        back = [event for event in rewinds if (since if before else 0) <= event["to_step"] < note["step"]]
-        sources += [_add_rewind(growing, event, skips.quarantines) for event in back]
-        sources += skips.node(note, before["identity"].get("skip_length", 0) if before else 0)
-        growing.add(_checkpoint(run, note, tuple(remarks)), *sources)
-        last = note
-    skips.quarantines.rest(PLAN_NAME)
+        back = [event for event in rewinds if (since if before else 0) <= event["to_step"] < metadata["step"]]
+        sources += [_add_rewind(builder, event, skips.quarantines) for event in back]
+        sources += skips.node(metadata, before["identity"].get("skip_length", 0) if before else 0)
+        builder.add(_checkpoint(run, metadata, tuple(remarks)), *sources)
+        last = metadata
+    skips.quarantines.add_rest(PLAN_NAME)
     return last
 
 
-def _add_rewind(growing: Growing, event: Json, quarantines: Quarantines) -> str:
+def _add_rewind(builder: Growing, event: Json, quarantines: Quarantines) -> str:
+    """Add a rewind and its quarantined documents; returns its key."""
     digest = digest_of(event)
     back = checkpoint_place(event["to_step"])
-    source = back if back in growing.nodes else PLAN_NAME  # that checkpoint may have made room for later ones
+    source = back if back in builder.nodes else PLAN_NAME  # that checkpoint may have been removed since
     title = f"rewound from step {event['step']:,} to {event['to_step']:,}"
     doc_ids = event.get("quarantined", [])
     counts = {"samples skipped": len(event["samples"])}
     counts |= {"documents quarantined": len(doc_ids)} if doc_ids else {}
-    key = growing.add(Node(f"rewind/{digest[:12]}", "rewind", title, digest, counts, event["at"]), source)
-    quarantines.behind(key, event["step"], doc_ids)
+    key = builder.add(Node(f"rewind/{digest[:12]}", "rewind", title, digest, counts, event["at"]), source)
+    quarantines.add_after(key, event["step"], doc_ids)
     return key
 
 
-def _checkpoint(run: Store, note: Json, remarks: tuple[str, ...]) -> Node:
-    place = checkpoint_place(note["step"])
-    layout, name = note["layout"], f"{place}/{NOTE_NAME}"
+def _checkpoint(run: Store, metadata: Json, remarks: tuple[str, ...]) -> Node:
+    folder = checkpoint_place(metadata["step"])
+    layout, name = metadata["layout"], f"{folder}/{METADATA_NAME}"
     ranks = f"{layout['ranks']} × {layout['device']}"
-    size = sum(file["size"] for file in note["files"].values())
+    size = sum(file["size"] for file in metadata["files"].values())
     return Node(
-        key=place,
+        key=folder,
         kind="checkpoint",
-        title=f"checkpoint {note['step']:,}",
+        title=f"checkpoint {metadata['step']:,}",
         digest=run.sha256(name),
-        counts={"steps": note["step"], "bytes": size},
+        counts={"steps": metadata["step"], "bytes": size},
         at=written_at(run, name),
-        code=note["identity"].get("code_version"),
+        code=metadata["identity"].get("code_version"),
         notes=(*remarks, *([ranks] if layout["ranks"] > 1 else [])),
     )
 
 
 def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
-    growing = walk.growing
+    """Add the end of training, with a break if it does not match the last checkpoint."""
+    builder = walk.builder
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
-    found = checkpoint_place(last["step"]) if last is not None else "none"
-    expected = outcome.get("checkpoint", found)
-    # Who plans again on another dataset is told to remove the checkpoints; the end of what was is then no promise.
+    actual = checkpoint_place(last["step"]) if last is not None else "none"
+    expected = outcome.get("checkpoint", actual)
+    # A new plan on another dataset requires the checkpoints to be removed, so missing checkpoints are no break.
     notes = (f"{expected} was removed",) if last is None else ()
     at = written_at(walk.run, OUTCOME_NAME)
     node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, at, notes=notes)
-    growing.add(node, expected)
+    builder.add(node, expected)
     if last is None:
         return
-    if found != expected:
-        growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {expected}, got {found}. Restore it.")
+    if actual != expected:
+        builder.add_break(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {expected}, got {actual}. Restore the checkpoint.")
         return
     identity = last["identity"]
     for name, now in (("dataset", identity["dataset"]), ("plan", digest_of(identity["settings"]))):
         if (then := outcome.get(name, now)) != now:
-            growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {name} {then[:12]}, got {now[:12]} in {expected}")
+            builder.add_break(
+                OUTCOME_NAME,
+                f"{OUTCOME_NAME}: expected {name} {then[:12]}, got {now[:12]} in {expected}. Restore the checkpoint.",
+            )
 
 
-def _verify(run: Store, growing: Growing, note: Json) -> None:
-    """Read every file of a checkpoint again."""
-    place = checkpoint_place(note["step"])
-    for name, file in note["files"].items():
-        path = f"{place}/{name}"
-        found = run.sha256(path) if run.exists(path) else "no file"
-        if found != file["sha256"]:
-            growing.broken(place, f"{path}: expected {file['sha256'][:12]}, got {found[:12]}. Restore the file.")
+def _verify(run: Store, builder: Growing, metadata: Json) -> None:
+    """Compare the digest of every file of a checkpoint with its metadata."""
+    folder = checkpoint_place(metadata["step"])
+    for name, file in metadata["files"].items():
+        path = f"{folder}/{name}"
+        digest = run.sha256(path) if run.exists(path) else "no file"
+        if digest != file["sha256"]:
+            builder.add_break(folder, f"{path}: expected {file['sha256'][:12]}, got {digest[:12]}. Restore the file.")
 
 
-def _notes(run: Store) -> list[Json]:
-    """The notes that stand, by step; like the trainer, this looks for them in the folder."""
+def _checkpoints(run: Store) -> list[Json]:
+    """Return the metadata of all checkpoints, by step; like the trainer, this lists the folder."""
     folder = run.child(CHECKPOINTS)
-    notes = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{NOTE_NAME}")]
-    return sorted(notes, key=lambda note: int(note["step"]))
+    checkpoints = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{METADATA_NAME}")]
+    return sorted(checkpoints, key=lambda metadata: int(metadata["step"]))
 
 
 def _rewinds(run: Store) -> list[Json]:
-    """The rewinds behind the training that stands: those since it was last begun, but for what a later start from an
-    earlier checkpoint has undone; half a line is passed over."""
-    found: list[Json] = []
+    """Return the rewinds of the current training, in order; an incomplete line is ignored.
+
+    Rewinds before the last start are omitted, and those that a later resume from an earlier checkpoint has undone.
+    """
+    rewinds: list[Json] = []
     for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
         try:
             event = json.loads(line)
         except ValueError:
             continue
         if event["kind"] in ("begun", "resumed"):
-            found = [one for one in found if one["to_step"] <= event["step"] and event["kind"] == "resumed"]
+            rewinds = [own for own in rewinds if own["to_step"] <= event["step"] and event["kind"] == "resumed"]
         elif event["kind"] == "rewound":
-            found.append(event)
-    return found
+            rewinds.append(event)
+    return rewinds
 
 
 def _json(run: Store, name: str) -> Json | None:
@@ -367,11 +381,11 @@ def _json(run: Store, name: str) -> Json | None:
 
 
 def checkpoint_place(step: int) -> str:
-    """The folder of the checkpoint of a step, relative to the run."""
+    """Return the folder of the checkpoint of a step, relative to the run."""
     return f"{CHECKPOINTS}/step-{step:06d}"
 
 
 def written_at(run: Store, name: str) -> str | None:
-    """When a file that holds no time was written, by its filesystem; a copied run folder has the time of the copy."""
+    """Return the time at which a file was written, by its filesystem; a copied file has the time of the copy."""
     time = run.fs.get_file_info(run.path(name)).mtime
     return time.astimezone(UTC).isoformat(timespec="seconds") if isinstance(time, datetime) else None

@@ -1,1 +1,1 @@
-"""Takedown: documents out of a run's dataset, tables and indexes, with a certificate that others can check."""
+"""Takedown: removal of documents from a run's dataset, tables and indexes, with a certificate that others can check."""

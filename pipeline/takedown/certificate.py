@@ -1,7 +1,7 @@
-"""The check of a certificate by anyone who has the run: every digest, every byte and every span is looked at again.
+"""The check of a takedown certificate against a run: every digest, every rewritten byte and every traced span.
 
-It trusts nothing but the manifests' digests: files are read whole, rewritten ones are written once more from what they
-mean and must give the same bytes (so padding holds nothing), and all tokens and texts are scanned for the spans.
+Only the digests of the manifests are trusted. Files are read whole. Each rewritten file is encoded again from its rows
+and must have the same bytes, so that no data hides in padding. All tokens and texts are scanned for the traced spans.
 """
 
 import hashlib
@@ -37,73 +37,79 @@ from schemas.takedown import (
 from schemas.tokens import BY_URL, SHARD_DOCS, open_dataset, shard_schema
 from schemas.versions import attached_runs
 
-# What the check of a certificate has found: what does not hold, what is as declared, and how that is told.
-
 COPY_SHARE = 0.5
-"""A document that stands and holds this share of a removed one's spans is a copy of it."""
+"""A remaining document with at least this share of a removed document's spans counts as a copy of it."""
 
 
 @dataclass
 class Checked:
-    """What a check has found."""
+    """The result of a check."""
 
     problems: list[str] = field(default_factory=list)
-    """What the certificate states and the run does not hold; empty = it holds."""
+    """Statements of the certificate that are not true of the run; empty = the certificate is valid."""
     notes: list[str] = field(default_factory=list)
-    """What is as declared, and worth saying."""
+    """Remarks on conditions that the certificate allows."""
     absent: list[str] = field(default_factory=list)
-    """Tables of the certificate that a copy of the run has no file of."""
+    """Tables of the certificate of which a copy of the run has no file."""
     files: int = 0
-    """Files that were read whole."""
+    """Number of files that were read whole."""
     tokens: int = 0
-    """Tokens that were scanned."""
+    """Number of tokens that were scanned."""
     text_bytes: int = 0
-    """Bytes of text that were scanned."""
+    """Number of bytes of text that were scanned."""
     shared: dict[tuple[int, str], set[str]] = field(default_factory=dict)
-    """Spans of a removed document (by number) that stand in another one (by name)."""
+    """Digests of the spans of a removed document (by number) that occur in another document (by name)."""
 
 
 def judge_shared(certificate: Certificate, checked: Checked) -> None:
-    """A span outside of every document, or half of the spans in another one, is the removed text; less is shared."""
+    """Report spans outside of all documents, and copies with at least `COPY_SHARE` of the spans; fewer are a note."""
     few = 0
     for (owner, where), digests in sorted(checked.shared.items()):
         removed = certificate.documents[owner]
-        total = len({one for _, one in (removed.text if "." in where.partition(" ")[0] else removed.tokens)})
-        said = f"{where}: holds {len(digests)} of {total} spans of removed document {removed.document[:12]}"
+        total = len({digest for _, digest in (removed.text if "." in where.partition(" ")[0] else removed.tokens)})
+        spans = f"{len(digests)} of {total} spans of removed document {removed.document[:12]}"
         if where.endswith("no document"):
-            checked.problems.append(f"{said}, outside of every document that stands")
+            checked.problems.append(
+                f"{where}: expected no removed text, got {spans} outside of all documents. Run `penstock takedown` "
+                "again."
+            )
         elif len(digests) < COPY_SHARE * total:
             few += 1
         elif certificate.copies_left:
-            checked.notes.append(f"{said}: one of the {certificate.copies_left} copies that were not asked for")
+            checked.notes.append(
+                f"{where}: holds {spans}, as one of the {certificate.copies_left} copies that were not requested"
+            )
         else:
-            checked.problems.append(f"{said}: a copy of it; take it down too (--near takes copies)")
+            checked.problems.append(
+                f"{where}: expected no copy of a removed document, got {spans}. Take it down with "
+                "`penstock takedown --near`."
+            )
     if few:
-        checked.notes.append(f"{few} document(s) that stand share a passage with a removed one")
+        checked.notes.append(f"{few} remaining document(s) share a passage with a removed document")
 
 
 def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
-    """What a check has found, as lines of text."""
+    """Yield the lines of text that describe the result of a check."""
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
     yield f"seal {certificate.seal}"
     yield (
         f"read {checked.files:,} files; scanned {checked.tokens:,} tokens and {checked.text_bytes:,} bytes of text for "
-        f"{sum(len(one.tokens) + len(one.text) for one in certificate.documents):,} spans"
+        f"{sum(len(traces.tokens) + len(traces.text) for traces in certificate.documents):,} spans"
     )
     yield from (f"note: {note}" for note in checked.notes)
     yield from (f"FAILED: {problem}" for problem in checked.problems)
     if checked.absent:
-        yield f"not here, so not looked at: {', '.join(checked.absent)}"
-    holds = "the certificate holds" + (" for what is here" if checked.absent else "")
-    yield "the certificate does not hold" if checked.problems else holds
+        yield f"absent, so not checked: {', '.join(checked.absent)}"
+    valid = "the certificate is valid" + (" for the tables of this copy" if checked.absent else "")
+    yield "the certificate is not valid" if checked.problems else valid
 
 
-# The bytes that a file must have by what it holds: its rows written once more by the writer that makes such files.
+# The canonical bytes of a file: its rows, encoded again by the writer of such files.
 
 
 class Digesting:
-    """A file object that only takes the SHA-256 of what is written to it."""
+    """A file object that computes the SHA-256 of the data written to it, and discards the data."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -118,14 +124,14 @@ class Digesting:
         return view.nbytes
 
     def tell(self) -> int:
-        """Position [bytes]."""
+        """Return the position [bytes]."""
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing, since nothing is buffered."""
 
     def close(self) -> None:
-        """No more is written."""
+        """Mark the file as closed."""
         self.closed = True
 
     @property
@@ -135,7 +141,7 @@ class Digesting:
 
 
 def canonical_digest(name: str, table: Table, key: str) -> str:
-    """The SHA-256 that a rewritten file of a table must have by its rows."""
+    """Return the SHA-256 that a rewritten file of a table must have, given its rows."""
     path = table.manifest.run.paths[key]
     if name != "tokens":
         with table.folder.open_input(path) as file:
@@ -151,12 +157,15 @@ def canonical_digest(name: str, table: Table, key: str) -> str:
         writer_of = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema)
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
-            writer_of.write_batch(pa.RecordBatch.from_arrays([_exact(one) for one in batch.columns], schema=schema))
+            writer_of.write_batch(
+                pa.RecordBatch.from_arrays([_exact(column) for column in batch.columns], schema=schema)
+            )
         writer_of.close()
     return sink.sha256
 
 
 def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
+    """Return the schema of a file of the dataset."""
     if key.startswith("by_url/"):
         return BY_URL
     dtype = "uint16" if contract["vocab_size"] <= 1 << 16 else "uint32"
@@ -164,7 +173,7 @@ def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
 
 
 def _exact(array: pa.Array) -> pa.Array:
-    """The array with buffers of exactly its own values; tokens are hundreds of megabytes and are not copied."""
+    """Return the array with buffers of exactly its own values; tokens are hundreds of megabytes and are not copied."""
     if not pa.types.is_list(array.type):
         return fresh(array)
     offsets = array.offsets.to_numpy()
@@ -176,17 +185,17 @@ def _exact(array: pa.Array) -> pa.Array:
 
 TEXT_COLUMNS = ("text", "title", "url")
 UNRECORDED = ("index", "representatives", "audit", "tokenizer")
-"""Tables whose rows are no documents."""
+"""Tables whose rows are not documents."""
 
 
 def check_certificate(run: Store, certificate: Certificate) -> Checked:
-    """Whether a run holds nothing of the documents that a certificate names. Raises nothing for what it finds."""
+    """Check that a run holds no data of the documents that a certificate names; problems are results, not errors."""
     checked = Checked()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
-        checked.problems.append(f"{PENDING_NAME}: expected a takedown that is done, got one under way. Run it again.")
-    here = _tables_here(run, certificate, checked)
-    for name, table in here.items():
+        checked.problems.append(f"{PENDING_NAME}: expected no takedown under way, got one. Run `penstock takedown`.")
+    present = _tables_present(run, certificate, checked)
+    for name, table in present.items():
         if name in certificate.tables:
             _check_versions(run, name, table.manifest, certificate, checked)
         _check_files(name, table, certificate, checked)
@@ -196,228 +205,260 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
             else:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
-            checked.problems.append(f"{name}: expected files that can be scanned, got {error}")
-    for name in left_over(run, here):
+            checked.problems.append(f"{name}: expected files that can be scanned, got {error}. Restore them.")
+    for name in left_over(run, present):
         checked.problems.append(
-            f"{name}: expected no old file, got one that no standing version names. `penstock takedown --drop-old`."
+            f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
         )
     for folder in attached_runs(run):
-        if own := sorted(name for name, way in read_run(run.child(folder)).tables.items() if not way.startswith("../")):
+        if own := sorted(
+            name for name, path in read_run(run.child(folder)).tables.items() if not path.startswith("../")
+        ):
             checked.problems.append(
-                f"{folder}: expected no copy below the run, got a run with {', '.join(own)} of its own, made from "
-                "tables of this one and not looked at. Remove it."
+                f"{folder}: expected no tables made from this run, got a run with its own {', '.join(own)}, which are "
+                "not checked. Remove that run."
             )
     judge_shared(certificate, checked)
     return checked
 
 
-def _tables_here(run: Store, certificate: Certificate, checked: Checked) -> dict[str, Table]:
-    """Every table that stands, those that came later too; one of which a copy of the run has no file is absent."""
-    standing, found = read_run(run).tables, dict[str, Table]()
-    for name in dict.fromkeys([*certificate.tables, *standing]):
-        places = (run.child(name), run.child(f"{name}/{standing.get(name, '.')}"))  # or another run's folder
-        if not any(file for place in places for file in place.walk()):
+def _tables_present(run: Store, certificate: Certificate, checked: Checked) -> dict[str, Table]:
+    """Return all current tables, later ones included; a table of which a copy of the run has no file is absent."""
+    current, tables = read_run(run).tables, dict[str, Table]()
+    for name in dict.fromkeys([*certificate.tables, *current]):
+        folders = (run.child(name), run.child(f"{name}/{current.get(name, '.')}"))  # or another run's folder
+        if not any(file for folder in folders for file in folder.walk()):
             checked.absent.append(name)
-        elif name not in standing:
-            checked.problems.append(f"{name}: expected by the certificate, {RUN_NAME} names no such table")
+        elif name not in current:
+            checked.problems.append(f"{name}: expected a table in {RUN_NAME}, got none. Restore {RUN_NAME}.")
         else:
             try:
-                found[name] = Table(*open_table(run, name))
+                tables[name] = Table(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
-                checked.problems.append(f"{name}: expected a table that can be read, got {error}")
-    if not found.keys() & certificate.tables.keys():
+                checked.problems.append(f"{name}: expected a table that can be read, got {error}. Restore it.")
+    if not tables.keys() & certificate.tables.keys():
         checked.problems.append(f"{run.uri}: expected tables of the certificate, got none. Name the run's folder.")
-    return found
+    return tables
 
 
 def _check_id(certificate: Certificate, checked: Checked) -> None:
+    """Check the seal and the id of a certificate against its content."""
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
-            f"certificate: expected seal {seal}, what it says has {certificate.content_digest}. It was edited."
+            f"certificate: expected seal {seal}, got {certificate.content_digest} from its content. Restore the file."
         )
-    found = identify_takedown(certificate.standing, certificate.mode, [one.document for one in certificate.documents])
-    if found != certificate.id:
-        checked.problems.append(f"certificate: expected id {certificate.id}, what it lists has {found}. It was edited.")
+    documents = [traces.document for traces in certificate.documents]
+    actual = identify_takedown(certificate.standing, certificate.mode, documents)
+    if actual != certificate.id:
+        checked.problems.append(
+            f"certificate: expected id {certificate.id}, got {actual} from its content. Restore the file."
+        )
     for name, change in certificate.tables.items():
         if change.before != certificate.standing.get(name):
             expected = certificate.standing.get(name)
-            checked.problems.append(f"certificate: expected {name} {expected} at its beginning, got {change.before}")
+            checked.problems.append(
+                f"certificate: expected {name} {expected} before, got {change.before}. Restore the file."
+            )
 
 
-def _check_versions(run: Store, name: str, standing: Manifest, certificate: Certificate, checked: Checked) -> None:
-    """The standing version is the one the certificate names, or comes from it; what it shares is as it was."""
+def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: Checked) -> None:
+    """Check that the current version is that of the certificate or a descendant, and that shared files are equal."""
     change = certificate.tables[name]
     try:
-        if standing.digest != change.after:
-            line = [one.tables[name].before for one in ancestry(run, standing)]
-            if change.after not in line:
-                checked.problems.append(f"{name}: expected version {change.after}, the run holds {standing.digest}")
+        if current.digest != change.after:
+            ancestors = [later.tables[name].before for later in ancestry(run, current)]
+            if change.after not in ancestors:
+                checked.problems.append(
+                    f"{name}: expected version {change.after}, got {current.digest} in the run. Restore {RUN_NAME}."
+                )
             else:
-                checked.notes.append(f"{name}: later takedowns have made {standing.digest[:12]} of {change.after[:12]}")
+                checked.notes.append(f"{name}: later takedowns replaced {change.after[:12]} by {current.digest[:12]}")
             return
-        descent = descent_of(standing)
-        said = (descent.id, descent.parent, descent.mode) if descent else None
-        if said != (own := (certificate.id, change.before, certificate.mode)):
-            checked.problems.append(f"{name}: expected a version made by {own}, got {said} in its manifest")
+        descent = descent_of(current)
+        recorded = (descent.id, descent.parent, descent.mode) if descent else None
+        if recorded != (own := (certificate.id, change.before, certificate.mode)):
+            checked.problems.append(
+                f"{name}: expected a version made by {own}, got {recorded} in its manifest. Restore the manifest."
+            )
         if not run.exists(parent_name(certificate.id, name)):
-            checked.notes.append(f"{name}: the manifest before is not here, so files that were kept were not compared")
+            checked.notes.append(f"{name}: the manifest before is absent, so unchanged files were not compared")
             return
         parent = read_parent(run, certificate.id, name)
     except (ContractError, ValidationError, OSError) as error:
         checked.problems.append(f"{name}: {error}")
         return
-    rewritten = {one.key: one for one in change.rewritten}
+    rewritten = {file.key: file for file in change.rewritten}
     old = {entry.key: entry.sha256 for entry in parent.content.files}
-    for entry in standing.content.files:
-        one = rewritten.get(entry.key)
-        expected = one.after if one else old.get(entry.key)
+    for entry in current.content.files:
+        file = rewritten.get(entry.key)
+        expected = file.after if file else old.get(entry.key)
         if entry.sha256 != expected:
-            checked.problems.append(f"{name}/{entry.key}: expected SHA-256 {expected}, got {entry.sha256}")
+            checked.problems.append(
+                f"{name}/{entry.key}: expected SHA-256 {expected}, got {entry.sha256}. Restore the manifest."
+            )
 
 
 def _check_files(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
-    """Every file has the bytes its manifest promises; a rewritten one those that follow from its rows."""
+    """Check every file of a table against its manifest, and every rewritten file against its rows."""
     change = certificate.tables.get(name)
-    rewritten = {one.key for one in change.rewritten} if change else set[str]()
+    rewritten = {file.key for file in change.rewritten} if change else set[str]()
     for entry in table.manifest.content.files:
         path = table.manifest.run.paths[entry.key]
         try:
-            found = table.folder.sha256(path)
-            again = canonical_digest(name, table, entry.key) if entry.key in rewritten else found
+            actual = table.folder.sha256(path)
+            canonical = canonical_digest(name, table, entry.key) if entry.key in rewritten else actual
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            checked.problems.append(f"{name}/{entry.key}: expected a file, got {error}")
+            checked.problems.append(f"{name}/{entry.key}: expected a file, got {error}. Restore the file.")
             continue
         checked.files += 1
-        if found != entry.sha256:
-            checked.problems.append(f"{name}/{entry.key}: expected SHA-256 {entry.sha256}, got {found}")
-        if again != found:
+        if actual != entry.sha256:
             checked.problems.append(
-                f"{name}/{entry.key}: expected no byte beside its rows, got some: its rows alone have SHA-256 {again}"
-                f", the file has {found} (certificate made with pyarrow {certificate.pyarrow_version}, checked with "
-                f"{pa.__version__})"
+                f"{name}/{entry.key}: expected SHA-256 {entry.sha256}, got {actual}. Restore the file."
+            )
+        if canonical != actual:
+            checked.problems.append(
+                f"{name}/{entry.key}: expected no bytes besides its rows, which have SHA-256 {canonical}, got {actual} "
+                f"(certificate made with pyarrow {certificate.pyarrow_version}, checked with {pa.__version__}). "
+                "Restore the file."
             )
 
 
 def _check_rows(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
-    """No row of a removed document stands but blanked ones; no text holds its spans."""
-    gone = {one.document for one in certificate.documents}
+    """Check that a table has no row of a removed document, except blanked ones, and no text with its spans."""
+    removed = {traces.document for traces in certificate.documents}
     if name in UNRECORDED:
-        _check_named(name, table, (gone, certificate.salt), checked)
+        _check_named(name, table, (removed, certificate.salt), checked)
         return
-    finder = Finder("text", certificate.salt, [(i, one.text) for i, one in enumerate(certificate.documents)])
+    finder = Finder("text", certificate.salt, [(i, traces.text) for i, traces in enumerate(certificate.documents)])
     for path in table.manifest.paths_of("part-"):
         with table.folder.open_input(path) as stream:
             file = pq.ParquetFile(stream)
-            columns = [one for one in TEXT_COLUMNS if one in file.schema_arrow.names]
+            columns = [column for column in TEXT_COLUMNS if column in file.schema_arrow.names]
             verdict = ["drop_stage"] if "drop_stage" in file.schema_arrow.names else []
             for batch in file.iter_batches(batch_size=4096, columns=["doc_id", *verdict, *columns]):
                 ids = batch.column("doc_id").to_pylist()
                 for row, identifier in enumerate(ids):
-                    if salted(certificate.salt, "document", identifier) in gone:
+                    if salted(certificate.salt, "document", identifier) in removed:
                         _check_blank(name, batch, row, checked)
                 for column in columns:
                     _scan_text(f"{name}.{column}", batch.column(column), ids, (finder, checked))
 
 
-def _check_named(name: str, table: Table, removed: tuple[set[str], str], checked: Checked) -> None:
-    """No row of an index or an audit names a removed document."""
-    gone, salt = removed
+def _check_named(name: str, table: Table, removed_and_salt: tuple[set[str], str], checked: Checked) -> None:
+    """Check that no row of an index or an audit names a removed document."""
+    removed, salt = removed_and_salt
     for entry in table.manifest.content.files if name != "tokenizer" else ():
         if (match := match_of(name, entry.key)) is None:
             continue
         with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(columns=list(MATCHES[match][0])):
-                if number := sum(salted(salt, "document", one) in gone for one in named_in(batch, match)):
-                    checked.problems.append(f"{name}/{entry.key}: expected no removed document, got {number}")
+                if number := sum(salted(salt, "document", own) in removed for own in named_in(batch, match)):
+                    checked.problems.append(
+                        f"{name}/{entry.key}: expected no removed document, got {number}. Run `penstock takedown` "
+                        "again."
+                    )
 
 
 def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: Checked) -> None:
-    said = {one: batch.column(one)[row].as_py() for one in batch.schema.names if one != "doc_id"}
-    left = [one for one, value in said.items() if one != "drop_stage" and value is not None]
-    if left or said.get("drop_stage", STAGE) != STAGE or name not in ("documents", "text"):
-        checked.problems.append(f"{name}: expected no row of a removed document, got one with {left or 'its id'}")
+    """Check that the row of a removed document is blanked, in a table that keeps such rows."""
+    values = {column: batch.column(column)[row].as_py() for column in batch.schema.names if column != "doc_id"}
+    left = [column for column, value in values.items() if column != "drop_stage" and value is not None]
+    if left or values.get("drop_stage", STAGE) != STAGE or name not in ("documents", "text"):
+        checked.problems.append(
+            f"{name}: expected no row of a removed document, got one with {left or 'its id'}. Run `penstock takedown` "
+            "again."
+        )
 
 
-def _scan_text(where: str, column: pa.Array, ids: list[bytes], with_: tuple[Finder, Checked]) -> None:
-    finder, checked = with_
+def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[Finder, Checked]) -> None:
+    """Scan a column of texts for spans of removed documents."""
+    finder, checked = scan
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if not len(offsets) or column.buffers()[2] is None:
         return
     content = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     checked.text_bytes += len(content)
-    for place, digest, owners in finder.find(content):
-        row = int(np.searchsorted(offsets - offsets[0], place, side="right")) - 1
+    for position, digest, owners in finder.find(content):
+        row = int(np.searchsorted(offsets - offsets[0], position, side="right")) - 1
         for owner in owners:
             checked.shared.setdefault((owner, f"{where} of {ids[row].hex()}"), set()).add(digest)
 
 
 def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> None:
-    """Removed documents are in no shard and no index, their places hold tombstones, and no span of theirs is found."""
+    """Check that no shard or index holds a removed document or its spans, and that tombstones replace it."""
     dataset = open_dataset(run)
-    gone = {one.document for one in certificate.documents}
+    removed = {traces.document for traces in certificate.documents}
     tombstone = dataset.tokenizer.reserved["tombstone"]
-    finder = Finder("tokens", certificate.salt, [(i, one.tokens) for i, one in enumerate(certificate.documents)])
+    finder = Finder("tokens", certificate.salt, [(i, traces.tokens) for i, traces in enumerate(certificate.documents)])
     for stream, shards in dataset.streams.items():
         for shard in shards:
             where = f"tokens/{stream}/{shard.number}"
             with dataset.folder.open_input(shard.path) as file, dataset.folder.open_input(shard.docs_path) as docs:
                 index = pa.ipc.open_file(docs).read_all().select(["doc_id", "token_offset", "num_tokens"])
-                named = _Named(index, gone, certificate.salt)
-                if named.removed:
-                    checked.problems.append(f"{where}: expected no removed document in its index, got {named.removed}")
+                rows = _IndexRows(index, removed, certificate.salt)
+                if rows.removed:
+                    checked.problems.append(
+                        f"{where}: expected no removed document in its index, got {rows.removed}. Run `penstock "
+                        "takedown` again."
+                    )
                 reader, first = pa.ipc.open_file(file), 0
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
                     tokens = batch.column("tokens").flatten().to_numpy(zero_copy_only=True)
-                    named.check_ids(batch.column("doc_id"), where, checked)
-                    for place, digest, owners in finder.find(tokens):
-                        other = named.document_at(first + place)
+                    rows.check_ids(batch.column("doc_id"), where, checked)
+                    for position, digest, owners in finder.find(tokens):
+                        other = rows.document_at(first + position)
                         for owner in owners:
                             checked.shared.setdefault((owner, f"{where}: {other}"), set()).add(digest)
-                    named.check_tombstones(first, tokens, tombstone, (where, checked))
+                    rows.check_tombstones(first, tokens, tombstone, (where, checked))
                     first += len(tokens)
                 checked.tokens += first
     for path in dataset.by_url:
         with dataset.folder.open_input(path) as file:
             ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
-        if found := [one for one in ids if salted(certificate.salt, "document", one) in gone]:
-            checked.problems.append(f"tokens/{path}: expected no removed document, got {len(found)}")
+        if number := sum(salted(certificate.salt, "document", own) in removed for own in ids):
+            checked.problems.append(
+                f"tokens/{path}: expected no removed document, got {number}. Run `penstock takedown` again."
+            )
 
 
-class _Named:
-    """What the document index of a shard says."""
+class _IndexRows:
+    """The rows of the document index of a shard."""
 
-    def __init__(self, index: pa.Table, gone: set[str], salt: str):
+    def __init__(self, index: pa.Table, removed: set[str], salt: str):
         self._ids: list[bytes] = index.column("doc_id").to_pylist()
         self._begins = index.column("token_offset").to_numpy()
         self._lengths = index.column("num_tokens").to_numpy()
         self._row = 0
-        self.removed = sum(salted(salt, "document", one) in gone for one in self._ids)
+        self.removed = sum(salted(salt, "document", own) in removed for own in self._ids)
 
     def document_at(self, token: int) -> str:
-        """The document that a token belongs to, hex; `no document` if it belongs to none."""
+        """Return the document that a token belongs to, hex; `no document` if it belongs to none."""
         row = int(np.searchsorted(self._begins, token, side="right")) - 1
         if row < 0 or token >= self._begins[row] + self._lengths[row] or self._ids[row] == REMOVED_ID:
             return "no document"
         return self._ids[row].hex()
 
     def check_ids(self, ids: pa.Array, where: str, checked: Checked) -> None:
-        """The documents of a batch are those that the index names."""
-        found = ids.to_pylist()
-        if found != self._ids[self._row : self._row + len(found)]:
-            checked.problems.append(f"{where}: expected the documents of its index, got others")
-        self._row += len(found)
+        """Check that the documents of the next batch are those of the index."""
+        documents = ids.to_pylist()
+        if documents != self._ids[self._row : self._row + len(documents)]:
+            checked.problems.append(f"{where}: expected the documents of its index, got others. Restore the shard.")
+        self._row += len(documents)
 
     @cached_property
     def _blank(self) -> NDArray[np.int64]:
-        return np.flatnonzero(np.array([one == REMOVED_ID for one in self._ids], np.bool_))
+        return np.flatnonzero(np.array([own == REMOVED_ID for own in self._ids], np.bool_))
 
-    def check_tombstones(self, first: int, tokens: Any, tombstone: int, said: tuple[str, Checked]) -> None:
-        """Where the index names no document, the tokens of a batch, which begins at `first`, are tombstones."""
+    def check_tombstones(self, first: int, tokens: Any, tombstone: int, report: tuple[str, Checked]) -> None:
+        """Check that the tokens of a batch, from `first` on, are tombstones where the index has no document."""
+        where, checked = report
         for row in self._blank.tolist():
             begin, end = int(self._begins[row]) - first, int(self._begins[row] + self._lengths[row]) - first
             own = tokens[max(0, begin) : max(0, end)]
             if (own != tombstone).any():
-                problem = f"expected tombstones at tokens [{begin + first}, {end + first}), got others"
-                said[1].problems.append(f"{said[0]}: {problem}")
+                checked.problems.append(
+                    f"{where}: expected tombstones at tokens [{begin + first}, {end + first}), got others. Restore the "
+                    "shard."
+                )

@@ -1,7 +1,8 @@
-"""A takedown from its intent to its end: killed anywhere, the old or the new versions stand, and the next call ends it.
+"""The transaction of a takedown: after a kill, either the old or the new versions are current.
 
-The intent is written first, then new files, manifests and certificate; one write of run.json puts the new versions in
-place of the old ones. Only behind it is anything deleted, and the intent last of all.
+The intent `takedowns/pending.json` is written first, then new files, manifests and the certificate. A single write of
+run.json replaces the old versions by the new ones. Files are deleted only after that, and the intent last. The next
+call finishes an interrupted takedown.
 """
 
 import json
@@ -38,48 +39,48 @@ from schemas.takedown import (
 )
 
 TOLD = ("train/events.jsonl", "train/quarantine.jsonl")
-"""What a training run tells of documents, an object a line."""
+"""Logs of training that name documents, a JSON object per line."""
 DERIVED = ("report.html",)
 """Files of a run that quote documents and can be made again."""
 PERSONAL = ("url", "split")
-"""What it says of a document, besides numbers and its id."""
+"""Fields of such a line that describe a document, in addition to numbers and its id."""
 
 
 class Pending(BaseModel):
-    """`takedowns/pending.json`: a takedown under way; it holds ids, and goes when it is done."""
+    """`takedowns/pending.json`: a takedown under way; it contains ids, and is deleted at the end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     id: str
-    """The takedown."""
+    """Id of the takedown."""
     mode: Mode
-    """Whether positions are kept."""
+    """`tombstones` if positions are kept, `compact` if they are moved."""
     salt: str
-    """Goes into every digest of the certificate."""
+    """Salt of every digest of the certificate."""
     documents: list[str]
-    """Ids, hex."""
+    """Ids of the documents, hex."""
     requests: list[str]
-    """Salted digests of what was asked for."""
+    """Salted digests of the requests."""
     copies_left: int
-    """Near copies that still stand afterwards."""
+    """Number of near copies that are kept."""
     tables: dict[str, str]
-    """The versions that stood when it began."""
+    """Version folders of the current tables at the start."""
     digests: dict[str, str]
-    """Their digests."""
+    """Digests of these versions."""
     effects: Effects
-    """What training had seen of the documents."""
+    """Effects of the documents on training."""
     keep_old: bool
-    """Whether the old files stay until told."""
+    """True if the old files are kept until `penstock takedown --drop-old`."""
 
 
 def begin(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_old: bool) -> Pending:
-    """Write the intent of a takedown; from here on every call of `finish` brings it to its end."""
+    """Write the intent of a takedown, which `finish` then carries out, also after an interrupt; returns the intent."""
     tables = read_run(run).tables
     digests = {name: open_table(run, name)[1].digest for name in TABLES if name in tables}
     ids = sorted(document.hex() for document in selection.documents)
     salt = digest_of([digests, ids])
     pending = Pending(
-        id=identify_takedown(digests, mode, [salted(salt, "document", bytes.fromhex(one)) for one in ids]),
+        id=identify_takedown(digests, mode, [salted(salt, "document", bytes.fromhex(own)) for own in ids]),
         mode=mode,
         salt=salt,
         documents=ids,
@@ -95,37 +96,37 @@ def begin(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_o
 
 
 def read_pending(run: Store) -> Pending | None:
-    """The takedown that was begun and not ended; None = there is none."""
+    """Return the takedown that was started and not finished; None = there is none. Raises ContractError."""
     if not run.exists(PENDING_NAME):
         return None
     try:
         return Pending.model_validate(run.read_json(PENDING_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PENDING_NAME}: expected a takedown under way, got {error}. If run.json still names the old "
-            "versions, remove it and begin again."
+            f"{run.uri}/{PENDING_NAME}: expected a takedown under way, got {error}. Remove the file if run.json still "
+            "names the old versions."
         ) from error
 
 
 def finish(run: Store, pending: Pending) -> Certificate:
-    """Bring a takedown to its end, from wherever it was broken off; returns its certificate."""
-    standing = read_run(run)
-    if standing.tables == pending.tables:
+    """Finish a takedown, from the point at which it was interrupted; returns its certificate."""
+    current = read_run(run)
+    if current.tables == pending.tables:
         certificate = _prepare(run, pending)
         after = {name: change.version_after for name, change in certificate.tables.items()}
-        write_run(run, standing.model_copy(update={"tables": standing.tables | after}))
+        write_run(run, current.model_copy(update={"tables": current.tables | after}))
     else:
         certificate = read_certificate(run, pending.id)
         after = {name: change.version_after for name, change in certificate.tables.items()}
-        if standing.tables != pending.tables | after:
+        if current.tables != pending.tables | after:
             raise ContractError(
-                f"{run.uri}: expected the tables that takedown {pending.id} began with, got others. Something else "
-                f"has changed run.json meanwhile: restore it, or remove {PENDING_NAME} and begin again."
+                f"{run.uri}: expected the tables at the start of takedown {pending.id}, got others, since run.json was "
+                "changed meanwhile. Restore run.json."
             )
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}
         run.write_atomic(f"{table}/{change.version_before}/{MOVED_NAME}", canonical_json(moved))
-    _clean_told(run, {*pending.documents})
+    _clean_logs(run, {*pending.documents})
     for name in DERIVED:
         run.delete(name)
     if not pending.keep_old:
@@ -135,8 +136,8 @@ def finish(run: Store, pending: Pending) -> Certificate:
 
 
 def _prepare(run: Store, pending: Pending) -> Certificate:
-    """Write the new versions and the certificate; nothing that stands is changed."""
-    documents = frozenset(bytes.fromhex(one) for one in pending.documents)
+    """Write the new versions and the certificate; current versions are not changed."""
+    documents = frozenset(bytes.fromhex(own) for own in pending.documents)
     removal = Removal(pending.id, pending.mode, pending.salt, documents, share_of(len(documents)))
     tokenizer = _tokenizer(run)
     for table in (name for name in TABLES if name in pending.tables):
@@ -151,14 +152,15 @@ def _prepare(run: Store, pending: Pending) -> Certificate:
 def _certificate(
     pending: Pending, removal: Removal, changes: dict[str, TableChange], tokenizer: TrainedTokenizer | None
 ) -> Certificate:
+    """Return the certificate of a takedown, sealed."""
     traces = [
         Traces(
-            document=salted(pending.salt, "document", one),
-            num_tokens=removal.num_tokens.get(one, 0),
-            tokens=removal.token_traces.get(one, []),
-            text=removal.text_traces.get(one, []),
+            document=salted(pending.salt, "document", document),
+            num_tokens=removal.num_tokens.get(document, 0),
+            tokens=removal.token_traces.get(document, []),
+            text=removal.text_traces.get(document, []),
         )
-        for one in removal.documents
+        for document in removal.documents
     ]
     return Certificate(
         id=pending.id,
@@ -166,7 +168,7 @@ def _certificate(
         mode=pending.mode,
         salt=pending.salt,
         requests=pending.requests,
-        documents=sorted(traces, key=lambda one: one.document),
+        documents=sorted(traces, key=lambda own: own.document),
         copies_left=pending.copies_left,
         standing=pending.digests,
         tables=changes,
@@ -179,7 +181,7 @@ def _certificate(
 
 
 def _tokenizer(run: Store) -> TrainedTokenizer | None:
-    """The tokenizer that stands, and what it was trained on."""
+    """Return the current tokenizer with the digest of its training data; None if there is none."""
     if "tokenizer" not in read_run(run).tables:
         return None
     content = open_table(run, "tokenizer")[1].content
@@ -188,8 +190,8 @@ def _tokenizer(run: Store) -> TrainedTokenizer | None:
     return TrainedTokenizer(sha256=content.figures["contract"]["sha256"], read=read.get("clean", ""))
 
 
-def _clean_told(run: Store, documents: set[str]) -> None:
-    """Blank what a training run tells of documents; lines of a run that was killed stay as they are."""
+def _clean_logs(run: Store, documents: set[str]) -> None:
+    """Blank documents in the logs of training; incomplete lines of a killed run are kept as they are."""
     for name in TOLD:
         text = run.read_bytes(name) if run.exists(name) else b""
         if (now := b"\n".join(_cleaned(line, documents) for line in text.split(b"\n"))) != text:
@@ -197,45 +199,45 @@ def _clean_told(run: Store, documents: set[str]) -> None:
 
 
 def _cleaned(line: bytes, documents: set[str]) -> bytes:
-    """A line without what it says of documents: a spike's list of them, a rewind's, or a quarantined one itself."""
+    """Return a log line without documents: those of a spike, of a rewind, or a quarantined document itself."""
     try:
-        told = json.loads(line)
-        said = [one for one in (told, *told.get("documents", ())) if one.get("doc_id") in documents]
-        ids = told.get("quarantined", [])
-        if not said and documents.isdisjoint(ids):
+        event = json.loads(line)
+        entries = [entry for entry in (event, *event.get("documents", ())) if entry.get("doc_id") in documents]
+        ids = event.get("quarantined", [])
+        if not entries and documents.isdisjoint(ids):
             return line
     except (ValueError, AttributeError, TypeError):
         return line
-    for one in said:
-        one |= {name: "" for name in PERSONAL if name in one} | {"doc_id": REMOVED_ID.hex()}
+    for entry in entries:
+        entry |= {name: "" for name in PERSONAL if name in entry} | {"doc_id": REMOVED_ID.hex()}
     if ids:
-        told["quarantined"] = [REMOVED_ID.hex() if one in documents else one for one in ids]
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+        event["quarantined"] = [REMOVED_ID.hex() if own in documents else own for own in ids]
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def left_over(run: Store, tables: Collection[str] = TABLES) -> Iterator[str]:
-    """Files of some of the run's tables that no version that stands names: they may hold what was removed."""
-    standing = read_run(run).tables
-    for table in (name for name in TABLES if name in standing and name in tables):
+    """Yield the files in folders of `tables` that no current version names; they may hold removed documents."""
+    current = read_run(run).tables
+    for table in (name for name in TABLES if name in current and name in tables):
         manifest = open_table(run, table)[1]
-        named = {f"{table}/{_place(standing[table], path)}" for path in manifest.run.paths.values()}
-        named.add(f"{table}/{standing[table]}/{MANIFEST_NAME}")
+        named = {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.run.paths.values()}
+        named.add(f"{table}/{current[table]}/{MANIFEST_NAME}")
         for name in sorted(run.child(table).walk()):
             if f"{table}/{name}" not in named and not name.endswith(f"/{MOVED_NAME}"):
                 yield f"{table}/{name}"
 
 
-def _place(standing: str, path: str) -> str:
-    """Where a file of the standing version lies in the folder of its table."""
-    parts = [standing, *path.split("/")]
-    while ".." in parts:
-        at = parts.index("..")
-        del parts[at - 1 : at + 1]
-    return "/".join(parts)
+def _path_in_table(version: str, path: str) -> str:
+    """Return the path of a file of a version, relative to the folder of the table."""
+    segments = [version, *path.split("/")]
+    while ".." in segments:
+        at = segments.index("..")
+        del segments[at - 1 : at + 1]
+    return "/".join(segments)
 
 
 def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
-    """Delete the files that no standing version names, manifests first; returns their names. None = of all tables."""
+    """Delete the files that no current version names, manifests first; returns their names. None = all tables."""
     names = [name for name in left_over(run) if tables is None or name.partition("/")[0] in tables]
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
         run.delete(name)

@@ -1,7 +1,7 @@
-"""New versions of a run's tables without some documents: touched files are written anew, all others are shared.
+"""New versions of a run's tables without some documents: files that hold them are rewritten, all others are shared.
 
-Nothing that stands is changed here. A new version lies in a folder named by the takedown and the version before it,
-and names the files it shares by their place in that version's folder.
+Current versions are not changed. The takedown and the version before determine the folder name of a new version. Its
+manifest names shared files by their relative paths in the folder of that version.
 """
 
 import os
@@ -41,25 +41,25 @@ TABLES = (
     *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
     *("clean", "tokenizer", "tokens"),
 )
-"""The tables of a run, each behind those it was made from."""
+"""The tables of a run, each after those it was made from."""
 Entry = dict[str, Any]
 
 
 @dataclass
 class Removal:
-    """What is removed, and what was found of it while tables are written anew."""
+    """The documents to remove, and the traces of them that are collected while tables are rewritten."""
 
     id: str
     mode: Mode
     salt: str
     documents: frozenset[bytes]
     most_traces: int
-    """Spans of a document that are traced at most, of its tokens and of its text."""
+    """Maximum number of traced spans of a document, of its tokens and of its text each."""
     num_tokens: dict[bytes, int] = field(default_factory=dict)
     token_traces: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
     text_traces: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
     num_clean: dict[str, int] = field(default_factory=dict)
-    """How many of them had been kept in a version of `clean`, by its digest."""
+    """Number of the documents that were kept in a version of `clean`, by its digest."""
 
     @property
     def ids(self) -> pa.Array:
@@ -67,14 +67,14 @@ class Removal:
         return pa.array(sorted(self.documents), pa.binary(16))
 
     def trace_tokens(self, document: bytes, tokens: Any) -> None:
-        """Remember spans of the tokens of a document."""
+        """Collect spans of the tokens of a document."""
         self.num_tokens[document] = self.num_tokens.get(document, 0) + len(tokens)
         self.token_traces[document] = traces_of(tokens, "tokens", self.salt, self.most_traces)
 
     def trace_texts(self, texts: Mapping[bytes, list[str]]) -> None:
-        """Remember spans of the texts of documents."""
-        for document, found in texts.items():
-            for text in found:
+        """Collect spans of the texts of documents."""
+        for document, own in texts.items():
+            for text in own:
                 units = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
                 traced = traces_of(units, "text", self.salt, self.most_traces)
                 self.text_traces[document] = [*self.text_traces.get(document, []), *traced]
@@ -87,7 +87,7 @@ class _Draft:
     old: Table
     folder: Store
     entries: dict[str, Entry] = field(default_factory=dict)
-    """Of the rewritten files, by key."""
+    """Manifest entries of the rewritten files, by key."""
     spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     rows: int = 0
     counts: Counts | None = None
@@ -95,17 +95,17 @@ class _Draft:
 
 
 def new_version(identifier: str, table: str, old: str) -> str:
-    """The version folder that a takedown writes in place of another one."""
+    """Return the name of the version folder that replaces `old` in a takedown."""
     return f"v-{digest_of([identifier, table, old])[:12]}"
 
 
 def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
-    """Write new versions of all tables that hold something of the documents, or were made from one that does."""
-    standing = read_run(run).tables
+    """Write new versions of all tables that hold data of the documents, or were made from such a table."""
+    current = read_run(run).tables
     changes: dict[str, TableChange] = {}
-    for table in (name for name in TABLES if name in standing):
+    for table in (name for name in TABLES if name in current):
         old = Table(*open_table(run, table))
-        folder = run.child(f"{table}/{new_version(removal.id, table, standing[table])}")
+        folder = run.child(f"{table}/{new_version(removal.id, table, current[table])}")
         clear(folder)
         draft = _Draft(old, folder, figures=dict(old.manifest.content.figures))
         started = datetime.now(UTC), time.monotonic(), time.process_time()
@@ -120,7 +120,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
         changes[table] = TableChange(
             before=old.manifest.digest,
             after=manifest.digest,
-            version_before=standing[table],
+            version_before=current[table],
             version_after=folder.uri.rpartition("/")[2],
             rows=draft.rows,
             rewritten=list(_file_changes(draft)),
@@ -130,15 +130,15 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
 
 
 def clear(folder: Store) -> None:
-    """Remove what an attempt that was broken off has left in a version folder, its manifest first."""
+    """Remove the files of an interrupted attempt from a version folder, its manifest first."""
     folder.delete(MANIFEST_NAME)
     for name in list(folder.walk()):
         folder.delete(name)
 
 
 def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
-    """Write the touched parts of a Parquet table."""
-    fates: dict[str, int] = {}
+    """Rewrite the parts of a Parquet table that hold the documents."""
+    verdicts: dict[str, int] = {}
     ids = removal.ids
     paths = draft.old.manifest.run.paths
     for entry in draft.old.manifest.content.files if table != "tokenizer" else ():
@@ -150,42 +150,42 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
             draft.entries[entry.key] = made.entry
             removal.trace_texts(made.texts)
             for name, number in made.removed.items():
-                fates[name] = fates.get(name, 0) + number
-    draft.rows = sum(fates.values())
-    # What the manifests of these two count is not their rows.
+                verdicts[name] = verdicts.get(name, 0) + number
+    draft.rows = sum(verdicts.values())
+    # The counts in the manifests of these two tables are not numbers of their rows.
     if table not in ("index", "representatives"):
-        draft.counts = counts_after(draft.old.manifest.content.counts, table, fates)
+        draft.counts = counts_after(draft.old.manifest.content.counts, table, verdicts)
         if table == "clean":
             kept = draft.old.manifest.content.counts.rows_kept - draft.counts.rows_kept
             removal.num_clean[draft.old.manifest.digest] = kept
 
 
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
-    """Write the touched shards, their document indexes and the touched buckets of the index by URL."""
+    """Rewrite the shards, document indexes and buckets of the index by URL that hold the documents."""
     dataset = open_dataset(run)
-    places = find_places(dataset, removal.documents)
-    buckets = [one.key for one in draft.old.manifest.content.files if one.key.startswith("by_url/")]
+    targets = find_places(dataset, removal.documents)
+    buckets = [entry.key for entry in draft.old.manifest.content.files if entry.key.startswith("by_url/")]
     ids, paths = removal.ids, dataset.manifest.run.paths
-    # Copying, digests and the disk leave Python's lock alone, so threads share the work.
+    # Copies, digests and disk access release the GIL, so the work runs in threads.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         urls = [pool.submit(cut_by_url, dataset.folder, key, paths[key], draft.folder, ids) for key in buckets]
-        shards = [pool.submit(_rewrite_shard, dataset, place, draft.folder, removal) for place in places]
-    for place, shard in zip(places, shards, strict=True):
+        shards = [pool.submit(_rewrite_shard, dataset, target, draft.folder, removal) for target in targets]
+    for target, shard in zip(targets, shards, strict=True):
         entries, removed = shard.result()
         draft.entries |= {entry["key"]: entry for entry in entries}
-        draft.spans[shard_key(place.shard.stream, place.shard.number)] = place.spans
-        for document, tokens in zip(place.documents, removed, strict=True):
+        draft.spans[shard_key(target.shard.stream, target.shard.number)] = target.spans
+        for document, tokens in zip(target.documents, removed, strict=True):
             removal.trace_tokens(document, tokens)
-    draft.entries |= {entry["key"]: entry for one in urls if (entry := one.result()) is not None}
-    draft.rows = sum(len(place.rows) for place in places)
+    draft.entries |= {entry["key"]: entry for bucket in urls if (entry := bucket.result()) is not None}
+    draft.rows = sum(len(target.rows) for target in targets)
     draft.counts = _counts_of_dataset(draft, removal)
     if "documents" in draft.figures:
         numbers = dict(draft.figures["documents"])
-        for place in places:
-            numbers[place.shard.stream] -= len(place.rows)
+        for target in targets:
+            numbers[target.shard.stream] -= len(target.rows)
         draft.figures["documents"] = numbers
     if removal.mode == "compact":
-        lost = {(place.shard.stream, place.shard.number): sum(n for _, n in place.spans) for place in places}
+        lost = {(target.shard.stream, target.shard.number): sum(n for _, n in target.spans) for target in targets}
         draft.figures["streams"] = {
             stream: [tokens - lost.get((stream, number), 0) for number, tokens in enumerate(counts_of)]
             for stream, counts_of in draft.figures["streams"].items()
@@ -193,13 +193,13 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
         if LEFT_OUT in draft.figures:
             left = {name: sum(shards) for name, shards in draft.figures["streams"].items()}
             draft.figures[LEFT_OUT] = {
-                source: asked | {"found_tokens": left[f"{source}/{TRAIN}"]}
-                for source, asked in draft.figures[LEFT_OUT].items()
+                source: reduction | {"found_tokens": left[f"{source}/{TRAIN}"]}
+                for source, reduction in draft.figures[LEFT_OUT].items()
             }
 
 
 def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
-    """The books of a dataset into which some documents never came, those included that the mix had left out."""
+    """Return the counts of a dataset without the documents, including those that the mix had left out."""
     content, rule = draft.old.manifest.content, f"{TOKENS.name}/{LEFT_OUT}"
     read = next((entry.sha256 for entry in content.inputs if entry.name == "clean"), "")
     came_in = removal.num_clean.get(read, draft.rows) if rule in content.counts.dropped else draft.rows
@@ -211,15 +211,15 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
 
 
 def _rewrite_shard(
-    dataset: Dataset, place: Place, new: Store, removal: Removal
+    dataset: Dataset, target: Place, new: Store, removal: Removal
 ) -> tuple[list[Entry], list[NDArray[np.unsignedinteger]]]:
     """Write one shard and its document index; returns their entries and the removed tokens."""
     contract, old = dataset.tokenizer, dataset.folder
     if removal.mode == "compact":
-        made, removed = cut_tokens(old, place, new, contract.dtype)
-        return [made, cut_docs(old, place, new)], removed
-    made, removed = blank_tokens(old, place, new, contract.dtype, contract.reserved["tombstone"])
-    return [made, blank_docs(old, place, new)], removed
+        made, removed = cut_tokens(old, target, new, contract.dtype)
+        return [made, cut_docs(old, target, new)], removed
+    made, removed = blank_tokens(old, target, new, contract.dtype, contract.reserved["tombstone"])
+    return [made, blank_docs(old, target, new)], removed
 
 
 def _manifest(
@@ -229,15 +229,17 @@ def _manifest(
     versions: Mapping[str, str],
     started: tuple[datetime, float, float],
 ) -> Manifest:
-    """The manifest of a new version: the old one with what has changed, and where it comes from."""
+    """Return the manifest of a new version: that of the old version with its changes and its descent."""
     old, content = draft.old.manifest, draft.old.manifest.content
     before = draft.old.folder.uri.rpartition("/")[2]
-    files = [FileEntry(**_entry(draft.entries[one.key])) if one.key in draft.entries else one for one in content.files]
+    rewritten = draft.entries
+    files = [FileEntry(**_entry(rewritten[own.key])) if own.key in rewritten else own for own in content.files]
     shared = {key: posixpath.normpath(f"../{before}/{path}") for key, path in old.run.paths.items()}
     inputs = [
-        InputEntry(name=one.name, bytes=one.bytes, sha256=digests.get(one.sha256, one.sha256)) for one in content.inputs
+        InputEntry(name=entry.name, bytes=entry.bytes, sha256=digests.get(entry.sha256, entry.sha256))
+        for entry in content.inputs
     ]
-    read = {one.name: one.sha256 for one in content.inputs if one.sha256 in digests}
+    read = {entry.name: entry.sha256 for entry in content.inputs if entry.sha256 in digests}
     earlier = content.figures.get(FIGURE, {}).get("read_before", {})
     descent = Descent(
         id=removal.id,
@@ -247,7 +249,7 @@ def _manifest(
         mode=removal.mode,
         read_before=read | earlier,
     )
-    said = content.model_copy(
+    new_content = content.model_copy(
         update={
             "files": files,
             "inputs": inputs,
@@ -255,25 +257,27 @@ def _manifest(
             "figures": draft.figures | {FIGURE: descent.model_dump(mode="json")},
         }
     )
-    how = old.run.model_copy(
+    new_run = old.run.model_copy(
         update={
             "paths": shared | {key: entry["path"] for key, entry in draft.entries.items()},
             "started": started[0].isoformat(timespec="seconds"),
             "wall_seconds": round(time.monotonic() - started[1], 3),
             "cpu_seconds": round(time.process_time() - started[2], 3),
             "code_version": version("penstock"),
-            "lineage": {name: versions.get(name, place) for name, place in old.run.lineage.items()},
+            "lineage": {name: versions.get(name, version_read) for name, version_read in old.run.lineage.items()},
         }
     )
-    return make_manifest(said.model_dump(mode="json"), how.model_dump(mode="json"), draft.folder.uri)
+    return make_manifest(new_content.model_dump(mode="json"), new_run.model_dump(mode="json"), draft.folder.uri)
 
 
 def _entry(entry: Entry) -> Entry:
+    """Return the entry of a file without its path."""
     return {name: value for name, value in entry.items() if name != "path"}
 
 
 def _file_changes(draft: _Draft) -> Iterator[FileChange]:
-    for one in draft.old.manifest.content.files:
-        if one.key in draft.entries:
-            spans = draft.spans.get(one.key, [])
-            yield FileChange(key=one.key, before=one.sha256, after=draft.entries[one.key]["sha256"], spans=spans)
+    """Yield the changes of the rewritten files."""
+    for entry in draft.old.manifest.content.files:
+        if entry.key in draft.entries:
+            spans, after = draft.spans.get(entry.key, []), draft.entries[entry.key]["sha256"]
+            yield FileChange(key=entry.key, before=entry.sha256, after=after, spans=spans)

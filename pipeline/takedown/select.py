@@ -1,7 +1,7 @@
-"""Which documents a takedown means: of a domain, of a URL, by id, or a document with all its near copies.
+"""Selection of the documents of a takedown: by domain, URL or id, or a document with all its near copies.
 
-Every table that knows documents is asked: `documents` has those that were dropped too, and URLs as they were crawled;
-the dataset has those that were kept, with URLs redacted.
+Both tables with URLs are searched: `documents`, which includes dropped documents and has URLs as they were crawled, and
+the dataset, which has kept documents with redacted URLs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,120 +22,126 @@ from schemas.urls import canonical_url, host_suffixes
 
 ID = pa.binary(DOC_ID_BYTES)
 CLUSTERED = ("clusters", "dedup")
-"""Tables that know near copies, whether they were kept or not."""
+"""Tables that hold the clusters of near copies, kept or dropped."""
 BY_ID = ("doc", "near")
 ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for."""
+    """The documents that a takedown requests."""
 
     domains: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
     """Ids, hex."""
     near: tuple[str, ...] = ()
-    """Ids, hex, of documents whose near copies are meant too."""
+    """Ids, hex, of documents that are requested with their near copies."""
 
     def items(self) -> list[tuple[str, str]]:
-        """(kind, value) of everything asked for."""
+        """Return (kind, value) of every requested item."""
         kinds = {"domain": self.domains, "url": self.urls, "doc": self.documents, "near": self.near}
         return [(kind, value) for kind, values in kinds.items() for value in values]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The documents that were found."""
+    """The documents that a request matches."""
 
     request: Request
     documents: frozenset[bytes]
     copies_left: int
-    """Near copies of them that were not asked for."""
+    """Number of near copies of them that were not requested."""
 
 
 def select(run: Store, request: Request) -> Selection:
-    """The documents of a request. Raises ConfigError if something asked for is not a domain or an id, or not there."""
+    """Return the documents of a request. Raises ConfigError if an item is not a valid domain or id, or has no match."""
     if not request.items():
-        raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them")
+        raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add --domain.")
     if not {"documents", "tokens"} & {*read_run(run).tables}:
-        raise ConfigError(f"takedown: expected a run with documents or a dataset, got neither in {run.uri}")
+        raise ConfigError(
+            f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Name the run's folder."
+        )
     matchers = _Matchers(request.items())
     for batch in _located(run):
-        matchers.look_at(batch)
-    found = matchers.found
-    for item in (item for item in found if item[0] == "near" and found[item]):
-        mates = _cluster_mates(run, found[item])
+        matchers.match(batch)
+    matched = matchers.documents
+    for item in (item for item in matched if item[0] == "near" and matched[item]):
+        mates = _cluster_mates(run, matched[item])
         if not mates:
             raise ConfigError(
                 f"--near {item[1]}: expected a document whose near copies are known, got no cluster of it in "
-                f"{run.uri}. Run the recipe up to its clusters, or take it alone by --doc."
+                f"{run.uri}. Run the recipe up to its clusters, or request the document alone with --doc."
             )
-        found[item] |= mates
-    missing = [item for item in found if not found[item]]
+        matched[item] |= mates
+    missing = [item for item in matched if not matched[item]]
     if missing:
         earlier = _earlier(run, missing)
-        said = [_not_there(run, item, earlier.get(item)) for item in missing]
-        raise ConfigError("takedown: " + "\n  ".join(said))
-    documents = frozenset[bytes]().union(*found.values())
+        problems = [_no_match(run, item, earlier.get(item)) for item in missing]
+        raise ConfigError("takedown: " + "\n  ".join(problems))
+    documents = frozenset[bytes]().union(*matched.values())
     return Selection(request, documents, len(_cluster_mates(run, documents) - documents))
 
 
 def taken_down_before(run: Store, request: Request) -> list[str]:
-    """The takedowns that have removed everything asked for; empty if one thing was in none of them."""
-    found = _earlier(run, request.items())
-    return sorted({*found.values()}) if len(found) == len(request.items()) else []
+    """Return the takedowns that removed all requested items; empty if an item was in none of them."""
+    earlier = _earlier(run, request.items())
+    return sorted({*earlier.values()}) if len(earlier) == len(request.items()) else []
 
 
 def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """The takedown that each item was in; absent = in none."""
-    found: dict[tuple[str, str], str] = {}
+    """Return the takedown that removed each item; items of no takedown are absent."""
+    takedowns: dict[tuple[str, str], str] = {}
     names = sorted(run.child(TAKEDOWNS).walk()) if run.exists(TAKEDOWNS) else []
     for name in names:
         if "/" in name or not name.endswith(".json") or f"{TAKEDOWNS}/{name}" == PENDING_NAME:
             continue
         certificate = read_certificate(run, name.removesuffix(".json"))
-        gone = {removed.document for removed in certificate.documents}
+        removed = {traces.document for traces in certificate.documents}
         for kind, value in items:
-            asked = salted(certificate.salt, kind, value.encode()) in certificate.requests
-            if asked or (kind in BY_ID and salted(certificate.salt, "document", parse_id(kind, value)) in gone):
-                found.setdefault((kind, value), certificate.id)
-    return found
+            is_request = salted(certificate.salt, kind, value.encode()) in certificate.requests
+            if is_request or (kind in BY_ID and salted(certificate.salt, "document", parse_id(kind, value)) in removed):
+                takedowns.setdefault((kind, value), certificate.id)
+    return takedowns
 
 
-def _not_there(run: Store, item: tuple[str, str], earlier: str | None) -> str:
-    hint = (
-        f"it was taken down before, by {earlier}" if earlier else "`penstock show` and `penstock trace` find documents"
-    )
-    return f"--{item[0]} {item[1]}: expected a document of {run.uri}, got none. {hint}."
+def _no_match(run: Store, item: tuple[str, str], earlier: str | None) -> str:
+    """Return the message for an item that matches no document."""
+    where = f"--{item[0]} {item[1]}: expected a document of {run.uri}"
+    if earlier:
+        return f"{where}, got one that takedown {earlier} removed. Omit it."
+    return f"{where}, got none. Look it up with `penstock show`."
 
 
 def parse_id(kind: str, text: str) -> bytes:
-    """A doc_id given in hex. Raises ConfigError."""
+    """Return a doc_id from hex digits. Raises ConfigError if the text is not a doc_id."""
     try:
-        found = bytes.fromhex(text)
+        identifier = bytes.fromhex(text)
     except ValueError:
-        found = b""
-    if len(found) != DOC_ID_BYTES:
-        raise ConfigError(f"--{kind}: expected a document id of {2 * DOC_ID_BYTES} hex digits, got {text!r}")
-    return found
+        identifier = b""
+    if len(identifier) != DOC_ID_BYTES:
+        raise ConfigError(
+            f"--{kind}: expected a document id of {2 * DOC_ID_BYTES} hex digits, got {text!r}. Copy the id from "
+            "`penstock show`."
+        )
+    return identifier
 
 
 class _Matchers:
-    """Finds the documents of every item in batches of (doc_id, url, domain)."""
+    """Collects the documents of every item from batches of (doc_id, url, domain)."""
 
     def __init__(self, items: Sequence[tuple[str, str]]):
-        self.found: dict[tuple[str, str], set[bytes]] = {item: set() for item in items}
+        self.documents: dict[tuple[str, str], set[bytes]] = {item: set() for item in items}
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
-        # The registrable domain is an ending of the host, so few rows are looked at one by one.
+        # The registrable domain is a suffix of the host, so this prefilter leaves few rows to compare in Python.
         self._any_id = pa.array(sorted({*self._ids.values()}), ID)
         self._any_host = pa.array(sorted({host for hosts in self._hosts.values() for host in hosts}), pa.string())
         self._any_url = pa.array(sorted({value for kind, value in items if kind == "url"}), pa.string())
 
-    def look_at(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Enter the documents of a batch."""
+    def match(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Add the documents of a batch that match an item."""
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
             near = pc.or_(near, pc.is_in(batch.column("domain"), self._any_host))
@@ -143,11 +149,12 @@ class _Matchers:
         if not pc.any(near).as_py():
             return
         for row in batch.filter(near).to_pylist():
-            for item, found in self.found.items():
-                if self._means(item, row):
-                    found.add(row["doc_id"])
+            for item, documents in self.documents.items():
+                if self._matches(item, row):
+                    documents.add(row["doc_id"])
 
-    def _means(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
+    def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
+        """Return True if a row belongs to an item."""
         url, domain = row["url"] or "", row["domain"]
         if item in self._ids:
             return bool(row["doc_id"] == self._ids[item])
@@ -158,18 +165,18 @@ class _Matchers:
 
 
 def _hosts(kind: str, value: str) -> list[str]:
-    """The host of a URL or a domain, and every parent of it. Raises ConfigError if it is no domain."""
+    """Return the host of a URL or a domain, and all its parents. Raises ConfigError if it is not a valid domain."""
     if kind == "url":
         return host_suffixes(value)
     plain = value.strip().strip(".").lower()
     hosts = host_suffixes(f"http://{plain}/")
     if not hosts or hosts[0] != plain:
-        raise ConfigError(f"--domain: expected a domain such as example.com, got {value!r}")
+        raise ConfigError(f"--domain: expected a domain such as example.com, got {value!r}. Give the host name alone.")
     return hosts
 
 
 def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
-    """(doc_id, url, domain) of every document of a run, some of them twice; what was removed before is left out."""
+    """Yield (doc_id, url, domain) of every document of a run, some of them twice, without removed documents."""
     if "documents" in read_run(run).tables:
         for batch in batches_of(run, "documents", ["doc_id", "url", "domain", "drop_stage"]):
             yield batch.filter(pc.not_equal(pc.fill_null(batch.column("drop_stage"), ""), STAGE))
@@ -181,7 +188,7 @@ def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
 
 
 def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of all parts of a table; ids have one type."""
+    """Yield columns of all parts of a table in batches; the first column, an id, is cast to `ID`."""
     folder, manifest = open_table(run, table)
     for path in manifest.paths_of("part-"):
         with folder.open_input(path) as stream:
@@ -190,20 +197,20 @@ def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.Re
 
 
 def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[bytes]:
-    """The documents of the clusters of some documents."""
+    """Return the documents of the clusters of some documents."""
     ids = pa.array(sorted(documents), ID)
     clusters: set[bytes] = set()
     for batch in _clustered(run):
         clusters.update(batch.filter(pc.is_in(batch.column("doc_id"), ids)).column("cluster").to_pylist())
-    wanted = pa.array(sorted(clusters - {None}), ID)
+    chosen = pa.array(sorted(clusters - {None}), ID)
     mates: set[bytes] = set()
     for batch in _clustered(run):
-        mates.update(batch.filter(pc.is_in(batch.column("cluster").cast(ID), wanted)).column("doc_id").to_pylist())
+        mates.update(batch.filter(pc.is_in(batch.column("cluster").cast(ID), chosen)).column("doc_id").to_pylist())
     return mates
 
 
 def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
-    """(doc_id, cluster) of every document whose cluster is known."""
+    """Yield (doc_id, cluster) of every document whose cluster is known."""
     tables = read_run(run).tables
     table = next((name for name in CLUSTERED if name in tables), None)
     if table is not None:

@@ -1,7 +1,8 @@
-"""Shards without some documents: token files, their document index and the index by URL, written anew.
+"""Rewriting of shards without some documents: token files, document indexes and the index by URL.
 
-With tombstones a removed document stays as a row of tombstone tokens under no id, so every position keeps its place.
-Every array is built anew and exact, so that no byte of a neighbour, removed or not, gets into padding.
+In the mode `tombstones` a removed document stays as a row of tombstone tokens without id, so no token changes its
+position. Every array is copied to buffers of exactly its own size, so that no byte of another document gets into
+padding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,48 +23,48 @@ Rows = NDArray[np.int64]
 Tokens = NDArray[np.unsignedinteger]
 Entry = dict[str, Any]
 BLANK: Mapping[str, Any] = {"doc_id": REMOVED_ID, "split": "", "offset": 0, "length": 0, "url": "", "num_bytes": 0}
-"""What the document index says of a removed document; its source and its tokens' place stay, all else is null."""
+"""Values of a removed document in the document index; `KEPT` columns are unchanged, all others are null."""
 KEPT = ("source", "token_offset", "num_tokens")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where removed documents lie in a shard."""
+    """The positions of removed documents in a shard."""
 
     shard: Shard
     rows: Rows
-    """Their rows."""
+    """Row numbers of the documents."""
     documents: list[bytes]
-    """Their ids."""
+    """Ids of the documents."""
     spans: list[tuple[int, int]]
-    """First token in the shard, and number of tokens, of each."""
+    """First token in the shard and number of tokens, by document."""
 
 
 def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
-    """Where documents lie in the shards."""
-    wanted = pa.array(sorted(documents), pa.binary(16))
-    places = []
+    """Return the positions of documents, by shard that holds any of them."""
+    ids = pa.array(sorted(documents), pa.binary(16))
+    targets = []
     for shards in dataset.streams.values():
         for shard in shards:
             with dataset.folder.open_input(shard.docs_path) as file:
                 index = pa.ipc.open_file(file).read_all().select(["doc_id", "token_offset", "num_tokens"])
-                found = pc.is_in(index.column("doc_id"), wanted).combine_chunks().to_numpy(zero_copy_only=False)
-                rows = np.flatnonzero(found).astype(np.int64)
+                is_listed = pc.is_in(index.column("doc_id"), ids).combine_chunks().to_numpy(zero_copy_only=False)
+                rows = np.flatnonzero(is_listed).astype(np.int64)
                 if not len(rows):
                     continue
                 own = index.take(pa.array(rows)).to_pydict()
             spans = list(zip(own["token_offset"], own["num_tokens"], strict=True))
-            places.append(Place(shard, rows, own["doc_id"], spans))
-    return places
+            targets.append(Place(shard, rows, own["doc_id"], spans))
+    return targets
 
 
 def fresh(array: pa.Array) -> pa.Array:
-    """A copy with buffers of exactly its own values."""
+    """Return a copy with buffers of exactly its own values."""
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
 def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
-    """Ids, tokens and lengths of the documents of every record batch of a shard."""
+    """Yield ids, tokens and lengths of the documents of every record batch of a shard."""
     with folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
@@ -80,12 +81,12 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
     writer.write([fresh(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
 
 
-def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
-    """Write a shard in which documents have become tombstones; returns its entry and the removed tokens."""
-    shard, removed, first = place.shard, [], 0
+def blank_tokens(old: Store, target: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
+    """Write a shard in which tombstones replace documents; returns its entry and the removed tokens."""
+    shard, removed, first = target.shard, [], 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         for ids, tokens, lengths in token_batches(old, shard.path):
-            rows = _inside(place.rows, first, len(lengths))
+            rows = _inside(target.rows, first, len(lengths))
             first += len(lengths)
             if len(rows):
                 tokens, ends = tokens.copy(), np.cumsum(lengths)
@@ -98,13 +99,13 @@ def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: in
     return writer.written.to_json(), removed
 
 
-def cut_tokens(old: Store, place: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
-    """Write a shard without documents, its batches cut at fixed counts again; returns its entry and removed tokens."""
-    shard, removed, first = place.shard, list[Tokens](), 0
+def cut_tokens(old: Store, target: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
+    """Write a shard without documents, in batches of the fixed size again; returns its entry and the removed tokens."""
+    shard, removed, first = target.shard, list[Tokens](), 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         held: list[tuple[list[bytes], Tokens, Rows]] = []
         for ids, tokens, lengths in token_batches(old, shard.path):
-            rows = _inside(place.rows, first, len(lengths))
+            rows = _inside(target.rows, first, len(lengths))
             first += len(lengths)
             stays = np.ones(len(lengths), np.bool_)
             stays[rows] = False
@@ -121,20 +122,20 @@ def cut_tokens(old: Store, place: Place, new: Store, dtype: str) -> tuple[Entry,
 def _write_held(
     writer: IpcWriter, dtype: str, held: list[tuple[list[bytes], Tokens, Rows]], count: int
 ) -> list[tuple[list[bytes], Tokens, Rows]]:
-    """Write the first `count` documents of those held, or all; returns the rest."""
-    ids = [one for own, _, _ in held for one in own]
+    """Write the first `count` of the held documents, or all; returns the rest."""
+    ids = [identifier for own, _, _ in held for identifier in own]
     tokens, lengths = (np.concatenate([part[column] for part in held]) for column in (1, 2))
     end = int(lengths[:count].sum())
     write_tokens(writer, dtype, pa.array(ids[:count], pa.binary(16)), tokens[:end], lengths[:count])
     return [(ids[count:], tokens[end:], lengths[count:])]
 
 
-def blank_docs(old: Store, place: Place, new: Store) -> Entry:
-    """Write a document index in which the rows of documents say nothing of them; returns its entry."""
-    shard, first = place.shard, 0
+def blank_docs(old: Store, target: Place, new: Store) -> Entry:
+    """Write a document index with the rows of documents blanked; returns its entry."""
+    shard, first = target.shard, 0
     with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
         for batch in _batches(old, shard.docs_path):
-            rows = _inside(place.rows, first, batch.num_rows)
+            rows = _inside(target.rows, first, batch.num_rows)
             first += batch.num_rows
             arrays = [batch.column(field.name) for field in SHARD_DOCS]
             if len(rows):
@@ -145,12 +146,12 @@ def blank_docs(old: Store, place: Place, new: Store) -> Entry:
     return writer.written.to_json()
 
 
-def cut_docs(old: Store, place: Place, new: Store) -> Entry:
-    """Write a document index without documents, those behind them moved up; returns its entry."""
-    shard = place.shard
+def cut_docs(old: Store, target: Place, new: Store) -> Entry:
+    """Write a document index without documents, with the offsets of later ones moved; returns its entry."""
+    shard = target.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)
     stays = np.ones(table.num_rows, np.bool_)
-    stays[place.rows] = False
+    stays[target.rows] = False
     table = table.filter(pa.array(stays))
     lengths = table.column("num_tokens").to_numpy().astype(np.int64)
     offsets = pa.chunked_array([pa.array(np.cumsum(lengths) - lengths)])
@@ -159,18 +160,18 @@ def cut_docs(old: Store, place: Place, new: Store) -> Entry:
 
 
 def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array) -> Entry | None:
-    """Write a bucket of the index by URL without documents; returns its entry, None if it has none of them."""
+    """Write a bucket of the index by URL without documents; returns its entry, or None if it holds none of them."""
     kept, touched = [], False
     for batch in _batches(old, path):
-        gone = pc.is_in(batch.column("doc_id"), documents)
-        here = bool(pc.any(gone).as_py())
-        kept.append(batch.filter(pc.invert(gone)) if here else batch)
-        touched |= here
+        removed = pc.is_in(batch.column("doc_id"), documents)
+        holds_removed = bool(pc.any(removed).as_py())
+        kept.append(batch.filter(pc.invert(removed)) if holds_removed else batch)
+        touched |= holds_removed
     return _write_table(new, key, BY_URL, pa.Table.from_batches(kept, BY_URL)) if touched else None
 
 
 def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> Entry:
-    """Write the rows of a table in batches of the fixed number of rows, each copied once, into arrays of its own."""
+    """Write the rows of a table in batches of the fixed size, each copied once to its own arrays."""
     with IpcWriter(new, key, schema) as writer:
         for first in range(0, table.num_rows, BATCH_DOCUMENTS):
             rows = table.slice(first, BATCH_DOCUMENTS)
@@ -185,12 +186,12 @@ def _batches(folder: Store, path: str) -> Sequence[pa.RecordBatch]:
 
 
 def _inside(rows: Rows, first: int, count: int) -> Rows:
-    """Those of a file's rows that lie in a batch, counted in it."""
+    """Return the rows of a file that are in a batch, as row numbers of the batch."""
     return rows[(rows >= first) & (rows < first + count)] - first
 
 
 def _with(array: pa.Array, rows: Rows, value: Any) -> pa.Array:
-    """The array with one value in these rows."""
+    """Return the array with `value` in these rows."""
     chosen = np.zeros(len(array), np.bool_)
     chosen[rows] = True
     return pc.if_else(pa.array(chosen), pa.scalar(value, array.type), array)

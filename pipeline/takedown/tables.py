@@ -1,7 +1,8 @@
-"""Parquet parts without some documents: rows that say what became of a record are blanked, all others go.
+"""Rewriting of Parquet parts without some documents, and the traces by which their absence is verified.
 
-`documents` and `text` keep a row for every record, so that the account of each input's bytes stays whole; the tables
-behind them have no row for a document that is gone.
+`documents` and `text` keep a blanked row for every removed record, so that all bytes of each input stay accounted for;
+other tables lose the row. Traces are salted digests of spans of a removed text: they find the text where it still
+occurs, and do not reveal it.
 """
 
 import hashlib
@@ -24,25 +25,25 @@ from schemas.takedown import RULE, STAGE
 Mask = NDArray[np.bool_]
 ID = pa.binary(DOC_ID_BYTES)
 KEPT = ("doc_id", "source", "split", "offset", "length", "record_type", "snapshot")
-"""What a blanked row still says: which bytes of which input it accounts for."""
+"""Columns that a blanked row keeps: the bytes of the input that it accounts for."""
 BLANKED = ("documents", "text")
 TEXTS = ("text",)
 """Columns whose spans are traced."""
 NODE_BYTES = DOC_ID_BYTES + 4
-"""At the end of a document's order in the index of a snapshot: doc_id and part."""
+"""Bytes at the end of a document's `order` in a snapshot index: doc_id and part."""
 VERDICT = ("drop_stage", "drop_rule")
 
 
 @dataclass
 class Rewritten:
-    """What became of one part."""
+    """The result of rewriting a part."""
 
     entry: dict[str, Any]
-    """Of the manifest."""
+    """Manifest entry of the new file."""
     removed: dict[str, int] = field(default_factory=dict)
-    """Rows removed or blanked, by what had become of them before: `kept` or `stage/rule`."""
+    """Number of rows removed or blanked, by their former verdict: `kept` or `stage/rule`."""
     texts: dict[bytes, list[str]] = field(default_factory=dict)
-    """Texts that were removed, by doc_id."""
+    """Removed texts, by doc_id."""
 
 
 def _by_id(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
@@ -59,8 +60,8 @@ def _of_order(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
 
 
 def _is_in(column: pa.ChunkedArray | pa.Array, documents: pa.Array) -> Mask:
-    found: Mask = np.asarray(pc.is_in(column.cast(pa.binary()), documents.cast(pa.binary())), np.bool_)
-    return found
+    mask: Mask = np.asarray(pc.is_in(column.cast(pa.binary()), documents.cast(pa.binary())), np.bool_)
+    return mask
 
 
 MATCHES: Mapping[str, tuple[tuple[str, ...], Callable[[Any, pa.Array], Mask]]] = {
@@ -68,18 +69,18 @@ MATCHES: Mapping[str, tuple[tuple[str, ...], Callable[[Any, pa.Array], Mask]]] =
     "audit": (("a", "b"), _of_pair),
     "bands": (("order",), _of_order),
 }
-"""Columns that name the documents of a row, and how."""
+"""Columns that name the documents of a row, and the function that matches them."""
 
 
 def named_in(batch: pa.RecordBatch, match: str) -> set[bytes]:
-    """The documents that the rows of a batch name."""
+    """Return the documents that the rows of a batch name."""
     if match == "bands":
         return {order[-NODE_BYTES:-4] for order in batch.column("order").to_pylist()}
-    return {one for column in MATCHES[match][0] for one in batch.column(column).to_pylist()}
+    return {identifier for column in MATCHES[match][0] for identifier in batch.column(column).to_pylist()}
 
 
 def match_of(table: str, key: str) -> str | None:
-    """How the rows of a file of a table name their documents; None where they name none."""
+    """Return the key in `MATCHES` for the rows of a file; None if they name no documents."""
     if table == "index":
         return {"bands": "bands", "leaders": "doc_id"}.get(key.partition("/")[0])
     if table == "audit":
@@ -88,7 +89,7 @@ def match_of(table: str, key: str) -> str | None:
 
 
 def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
-    """Whether a part holds a row of one of the documents."""
+    """Return True if a part holds a row of any of the documents."""
     columns, matches = MATCHES[match]
     with folder.open_input(path) as stream:
         batches = pq.ParquetFile(stream).iter_batches(batch_size=1 << 16, columns=list(columns))
@@ -96,46 +97,47 @@ def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
 
 
 def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> Rewritten | None:
-    """Write a part without documents, its row groups as they were; None if it holds none.
+    """Write a part without documents, with the same row groups; returns None if it holds none of them.
 
-    `how`: name of the table, how its rows name their documents, the documents.
+    `how` is the name of the table, the key in `MATCHES`, and the documents.
     """
     table, match, documents = how
     if not touched(old, path, match, documents):
         return None
-    found: dict[str, int] = {}
+    removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
     with old.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         writer = GroupWriter(new, key, plain_schema(file.schema_arrow))
         for group in range(file.num_row_groups):
             rows = file.read_row_group(group)
-            gone = MATCHES[match][1](rows, documents)
-            if gone.any():
-                for name, number in _fates(rows.filter(pa.array(gone))).items():
-                    found[name] = found.get(name, 0) + number
+            is_removed = MATCHES[match][1](rows, documents)
+            if is_removed.any():
+                for name, number in _verdicts(rows.filter(pa.array(is_removed))).items():
+                    removed[name] = removed.get(name, 0) + number
                 for column in set(TEXTS) & set(rows.schema.names):
-                    _collect(rows.filter(pa.array(gone)), column, texts)
-                rows = blanked(rows, gone) if table in BLANKED else rows.filter(pa.array(~gone))
+                    _collect(rows.filter(pa.array(is_removed)), column, texts)
+                rows = blanked(rows, is_removed) if table in BLANKED else rows.filter(pa.array(~is_removed))
             writer.write(rows)
-    return Rewritten(writer.close(), found, texts)
+    return Rewritten(writer.close(), removed, texts)
 
 
-def blanked(rows: pa.Table, gone: Mask) -> pa.Table:
-    """The rows, those of documents that are gone without all that they said of them, dropped by the takedown."""
-    places = pa.array(np.where(gone, -1, np.arange(len(gone))))
-    places = pc.if_else(pc.less(places, 0), None, places)
+def blanked(rows: pa.Table, is_removed: Mask) -> pa.Table:
+    """Return the rows with removed documents blanked, except for `KEPT` columns, and dropped by the takedown."""
+    indices = pa.array(np.where(is_removed, -1, np.arange(len(is_removed))))
+    indices = pc.if_else(pc.less(indices, 0), None, indices)
     for number, name in enumerate(rows.schema.names):
         if name in VERDICT:
-            said = pa.scalar(STAGE if name == "drop_stage" else RULE, rows.schema.field(name).type)
-            rows = rows.set_column(number, rows.schema.field(name), pc.if_else(pa.array(gone), said, rows.column(name)))
+            reason = pa.scalar(STAGE if name == "drop_stage" else RULE, rows.schema.field(name).type)
+            verdicts = pc.if_else(pa.array(is_removed), reason, rows.column(name))
+            rows = rows.set_column(number, rows.schema.field(name), verdicts)
         elif name not in KEPT:
-            rows = rows.set_column(number, rows.schema.field(name), rows.column(name).combine_chunks().take(places))
+            rows = rows.set_column(number, rows.schema.field(name), rows.column(name).combine_chunks().take(indices))
     return rows
 
 
 def counts_after(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
-    """The books of a table without some rows; a blanked row is dropped by the takedown, others never came in."""
+    """Return the counts of a table without some rows; a blanked row counts as dropped, a removed row not at all."""
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
     kept = counts.rows_kept - sum(count for name, count in removed.items() if name not in counts.dropped)
@@ -147,28 +149,29 @@ def counts_after(counts: Counts, table: str, removed: Mapping[str, int]) -> Coun
     return Counts(rows_in=counts.rows_in - number, rows_kept=kept, dropped=dropped)
 
 
-def _fates(rows: pa.Table) -> dict[str, int]:
-    """How many of the rows were kept, or dropped by which rule."""
+def _verdicts(rows: pa.Table) -> dict[str, int]:
+    """Return the number of rows by verdict: `kept` or `stage/rule`."""
     if "drop_stage" not in rows.schema.names:
         return {"kept": rows.num_rows}
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for stage, rule in zip(*(rows.column(name).to_pylist() for name in VERDICT), strict=True):
-        fate = "kept" if stage is None else f"{stage}/{rule}"
-        found[fate] = found.get(fate, 0) + 1
-    return found
+        verdict = "kept" if stage is None else f"{stage}/{rule}"
+        numbers[verdict] = numbers.get(verdict, 0) + 1
+    return numbers
 
 
 def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None:
+    """Add the texts of a column to `texts`, by doc_id."""
     for identifier, text in zip(rows.column("doc_id").to_pylist(), rows.column(column).to_pylist(), strict=True):
         if text:
             texts.setdefault(bytes(identifier), []).append(text)
 
 
 class GroupWriter:
-    """Writes row groups as they come to one Parquet file; equal rows give equal bytes."""
+    """Writes row groups to a Parquet file; equal rows give equal bytes."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema, stream: Any = None):
-        """`stream` takes the place of a file in `folder`, for those who only want its digest."""
+        """Open the file in `folder`; a `stream` replaces it if only the digest is required."""
         self._folder, self._key, self._schema = folder, key, schema
         self._path = unique_name(key, "parquet")
         self._durable = stream is None
@@ -181,7 +184,7 @@ class GroupWriter:
     def write(self, rows: pa.Table) -> None:
         """Write the rows as one row group, or none if there are none."""
         if rows.num_rows:
-            # Chunks of a row group may be slices; what is written is their values alone.
+            # Chunks of a row group may be slices; only their own values are written.
             self._writer.write_table(rows.cast(self._schema).combine_chunks(), row_group_size=rows.num_rows)
             self.num_rows += rows.num_rows
 
@@ -196,43 +199,41 @@ class GroupWriter:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of a Parquet file as it was given to the writer: without the ids of fields that reading adds."""
-    return pa.schema([_plain(one) for one in schema], metadata=schema.metadata)
+    """Return the schema that was given to the writer of a Parquet file, without the field ids that reading adds."""
+    return pa.schema([_plain(field) for field in schema], metadata=schema.metadata)
 
 
-def _plain(one: pa.Field) -> pa.Field:
-    metadata = {name: value for name, value in (one.metadata or {}).items() if name != b"PARQUET:field_id"}
-    kind = one.type
+def _plain(field: pa.Field) -> pa.Field:
+    metadata = {name: value for name, value in (field.metadata or {}).items() if name != b"PARQUET:field_id"}
+    kind = field.type
     if pa.types.is_list(kind):
         kind = pa.list_(_plain(kind.value_field))
     elif pa.types.is_struct(kind):
         kind = pa.struct([_plain(kind.field(number)) for number in range(kind.num_fields)])
-    return pa.field(one.name, kind, one.nullable, metadata or None)
+    return pa.field(field.name, kind, field.nullable, metadata or None)
 
 
-# Salted digests of spans: that a text is absent can be verified by who scans for them, and nobody can read it there.
-#
-# A span is a window of tokens or of bytes. Its mark, the upper half of a rolling hash under a multiplier that the salt
-# gives, is compared at every position; where it fits, the salted SHA-256 decides.
+# Traces: salted digests of spans. A span is a window of tokens or of bytes. Its mark, the upper half of a rolling hash
+# whose multiplier depends on the salt, is compared at every position; if it matches, the salted SHA-256 decides.
 
 Units = NDArray[np.unsignedinteger]
 Marks = NDArray[np.uint32]
 Traced = tuple[int, str]
 
 WINDOWS = {"tokens": 16, "text": 32}
-"""Length of a span [tokens; bytes of UTF-8]; powers of two, which the rolling hash is built of."""
+"""Length of a span [tokens; bytes of UTF-8]; the rolling hash requires powers of two."""
 MOST_OF_DOCUMENT = 64
-"""Spans of a document at most, spread over it evenly; where there are fewer, they lie end to end."""
+"""Maximum number of spans of a document, spread over it evenly; if it has fewer, they are adjacent."""
 MOST = 100_000
-"""Spans of a takedown at most, as long as every document has one."""
+"""Maximum number of spans of a takedown, unless every document has just one."""
 MIN_DISTINCT = 4
-"""A window of fewer different units says nothing of where it comes from."""
+"""Minimum number of distinct units in a span; a window with fewer occurs in many documents."""
 DIGEST_BYTES = 16
 BLOCK = 1 << 16
 
 
 def traces_of(units: Units, kind: str, salt: str, most: int = MOST_OF_DOCUMENT) -> list[Traced]:
-    """(mark, salted digest) of windows of a document; none if it is shorter than a window."""
+    """Return (mark, salted digest) of spans of a document; empty if it is shorter than a span."""
     window = WINDOWS[kind]
     count = min(len(units) // window, most)
     if not count:
@@ -242,16 +243,16 @@ def traces_of(units: Units, kind: str, salt: str, most: int = MOST_OF_DOCUMENT) 
     windows = units[starts[:, None] + np.arange(window)]
     distinct = 1 + (np.diff(np.sort(windows, axis=1), axis=1) != 0).sum(axis=1)
     chosen = zip(hashed[starts].tolist(), windows, (distinct >= MIN_DISTINCT).tolist(), strict=True)
-    return [(mark, digest(own, kind, salt)) for mark, own, says in chosen if says]
+    return [(mark, digest(own, kind, salt)) for mark, own, is_distinctive in chosen if is_distinctive]
 
 
 def share_of(documents: int) -> int:
-    """Spans of each document so that those of all are not too many."""
+    """Return the number of spans of each document that keeps their total within `MOST`."""
     return max(1, min(MOST_OF_DOCUMENT, MOST // max(1, documents)))
 
 
 def marks(units: Units, kind: str, salt: str) -> Marks:
-    """The mark of the window that begins at each position."""
+    """Return the mark of the window that starts at each position."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
     while width < WINDOWS[kind]:
@@ -262,35 +263,35 @@ def marks(units: Units, kind: str, salt: str) -> Marks:
 
 
 def digest(window: Units, kind: str, salt: str) -> str:
-    """The salted digest (hex) of a window, whatever integers hold it."""
+    """Return the salted digest (hex) of a window; it does not depend on the integer type."""
     content = window.astype("<u4" if kind == "tokens" else "<u1").tobytes()
     return hashlib.sha256(f"{salt} {kind} ".encode() + content).digest()[:DIGEST_BYTES].hex()
 
 
 class Finder:
-    """Looks for spans in streams of tokens or bytes."""
+    """Finds spans in streams of tokens or bytes."""
 
-    def __init__(self, kind: str, salt: str, wanted: Sequence[tuple[int, Sequence[Traced]]]):
-        """`wanted`: number of a document, and the spans of it."""
+    def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[Traced]]]):
+        """Index the spans in `traces`, pairs of the number of a document and its spans."""
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
-        for number, spans in wanted:
-            for _, one in spans:
-                self._owners.setdefault(one, []).append(number)
-        self._marks = np.unique(np.array([mark for _, spans in wanted for mark, _ in spans], np.uint32))
+        for number, spans in traces:
+            for _, span in spans:
+                self._owners.setdefault(span, []).append(number)
+        self._marks = np.unique(np.array([mark for _, spans in traces for mark, _ in spans], np.uint32))
         self._likely = np.zeros(1 << 16, np.bool_)
         self._likely[self._marks >> np.uint32(16)] = True
 
     def find(self, units: Units) -> Iterator[tuple[int, str, list[int]]]:
-        """(position, digest, numbers of its documents) of every span that stands in the units."""
+        """Yield (position, digest, numbers of its documents) of every span that occurs in the units."""
         if not len(self._marks):
             return
         window = WINDOWS[self._kind]
         for first in range(0, max(0, len(units) - window + 1), BLOCK):
             block = units[first : first + BLOCK + window - 1]
             hashed = marks(block, self._kind, self._salt)
-            places = np.flatnonzero(self._likely[hashed >> np.uint32(16)])
-            for place in places[np.isin(hashed[places], self._marks)].tolist():
-                found = digest(block[place : place + window], self._kind, self._salt)
-                if found in self._owners:
-                    yield first + place, found, self._owners[found]
+            positions = np.flatnonzero(self._likely[hashed >> np.uint32(16)])
+            for position in positions[np.isin(hashed[positions], self._marks)].tolist():
+                span = digest(block[position : position + window], self._kind, self._salt)
+                if span in self._owners:
+                    yield first + position, span, self._owners[span]

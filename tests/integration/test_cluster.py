@@ -294,7 +294,10 @@ def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on_to_the_same_by
     arguments = first_step(command(small_disk / "run", f"{crawl}/*.warc.gz", *SETTINGS))
     failed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert failed.returncode == 2
-    assert "cannot be written, the disk is full; free it and run the same command again" in failed.stderr
+    assert (
+        "expected writable storage, got an error: the disk is full. Resolve it and run the same command again."
+        in failed.stderr
+    )
     subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
     subprocess.run(arguments, cwd=ROOT, check=True, timeout=500)
     assert digest(small_disk / "run", "documents") == digest(expected, "documents")

@@ -159,13 +159,13 @@ def test_places_as_people_write_them(server: int, uri: str, root: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "told"),
     [
-        ("s3://", "expected a bucket behind s3://, got none"),
-        ("s3:///run", "expected a bucket behind s3://, got none"),
+        ("s3://", "expected a bucket after s3://, got none"),
+        ("s3:///run", "expected a bucket after s3://, got none"),
         ("s3://key:secret@bucket/run", r"^s3://bucket/run: expected no secrets in a URI"),
-        ("s3://bucket//run", "found // in it"),
-        ("s3://bucket/a/../run", r"found /\.\./ in it"),
-        ("s3://bucket/run?regoin=x", "s3://bucket/run: expected a place .*'regoin'"),
-        ("s3a://bucket/run", "s3a://bucket/run: expected a place that pyarrow.fs reaches .*Unrecognized"),
+        ("s3://bucket//run", "got // in it"),
+        ("s3://bucket/a/../run", r"got /\.\./ in it"),
+        ("s3://bucket/run?regoin=x", "s3://bucket/run: expected a URI .*'regoin'"),
+        ("s3a://bucket/run", "s3a://bucket/run: expected a URI that pyarrow.fs can open .*Unrecognized"),
     ],
 )
 def test_places_that_are_none(server: int, uri: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tests of runs that stand on the tables of other runs: `attach`, and the way up that a store takes."""
+"""Tests of runs that are attached to the tables of other runs: `attach`, and parent folders of a store."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.support.tiny_runs import make_run
 from train.plan.plan import read_plan
 
 
-def test_an_attached_run_reads_the_other_ones_dataset_wherever_both_are_moved(tmp_path: Path) -> None:
+def test_an_attached_run_reads_the_other_dataset_after_both_are_moved(tmp_path: Path) -> None:
     run = Store(str(tmp_path / "run"))
     make_tiny_dataset(tmp_path / "run")
     new = run.child("ladder/small")
@@ -26,16 +26,16 @@ def test_an_attached_run_reads_the_other_ones_dataset_wherever_both_are_moved(tm
     assert open_dataset(moved).digest == open_dataset(Store(str(tmp_path / "moved"))).digest
 
 
-def test_what_stands_is_not_attached_over(tmp_path: Path) -> None:
+def test_an_existing_run_is_not_attached_again(tmp_path: Path) -> None:
     run, new = Store(str(tmp_path / "run")), Store(str(tmp_path / "new"))
     write_run(run, RunFile(tables={"clean": "v-1", "tokens": "v-2"}, recipe={"train": {"seq_len": 8}}))
     attach(new, run, ["tokens"])
     assert read_run(new) == RunFile(tables={"tokens": "../../run/tokens/v-2"}, recipe={"train": {"seq_len": 8}})
-    with pytest.raises(ConfigError, match="found a run"):
+    with pytest.raises(ConfigError, match=r"expected a new run folder, got an existing run\. Name another folder\."):
         attach(new, run)
 
 
-def test_a_store_goes_up_on_object_stores_too(tmp_path: Path) -> None:
+def test_a_store_reaches_parent_folders_on_object_stores_too(tmp_path: Path) -> None:
     here = Store(f"file://{tmp_path}/run/tokens")
     assert here.child("../../other/v-1").uri == f"file://{tmp_path}/other/v-1"
     assert here.path("v-2/../../x.json") == f"{tmp_path}/run/x.json"
@@ -54,5 +54,5 @@ def test_a_plan_on_the_dataset_of_another_run(tmp_path: Path, capsys: pytest.Cap
     assert main(["plan", str(new), "--dataset", str(run), "--quiet"]) == 0
     capsys.readouterr()
     assert main(["plan", str(new), "--dataset", str(other)]) == 2
-    assert "name another folder" in capsys.readouterr().err
+    assert "Name another folder." in capsys.readouterr().err
     assert not (run / "train").exists()

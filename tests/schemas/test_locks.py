@@ -1,4 +1,4 @@
-"""Locks on run folders: who is refused beside whom, what is said, and that a killed process leaves none; real ones."""
+"""Tests of locks on run folders, with real processes: exclusion, messages, and release when a process is killed."""
 
 import json
 import os
@@ -22,26 +22,27 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, documents_of, opened, take_down
 from train.takedown_replay import begin_replay
 
+LOCKS = {"training": training, "writing_tables": writing_tables}
 HOLDER = """
 import sys, time
 from schemas import locks
 from schemas.storage import Store
 
-with getattr(locks, sys.argv[1])(Store(sys.argv[2]), f"penstock {sys.argv[1]}"):
+with getattr(locks, sys.argv[1])(Store(sys.argv[2]), sys.argv[3]):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 class Holders:
-    """Processes that hold locks until they are told to go."""
+    """Processes that hold locks until they are ended."""
 
     def __init__(self, stack: ExitStack):
         self._stack = stack
 
     def hold(self, what: str, folder: Path) -> subprocess.Popen[str]:
-        """A process inside `with locks.<what>(folder)`."""
-        command = [sys.executable, "-c", HOLDER, what, str(folder)]
+        """Start a process inside `with locks.<function>(folder)`; returns it."""
+        command = [sys.executable, "-c", HOLDER, LOCKS[what].__name__, str(folder), f"penstock {what}"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._stack.callback(self._end, process)
         assert process.stdout is not None
@@ -68,22 +69,22 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(run: Path) -> Path:
-    """A run that stands on the tables of the other one."""
+    """A run that is attached to the tables of the other run."""
     attach(Store(str(run / "ladder/small")), Store(str(run)))
     return run / "ladder/small"
 
 
 def refused(what: str, folder: Path) -> str:
-    """What is said if a lock is not to be had; empty if it is."""
+    """Return the error message if a lock is held; empty if it is free."""
     try:
-        with {"training": training, "writing_tables": writing_tables}[what](Store(str(folder)), "penstock that"):
+        with LOCKS[what](Store(str(folder)), "penstock that"):
             return ""
     except ContractError as error:
         return str(error)
 
 
 @pytest.mark.parametrize(
-    ("holds", "asks", "lock"),
+    ("holds", "takes", "lock"),
     [
         ("training", "training", TRAIN_LOCK),
         ("training", "writing_tables", TABLES_LOCK),
@@ -91,19 +92,19 @@ def refused(what: str, folder: Path) -> str:
         ("writing_tables", "writing_tables", TABLES_LOCK),
     ],
 )
-def test_one_run_is_worked_on_by_one(run: Path, holders: Holders, holds: str, asks: str, lock: str) -> None:
+def test_a_held_lock_excludes_other_processes(run: Path, holders: Holders, holds: str, takes: str, lock: str) -> None:
     process = holders.hold(holds, run)
-    said = refused(asks, run)
-    assert said.startswith(f"{run}/{lock}: expected to `penstock that` a run that nobody else works on, got ")
-    assert f"found `penstock {holds}` (process {process.pid} on {socket.gethostname()}, since 20" in said
-    assert said.endswith("; wait for its end, or stop it")
+    message = refused(takes, run)
+    assert message.startswith(f"{run}/{lock}: expected a free lock for `penstock that`, got one held by ")
+    assert f"held by `penstock {holds}` (process {process.pid} on {socket.gethostname()}, since 20" in message
+    assert message.endswith(". Wait until that process ends, or stop it.")
     process.communicate("", timeout=60)
-    assert refused(asks, run) == ""
+    assert refused(takes, run) == ""
     assert not [path for path in run.iterdir() if path.suffix == ".lock"]
 
 
 @pytest.mark.parametrize(
-    ("holds", "first", "asks", "second", "free"),
+    ("holds", "first", "takes", "second", "free"),
     [
         ("training", "proxy", "training", "run", True),
         ("training", "run", "writing_tables", "proxy", True),
@@ -115,26 +116,26 @@ def test_one_run_is_worked_on_by_one(run: Path, holders: Holders, holds: str, as
     ],
 )
 def test_runs_on_the_same_tables(
-    run: Path, proxy: Path, holders: Holders, holds: str, first: str, asks: str, second: str, free: bool
+    run: Path, proxy: Path, holders: Holders, holds: str, first: str, takes: str, second: str, free: bool
 ) -> None:
-    places = {"run": run, "proxy": proxy}
-    process = holders.hold(holds, places[first])
-    said = refused(asks, places[second])
-    assert (said == "") == free
-    assert free or f"{run}/{TABLES_LOCK}" in said
-    assert free or f"process {process.pid} " in said
+    folders = {"run": run, "proxy": proxy}
+    process = holders.hold(holds, folders[first])
+    message = refused(takes, folders[second])
+    assert (message == "") == free
+    assert free or f"{run}/{TABLES_LOCK}" in message
+    assert free or f"process {process.pid} " in message
 
 
-def test_all_holders_are_named_and_dead_ones_are_not(run: Path, proxy: Path, holders: Holders) -> None:
-    one, other = holders.hold("training", run), holders.hold("training", proxy)
-    said = refused("writing_tables", run)
-    assert f"process {one.pid} " in said
-    assert f") and `penstock training` (process {other.pid} " in said
-    one.kill()
-    one.wait(timeout=60)
-    said = refused("writing_tables", run)
-    assert f"process {one.pid} " not in said
-    assert f"process {other.pid} " in said
+def test_all_living_holders_are_named(run: Path, proxy: Path, holders: Holders) -> None:
+    first, second = holders.hold("training", run), holders.hold("training", proxy)
+    message = refused("writing_tables", run)
+    assert f"process {first.pid} " in message
+    assert f") and `penstock training` (process {second.pid} " in message
+    first.kill()
+    first.wait(timeout=60)
+    message = refused("writing_tables", run)
+    assert f"process {first.pid} " not in message
+    assert f"process {second.pid} " in message
 
 
 def test_a_killed_process_holds_nothing(run: Path, holders: Holders) -> None:
@@ -158,62 +159,64 @@ def test_a_child_of_the_holder_holds_nothing(run: Path) -> None:
 
 
 def test_a_lock_file_that_its_holder_removes_meanwhile_is_opened_again(run: Path) -> None:
-    """Between opening the file and locking it, the last holder may have removed it: another one stands in its place."""
-    real, asked = __import__("fcntl").flock, []
+    """Between opening and locking the file, its last holder may remove it, and another file replaces it."""
+    flock, calls = __import__("fcntl").flock, []
 
-    def late(file: int, how: int) -> None:
-        if not asked:
-            asked.append(file)
+    def late(file: int, operation: int) -> None:
+        if not calls:
+            calls.append(file)
             (run / TABLES_LOCK).unlink()
-        real(file, how)
+        flock(file, operation)
 
     with mock.patch("schemas.locks.fcntl.flock", late), writing_tables(Store(str(run)), "penstock run"):
-        said = json.loads((run / TABLES_LOCK).read_text())
-        assert said["pid"] == os.getpid()
+        holder = json.loads((run / TABLES_LOCK).read_text())
+        assert holder["pid"] == os.getpid()
         assert "penstock run" in refused("writing_tables", run)
 
 
-def test_where_there_are_no_locks_work_goes_on(run: Path, tmp_path: Path) -> None:
+def test_without_lock_support_nothing_is_locked(run: Path, tmp_path: Path) -> None:
     with mock.patch("schemas.locks.fcntl.flock", side_effect=OSError(38, "no locks here")):
         assert refused("writing_tables", run) == ""
     assert refused("training", tmp_path / "nothing") == ""
     assert not (tmp_path / "nothing").exists()
 
 
-def test_no_takedown_while_somebody_trains_or_writes(run: Path, proxy: Path, holders: Holders) -> None:
+def test_no_takedown_during_training_or_writing(run: Path, proxy: Path, holders: Holders) -> None:
     document = documents_of(opened(run))[8]["doc_id"].hex()
     process = holders.hold("training", proxy)
     before = all_bytes(run)
-    with pytest.raises(ContractError, match=rf"`penstock takedown` .* `penstock training` \(process {process.pid} on "):
+    with pytest.raises(
+        ContractError, match=rf"`penstock takedown`, .* `penstock training` \(process {process.pid} on "
+    ):
         take_down(run, doc=[document])
     with pytest.raises(ContractError, match="penstock takedown"):
         take_down(run, drop_old=True)
     assert all_bytes(run) == before
-    assert take_down(run, doc=[document], dry_run=True) == 0  # which only looks
+    assert take_down(run, doc=[document], dry_run=True) == 0  # it only reads
     process.communicate("", timeout=60)
     assert take_down(run, doc=[document]) == 0
 
 
-def test_nobody_trains_behind_a_takedown_that_was_broken_off(run: Path, proxy: Path) -> None:
-    """Its certificate names the checkpoints that stood when it began: none may come before its end."""
+def test_an_interrupted_takedown_blocks_training(run: Path, proxy: Path) -> None:
+    """Its certificate names the checkpoints at its start, so none may be written before it is finished."""
     Store(str(run)).write_atomic(PENDING_NAME, b"{}")
     for folder in (run, proxy):
         assert f"{run}/{PENDING_NAME}: expected no takedown under way" in refused("training", folder)
-    assert refused("writing_tables", run) == ""  # for the takedown itself
+    assert refused("writing_tables", run) == ""  # as the takedown itself requires it
 
 
 def test_a_replay_moves_no_checkpoint_of_a_run_that_trains(run: Path, holders: Holders) -> None:
     process = holders.hold("training", run)
-    with pytest.raises(ContractError, match=rf"`penstock train --replay-from` .*\(process {process.pid} on"):
+    with pytest.raises(ContractError, match=rf"`penstock train --replay-from`, .*\(process {process.pid} on"):
         begin_replay(Store(str(run)), "clean")
 
 
-def test_a_second_trainer_is_refused_before_it_changes_anything(run: Path, holders: Holders) -> None:
+def test_a_second_trainer_is_rejected_before_it_changes_anything(run: Path, holders: Holders) -> None:
     process = holders.hold("training", run)
     before = all_bytes(run)
     command = [sys.executable, "-m", "train.pretrain", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
-    assert f"penstock: {run}/{TRAIN_LOCK}: expected to `penstock train` a run" in done.stderr
+    assert f"penstock: {run}/{TRAIN_LOCK}: expected a free lock for `penstock train`" in done.stderr
     assert f"(process {process.pid} on" in done.stderr
     assert all_bytes(run) == before

@@ -1,4 +1,4 @@
-"""Tests of schemas/mix.py: a mix is read back as it was written, and a file that is none is refused by name."""
+"""Tests of schemas/mix.py: a mix is read back as it was written, and an invalid file is rejected by name."""
 
 from pathlib import Path
 
@@ -26,28 +26,28 @@ def test_a_mix_is_read_back_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
-        (None, "cannot be read"),
+        (None, "expected a readable file, got an error: No such file"),
         ("format = 1\nsources", "expected a mix"),
-        (mix_toml(mix(web=0.5)), "found 0.5"),
-        (mix_toml(mix(web=1.0)).replace("format = 1", "format = 7"), "found 7"),
+        (mix_toml(mix(web=0.5)), "got 0.5"),
+        (mix_toml(mix(web=1.0)).replace("format = 1", "format = 7"), "got 7"),
         (mix_toml(mix(web=1.0)).replace("keep = 1.0", "keep = 0.0"), "keep"),
         (mix_toml(mix(web=1.0)).replace("keep = 1.0", "weigh = 1.0"), "weigh"),
     ],
 )
-def test_what_is_no_mix_is_refused(tmp_path: Path, text: str | None, found: str) -> None:
+def test_an_invalid_mix_is_rejected(tmp_path: Path, text: str | None, expected: str) -> None:
     path = tmp_path / "mix.toml"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=found):
+    with pytest.raises(ConfigError, match=expected):
         read_mix(str(path))
 
 
 def test_sources_are_those_of_the_dataset() -> None:
-    found = mix(web_head=1.0)
-    assert found.of({"web+head"}, "mix").keys() == {"web+head"}
+    single = mix(web_head=1.0)
+    assert single.of({"web+head"}, "mix").keys() == {"web+head"}
     with pytest.raises(ConfigError, match=r"'web\+head' .did you mean 'web'"):
-        found.of({"web"}, "mix")
+        single.of({"web"}, "mix")
     with pytest.raises(ConfigError, match="no books"):
-        found.of({"web+head", "books"}, "mix")
+        single.of({"web+head", "books"}, "mix")

@@ -1,4 +1,4 @@
-"""Storage: atomic small writes, digests, and errors that say what was found."""
+"""Storage: atomic small writes, digests, and errors with values."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 
 
-def test_write_is_atomic_and_leaves_nothing_behind(tmp_path):
+def test_write_is_atomic_and_leaves_no_other_file(tmp_path):
     store = Store(str(tmp_path))
     store.write_atomic("a/b.json", b'{"x": 1}')
     store.write_atomic("a/b.json", b'{"x": 2}')
@@ -35,9 +35,9 @@ def test_digest_and_size(tmp_path):
     assert store.size("x.bin") == len(data)
 
 
-def test_missing_file_and_bad_json_say_what_was_found(tmp_path):
+def test_missing_file_and_bad_json_are_named(tmp_path):
     store = Store(str(tmp_path))
-    with pytest.raises(ContractError, match=r"nothing\.arrow: expected by a manifest, got nothing"):
+    with pytest.raises(ContractError, match=r"nothing\.arrow: expected a file of a manifest, got nothing\."):
         store.size("nothing.arrow")
     store.write_atomic("bad.json", b"{")
     with pytest.raises(ContractError, match=r"bad\.json: expected JSON"):

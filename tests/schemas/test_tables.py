@@ -1,4 +1,4 @@
-"""Values by name as columns: what is written is sorted, what is read is the same, look-ups of slices and nulls."""
+"""Columns of values by name: entries are sorted, read back equal, and looked up in slices and nulls."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ def test_entries_are_sorted_and_come_back_as_they_were() -> None:
 def test_a_value_is_looked_up_in_any_slice(name: str, expected: list[float | None]) -> None:
     for start in range(7):
         for length in range(7 - start):
-            found = lookup(COLUMN.slice(start, length), name)
-            assert found.to_pylist() == expected[start : start + length]
-            assert found.type == pa.float32()
+            values = lookup(COLUMN.slice(start, length), name)
+            assert values.to_pylist() == expected[start : start + length]
+            assert values.type == pa.float32()
 
 
 def test_all_entries_with_their_rows() -> None:
@@ -45,7 +45,7 @@ def test_all_entries_with_their_rows() -> None:
 
 
 def test_entries_of_a_null_row_are_none() -> None:
-    """A null row may cover entries, as one does that was blanked."""
+    """A null row may cover entries, as a blanked row does."""
     entries = pa.array([("a", 1.0), ("b", 2.0), ("a", 3.0)], KIND.value_type)
     column = pa.ListArray.from_arrays(pa.array([0, 2, 3]), entries, KIND, mask=pa.array([True, False]))
     assert (lookup(column, "a").to_pylist(), flattened(column).rows.tolist()) == ([None, 3.0], [1])
@@ -67,10 +67,10 @@ def test_other_columns_hold_no_entries(kind: pa.DataType) -> None:
 
 
 def test_the_columns_of_the_tables() -> None:
-    """Which columns are written as entries, and that no table has a map, which `datasets` refuses."""
+    """Some columns are written as entries, and no table has a map, which `datasets` rejects."""
     fields = [(name, field) for name, schema in TABLES.items() for field in schema]
-    found = {(name, field.name): value_type(field.type) for name, field in fields if value_type(field.type)}
-    assert found == {
+    types = {(name, field.name): value_type(field.type) for name, field in fields if value_type(field.type)}
+    assert types == {
         ("documents", "contamination"): pa.int32(),
         ("scores", "classifier_scores"): pa.float32(),
         ("scores", "importance"): pa.float32(),
@@ -79,12 +79,12 @@ def test_the_columns_of_the_tables() -> None:
     assert not [field.name for _, field in fields if pa.types.is_map(field.type)]
 
 
-def test_the_order_in_memory_is_not_what_is_written(tmp_path: Any) -> None:
+def test_the_order_in_memory_does_not_change_the_file(tmp_path: Any) -> None:
     schema = pa.schema([("scores", KIND)])
     digests = set()
     for row in ({"a": 1.0, "b": np.float32(2.0)}, {"b": 2.0, "a": 1.0}):
         with PartWriter(Store(str(tmp_path)), "part", schema) as writer:
-            for values in ({"scores": row}, {"scores": None}, {"scores": {}}):
-                writer.add(values)
+            for scores in (row, None, {}):
+                writer.add({"scores": scores})
         digests.add(writer.written.sha256)
     assert len(digests) == 1

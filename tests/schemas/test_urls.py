@@ -1,4 +1,4 @@
-"""Tests of URLs as keys: what folds into one form, what stays apart, and the laws of the form."""
+"""Tests of URLs as keys: URLs with equal forms, URLs with different forms, and properties of the form."""
 
 import gzip
 import hashlib
@@ -33,7 +33,7 @@ FORMS = [
     ("http://example.com:0/", "http://example.com:0/"),
     ("http://example.com:65535/", "http://example.com:65535/"),
     ("http://example.com?", "http://example.com/"),
-    # what the schemes of the web allow beside it
+    # forms that browsers allow in addition
     (" \thttp://exam\nple.com/a\r\n ", "http://example.com/a"),
     ("http:\\\\example.com\\a\\b", "http://example.com/a/b"),
     ("//example.com/a", "http://example.com/a"),
@@ -57,7 +57,7 @@ FORMS = [
     ("http://127.0.0.1:8000/a", "http://127.0.0.1:8000/a"),
     ("http://[2001:DB8:0:0::1]:8080", "http://[2001:db8::1]:8080/"),
     ("http://localhost/a", "http://localhost/a"),
-    # fragments: gone, unless they are routes
+    # fragments: removed, unless they are routes
     ("http://example.com/a#top", "http://example.com/a"),
     ("http://example.com/a?b#:~:text=x", "http://example.com/a?b"),
     ("http://example.com/#!/a b", "http://example.com/#!/a%20b"),
@@ -89,7 +89,7 @@ FORMS = [
     ("http://example.com/?a=&b", "http://example.com/?a=&b"),
     ("http://example.com/?q=a%20b+c%2Bd%7e", "http://example.com/?q=a+b+c%2Bd~"),
     ("http://example.com/?x[a]=1&y=é?/|", "http://example.com/?x%5Ba%5D=1&y=%C3%A9?/%7C"),
-    # what is none of these
+    # texts that are not web URLs
     ("", ""),
     ("  report 7 ", "report 7"),
     ("www.example.com/a#b", "www.example.com/a#b"),
@@ -130,9 +130,9 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), APART)
-def test_what_may_be_two_pages_stays_apart(one: str, other: str) -> None:
-    assert canonical_url(one) != canonical_url(other)
+@pytest.mark.parametrize(("first", "second"), APART)
+def test_urls_that_may_be_two_pages_have_different_forms(first: str, second: str) -> None:
+    assert canonical_url(first) != canonical_url(second)
 
 
 PIECES = st.sampled_from(
@@ -203,7 +203,7 @@ def test_hosts_of_other_scripts_are_those_of_idna() -> None:
             continue  # no host
         if canonical_url(f"http://a{chr(code)}.example/") != f"http://{expected}/":
             other.append(chr(code))
-    # fillers and vowels that are not seen, the lunate sigma; beside them, what this Python's Unicode does not know yet
+    # invisible fillers and vowels, and the lunate sigma; characters that this Python's Unicode lacks are left out
     known = [char for char in other if unicodedata.category(char) != "Cn"]
     assert known == ["\u03f2", "\u115f", "\u1160", "\u17b4", "\u17b5", "\uffa0"]
 
@@ -249,8 +249,10 @@ def test_real_urls_fold_only_with_their_own_page(shared_data: Path) -> None:
     forms = defaultdict(set)
     for url in urls | set().union(*groups):
         forms[canonical_url(url)].add(url)
-    folded = [found for found in forms.values() if len(found) > 1 and not any(found <= group for group in groups)]
+    folded = [
+        urls_of for urls_of in forms.values() if len(urls_of) > 1 and not any(urls_of <= group for group in groups)
+    ]
     several = [group for group in groups if len(group) > 1]
     assert (len(urls), len(several)) == (3319, 48)
     assert len([group for group in several if len({canonical_url(url) for url in group}) == 1]) == 5
-    assert [{url.partition("#")[0] for url in found} for found in folded] == [{min(found) for found in folded}]
+    assert [{url.partition("#")[0] for url in urls_of} for urls_of in folded] == [{min(urls_of) for urls_of in folded}]

@@ -26,15 +26,15 @@ from tests.support.report_run import make_run
 @pytest.fixture
 def run(tmp_path: Path) -> Store:
     """The synthetic crawl with one dataset."""
-    found = make_run(tmp_path / "run")
-    join_dataset(found)
-    write_manifest_lineage(found)
-    return found
+    run = make_run(tmp_path / "run")
+    join_dataset(run)
+    write_manifest_lineage(run)
+    return run
 
 
 @pytest.fixture
 def digests(run: Store) -> list[str]:
-    """Digests of two datasets of the run; it stands on the second."""
+    """Digests of two datasets of the run; the second is current."""
     first = next_version(run, "tokens", lambda content: content["figures"].update(chunk_tokens=512))
     return [first, open_table(run, "tokens")[1].digest]
 
@@ -72,7 +72,7 @@ def test_any_table_can_be_addressed(run: Store) -> None:
 def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
     pinned = run_at(f"{run.uri}@{digests[0]}")
     with pytest.raises(
-        ContractError, match=r"train/plan\.json: expected to an earlier version of the run, which is only"
+        ContractError, match=r"train/plan\.json: expected a run folder to write to, got an earlier version of one"
     ):
         pinned.write_atomic("train/plan.json", b"{}")
     again = pickle.loads(pickle.dumps(pinned))
@@ -83,20 +83,20 @@ def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
 @pytest.mark.parametrize(
     ("suffix", "expected"),
     [
-        ("12", "expected a digest behind @, 6 to 64 hex digits, got '12'"),
-        ("latest", "expected a digest behind @, 6 to 64 hex digits, got 'latest'"),
-        ("", "expected a digest behind @, 6 to 64 hex digits, got ''"),
-        ("000000", "expected a version of this digest, got none. Its datasets are {0}, {1}"),
+        ("12", "expected a digest after @, 6 to 64 hex digits, got '12'"),
+        ("latest", "expected a digest after @, 6 to 64 hex digits, got 'latest'"),
+        ("", "expected a digest after @, 6 to 64 hex digits, got ''"),
+        ("000000", "expected a version of this digest, got none. Name one of the datasets: {0}, {1}\\."),
     ],
 )
-def test_a_wrong_digest_is_refused(run: Store, digests: list[str], suffix: str, expected: str) -> None:
+def test_a_wrong_digest_is_rejected(run: Store, digests: list[str], suffix: str, expected: str) -> None:
     names = [table.manifest.digest[:12] for table in standing_versions(run, "tokens").values()]
     assert sorted(names) == sorted(digest[:12] for digest in digests)
     with pytest.raises(ConfigError, match=expected.format(*names)):
         run_at(f"{run.uri}@{suffix}")
 
 
-def test_a_digest_that_two_versions_begin_with_is_refused(run: Store) -> None:
+def test_an_ambiguous_digest_is_rejected(run: Store) -> None:
     folder = Path(run.uri) / "tokens"
     shutil.copytree(folder / "v-tiny", folder / "v-copy")
     digest = open_table(run, "tokens")[1].digest
@@ -110,13 +110,13 @@ def test_an_altered_manifest_has_lost_its_address(run: Store, digests: list[str]
         run_at(f"{run.uri}@{digests[0][:12]}")
 
 
-def test_tables_of_two_pieces_are_refused(run: Store) -> None:
+def test_tables_of_two_versions_are_rejected(run: Store) -> None:
     next_version(run, "documents", lambda content: content["figures"].update(bait=1))
     name = "verdicts/v-tiny/manifest.json"
     manifest = run.read_json(name)
     manifest["run"]["lineage"] = {"documents": "v-next", "input:x": "1:2"}
     run.write_atomic(name, json.dumps(manifest).encode())
-    with pytest.raises(ContractError, match="expected tables of one piece, got it made from documents/v-"):
+    with pytest.raises(ContractError, match="expected one version of documents as its source, got documents/v-"):
         pinned_tables(run, "tokens", "v-tiny")
 
 
@@ -134,10 +134,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_dvc(out: str = "run", *overrides: str) -> dict[str, Any]:
-    """The stages of the dvc.yaml that is written."""
+    """Write dvc.yaml and return its stages."""
     assert dvc_command(argparse.Namespace(recipe="recipe.toml", out=out, overrides=list(overrides), stage=None)) == 0
-    found: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
-    return found
+    stages: dict[str, Any] = yaml.safe_load(Path("dvc.yaml").read_text())["stages"]
+    return stages
 
 
 STAGES = ("documents", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens", "train")
@@ -183,7 +183,7 @@ def test_files_that_the_settings_name_are_followed(folder: Path) -> None:
 
 
 def changed_by(*overrides: str) -> set[str]:
-    """The stages that other settings would call."""
+    """Return the stages that other settings would call."""
     usual, other = (deciding_settings(read_recipe("recipe.toml", given)) for given in ((), overrides))
     assert {*usual} == {*other} == {*STAGES}
     return {name for name in usual if usual[name] != other[name]}
@@ -203,11 +203,11 @@ def changed_by(*overrides: str) -> set[str]:
         ("dedup.partitions=7", set()),
     ],
 )
-def test_a_setting_calls_the_stages_behind_it_and_no_others(folder: Path, override: str, expected: set[str]) -> None:
+def test_a_setting_calls_the_stages_after_it_and_no_others(folder: Path, override: str, expected: set[str]) -> None:
     assert changed_by(override) == expected
 
 
-def test_stages_and_what_they_read_follow_the_recipe(folder: Path) -> None:
+def test_stages_and_their_inputs_follow_the_recipe(folder: Path) -> None:
     stages = write_dvc("run", "audit.documents=0", "tokens.buckets_by=fineweb_terminal_lines", "tokens.bucket_cuts=[9]")
     assert "audit" not in stages
     assert not Path("run/dvc/audit.json").exists()
@@ -218,7 +218,7 @@ def test_stages_and_what_they_read_follow_the_recipe(folder: Path) -> None:
 
 
 def damage(table: Table) -> Path:
-    """Turn over a bit of a table's first file."""
+    """Flip a bit of a table's first file; returns the file."""
     path = Path(table.folder.path(table.manifest.paths_of()[0]))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -227,7 +227,7 @@ def damage(table: Table) -> Path:
 
 
 class Runs:
-    """What a stage calls to run a recipe; it counts."""
+    """A replacement of `run_recipe` that records the steps it is called with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.steps: list[str] = []
@@ -244,7 +244,7 @@ def test_a_whole_version_is_left_as_it_is(run: Store, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_damaged_version_no_longer_stands_and_is_made_again(
+def test_a_damaged_version_is_removed_and_made_again(
     run: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], removed: bool
 ) -> None:
     runs = Runs(monkeypatch)
@@ -255,7 +255,7 @@ def test_a_damaged_version_no_longer_stands_and_is_made_again(
     assert damaged_files(table) == [str(path)]
     run_whole("recipe.toml", run.uri, [], "tokens")
     assert runs.steps == ["tokens", "tokens"]
-    assert f"{path}: not what its manifest expected. Tokens are made again" in capsys.readouterr().err
+    assert f"{path}: not what its manifest expected. tokens are made again" in capsys.readouterr().err
     assert not table.folder.exists("manifest.json")
     assert not any(table.folder.exists(name) for name in table.manifest.paths_of())
     assert damaged_files(other) == []
@@ -283,8 +283,8 @@ def test_a_damaged_version_that_cannot_be_made_again_stays(
 
 
 def test_a_setting_with_spaces_quotes_and_braces_stays_one_word(folder: Path) -> None:
-    found = dvc_stages("recipe.toml", "run", ["source.name=a", "tokens.seed=1"])[0].commands[0]
-    assert found[-4:] == ("--set", "source.name=a", "--set", "tokens.seed=1")
+    command = dvc_stages("recipe.toml", "run", ["source.name=a", "tokens.seed=1"])[0].commands[0]
+    assert command[-4:] == ("--set", "source.name=a", "--set", "tokens.seed=1")
     stages = write_dvc("run", "language.languages=['en', 'de']")
     assert "--set 'language.languages=['" in stages["clean"]["cmd"][0]
 
@@ -300,7 +300,7 @@ def test_only_a_file_of_its_own_is_replaced(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["s3://bucket/run", "/elsewhere/run", "../run", "."])
-def test_a_run_that_dvc_cannot_look_after_is_refused(folder: Path, out: str) -> None:
+def test_a_run_folder_that_dvc_cannot_track_is_rejected(folder: Path, out: str) -> None:
     with pytest.raises(ConfigError, match=r"dvc --out: expected a run folder below .*, got "):
         write_dvc(out)
     assert not Path("dvc.yaml").exists()

@@ -1,6 +1,6 @@
-"""A run folder whose whole lineage is known by hand: the synthetic crawl, a plan, a rewind, checkpoints and an end.
+"""A run folder with a known lineage: the synthetic crawl, a plan, a rewind, checkpoints and an end.
 
-Nothing of it is computed: manifests are written as a run writes them, and `train/` as the trainer does.
+Nothing is computed: manifests are written in the form of a run, and `train/` in the form of the trainer.
 """
 
 import json
@@ -18,7 +18,7 @@ REWIND = {"kind": "rewound", "step": 8, "at": "2026-01-02T03:04:05.678+00:00", "
 
 
 def lineage_run(folder: Path) -> Store:
-    """The synthetic crawl and 12 steps on it, checkpoints every 2, rewound from step 8 to 6 without two samples."""
+    """Write the synthetic crawl and 12 steps with checkpoints, rewound from step 8 to 6 without two samples."""
     run = make_run(folder)
     join_dataset(run)
     dataset = open_table(run, "tokens")[1]
@@ -48,7 +48,7 @@ def lineage_run(folder: Path) -> Store:
 
 
 def join_dataset(run: Store) -> None:
-    """Let the tiny dataset and its tokenizer say what they were made from."""
+    """Add the inputs of the tiny dataset and its tokenizer to their manifests."""
     clean = open_table(run, "clean")[1].digest
     edit(run, "tokenizer", lambda content: content.update(inputs=[{"name": "clean", "bytes": 1, "sha256": clean}]))
     tokenizer = open_table(run, "tokenizer")[1].digest
@@ -58,7 +58,7 @@ def join_dataset(run: Store) -> None:
 
 
 def edit(run: Store, table: str, change: Any, version: str = "v-tiny") -> None:
-    """Change the content of a table's manifest in place, as nothing but a test or a vandal does."""
+    """Change the content of a table's manifest in place, which the program never does."""
     name = f"{table}/{version}/manifest.json"
     manifest = run.read_json(name)
     change(manifest["content"])
@@ -66,7 +66,7 @@ def edit(run: Store, table: str, change: Any, version: str = "v-tiny") -> None:
 
 
 def add_checkpoint(run: Store, step: int, plan: dict[str, Any], skipped: list[int]) -> None:
-    """A checkpoint of one small file."""
+    """Write a checkpoint of a single small file."""
     place = f"train/checkpoints/step-{step:06d}"
     run.write_atomic(f"{place}/state.bin", b"%d" % step)
     identity = {
@@ -79,12 +79,12 @@ def add_checkpoint(run: Store, step: int, plan: dict[str, Any], skipped: list[in
     identity |= {"skip_list": digest_of(skipped), "skip_length": len(skipped)}
     files = {"state.bin": {"size": run.size(f"{place}/state.bin"), "sha256": run.sha256(f"{place}/state.bin")}}
     layout = {"ranks": 2, "device": "cpu", "axes": {"shard": 2}, "settings": {}, "threads": 1}
-    note = {"step": step, "identity": identity, "layout": layout, "files": files}
-    run.write_atomic(f"{place}/checkpoint.json", canonical_json(note))
+    metadata = {"step": step, "identity": identity, "layout": layout, "files": files}
+    run.write_atomic(f"{place}/checkpoint.json", canonical_json(metadata))
 
 
 def next_version(run: Store, table: str, change: Any) -> str:
-    """A second version of a table, `v-next`, with changed content, on which the run stands from now on."""
+    """Write a version `v-next` of a table with changed content and make it current; returns the former digest."""
     folder, manifest = open_table(run, table)
     for name in folder.walk():
         run.write_atomic(f"{table}/v-next/{name}", folder.read_bytes(name))

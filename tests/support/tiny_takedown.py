@@ -1,4 +1,4 @@
-"""Runs to take documents down from, and what the tests of a takedown look at."""
+"""Calls of `penstock takedown`, and readers of runs for its tests."""
 
 import json
 from argparse import Namespace
@@ -20,19 +20,19 @@ DEFAULTS |= dict.fromkeys(("compact", "keep_old", "drop_old", "dry_run"), False)
 
 
 def take_down(folder: Path | str, **arguments: Any) -> int:
-    """`penstock takedown` with these arguments; returns its exit code."""
+    """Run `penstock takedown` with these arguments; returns its exit code."""
     return takedown_command(Namespace(run=str(folder), **(DEFAULTS | arguments)))
 
 
 def certificates(folder: Path) -> list[Certificate]:
-    """Every certificate of a run, by id."""
+    """Return all certificates of a run, by id."""
     names = sorted(path.stem for path in (folder / "takedowns").glob("*.json") if path.stem != "pending")
     return [read_certificate(Store(str(folder)), name) for name in names]
 
 
 def documents_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """Every document of the shards with its stream, its place in it, its tokens."""
-    found = []
+    """Return every document of the shards with its stream, its first token in it, and its tokens."""
+    documents = []
     for stream, shards in dataset.streams.items():
         begin = 0
         for shard in shards:
@@ -41,41 +41,41 @@ def documents_of(dataset: Dataset) -> list[dict[str, Any]]:
             tokens = tokens_of(dataset, shard.path)
             for row in rows:
                 own = tokens[row["token_offset"] : row["token_offset"] + row["num_tokens"]]
-                found.append(row | {"stream": stream, "start": begin + row["token_offset"], "tokens": own})
+                documents.append(row | {"stream": stream, "start": begin + row["token_offset"], "tokens": own})
             begin += shard.num_tokens
-    return found
+    return documents
 
 
 def tokens_of(dataset: Dataset, path: str) -> list[int]:
-    """The tokens of a shard."""
+    """Return the tokens of a shard."""
     with dataset.folder.open_input(path) as file:
         table = pa.ipc.open_file(file).read_all()
     return [token for tokens in table.column("tokens").to_pylist() for token in tokens]
 
 
 def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
-    """The rows of all parts of a table."""
+    """Return the rows of all parts of a table."""
     store, manifest = open_table(Store(str(folder)), table)
     return [row for path in manifest.paths_of() for row in pq.read_table(store.path(path)).to_pylist()]
 
 
 def spans_of(documents: Sequence[dict[str, Any]]) -> list[tuple[str, int, int]]:
-    """Documents as a replay counts them."""
+    """Return documents as spans of their streams, as a replay does."""
     return [(row["stream"], row["start"], row["num_tokens"]) for row in documents]
 
 
 def opened(folder: Path) -> Dataset:
-    """The dataset of a run folder."""
+    """Open the dataset of a run folder."""
     return open_dataset(Store(str(folder)))
 
 
 def all_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a run."""
+    """Return the content of every file of a run."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def forge(folder: Path, key: str, change: Any, table: str = "tokens") -> None:
-    """Change the bytes of a file and everything that names its digest, as one would who hides something.
+    """Change the bytes of a file and everything that names its digest, as a forger would.
 
     `change` maps the old bytes to the new ones.
     """
@@ -90,8 +90,8 @@ def forge(folder: Path, key: str, change: Any, table: str = "tokens") -> None:
     old = next(entry for entry in raw["content"]["files"] if entry["key"] == key)
     before = old["sha256"]
     old["sha256"] = hashlib.sha256(data).hexdigest()
-    place = folder / table / version / MANIFEST_NAME
-    place.write_text(json.dumps(raw))
+    path = folder / table / version / MANIFEST_NAME
+    path.write_text(json.dumps(raw))
     after = open_table(Store(str(folder)), table)[1].digest
     for name in (folder / "takedowns").glob("*.json"):
         text = name.read_text().replace(before, old["sha256"]).replace(manifest.digest, after)

@@ -139,7 +139,9 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     folder, ids = copied(old, tmp_path / "run"), [row["doc_id"].hex() for row in chosen]
     attach(Store(str(folder / "ladder/small")), Store(str(folder)))
     shutil.copytree(folder / "train", folder / "ladder/small/train")
-    with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, found .*tokens of {folder}"):
+    with pytest.raises(
+        ConfigError, match=rf"expected a run with its own tables for `takedown`, got .*tokens of {folder}"
+    ):
         take_down(folder / "ladder/small", doc=ids)
     assert take_down(folder, doc=ids) == 0
     effects = certificates(folder)[0].effects
@@ -156,7 +158,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     ways = read_run(branch).tables
     write_run(branch, RunFile(tables=ways | {"tokens": "v-own"}))
     (found,) = check_certificate(Store(str(folder)), certificate).problems
-    assert found.startswith("ladder/small: expected no copy below the run, got a run with tokens of its own")
+    assert found.startswith("ladder/small: expected no tables made from this run, got a run with its own tokens")
 
 
 def compared_step(old: Path, chosen: Removed, batches: Batches, step: int) -> Iterator[str]:
@@ -231,7 +233,7 @@ def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
     name.write_text(name.read_text().replace(before, "0" * 64))
     told = train(new, 1)[0]
     assert before in told.error
-    assert "restore the certificate" in told.error
+    assert "Restore the certificate." in told.error
 
 
 def test_a_dataset_that_only_claims_to_come_of_another_is_refused(old: Path, new: Path) -> None:

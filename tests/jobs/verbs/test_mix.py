@@ -258,10 +258,10 @@ def test_shares_become_weights(given_run: Path, tmp_path: Path) -> None:
 def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> None:
     dataset, path = open_dataset(Store(str(given_run))), tmp_path / "mix.toml"
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=0.5, web=0.5)))
-    with pytest.raises(ConfigError, match=rf"mix.toml, for dataset {dataset.digest[:12]}: .* found 'web'"):
+    with pytest.raises(ConfigError, match=rf"mix.toml, for dataset {dataset.digest[:12]}: .* got 'web'"):
         mix_overrides(str(path), dataset)
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=1.0)))
-    with pytest.raises(ConfigError, match=r"found no web\+tail; add them"):
+    with pytest.raises(ConfigError, match=r"got no web\+tail\. Add them under"):
         mix_overrides(str(path), dataset)
 
 

@@ -1,4 +1,4 @@
-"""Lineage: every node and link of a run known by hand, and every promise that does not hold."""
+"""Lineage: all nodes and links of a known run, and every kind of break."""
 
 import argparse
 import hashlib
@@ -31,24 +31,24 @@ def run(tmp_path: Path) -> Store:
 
 
 def titles(lineage: Lineage, keys: list[str]) -> list[str]:
-    """What nodes are called."""
+    """Return the titles of nodes."""
     return [lineage.node(key).title for key in keys]
 
 
 def drawn(lineage: Lineage) -> set[tuple[str, str]]:
-    """The drawn links by title."""
+    """Return the drawn links by title."""
     names = {node.key: node.title for node in lineage.nodes}
     return {(names[a], names[b]) for a, b in drawn_links(lineage)}
 
 
-def said(lineage: Lineage) -> list[str]:
-    """Everything that does not hold."""
-    return [found.says for found in lineage.breaks]
+def messages(lineage: Lineage) -> list[str]:
+    """Return the messages of all breaks."""
+    return [entry.says for entry in lineage.breaks]
 
 
 def test_the_whole_chain(run: Store) -> None:
     lineage = read_lineage(run)
-    assert said(lineage) == []
+    assert messages(lineage) == []
     assert [node.title for node in lineage.nodes] == [
         *("files of the crawl", "documents, text", "clusters", "audit", "verdicts", "dedup", "clean", "tokenizer"),
         *("dataset", "plan", "checkpoint 2", "checkpoint 4", "checkpoint 6", "rewound from step 8 to 6", "skip list"),
@@ -89,15 +89,15 @@ def test_the_text_names_the_sources_by_number(run: Store) -> None:
     rows = dict(enumerate((line.split("  ") for line in lines[1:] if line.split()[0].isdigit()), start=1))
     numbers = {next(filter(None, row[1:])).strip(): number for number, row in rows.items()}
     assert lines[0] == "lineage of run: 19 steps"
-    found = next(line for line in lines if " dedup " in line)
-    assert open_table(run, "dedup")[1].digest[:12] in found
-    assert "37 rows, 20 kept" in found
-    assert found.endswith(f"from {numbers['clusters']}, {numbers['verdicts']}")
+    dedup = next(line for line in lines if " dedup " in line)
+    assert open_table(run, "dedup")[1].digest[:12] in dedup
+    assert "37 rows, 20 kept" in dedup
+    assert dedup.endswith(f"from {numbers['clusters']}, {numbers['verdicts']}")
     assert lines[lines.index(next(line for line in lines if "skip list" in line)) + 1].strip() == "spike at step 8"
 
 
 def follow(run: Store, dataset: str) -> str:
-    """Let the plan follow a mix that was measured on a dataset; returns where it is kept."""
+    """Let the plan follow a mix that was measured on a dataset; returns the path of the mix."""
     part = {"share": 1.0, "repeat": 1.0, "why": "because", "keep": 1.0, "wanted_tokens": None}
     mix = Mix(dataset=dataset, plan="p" * 64, reference="its own losses", sources={"web": SourceMix(**part)})
     data = mix_toml(mix).encode()
@@ -109,34 +109,34 @@ def follow(run: Store, dataset: str) -> str:
     return f"train/mix-{digest[:12]}.toml"
 
 
-def test_a_mix_stands_between_dataset_and_plan(run: Store) -> None:
+def test_a_mix_is_between_dataset_and_plan(run: Store) -> None:
     place = follow(run, open_table(run, "tokens")[1].digest)
     lineage = read_lineage(run)
-    assert said(lineage) == []
+    assert messages(lineage) == []
     assert {("dataset", "mix"), ("mix", "plan")} <= drawn(lineage)
     node = lineage.node(place)
     assert (node.digest, dict(node.counts)) == (run.sha256(place), {"sources": 1})
     assert node.notes == ("measured in the run of plan pppppppppppp, by its own losses", "web 1")
 
 
-def test_a_mix_of_an_earlier_dataset_says_so(run: Store) -> None:
+def test_a_mix_of_an_earlier_dataset_has_a_note(run: Store) -> None:
     place = follow(run, "e" * 64)
     node = read_lineage(run).node(place)
     assert "measured on dataset eeeeeeeeeeee" in node.notes
-    assert said(read_lineage(run)) == []
+    assert messages(read_lineage(run)) == []
 
 
-@pytest.mark.parametrize(("change", "found"), [(b"format = 1", r"found [0-9a-f]{12}"), (None, "found no file")])
-def test_a_mix_that_is_not_the_one_that_was_followed(run: Store, change: bytes | None, found: str) -> None:
+@pytest.mark.parametrize(("change", "actual"), [(b"format = 1", r"[0-9a-f]{12}"), (None, "no file")])
+def test_a_mix_with_another_digest_is_a_break(run: Store, change: bytes | None, actual: str) -> None:
     place = follow(run, "e" * 64)
     run.delete(place)
     if change is not None:
         run.write_atomic(place, change)
-    with pytest.raises(ContractError, match=rf"{place}: expected .*, {found}\. Restore the file"):
+    with pytest.raises(ContractError, match=rf"{place}: expected .*, got {actual}\. Restore the file\."):
         check_lineage(read_lineage(run), "run")
 
 
-# ------------------------------------------------------------------------------------------------- what does not hold
+# ------------------------------------------------------------------------------------------------------------- breaks
 
 
 def an_altered_table(run: Store) -> None:
@@ -173,21 +173,37 @@ def another_tokenizer(run: Store) -> None:
 @pytest.mark.parametrize(
     ("harm", "where", "expected"),
     [
-        (an_altered_table, "dedup", r"^dedup/v-tiny: expected \w{12}, got \w{12}\. It was altered\.$"),
-        (an_altered_dataset, "plan", r"^train/plan\.json: expected dataset \w{12}, got \w{12}\. Restore it\.$"),
+        (an_altered_table, "dedup", r"^dedup/v-tiny: expected \w{12}, got \w{12}\. Restore the altered manifest\.$"),
+        (
+            an_altered_dataset,
+            "plan",
+            r"^train/plan\.json: expected dataset \w{12}, got \w{12}\. Restore the dataset\.$",
+        ),
         (a_lost_table, "verdicts", r"^verdicts/v-tiny: expected a table, got no manifest\.json"),
-        (an_edited_skip_list, "checkpoint 8", r"^train/checkpoints/step-000008: expected a skip list \w+ of 2, got"),
+        (
+            an_edited_skip_list,
+            "checkpoint 8",
+            r"^train/checkpoints/step-000008: expected a skip list \w+ of 2, got .* in train/skips.txt\. Restore",
+        ),
         (another_end, "end of training", r"expected dataset 999999999999, got \w{12} in train/checkpoints/step-0000"),
-        (an_end_elsewhere, "end of training", r"expected train/checkpoints/step-000099, got .*step-000012\. Restore"),
-        (another_tokenizer, "plan", r"expected tokenizer 777777777777, got \w{12} in the dataset$"),
+        (
+            an_end_elsewhere,
+            "end of training",
+            r"expected train/checkpoints/step-000099, got .*step-000012\. Restore the checkpoint\.$",
+        ),
+        (
+            another_tokenizer,
+            "plan",
+            r"expected tokenizer 777777777777, got \w{12} in the dataset\. Restore the plan\.$",
+        ),
     ],
 )
-def test_a_broken_promise_is_marked_where_it_is_and_refused(
+def test_a_break_is_marked_at_its_node_and_rejected(
     run: Store, harm: Callable[[Store], None], where: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harm(run)
     lineage = read_lineage(run)
-    titles_of = [lineage.node(found.key).title for found in lineage.breaks]
+    titles_of = [lineage.node(entry.key).title for entry in lineage.breaks]
     assert where in titles_of
     with pytest.raises(ContractError, match=f"(?m){expected.replace('^', '^ *')}"):
         check_lineage(lineage, run.uri)
@@ -205,40 +221,40 @@ def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
     run.write_atomic(f"clean/v-tiny/{path}", bytes(data))
     run.write_atomic("train/checkpoints/step-000004/state.bin", b"5")
     run.delete("train/checkpoints/step-000006/state.bin")
-    assert said(read_lineage(run)) == []
-    found = said(read_lineage(run, verify=True))
-    assert [says.partition(":")[0] for says in found] == [
+    assert messages(read_lineage(run)) == []
+    breaks = messages(read_lineage(run, verify=True))
+    assert [message.partition(":")[0] for message in breaks] == [
         f"clean/v-tiny/{path}",
         "train/checkpoints/step-000004/state.bin",
         "train/checkpoints/step-000006/state.bin",
     ]
-    assert "found no file" in found[2]
+    assert breaks[2].endswith("got no file. Restore the file.")
 
 
-def test_a_plan_by_a_law_of_its_own_says_so(run: Store) -> None:
+def test_a_plan_by_its_own_law_has_a_note(run: Store) -> None:
     plan, dataset = run.read_json("train/plan.json"), open_table(run, "tokens")[1].digest
     plan["settings"]["plan"] = {"law": "own", "own_law": {"num_runs": 9, "dataset": dataset}}
     run.write_atomic("train/plan.json", canonical_json(plan))
-    says = f"sized by a law fitted to 9 runs on dataset {dataset[:12]}"
-    assert read_lineage(run).node("train/plan.json").notes == (says,)
+    note = f"sized by a law fitted to 9 runs on dataset {dataset[:12]}"
+    assert read_lineage(run).node("train/plan.json").notes == (note,)
 
 
 # ----------------------------------------------------------------------------------------------------------- versions
 
 
-def test_an_end_whose_checkpoints_were_removed_is_no_broken_promise(run: Store) -> None:
+def test_an_end_whose_checkpoints_were_removed_is_no_break(run: Store) -> None:
     shutil.rmtree(run.path("train/checkpoints"))
     lineage = read_lineage(run)
-    assert said(lineage) == []
+    assert messages(lineage) == []
     assert lineage.node("train/manifest.json").notes == ("train/checkpoints/step-000012 was removed",)
     assert lineage.sources("train/manifest.json") == []
     assert [event for event in events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
 
 
-def test_checkpoints_of_an_earlier_dataset_hang_on_it(run: Store) -> None:
+def test_checkpoints_of_an_earlier_dataset_are_linked_to_it(run: Store) -> None:
     earlier = next_version(run, "tokens", lambda content: content["figures"].update(chunk_tokens=512))
     lineage = read_lineage(run)
-    assert said(lineage) == []
+    assert messages(lineage) == []
     assert [(node.digest == earlier, node.is_current) for node in lineage.nodes if node.kind == "dataset"] == [
         (False, True),
         (True, False),
@@ -256,7 +272,7 @@ def test_a_plan_made_since_is_no_source_of_the_checkpoints(run: Store) -> None:
 
 
 def takedown(run: Store) -> None:
-    """A version of the dataset as a takedown writes it; plan and checkpoints still name the version before."""
+    """Write a version of the dataset as a takedown does; plan and checkpoints still name the version before."""
     old = open_table(run, "tokens")[1]
     run.write_atomic("takedowns/abc/tokens.json", run.read_bytes("tokens/v-tiny/manifest.json"))
     descent: dict[str, Any] = {"id": "abc", "mode": "tombstones", "read_before": {}}
@@ -279,31 +295,32 @@ def takedown(run: Store) -> None:
     run.write_atomic("takedowns/abc.json", canonical_json(certificate))
 
 
-def test_a_takedown_stands_between_two_datasets(run: Store) -> None:
+def test_a_takedown_is_between_two_datasets(run: Store) -> None:
     takedown(run)
     lineage = read_lineage(run)
-    assert said(lineage) == []
+    assert messages(lineage) == []
     assert {("dataset", "takedown"), ("takedown", "dataset"), ("dataset", "plan")} <= drawn(lineage)
     node = lineage.node("takedowns/abc.json")
     assert (dict(node.counts), node.at) == ({"documents removed": 1, "tokens": 9}, "2026-03-01T00:00:00+00:00")
     assert lineage.sources("train/plan.json") == ["takedowns/abc/tokens.json"]  # trained before it
 
 
-def test_a_takedown_whose_certificate_says_otherwise_is_broken(run: Store) -> None:
+def test_a_takedown_whose_certificate_disagrees_is_a_break(run: Store) -> None:
     takedown(run)
     certificate = run.read_json("takedowns/abc.json")
     run.write_atomic("takedowns/abc.json", canonical_json(certificate | {"mode": "compact"}))
-    assert "takedowns/abc.json: expected by the manifest of tokens" in said(read_lineage(run))[0]
+    assert "takedowns/abc.json: expected before, after and mode" in messages(read_lineage(run))[0]
 
 
-def test_a_takedown_that_does_not_say_what_it_is_is_broken(run: Store) -> None:
+def test_a_takedown_with_an_invalid_descent_is_a_break(run: Store) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc"}))
     assert (
-        "tokens/v-tiny: expected what a takedown says of itself, got it wrong in parent" in said(read_lineage(run))[0]
+        "tokens/v-tiny: expected the descent from a takedown, got wrong values of parent"
+        in messages(read_lineage(run))[0]
     )
 
 
-def test_a_replay_goes_on_from_the_checkpoint_that_was_chosen(run: Store) -> None:
+def test_a_replay_resumes_from_the_chosen_checkpoint(run: Store) -> None:
     before = open_table(run, "tokens")[1].digest
     takedown(run)
     after = open_table(run, "tokens")[1].digest
@@ -326,7 +343,7 @@ def test_a_replay_goes_on_from_the_checkpoint_that_was_chosen(run: Store) -> Non
     assert chosen not in read_lineage(run).sources(first)
 
 
-def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp_path: Path) -> None:
+def test_a_run_on_a_branch_of_another_run_leads_to_its_crawl(run: Store, tmp_path: Path) -> None:
     branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
     for table in (tables := read_run(run).tables):
         manifest = run.read_json(name := f"{table}/v-tiny/manifest.json")
@@ -339,7 +356,7 @@ def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp
         write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-tiny"}, recipe=state.recipe))
     attach(new, branch, ("tokens", "tokenizer"))
     lineage = read_lineage(new)
-    assert said(lineage) == []
+    assert messages(lineage) == []
     assert {("files of the crawl", "documents, text"), ("clean", "tokenizer")} <= drawn(lineage)
     assert {node.digest for node in lineage.nodes} <= {node.digest for node in read_lineage(run).nodes}
     assert [node.title for node in lineage.nodes if not node.is_current] == []
@@ -349,7 +366,7 @@ def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp
 
 
 def checkpoints(count: int) -> Growing:
-    """A row of checkpoints behind a plan."""
+    """Return a sequence of checkpoints after a plan."""
     growing = Growing()
     growing.add(Node("plan", "plan", "plan", "", {}))
     for step in range(1, count + 1):
@@ -360,13 +377,13 @@ def checkpoints(count: int) -> Growing:
 
 @pytest.mark.parametrize(("count", "shown"), [(4, 4), (5, 3), (40, 3)])
 def test_a_row_of_checkpoints_is_folded(count: int, shown: int) -> None:
-    found = [node.title for node in folded(checkpoints(count).done()).nodes[1:]]
-    assert (len(found), found[0], found[-1]) == (shown, "checkpoint 1", f"checkpoint {count}")
+    shown_titles = [node.title for node in folded(checkpoints(count).done()).nodes[1:]]
+    assert (len(shown_titles), shown_titles[0], shown_titles[-1]) == (shown, "checkpoint 1", f"checkpoint {count}")
     if count == 40:
-        assert found[1] == "38 more checkpoints, of steps 2 to 39"
+        assert shown_titles[1] == "38 more checkpoints, of steps 2 to 39"
 
 
-def test_what_every_checkpoint_says_is_said_once() -> None:
+def test_notes_that_checkpoints_share_appear_once() -> None:
     growing = checkpoints(40)
     for step in range(1, 41):
         growing.nodes[f"c{step}"] = replace(
@@ -381,11 +398,11 @@ def test_what_every_checkpoint_says_is_said_once() -> None:
     assert [node.notes for node in shown[1:]] == [("2 × cpu",)] * 2 + [("4 × cpu",)] * 3
 
 
-def test_what_happened_between_checkpoints_is_never_folded() -> None:
+def test_events_between_checkpoints_are_never_folded() -> None:
     growing = checkpoints(40)
     growing.add(Node("r", "rewind", "rewound", "", {}), "c20")
     growing.links.append(("r", "c21"))
-    growing.broken("c30", "c30: expected a, got b")
+    growing.add_break("c30", "c30: expected a, got b")
     lineage = folded(growing.done())
     assert [node.key for node in lineage.nodes] == ["plan", "c1", "c19", "c20", "r", "c21", "c29", "c30", "c39", "c40"]
     assert [node.title for node in lineage.nodes if "more" in node.title] == [
@@ -396,9 +413,9 @@ def test_what_happened_between_checkpoints_is_never_folded() -> None:
     assert dict(lineage.node("c19").counts) == {"bytes": 180}
 
 
-def test_a_link_that_a_longer_way_says_is_not_drawn() -> None:
+def test_a_link_that_a_longer_path_implies_is_not_drawn() -> None:
     growing = Growing()
-    for key, sources in {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["a", "c", "gone"]}.items():
+    for key, sources in {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["a", "c", "missing"]}.items():
         growing.add(Node(key, "table", key, "", {}), *sources)
     lineage = growing.done()
     assert set(lineage.links) == {("a", "b"), ("a", "c"), ("b", "c"), ("a", "d"), ("c", "d")}
@@ -409,30 +426,30 @@ def test_a_link_that_a_longer_way_says_is_not_drawn() -> None:
 
 
 def arguments(run: str, **given: Any) -> argparse.Namespace:
-    """The arguments of `penstock lineage`."""
+    """Return the arguments of `penstock lineage`."""
     return argparse.Namespace(**{"run": run, "out": None, "openlineage": None, "verify": False} | given)
 
 
 def test_the_command_writes_the_graph(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lineage_command(arguments(run.uri, out=str(tmp_path / "new" / "lineage.json"), verify=True)) == 0
-    found = json.loads((tmp_path / "new" / "lineage.json").read_text())
-    assert found["format_version"] == 1
-    assert found["breaks"] == []
-    documents = next(node for node in found["nodes"] if node["title"] == "documents, text")
+    written = json.loads((tmp_path / "new" / "lineage.json").read_text())
+    assert written["format_version"] == 1
+    assert written["breaks"] == []
+    documents = next(node for node in written["nodes"] if node["title"] == "documents, text")
     assert documents["tables"] == {name: open_table(run, name)[1].digest for name in ("documents", "text")}
     assert documents["dropped"]["source/unreadable_gap"] == 2
     assert documents["models"] == {"toxicity/wordlist_en": "e" * 64}
-    assert {"from": "dedup/v-tiny", "to": "clean/v-tiny"} in found["links"]
+    assert {"from": "dedup/v-tiny", "to": "clean/v-tiny"} in written["links"]
     assert "files of the crawl" in capsys.readouterr().out
 
 
-def test_bad_arguments_are_refused(tmp_path: Path, run: Store) -> None:
+def test_bad_arguments_are_rejected(tmp_path: Path, run: Store) -> None:
     with pytest.raises(ConfigError, match=r"expected a run folder, got no run\.json"):
         lineage_command(arguments(str(tmp_path / "nothing")))
     with pytest.raises(ConfigError, match="expected two files, got --out and --openlineage x"):
         lineage_command(arguments(run.uri, out="x", openlineage="x"))
     run.write_atomic("train/plan.json", b'{"dataset": 3}')
-    with pytest.raises(ContractError, match="train: expected what the trainer writes, got KeyError"):
+    with pytest.raises(ContractError, match=r"train: expected files of the trainer, got KeyError.*\. Restore them\."):
         lineage_command(arguments(run.uri))
 
 

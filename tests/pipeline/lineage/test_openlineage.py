@@ -1,6 +1,6 @@
-"""OpenLineage events against the rules of the specification 2-0-2, and against the lineage they are made from.
+"""OpenLineage events: conformance with specification 2-0-2, and agreement with the lineage.
 
-The rules are those of the published JSON Schema, stated here again: required members, types, enumerations and formats.
+The rules repeat the published JSON Schema: required members, types, enumerations and formats.
 """
 
 import json
@@ -35,18 +35,18 @@ FACETS: Mapping[str, Mapping[str, type]] = {
     "processing_engine": {"version": str, "name": str},
     "jobType": {"processingType": str, "integration": str, "jobType": str},
 }
-"""Members of each facet of the specification, with their types; the tests ask for all of them."""
+"""Members of each facet of the specification, with their types; the tests require all of them."""
 EVENT_TYPES = {"START", "RUNNING", "COMPLETE", "ABORT", "FAIL", "OTHER"}
 SCHEMA_URL = re.compile(r"https://openlineage\.io/spec/(?:facets/)?\d+-\d+-\d+/\w+\.json#/\$defs/\w+")
 
 
 def is_uri(value: Any) -> bool:
-    """A URI has a scheme."""
+    """Return True if a value is a URI, which has a scheme."""
     return isinstance(value, str) and bool(urlsplit(value).scheme) and " " not in value
 
 
 def facet_breaches(name: str, facet: Json) -> Iterator[str]:
-    """What is wrong with a facet."""
+    """Yield the violations in a facet."""
     if not is_uri(facet.get("_producer")):
         yield f"{name}: _producer is no URI"
     if not SCHEMA_URL.fullmatch(facet.get("_schemaURL", "")):
@@ -64,33 +64,35 @@ def facet_breaches(name: str, facet: Json) -> Iterator[str]:
 
 
 def breaches(event: Json) -> list[str]:
-    """Everything in which an event breaks the specification."""
-    found = [f"{name} is missing" for name in ("eventTime", "producer", "schemaURL", "run", "job") if name not in event]
-    if found:
-        return found
+    """Return all violations of the specification in an event."""
+    problems = [
+        f"{name} is missing" for name in ("eventTime", "producer", "schemaURL", "run", "job") if name not in event
+    ]
+    if problems:
+        return problems
     if event["eventType"] not in EVENT_TYPES:
-        found.append(f"eventType {event['eventType']}")
+        problems.append(f"eventType {event['eventType']}")
     if datetime.fromisoformat(event["eventTime"]).tzinfo is None:
-        found.append(f"eventTime {event['eventTime']} has no offset")
-    found += [f"{name} is no URI" for name in ("producer", "schemaURL") if not is_uri(event[name])]
+        problems.append(f"eventTime {event['eventTime']} has no offset")
+    problems += [f"{name} is no URI" for name in ("producer", "schemaURL") if not is_uri(event[name])]
     if event["schemaURL"] != "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent":
-        found.append(f"schemaURL {event['schemaURL']}")
+        problems.append(f"schemaURL {event['schemaURL']}")
     if str(uuid.UUID(event["run"]["runId"])) != event["run"]["runId"]:
-        found.append("runId is no UUID")
+        problems.append("runId is no UUID")
     holders = [(event["run"], "facets"), (event["job"], "facets")]
     for side, own in (("inputs", "inputFacets"), ("outputs", "outputFacets")):
         for dataset in event.get(side, []):
             if not dataset.keys() <= {"namespace", "name", "facets", own}:
-                found.append(f"{side}: {sorted(dataset)}")
+                problems.append(f"{side}: {sorted(dataset)}")
             holders += [(dataset, "facets"), (dataset, own)]
     for holder, _ in holders[1:]:
-        found += [
+        problems += [
             f"{name} {holder.get(name)!r}" for name in ("namespace", "name") if not isinstance(holder.get(name), str)
         ]
     for holder, name in holders:
         for facet, value in holder.get(name, {}).items():
-            found += facet_breaches(facet, value)
-    return found
+            problems += facet_breaches(facet, value)
+    return problems
 
 
 @pytest.fixture
@@ -100,30 +102,30 @@ def run(tmp_path: Path) -> Store:
 
 
 def made(run: Store) -> list[Json]:
-    """The events of a run as they are read back."""
-    found: list[Json] = json.loads(encoded(events(read_lineage(run), run), "events.json"))
-    return found
+    """Return the events of a run as they are read back."""
+    written: list[Json] = json.loads(encoded(events(read_lineage(run), run), "events.json"))
+    return written
 
 
-def of(found: list[Json], job: str, kind: str = "COMPLETE") -> Json:
-    """The one event of a job."""
-    (event,) = [event for event in found if (event["job"]["name"], event["eventType"]) == (f"penstock.{job}", kind)]
+def of(written: list[Json], job: str, kind: str = "COMPLETE") -> Json:
+    """Return the only event of a kind of a job."""
+    (event,) = [event for event in written if (event["job"]["name"], event["eventType"]) == (f"penstock.{job}", kind)]
     return event
 
 
 def names(datasets: list[Json]) -> list[str]:
-    """The last two folders of names."""
+    """Return the last two folders of the datasets' names."""
     return ["/".join(dataset["name"].split("/")[-2:]) for dataset in datasets]
 
 
-def test_every_event_keeps_the_rules(run: Store) -> None:
-    found = made(run)
-    assert [breach for event in found for breach in breaches(event)] == []
+def test_every_event_conforms_to_the_specification(run: Store) -> None:
+    written = made(run)
+    assert [breach for event in written for breach in breaches(event)] == []
     by_run: dict[str, list[str]] = {}
-    for event in found:
+    for event in written:
         by_run.setdefault(event["run"]["runId"], []).append(event["eventType"])
     assert sorted(map(tuple, by_run.values())) == [("START", "COMPLETE")] * 9 + [("START", "OTHER", "COMPLETE")]
-    assert made(run) == found
+    assert made(run) == written
 
 
 @pytest.mark.parametrize(
@@ -150,21 +152,21 @@ def test_the_rules_themselves(run: Store, harm: Any, expected: str) -> None:
 
 
 def test_a_step_names_what_it_read_and_wrote(run: Store) -> None:
-    found = made(run)
-    assert names(of(found, "documents")["outputs"]) == ["documents/v-tiny", "text/v-tiny"]
-    assert names(of(found, "dedup")["inputs"]) == ["documents/v-tiny", "verdicts/v-tiny", "clusters/v-tiny"]
-    assert names(of(found, "tokens")["inputs"]) == ["clean/v-tiny", "tokenizer/v-tiny"]
-    assert names(of(found, "plan")["inputs"]) == ["tokens/v-tiny"]
-    train = of(found, "train")
+    written = made(run)
+    assert names(of(written, "documents")["outputs"]) == ["documents/v-tiny", "text/v-tiny"]
+    assert names(of(written, "dedup")["inputs"]) == ["documents/v-tiny", "verdicts/v-tiny", "clusters/v-tiny"]
+    assert names(of(written, "tokens")["inputs"]) == ["clean/v-tiny", "tokenizer/v-tiny"]
+    assert names(of(written, "plan")["inputs"]) == ["tokens/v-tiny"]
+    train = of(written, "train")
     skips = f"train/skips.txt@{digest_of(SKIPPED)[:12]}"
     assert names(train["inputs"]) == ["train/plan.json", skips, "tokens/v-tiny"]
     assert names(train["outputs"])[-2:] == ["checkpoints/step-000012", "train/manifest.json"]
-    rewind = of(found, "train", "OTHER")
+    rewind = of(written, "train", "OTHER")
     assert rewind["eventTime"] == REWIND["at"]
     assert rewind["run"]["facets"]["penstock_rewind"]["samples skipped"] == 2
 
 
-def test_facets_hold_what_the_manifests_say(run: Store) -> None:
+def test_facets_hold_the_values_of_the_manifests(run: Store) -> None:
     clean, manifest = of(made(run), "clean"), open_table(run, "clean")[1]
     (output,) = clean["outputs"]
     assert output["facets"]["version"]["datasetVersion"] == manifest.digest
@@ -178,7 +180,7 @@ def test_facets_hold_what_the_manifests_say(run: Store) -> None:
     statistics = output["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["fileCount"]) == (20, 2)
     assert statistics["size"] == sum(entry.bytes for entry in manifest.content.files)
-    assert clean["eventTime"] == "2026-01-01T00:00:08+00:00"  # started, and 8 s long
+    assert clean["eventTime"] == "2026-01-01T00:00:08+00:00"  # start, plus a duration of 8 s
     assert output["namespace"] == "file"
     assert output["facets"]["dataSource"]["uri"] == f"file://{run.root}/clean/v-tiny"
     counts = of(made(run), "dedup")["run"]["facets"]["penstock_counts"]
@@ -195,9 +197,9 @@ def test_facets_hold_what_the_manifests_say(run: Store) -> None:
 
 def test_a_takedown_is_a_job_from_one_dataset_to_the_next(run: Store) -> None:
     takedown(run)
-    found = made(run)
-    assert [breach for event in found for breach in breaches(event)] == []
-    event = of(found, "takedown")
+    written = made(run)
+    assert [breach for event in written for breach in breaches(event)] == []
+    event = of(written, "takedown")
     assert "abc/tokens.json" in names(event["inputs"])
     assert names(event["outputs"]) == ["tokens/v-next"]
 

@@ -1,4 +1,4 @@
-"""The lineage of runs that put documents into quarantine: what a list grew by, what follows from it, what lacks."""
+"""The lineage of runs with quarantined documents: extensions of the list, skipped samples, and missing documents."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ def line(doc_id: str, step: int, rewind: int = 1) -> dict[str, Any]:
 
 
 def listed(run: Store, *lines: dict[str, Any], rest: bytes = b"") -> bytes:
-    """Write the list of a run; returns the file."""
-    text = b"".join(json.dumps(one).encode() + b"\n" for one in lines) + rest
+    """Write the quarantine list of a run; returns its bytes."""
+    text = b"".join(json.dumps(row).encode() + b"\n" for row in lines) + rest
     run.write_atomic(QUARANTINE_NAME, text)
     return text
 
@@ -33,13 +33,13 @@ def listed(run: Store, *lines: dict[str, Any], rest: bytes = b"") -> bytes:
 def run(tmp_path: Path) -> Store:
     """A run that was rewound from step 8 to 6 without two samples, and without two documents."""
     run = lineage_run(tmp_path / "run")
-    told = REWIND | {"quarantined": [BAD, WORSE]}
-    run.write_atomic("train/events.jsonl", json.dumps(told).encode() + b"\n")
+    event = REWIND | {"quarantined": [BAD, WORSE]}
+    run.write_atomic("train/events.jsonl", json.dumps(event).encode() + b"\n")
     run.write_atomic("train/skips.txt", b"".join(b"%d  # %s\n" % (index, REASON.encode()) for index in SKIPPED))
     return run
 
 
-def test_the_list_stands_between_the_rewind_and_the_skip_list(run: Store) -> None:
+def test_the_list_is_between_the_rewind_and_the_skip_list(run: Store) -> None:
     text = listed(run, line(BAD, 8), line(WORSE, 8), rest=b'{"doc_id": "dd')
     lineage = read_lineage(run)
     assert lineage.breaks == ()
@@ -59,7 +59,7 @@ def test_the_list_stands_between_the_rewind_and_the_skip_list(run: Store) -> Non
 def test_each_spike_adds_to_the_list(run: Store) -> None:
     listed(run, line(OLD, 3, 1), line(BAD, 8, 2), line(WORSE, 8, 2), line(OLD, 8, 3))
     first, second, third = growths(run)
-    assert [(one.step, one.doc_ids, one.total) for one in (first, second, third)] == [
+    assert [(growth.step, growth.doc_ids, growth.total) for growth in (first, second, third)] == [
         (3, (OLD,), 1),
         (8, (BAD, WORSE), 3),
         (8, (OLD,), 3),
@@ -67,12 +67,12 @@ def test_each_spike_adds_to_the_list(run: Store) -> None:
     lineage = read_lineage(run)
     nodes = {node.key: node for node in lineage.nodes if node.kind == "quarantine"}
     assert dict(nodes[second.key].counts) == {"documents": 3, "new": 2}
-    # No rewind tells of the others: a killed process, or another run, wrote them.
+    # The others have no rewind: a killed process, or another run, wrote them.
     assert lineage.sources(first.key) == lineage.sources(third.key) == ["train/plan.json"]
     assert set(lineage.sources(f"train/skips.txt@{digest_of(SKIPPED)[:12]}")) == {second.key, third.key}
 
 
-def test_a_list_that_was_handed_on_is_what_is_skipped_for(run: Store) -> None:
+def test_samples_are_skipped_for_a_list_of_another_run(run: Store) -> None:
     listed(run, line(OLD, 300))
     run.write_atomic("train/events.jsonl", b"")
     run.write_atomic("train/skips.txt", b"".join(b"%d  # quarantined documents\n" % index for index in SKIPPED))
@@ -83,12 +83,12 @@ def test_a_list_that_was_handed_on_is_what_is_skipped_for(run: Store) -> None:
 
 
 @pytest.mark.parametrize("lines", [[], [line(BAD, 8)]])
-def test_a_list_that_lacks_what_a_rewind_tells_of_breaks_the_chain(run: Store, lines: list[dict[str, Any]]) -> None:
+def test_a_list_that_lacks_documents_of_a_rewind_is_a_break(run: Store, lines: list[dict[str, Any]]) -> None:
     listed(run, *lines)
-    (found,) = read_lineage(run).breaks
-    assert found.key.startswith("rewind/")
-    assert found.says.endswith(
-        f"expected 2 quarantined document(s) of step 8 in {QUARANTINE_NAME}, got {len(lines)}. Restore it"
+    (entry,) = read_lineage(run).breaks
+    assert entry.key.startswith("rewind/")
+    assert entry.says.endswith(
+        f"expected 2 quarantined document(s) of step 8 in {QUARANTINE_NAME}, got {len(lines)}. Restore the file."
     )
 
 
@@ -99,7 +99,7 @@ def test_a_run_without_a_list_has_none_in_its_lineage(tmp_path: Path) -> None:
     assert dict(rewind.counts) == {"samples skipped": 2}
 
 
-def test_a_plan_that_names_no_skip_list_has_that_of_its_rewinds(tmp_path: Path) -> None:
+def test_a_plan_without_a_skip_list_uses_that_of_its_rewinds(tmp_path: Path) -> None:
     run = lineage_run(tmp_path / "run")
     plan = run.read_json("train/plan.json") | {"settings": {"guard": {"spike_sigmas": 6.0, "on_spike": "rewind"}}}
     run.write_atomic("train/plan.json", json.dumps(plan).encode())
@@ -108,10 +108,10 @@ def test_a_plan_that_names_no_skip_list_has_that_of_its_rewinds(tmp_path: Path) 
     assert f"train/skips.txt@{digest_of(SKIPPED)[:12]}" in {node.key for node in lineage.nodes}
 
 
-def test_catalogues_are_told(run: Store) -> None:
+def test_events_contain_the_quarantined_documents(run: Store) -> None:
     listed(run, line(BAD, 8), line(WORSE, 8))
-    found = events(read_lineage(run), run)
-    (back,) = [event for event in found if event["eventType"] == "OTHER"]
-    assert back["run"]["facets"]["penstock_rewind"]["documents quarantined"] == 2
-    trained = next(event for event in found if event["job"]["name"] == "penstock.train")
-    assert [one for one in trained["inputs"] if "quarantine.jsonl@" in one["name"]]
+    written = events(read_lineage(run), run)
+    (rewound,) = [event for event in written if event["eventType"] == "OTHER"]
+    assert rewound["run"]["facets"]["penstock_rewind"]["documents quarantined"] == 2
+    trained = next(event for event in written if event["job"]["name"] == "penstock.train")
+    assert [dataset for dataset in trained["inputs"] if "quarantine.jsonl@" in dataset["name"]]

@@ -1,4 +1,4 @@
-"""The check of a certificate: it holds for what a takedown did, and finds one byte of a document left."""
+"""The check of a certificate: it is valid after a takedown, and reports a single byte that is left of a document."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import certificates, documents_of, forge, opened, take_down
 
 SALT = "5a17"
-FORTY = "Nothing else of this run says what is said here, on page forty. "
+FORTY = "No other text of this run has the words of this text, on page forty. "
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def chosen(folder: Path) -> dict:
 
 
 @pytest.fixture
-def gone(tmp_path_factory) -> dict:
-    """That document as it was."""
+def removed(tmp_path_factory) -> dict:
+    """The document before its removal."""
     folder = tmp_path_factory.mktemp("before") / "run"
     make_tiny_dataset(folder, {"web": 60, "books": 20})
     return chosen(folder)
@@ -62,9 +62,7 @@ def whole(tmp_path: Path) -> Path:
                r.chars, r.cluster, r.pii, r.length)
         for n, r in enumerate(crawl())
     ]  # fmt: skip
-    for n, one in enumerate(records):
-        if n == 40:
-            records[n] = Record(one.outcome, text=FORTY * 4, language="en", chars=1000, url=one.url)
+    records[40] = Record(records[40].outcome, text=FORTY * 4, language="en", chars=1000, url=records[40].url)
     make_run(tmp_path / "whole", records=records)
     assert take_down(tmp_path / "whole", doc=[identifier(40).hex()]) == 0
     return tmp_path / "whole"
@@ -75,13 +73,13 @@ def checked(folder: Path) -> Checked:
 
 
 def rewritten(folder: Path, ending: str, table: str = "tokens") -> str:
-    """The key of the rewritten file of a kind."""
-    found = [change.key for change in certificates(folder)[-1].tables[table].rewritten if change.key.endswith(ending)]
-    return found[0]
+    """Return the key of the rewritten file of a kind."""
+    keys = [change.key for change in certificates(folder)[-1].tables[table].rewritten if change.key.endswith(ending)]
+    return keys[0]
 
 
 def padding(folder: Path, key: str) -> int:
-    """A place in the last record batch of a file that belongs to no value: the end of a buffer of odd length."""
+    """Return a position in the last record batch of a file that no value uses: the end of a buffer of odd length."""
     store, manifest = open_table(Store(str(folder)), "tokens")
     with pa.memory_map(store.path(manifest.run.paths[key])) as file:
         base = file.read_buffer().address
@@ -95,7 +93,7 @@ def padding(folder: Path, key: str) -> int:
 
 
 def test_a_mark_is_the_rolling_hash_of_its_window() -> None:
-    """Worked out plainly: Σ unit · m^(15 - i) mod 2^64, of which the upper half is kept."""
+    """The expected values are computed directly: the upper half of Σ unit · m^(15 - i) mod 2^64."""
     import hashlib
 
     multiplier = int.from_bytes(hashlib.sha256(f"{SALT} tokens".encode()).digest()[:8], "little") | 1
@@ -110,7 +108,7 @@ def test_a_mark_is_the_rolling_hash_of_its_window() -> None:
     assert marks(units[:15], "tokens", SALT).tolist() == []
 
 
-def test_spans_are_found_wherever_they_stand_and_nothing_else() -> None:
+def test_spans_are_found_at_every_position_and_nothing_else() -> None:
     numbers = np.random.default_rng(1)
     document = numbers.integers(0, 50_000, 100).astype(np.uint16)
     spans = traces_of(document, "tokens", SALT)
@@ -118,32 +116,32 @@ def test_spans_are_found_wherever_they_stand_and_nothing_else() -> None:
     finder = Finder("tokens", SALT, [(3, spans)])
     stream = numbers.integers(0, 50_000, 200_000).astype(np.uint16)
     assert list(finder.find(stream)) == []
-    for place in (0, 65_530, 131_000, 200_000 - 100):  # at the edges of blocks too
+    for position in (0, 65_530, 131_000, 200_000 - 100):  # at the edges of blocks too
         planted = stream.copy()
-        planted[place : place + 100] = document
-        found = list(finder.find(planted))
-        assert {digest for _, digest, _ in found} == {digest for _, digest in spans}
-        assert next(at for at, _, _ in found) == place
-        assert found[-1][0] == place + 84
-        assert {tuple(owners) for _, _, owners in found} == {(3,)}
-    planted[place + 3] += 1  # one other token: the window that holds it is no longer found
+        planted[position : position + 100] = document
+        hits = list(finder.find(planted))
+        assert {span for _, span, _ in hits} == {span for _, span in spans}
+        assert hits[0][0] == position
+        assert hits[-1][0] == position + 84
+        assert {tuple(owners) for _, _, owners in hits} == {(3,)}
+    planted[position + 3] += 1  # another token: the window that holds it is no longer found
     assert len(list(finder.find(planted))) == 5
     assert list(finder.find(stream.astype(np.uint32))) == []
 
 
 @pytest.mark.parametrize(("length", "count"), [(0, 0), (15, 0), (16, 1), (31, 1), (32, 2), (16 * 64, 64), (5000, 64)])
-def test_how_many_spans_a_document_has(length: int, count: int) -> None:
+def test_the_number_of_spans_of_a_document(length: int, count: int) -> None:
     assert len(traces_of(np.arange(length).astype(np.uint16), "tokens", SALT)) == count
     assert len(traces_of(np.arange(length).astype(np.uint16), "tokens", SALT, most=3)) == min(3, count)
 
 
-def test_windows_that_say_nothing_are_left_out() -> None:
+def test_windows_of_few_distinct_tokens_are_omitted() -> None:
     assert traces_of(np.full(64, 7, np.uint16), "tokens", SALT) == []
     assert len(traces_of(np.tile(np.arange(4), 4).astype(np.uint16), "tokens", SALT)) == 1
     assert len(traces_of(np.tile(np.arange(3), 6)[:16].astype(np.uint16), "tokens", SALT)) == 0
 
 
-def test_digests_do_not_depend_on_the_type_but_on_salt_and_kind() -> None:
+def test_digests_depend_on_salt_and_kind_but_not_on_the_type() -> None:
     window = np.arange(16)
     same = {digest(window.astype(kind), "tokens", SALT) for kind in (np.uint16, np.uint32, np.int64)}
     assert len(same) == 1
@@ -153,62 +151,62 @@ def test_digests_do_not_depend_on_the_type_but_on_salt_and_kind() -> None:
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def test_a_certificate_holds_and_says_what_was_looked_at(run: Path, gone: dict) -> None:
-    found = checked(run)
-    assert found.problems == []
-    assert found.files == len(opened(run).manifest.content.files) + 1  # and the tokenizer's
-    assert found.tokens == sum(shard.num_tokens for shards in opened(run).streams.values() for shard in shards)
+def test_a_certificate_is_valid_and_reports_its_scope(run: Path, removed: dict) -> None:
+    result = checked(run)
+    assert result.problems == []
+    assert result.files == len(opened(run).manifest.content.files) + 1  # and the tokenizer's
+    assert result.tokens == sum(shard.num_tokens for shards in opened(run).streams.values() for shard in shards)
     certificate = certificates(run)[0]
-    lines = list(describe_check(certificate, found))
-    assert f"1 document(s), {gone['num_tokens']} tokens, tombstones" in lines[0]
-    assert lines[-1] == "the certificate holds"
-    assert [one.num_tokens for one in certificate.documents] == [gone["num_tokens"]]
-    # and it says nothing of the document that can be read
+    lines = list(describe_check(certificate, result))
+    assert f"1 document(s), {removed['num_tokens']} tokens, tombstones" in lines[0]
+    assert lines[-1] == "the certificate is valid"
+    assert [traces.num_tokens for traces in certificate.documents] == [removed["num_tokens"]]
+    # The certificate does not reveal the document.
     text = json.dumps(certificate.model_dump(mode="json"))
-    assert gone["doc_id"].hex() not in text
-    assert gone["url"] not in text
-    assert certificate.documents[0].document == salted(certificate.salt, "document", gone["doc_id"])
+    assert removed["doc_id"].hex() not in text
+    assert removed["url"] not in text
+    assert certificate.documents[0].document == salted(certificate.salt, "document", removed["doc_id"])
     assert certificate.windows == WINDOWS
 
 
 @pytest.mark.parametrize("ending", [".docs", ".tokens"])
-def test_one_byte_in_padding_is_found(run: Path, gone: dict, ending: str) -> None:
+def test_one_byte_in_padding_is_found(run: Path, removed: dict, ending: str) -> None:
     key = rewritten(run, ending)
     at = padding(run, key)
-    forge(run, key, lambda data: data[:at] + gone["url"].encode()[:1] + data[at + 1 :])
+    forge(run, key, lambda data: data[:at] + removed["url"].encode()[:1] + data[at + 1 :])
     problems = checked(run).problems
     assert len(problems) == 1
-    assert problems[0].startswith(f"tokens/{key}: expected no byte beside its rows, got some")
+    assert problems[0].startswith(f"tokens/{key}: expected no bytes besides its rows, which have SHA-256 ")
 
 
-def test_one_byte_behind_the_end_and_in_another_index_is_found(run: Path) -> None:
+def test_one_byte_in_the_padding_of_another_index_is_found(run: Path) -> None:
     key = next(change.key for change in certificates(run)[0].tables["tokens"].rewritten if "by_url" in change.key)
     forge(run, key, lambda data: data[:8] + data[8:].replace(b"ARROW1", b"x", 0) + b"")
     assert checked(run).problems == []
     at = padding(run, key)
     forge(run, key, lambda data: data[:at] + b"h" + data[at + 1 :])
-    assert "expected no byte beside its rows" in checked(run).problems[0]
+    assert "expected no bytes besides its rows" in checked(run).problems[0]
 
 
-def test_a_document_left_in_its_place_is_found(run: Path, gone: dict) -> None:
+def test_a_document_left_at_its_position_is_found(run: Path, removed: dict) -> None:
     key = rewritten(run, ".tokens")
     tombstone = opened(run).tokenizer.reserved["tombstone"]
-    blank = np.full(gone["num_tokens"], tombstone, np.uint16).tobytes()
-    forge(run, key, lambda data: data.replace(blank, np.array(gone["tokens"], np.uint16).tobytes()))
+    blank = np.full(removed["num_tokens"], tombstone, np.uint16).tobytes()
+    forge(run, key, lambda data: data.replace(blank, np.array(removed["tokens"], np.uint16).tobytes()))
     problems = checked(run).problems
     assert any("expected tombstones at tokens" in problem for problem in problems)
-    assert any("outside of every document that stands" in problem for problem in problems)
+    assert any("spans of removed document" in problem and "outside of all documents" in problem for problem in problems)
 
 
-def test_one_token_left_in_its_place_is_found(run: Path, gone: dict) -> None:
+def test_one_token_left_at_its_position_is_found(run: Path, removed: dict) -> None:
     tombstone = opened(run).tokenizer.reserved["tombstone"]
-    blank = np.full(gone["num_tokens"], tombstone, np.uint16).tobytes()
-    one = np.array([gone["tokens"][50]], np.uint16).tobytes()
-    forge(run, rewritten(run, ".tokens"), lambda data: data.replace(blank, blank[:100] + one + blank[102:]))
+    blank = np.full(removed["num_tokens"], tombstone, np.uint16).tobytes()
+    token = np.array([removed["tokens"][50]], np.uint16).tobytes()
+    forge(run, rewritten(run, ".tokens"), lambda data: data.replace(blank, blank[:100] + token + blank[102:]))
     assert ["expected tombstones at tokens" in problem for problem in checked(run).problems] == [True]
 
 
-def test_a_document_hidden_in_another_one_is_found(run: Path, gone: dict) -> None:
+def test_a_document_hidden_in_another_one_is_found(run: Path, removed: dict) -> None:
     """In a shard that was not touched: its digest is forged into the certificate's parent as well."""
     key = "books/train/00001.tokens"
     other = max(
@@ -216,14 +214,15 @@ def test_a_document_hidden_in_another_one_is_found(run: Path, gone: dict) -> Non
     )
     number = 0 if other["start"] < opened(run).streams["books/train"][0].num_tokens else 1
     key = f"books/train/{number:05d}.tokens"
-    size = min(len(other["tokens"]), len(gone["tokens"])) - 2
+    size = min(len(other["tokens"]), len(removed["tokens"])) - 2
     old = np.array(other["tokens"][1 : 1 + size], np.uint16).tobytes()
-    forge(run, key, lambda data: data.replace(old, np.array(gone["tokens"][1 : 1 + size], np.uint16).tobytes()))
+    forge(run, key, lambda data: data.replace(old, np.array(removed["tokens"][1 : 1 + size], np.uint16).tobytes()))
     problems = checked(run).problems
-    assert any("a copy of it; take it down too" in problem for problem in problems)
+    assert any("expected no copy of a removed document, got" in problem for problem in problems)
+    assert any(problem.endswith("Take it down with `penstock takedown --near`.") for problem in problems)
 
 
-def test_what_was_changed_behind_the_certificate_is_found(run: Path, gone: dict) -> None:
+def test_changes_after_the_certificate_are_found(run: Path, removed: dict) -> None:
     certificate = certificates(run)[0]
     store = Store(str(run))
     shard = opened(run).streams["books/train"][0]
@@ -231,16 +230,19 @@ def test_what_was_changed_behind_the_certificate_is_found(run: Path, gone: dict)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     assert any(f"books/train/00000.tokens: expected SHA-256 {shard.sha256}" in line for line in checked(run).problems)
     less = certificate.model_copy(update={"documents": []})
-    assert any("it was edited" in line for line in check_certificate(store, less).problems)
+    assert any(
+        line.startswith("certificate: expected id ") and line.endswith("Restore the file.")
+        for line in check_certificate(store, less).problems
+    )
     tables = certificate.tables
     other = {"tokens": tables["tokens"].model_copy(update={"before": "0" * 64})}
     problems = check_certificate(store, certificate.model_copy(update={"tables": other})).problems
-    assert any(f"found {'0' * 64}" in line for line in problems)
+    assert any(f"before, got {'0' * 64}. Restore the file." in line for line in problems)
     (run / "tokens/v-tiny/left.arrow").write_bytes(b"")
     assert any("v-tiny/left.arrow: expected no old file" in line for line in checked(run).problems)
 
 
-def test_a_run_that_went_back_is_found(run: Path) -> None:
+def test_a_restored_old_version_is_found(run: Path) -> None:
     state = read_run(Store(str(run)))
     make_tiny_dataset(run.parent / "old", {"web": 60, "books": 20})
     version = state.tables["tokens"]
@@ -253,35 +255,35 @@ def test_a_run_that_went_back_is_found(run: Path) -> None:
     problems = checked(run).problems
     assert any("tokens: expected version" in line for line in problems)
     assert any("expected no removed document" in line for line in problems)
-    assert any("a copy of it" in line for line in problems)
+    assert any("expected no copy of a removed document" in line for line in problems)
 
 
-def test_a_later_takedown_leaves_the_certificate_standing(run: Path) -> None:
+def test_a_later_takedown_keeps_the_certificate_valid(run: Path) -> None:
     first = certificates(run)[0]
     other = next(row for row in documents_of(opened(run)) if row["stream"] == "books/train" and row["url"])
     assert take_down(run, doc=[other["doc_id"].hex()]) == 0
     assert len(certificates(run)) == 2
     for certificate in certificates(run):
-        found = check_certificate(Store(str(run)), certificate)
-        assert found.problems == []
-        assert bool(found.notes) == (certificate.id == first.id)
+        result = check_certificate(Store(str(run)), certificate)
+        assert result.problems == []
+        assert bool(result.notes) == (certificate.id == first.id)
 
 
-def test_copies_that_were_left_are_told(tmp_path: Path) -> None:
-    """Two documents of one cluster and one text; one was asked for."""
+def test_remaining_copies_are_reported(tmp_path: Path) -> None:
+    """Two documents share a cluster and a text; a single document is requested."""
     folder = tmp_path / "run"
     make_tiny_dataset(folder, {"web": 60, "books": 20})
     rows = [row for row in documents_of(opened(folder)) if row["stream"] == "web/train"]
-    one, other = next((a, b) for a in rows[5:] for b in rows if a is not b and a["num_tokens"] == b["num_tokens"])
+    first, other = next((a, b) for a in rows[5:] for b in rows if a is not b and a["num_tokens"] == b["num_tokens"])
     number = next(n for n, end in _ends(folder) if other["start"] < end)
-    old, copy = (np.array(row["tokens"], np.uint16).tobytes() for row in (other, one))
+    old, copy = (np.array(row["tokens"], np.uint16).tobytes() for row in (other, first))
     forge(folder, f"web/train/{number:05d}.tokens", lambda data: data.replace(old, copy))
-    assert take_down(folder, doc=[one["doc_id"].hex()]) == 0
-    assert any("a copy of it" in line for line in checked(folder).problems)
+    assert take_down(folder, doc=[first["doc_id"].hex()]) == 0
+    assert any("expected no copy of a removed document" in line for line in checked(folder).problems)
     known = certificates(folder)[0].model_copy(update={"copies_left": 1}).sealed()
-    found = check_certificate(Store(str(folder)), known)
-    assert not found.problems
-    assert any("copies that were not asked for" in note for note in found.notes)
+    result = check_certificate(Store(str(folder)), known)
+    assert not result.problems
+    assert any("as one of the 1 copies that were not requested" in note for note in result.notes)
 
 
 def _ends(folder: Path) -> list[tuple[int, int]]:
@@ -290,20 +292,20 @@ def _ends(folder: Path) -> list[tuple[int, int]]:
 
 
 def test_every_field_is_under_the_seal(run: Path) -> None:
-    """A certificate edited in any place does not hold, whatever the field decides."""
+    """A certificate with any field edited is not valid."""
     certificate, store = certificates(run)[0], Store(str(run))
     assert certificate.seal == certificate.content_digest
     raw = certificate.model_dump(mode="json")
-    (gone,), change = raw["documents"], raw["tables"]["tokens"]
+    (removed,), change = raw["documents"], raw["tables"]["tokens"]
     edits = {
-        "salt": "0" * 64,  # nothing would be found by it
+        "salt": "0" * 64,  # no span would be found with it
         "copies_left": 1,
         "made": "2020-01-01T00:00:00+00:00",
         "requests": [],
         "windows": {"tokens": 1, "text": 1},
         "effects": raw["effects"] | {"models": [], "last_clean": 7},
         "tokenizer": None,
-        "documents": [gone | {"tokens": []}],
+        "documents": [removed | {"tokens": []}],
         "tables": {"tokens": change | {"rows": 0}},
         "pyarrow_version": "1.0",
         "code_version": "9",
@@ -313,8 +315,8 @@ def test_every_field_is_under_the_seal(run: Path) -> None:
         assert raw[name] != value
         problems = check_certificate(store, Certificate.model_validate(raw | {name: value})).problems
         assert any(line.startswith("certificate: expected seal ") for line in problems), name
-    told = "\n".join(describe_check(certificate, checked(run)))
-    assert f"seal {certificate.seal}" in told  # which who forges a whole certificate cannot meet
+    lines = "\n".join(describe_check(certificate, checked(run)))
+    assert f"seal {certificate.seal}" in lines  # which a forged certificate cannot have
 
 
 def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, tmp_path: Path) -> None:
@@ -322,26 +324,26 @@ def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, t
     for name in ("clean", "tokens", "tokenizer"):
         shutil.copytree(whole / name, copy / name)
     shutil.copy(whole / "run.json", copy)
-    found = check_certificate(Store(str(copy)), certificate)
-    assert found.problems == []
-    assert found.tokens > 0
-    assert found.notes == ["clean: the manifest before is not here, so files that were kept were not compared"]
-    assert {*found.absent} == {"documents", "text", "verdicts", "clusters", "dedup", "audit"}
-    assert [*describe_check(certificate, found)][-1] == "the certificate holds for what is here"
+    result = check_certificate(Store(str(copy)), certificate)
+    assert result.problems == []
+    assert result.tokens > 0
+    assert result.notes == ["clean: the manifest before is absent, so unchanged files were not compared"]
+    assert {*result.absent} == {"documents", "text", "verdicts", "clusters", "dedup", "audit"}
+    assert [*describe_check(certificate, result)][-1] == "the certificate is valid for the tables of this copy"
     (copy / "text").mkdir()
-    shutil.copy(next((whole / "text").rglob("*.parquet")), copy / "text")  # something of it is here
+    shutil.copy(next((whole / "text").rglob("*.parquet")), copy / "text")  # the copy has a file of it
     (problem,) = check_certificate(Store(str(copy)), certificate).problems
     assert problem.startswith("text: expected a table that can be read, got ")
     (copy / "run.json").unlink()
     problems = check_certificate(Store(str(copy)), certificate).problems
-    assert "clean: expected by the certificate, run.json names no such table" in problems
+    assert "clean: expected a table in run.json, got none. Restore run.json." in problems
     (problem,) = check_certificate(Store(str(tmp_path / "nothing")), certificate).problems
-    assert problem == f"{tmp_path}/nothing: expected tables of the certificate, got none. Name the run's folder"
+    assert problem == f"{tmp_path}/nothing: expected tables of the certificate, got none. Name the run's folder."
 
 
-def test_a_table_that_came_later_is_looked_at_too(run: Path, gone: dict) -> None:
+def test_a_later_table_is_checked_too(run: Path, removed: dict) -> None:
     store = Store(str(run))
-    rows = pa.table({"doc_id": pa.array([gone["doc_id"]], pa.binary(16))})
+    rows = pa.table({"doc_id": pa.array([removed["doc_id"]], pa.binary(16))})
     writer = GroupWriter(store.child("scores/v-later"), "part-00000", rows.schema)
     writer.write(rows)
     entry = writer.close()
@@ -352,7 +354,9 @@ def test_a_table_that_came_later_is_looked_at_too(run: Path, gone: dict) -> None
     store.write_atomic("scores/v-later/manifest.json", json.dumps(raw).encode())
     state = read_run(store)
     write_run(store, state.model_copy(update={"tables": state.tables | {"scores": "v-later"}}))
-    assert checked(run).problems == ["scores: expected no row of a removed document, got one with its id"]
+    assert checked(run).problems == [
+        "scores: expected no row of a removed document, got one with its id. Run `penstock takedown` again."
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
@@ -364,11 +368,11 @@ def test_a_text_left_in_a_table_is_found(whole: Path) -> None:
     for table in ("text", "clean"):
         rewrite(whole, table, lambda rows: put(rows, FORTY))
         problems = checked(whole).problems
-        assert any(f"{table}.text of" in line and "a copy of it" in line for line in problems), problems
+        assert any(f"{table}.text of" in line and "expected no copy of" in line for line in problems), problems
 
 
 def rewrite(folder: Path, table: str, change) -> None:
-    """Write a rewritten part once more, in its form, with other rows."""
+    """Write a rewritten part again, in its format, with other rows."""
     key = certificates(folder)[0].tables[table].rewritten[0].key
     store, manifest = open_table(Store(str(folder)), table)
     path = store.path(manifest.run.paths[key])
@@ -381,8 +385,8 @@ def rewrite(folder: Path, table: str, change) -> None:
 
 def put(rows: pa.Table, text: str) -> pa.Table:
     values = rows.column("text").to_pylist()
-    place = next(n for n, value in enumerate(values) if value)
-    values[place] = text * 4
+    row = next(n for n, value in enumerate(values) if value)
+    values[row] = text * 4
     return rows.set_column(
         rows.schema.get_field_index("text"), rows.schema.field("text"), pa.array(values, pa.string())
     )
@@ -391,26 +395,26 @@ def put(rows: pa.Table, text: str) -> pa.Table:
 def test_a_row_left_in_a_table_is_found(whole: Path) -> None:
     def name_it(rows: pa.Table) -> pa.Table:
         ids = [identifier(40), *rows.column("doc_id").to_pylist()[1:]]
-        place = rows.schema.get_field_index("doc_id")
-        return rows.set_column(place, rows.schema.field("doc_id"), pa.array(ids, pa.binary(16)))
+        column = rows.schema.get_field_index("doc_id")
+        return rows.set_column(column, rows.schema.field("doc_id"), pa.array(ids, pa.binary(16)))
 
     rewrite(whole, "verdicts", name_it)
     assert any(line.startswith("verdicts: expected no row of a removed document") for line in checked(whole).problems)
 
-    def say_url(rows: pa.Table) -> pa.Table:
+    def add_url(rows: pa.Table) -> pa.Table:
         ids = rows.column("doc_id").to_pylist()
-        urls = ["https://x/" if one == identifier(40) else None for one in ids]
+        urls = ["https://x/" if own == identifier(40) else None for own in ids]
         return rows.set_column(rows.schema.get_field_index("url"), rows.schema.field("url"), pa.array(urls))
 
-    rewrite(whole, "documents", say_url)
-    assert any("found one with ['url']" in line for line in checked(whole).problems)
+    rewrite(whole, "documents", add_url)
+    assert any("got one with ['url']. Run `penstock takedown` again." in line for line in checked(whole).problems)
 
 
 def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
-    """The tables that have another key than doc_id."""
+    """Covers the tables with another key than doc_id."""
     ids = [bytes([n]) * 16 for n in range(4)]
-    gone = pa.array([ids[1]], pa.binary(16))
-    orders = [b"any order" + one + (7).to_bytes(4, "big") for one in ids]
+    removed = pa.array([ids[1]], pa.binary(16))
+    orders = [b"any order" + own + (7).to_bytes(4, "big") for own in ids]
     tables = {
         ("index", "bands/00000"): pa.table({"key": [1, 2, 3, 4], "position": [0] * 4, "order": orders}),
         ("index", "leaders/00000"): pa.table({"doc_id": ids, "cluster": ids, "payload": ids}),
@@ -422,11 +426,13 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
         old, match = GroupWriter(Store(str(tmp_path)), f"{table}-{key}", rows.schema), match_of(table, key)
         old.write(rows)
         assert match is not None
-        made = rewrite_part(Store(str(tmp_path)), old.close()["path"], Store(str(tmp_path)), key, (table, match, gone))
+        made = rewrite_part(
+            Store(str(tmp_path)), old.close()["path"], Store(str(tmp_path)), key, (table, match, removed)
+        )
         assert made is not None
         left[key if table != "dedup" else table] = made.entry["rows"]
         assert rewrite_part(
-            Store(str(tmp_path)), made.entry["path"], Store(str(tmp_path)), key, (table, match, gone)
+            Store(str(tmp_path)), made.entry["path"], Store(str(tmp_path)), key, (table, match, removed)
         ) is None  # fmt: skip
         with Store(str(tmp_path)).open_input(made.entry["path"]) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
@@ -436,12 +442,12 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
     assert match_of("representatives", "urls/part-00000") is None
 
 
-def test_what_is_no_certificate_is_refused() -> None:
+def test_an_invalid_certificate_is_rejected() -> None:
     with pytest.raises(ContractError, match=r"a\.json: expected the certificate of a takedown, got"):
         parse_certificate({"version": 1}, "a.json")
 
 
-def test_a_certificate_of_another_version_is_refused(run: Path) -> None:
+def test_a_certificate_of_another_version_is_rejected(run: Path) -> None:
     raw = certificates(run)[0].model_dump(mode="json") | {"version": 9}
     with pytest.raises(ContractError, match="expected version 1 of certificates, got 9"):
         parse_certificate(raw, "a.json")

@@ -1,4 +1,4 @@
-"""A takedown that is killed: at every write and deletion the old or the new version stands; a rerun ends it."""
+"""A takedown that is killed at any write or deletion: the old or the new version is current; a rerun finishes it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +19,12 @@ from train.data.verify import verify_dataset
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Ends the process."""
 
 
 @contextmanager
 def killed(after: int) -> Iterator[list[str]]:
-    """The process is killed before its `after`-th change of the run (0 = the first); yields the changes it made."""
+    """Kill the process before its `after`-th change of the run (0 = the first); yields the changes it made."""
     made: list[str] = []
 
     def counted(act):
@@ -42,13 +42,13 @@ def killed(after: int) -> Iterator[list[str]]:
 
 
 def prepare(folder: Path) -> bytes:
-    """A dataset, and the document to take down."""
+    """Write a dataset; returns the document to take down."""
     make_tiny_dataset(folder, {"web": 30, "books": 10})
     return documents_of(opened(folder))[8]["doc_id"]
 
 
-def stands(folder: Path, document: bytes) -> str:
-    """Which version stands, whole: `old` or `new`."""
+def current_version(folder: Path, document: bytes) -> str:
+    """Check that the current version is complete; returns `old` or `new`."""
     dataset = opened(folder)
     (folder / "train").mkdir(exist_ok=True)
     verify_dataset(Store(str(folder)), dataset)
@@ -58,14 +58,14 @@ def stands(folder: Path, document: bytes) -> str:
 
 
 def num_changes(folder: Path) -> int:
-    """How many changes a whole takedown makes."""
+    """Return the number of changes of a whole takedown."""
     document = prepare(folder)
     with killed(10**6) as made:
         assert take_down(folder, doc=[document.hex()]) == 0
     return len(made)
 
 
-def test_killed_anywhere_one_version_stands_and_a_rerun_ends_it(tmp_path: Path) -> None:
+def test_killed_anywhere_one_version_is_current_and_a_rerun_finishes(tmp_path: Path) -> None:
     number = num_changes(tmp_path / "whole")
     assert number > 15
     expected = {name: data for name, data in all_bytes(tmp_path / "whole").items() if "takedowns" not in name}
@@ -75,22 +75,24 @@ def test_killed_anywhere_one_version_stands_and_a_rerun_ends_it(tmp_path: Path) 
         document = prepare(folder)
         with killed(after), pytest.raises(Killed):
             take_down(folder, doc=[document.hex()])
-        seen.append(stands(folder, document))
+        seen.append(current_version(folder, document))
         if read_pending(Store(str(folder))) is not None:
-            with pytest.raises(ContractError, match="found one that was broken off; finish it"):
+            with pytest.raises(
+                ContractError, match=r"got one that was interrupted\. Finish it with `penstock takedown`"
+            ):
                 standing_version(Store(str(folder)), "tokens", "v-tiny")
         assert take_down(folder, doc=[document.hex()]) == 0
-        assert stands(folder, document) == "new"
+        assert current_version(folder, document) == "new"
         assert read_pending(Store(str(folder))) is None
         assert take_down(folder, check=f"takedowns/{certificates(folder)[0].id}.json") == 0
-        # Nothing is left of the attempt: the same files, but for the names that no two attempts share.
-        found = [name for name in all_bytes(folder) if "takedowns" not in name and not name.startswith("train/")]
-        assert len(found) == len(expected)
+        # The attempt leaves no other files; names differ between attempts.
+        names = [name for name in all_bytes(folder) if "takedowns" not in name and not name.startswith("train/")]
+        assert len(names) == len(expected)
     assert seen == sorted(seen, reverse=True)  # old, old, …, new
     assert {*seen} == {"old", "new"}
 
 
-def test_killed_twice_and_ended_by_another_request(tmp_path: Path, capsys) -> None:
+def test_killed_twice_and_finished_by_another_request(tmp_path: Path, capsys) -> None:
     document = prepare(tmp_path)
     other = documents_of(opened(tmp_path))[20]["doc_id"]
     for after in (5, 2):
@@ -105,16 +107,16 @@ def test_killed_twice_and_ended_by_another_request(tmp_path: Path, capsys) -> No
     assert left.count(REMOVED_ID) == 2
 
 
-def test_without_a_request_what_was_broken_off_is_ended(tmp_path: Path) -> None:
+def test_without_a_request_an_interrupted_takedown_is_finished(tmp_path: Path) -> None:
     document = prepare(tmp_path)
     with killed(9), pytest.raises(Killed):
         take_down(tmp_path, doc=[document.hex()])
-    with pytest.raises(ConfigError, match="finish that one first"):
+    with pytest.raises(ConfigError, match="expected a run without a takedown under way"):
         take_down(tmp_path, dry_run=True)
     with pytest.raises(ConfigError, match="expected no takedown under way"):
         take_down(tmp_path, drop_old=True)
     assert take_down(tmp_path) == 0
-    assert stands(tmp_path, document) == "new"
+    assert current_version(tmp_path, document) == "new"
 
 
 def test_a_whole_run_killed_between_its_tables(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_whole_run_killed_between_its_tables(tmp_path: Path) -> None:
     assert take_down(tmp_path / "run", check=f"takedowns/{certificates(tmp_path / 'run')[0].id}.json") == 0
 
 
-def test_tables_that_changed_meanwhile_are_told(tmp_path: Path) -> None:
+def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:
     document = prepare(tmp_path)
     with killed(9), pytest.raises(Killed):
         take_down(tmp_path, doc=[document.hex()])
@@ -138,14 +140,14 @@ def test_tables_that_changed_meanwhile_are_told(tmp_path: Path) -> None:
     state = read_run(run)
     certificates_before = (tmp_path / PENDING_NAME).read_bytes()
     write_run(run, state.model_copy(update={"tables": state.tables | {"tokens": "v-other"}}))
-    with pytest.raises(ContractError, match="expected"):
+    with pytest.raises(ContractError, match=r"expected the certificate of takedown \w+, got no .*\. Restore it\."):
         take_down(tmp_path, doc=[document.hex()])
     assert (tmp_path / PENDING_NAME).read_bytes() == certificates_before
     write_run(run, state)
     assert take_down(tmp_path, doc=[document.hex()]) == 0
 
 
-def test_an_intent_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_invalid_intent_is_rejected(tmp_path: Path) -> None:
     document = prepare(tmp_path)
     Store(str(tmp_path)).write_atomic(PENDING_NAME, b'{"id": 1}')
     with pytest.raises(ContractError, match="expected a takedown under way, got"):

@@ -1,4 +1,4 @@
-"""A takedown from a dataset and from a whole run: what is gone, what stays as it was, what is refused."""
+"""A takedown from a dataset and from a whole run: removed data, unchanged data, and rejected requests."""
 
 import json
 from pathlib import Path
@@ -27,9 +27,9 @@ LONG = "The harbour master wrote down every ship that came in before the storm o
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory) -> Path:
-    """A dataset whose second batch of documents is short: 1,100 documents in one stream."""
-    folder = tmp_path_factory.mktemp("standing") / "run"
+def unchanged(tmp_path_factory) -> Path:
+    """A dataset that no test changes."""
+    folder = tmp_path_factory.mktemp("unchanged") / "run"
     make_tiny_dataset(folder, {"web": 60, "books": 20})
     return folder
 
@@ -55,8 +55,8 @@ def whole(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------------- shards
 
 
-def test_a_shard_without_removals_is_written_with_the_same_bytes(standing: Path, tmp_path: Path) -> None:
-    dataset, new = opened(standing), Store(str(tmp_path))
+def test_a_shard_without_removals_is_written_with_the_same_bytes(unchanged: Path, tmp_path: Path) -> None:
+    dataset, new = opened(unchanged), Store(str(tmp_path))
     for shard in (shard for shards in dataset.streams.values() for shard in shards):
         place, none = Place(shard, np.empty(0, np.int64), [], []), []
         made = [blank_tokens(dataset.folder, place, new, "uint16", 4), cut_tokens(dataset.folder, place, new, "uint16")]
@@ -100,13 +100,13 @@ def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None
     assert sum(chosen["doc_id"].hex().encode() in data for data in all_bytes(run).values()) == 0
 
 
-def test_compacted_shards_have_no_place_left(run: Path) -> None:
+def test_compacted_shards_have_no_tombstones(run: Path) -> None:
     before = documents_of(opened(run))
-    gone = {row["doc_id"] for row in (before[3], before[30], before[31])}
-    assert take_down(run, doc=[one.hex() for one in gone], compact=True) == 0
+    removed = {row["doc_id"] for row in (before[3], before[30], before[31])}
+    assert take_down(run, doc=[identifier.hex() for identifier in removed], compact=True) == 0
     new = opened(run)
     after = documents_of(new)
-    stay = [row for row in before if row["doc_id"] not in gone]
+    stay = [row for row in before if row["doc_id"] not in removed]
     assert [row["doc_id"] for row in after] == [row["doc_id"] for row in stay]
     assert [row["tokens"] for row in after] == [row["tokens"] for row in stay]
     for name, shards in new.streams.items():
@@ -117,11 +117,11 @@ def test_compacted_shards_have_no_place_left(run: Path) -> None:
     assert descent.mode == "compact"
 
 
-def test_batches_are_cut_at_fixed_counts_again(tmp_path: Path) -> None:
+def test_batches_have_the_fixed_size_again(tmp_path: Path) -> None:
     make_tiny_dataset(tmp_path / "run", {"web": 2700}, shard_tokens=10**9)
     rows = documents_of(opened(tmp_path / "run"))
-    gone = [rows[300], rows[1400], rows[-1]]
-    assert take_down(tmp_path / "run", doc=[row["doc_id"].hex() for row in gone], compact=True) == 0
+    removed = [rows[300], rows[1400], rows[-1]]
+    assert take_down(tmp_path / "run", doc=[row["doc_id"].hex() for row in removed], compact=True) == 0
     dataset = opened(tmp_path / "run")
     shard = dataset.streams["web/train"][0]
     sizes = {}
@@ -129,7 +129,7 @@ def test_batches_are_cut_at_fixed_counts_again(tmp_path: Path) -> None:
         with dataset.folder.open_input(path) as file:
             reader = pa.ipc.open_file(file)
             sizes[path] = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
-    number = 2430 - sum(row["stream"] == "web/train" for row in gone)
+    number = 2430 - sum(row["stream"] == "web/train" for row in removed)
     assert list(sizes.values()) == [[1024, 1024, number - 2048]] * 2
     assert take_down(tmp_path / "run", check=f"takedowns/{certificates(tmp_path / 'run')[0].id}.json") == 0
 
@@ -147,14 +147,14 @@ def test_a_shard_may_lose_every_document(tmp_path: Path) -> None:
         assert [row["doc_id"] for row in left] == ([] if compact else [REMOVED_ID])
 
 
-def test_what_was_removed_is_in_no_index_and_the_rest_is(run: Path) -> None:
+def test_removed_documents_are_in_no_index_and_others_are(run: Path) -> None:
     rows = documents_of(opened(run))
     chosen, other = rows[9], rows[10]
     assert take_down(run, url=[chosen["url"]]) == 0
     documents = Documents(opened(run))
     assert list(documents.of_url(chosen["url"])) == []
-    found = [row["doc_id"] for _, row, _ in documents.of_url(other["url"])]
-    assert other["doc_id"] in found or other["url"] == chosen["url"]
+    listed = [row["doc_id"] for _, row, _ in documents.of_url(other["url"])]
+    assert other["doc_id"] in listed or other["url"] == chosen["url"]
 
 
 # ---------------------------------------------------------------------------------------------------------- selection
@@ -171,17 +171,17 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
     same = {row["doc_id"] for row in rows if row["url"] == url}
     forms = (url, url.replace("http://www.", "https://"), f"{url}&utm_source=mail#top")
     assert [select(store, Request(urls=(form,))).documents for form in forms] == [same] * 3
-    # The whole run knows dropped pages and clusters: one of three near copies.
+    # The whole run has dropped pages and clusters of near copies.
     near = select(Store(str(whole)), Request(near=(identifier(24).hex(),)))
     clusters = {row["doc_id"]: row["cluster"] for row in rows_of(whole, "clusters")}
-    assert near.documents == {one for one, cluster in clusters.items() if cluster == clusters[identifier(24)]}
+    assert near.documents == {document for document, cluster in clusters.items() if cluster == clusters[identifier(24)]}
     assert (len(near.documents), near.copies_left) == (5, 0)
     alone = select(Store(str(whole)), Request(documents=(identifier(24).hex(),)))
     assert (alone.documents, alone.copies_left) == ({identifier(24)}, 4)
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         ({"domain": ["example.com"]}, "--domain example.com: expected a document of .*, got none"),
         ({"domain": ["co.uk/x"]}, "expected a domain such as example.com, got 'co.uk/x'"),
@@ -192,32 +192,32 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
         ({"near": ["ab" * 15]}, "--near: expected a document id of 32 hex digits"),
         ({}, "expected --domain, --url, --doc or --near, got none of them"),
         ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old by itself"),
-        ({"check": "a.json", "doc": ["00" * 16]}, "by itself, found --check, --doc"),
+        ({"check": "a.json", "doc": ["00" * 16]}, "by itself, got --check, --doc"),
         ({"check": "a.json"}, "expected a certificate, got no a.json"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_written(standing: Path, asked: dict, said: str) -> None:
-    before = all_bytes(standing)
-    with pytest.raises(ConfigError, match=said):
-        take_down(standing, **asked)
-    assert all_bytes(standing) == before
+def test_invalid_requests_are_rejected_before_any_write(unchanged: Path, arguments: dict, message: str) -> None:
+    before = all_bytes(unchanged)
+    with pytest.raises(ConfigError, match=message):
+        take_down(unchanged, **arguments)
+    assert all_bytes(unchanged) == before
 
 
-def test_one_thing_that_is_not_there_stops_the_others(standing: Path) -> None:
-    before = all_bytes(standing)
+def test_one_item_without_a_match_stops_the_takedown(unchanged: Path) -> None:
+    before = all_bytes(unchanged)
     with pytest.raises(ConfigError, match=r"example\.com"):
-        take_down(standing, domain=["site3.co.uk", "example.com"])
-    assert all_bytes(standing) == before
-    assert take_down(standing, domain=["site3.co.uk"], dry_run=True) == 0
-    assert all_bytes(standing) == before
+        take_down(unchanged, domain=["site3.co.uk", "example.com"])
+    assert all_bytes(unchanged) == before
+    assert take_down(unchanged, domain=["site3.co.uk"], dry_run=True) == 0
+    assert all_bytes(unchanged) == before
     with pytest.raises(ConfigError, match="expected a run with documents or a dataset, got neither"):
-        take_down(standing / "nowhere", domain=["site3.co.uk"])
+        take_down(unchanged / "nowhere", domain=["site3.co.uk"])
 
 
 def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
     first, second = [row["doc_id"] for row in documents_of(opened(run))][:2]
     listed = tmp_path / "quarantine.jsonl"
-    lines = [{"doc_id": one.hex(), "step": 3} for one in (first, second, first, bytes(16))]
+    lines = [{"doc_id": identifier.hex(), "step": 3} for identifier in (first, second, first, bytes(16))]
     listed.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert take_down(run, docs=str(listed)) == 0
     assert len(certificates(run)[0].documents) == 2
@@ -228,24 +228,24 @@ def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
         take_down(run, docs=str(tmp_path / "none"))
 
 
-def test_what_is_done_is_not_done_again(run: Path, capsys) -> None:
+def test_a_repeated_takedown_changes_nothing(run: Path, capsys) -> None:
     rows = documents_of(opened(run))
     assert take_down(run, domain=["site3.co.uk"]) == 0
     after = all_bytes(run)
     capsys.readouterr()
     assert take_down(run, domain=["site3.co.uk"]) == 0
     assert "nothing is left to do" in capsys.readouterr().out
-    gone = next(row for row in rows if row["domain"] == "site3.co.uk")
-    assert take_down(run, doc=[gone["doc_id"].hex()]) == 0
+    removed = next(row for row in rows if row["domain"] == "site3.co.uk")
+    assert take_down(run, doc=[removed["doc_id"].hex()]) == 0
     assert all_bytes(run) == after
-    with pytest.raises(ConfigError, match="it was taken down before, by"):
-        take_down(run, doc=[gone["doc_id"].hex(), "00" * 16])
+    with pytest.raises(ConfigError, match=r"got one that takedown \w+ removed\. Omit it\."):
+        take_down(run, doc=[removed["doc_id"].hex(), "00" * 16])
 
 
 # -------------------------------------------------------------------------------------------------------- whole runs
 
 
-def test_every_table_loses_what_it_said(whole: Path) -> None:
+def test_every_table_loses_the_documents(whole: Path) -> None:
     tables = ("documents", "text", "verdicts", "clusters", "dedup", "clean")
     before = {name: rows_of(whole, name) for name in tables}
     kept, short = identifier(34), identifier(18)  # a page that was kept, and one that a rule dropped
@@ -259,50 +259,50 @@ def test_every_table_loses_what_it_said(whole: Path) -> None:
             if was["doc_id"] not in (kept, short):
                 assert now == was
                 continue
-            said = {column: value for column, value in now.items() if value is not None}
-            place = {
+            values = {column: value for column, value in now.items() if value is not None}
+            position = {
                 column: was[column] for column in ("doc_id", "source", "split", "offset", "length") if column in was
             }
-            told = {"record_type": "response", "drop_stage": "takedown", "drop_rule": "removed"}
-            assert said == (place | told if name == "documents" else {"doc_id": was["doc_id"]})
+            verdict = {"record_type": "response", "drop_stage": "takedown", "drop_rule": "removed"}
+            assert values == (position | verdict if name == "documents" else {"doc_id": was["doc_id"]})
     for name in tables[2:]:
         assert after[name] == [row for row in before[name] if row["doc_id"] not in (kept, short)]
     assert not (whole / "report.html").exists()
-    told = {name: (whole / f"train/{name}.jsonl").read_text() for name in ("events", "quarantine")}
-    assert not any(kept.hex() in text or "c.example/kept" in text for text in told.values())
-    spike, _, rewound, broken = told["events"].splitlines()
+    logs = {name: (whole / f"train/{name}.jsonl").read_text() for name in ("events", "quarantine")}
+    assert not any(kept.hex() in text or "c.example/kept" in text for text in logs.values())
+    spike, _, rewound, broken = logs["events"].splitlines()
     assert json.loads(spike)["documents"][1]["url"] == "http://b/"
     assert json.loads(rewound)["quarantined"] == ["00" * 16, "11" * 16]
     assert broken == '{"broken'
-    assert [json.loads(line)["url"] for line in told["quarantine"].splitlines()] == ["", "http://b/"]
+    assert [json.loads(line)["url"] for line in logs["quarantine"].splitlines()] == ["", "http://b/"]
     text = LONG.format(34).encode()
     assert not any(text in data for data in all_bytes(whole).values())
 
 
 def add_quotes(folder: Path, document: bytes) -> None:
-    """What quotes documents beside the tables: a report, events of training."""
+    """Write files outside the tables that name documents: a report, and logs of training."""
     (folder / "report.html").write_text("a quotation")
-    one = {"doc_id": document.hex(), "url": "https://c.example/kept/0", "split": "crawl-0.warc.gz"}
+    entry = {"doc_id": document.hex(), "url": "https://c.example/kept/0", "split": "crawl-0.warc.gz"}
     other = {"doc_id": "00" * 16, "url": "http://b/", "split": "b"}
     rewound = {"kind": "rewound", "step": 3, "quarantined": [document.hex(), "11" * 16]}
-    events = [{"kind": "spike", "documents": [one, other]}, {"kind": "begun", "step": 0}, rewound]
+    events = [{"kind": "spike", "documents": [entry, other]}, {"kind": "begun", "step": 0}, rewound]
     (folder / "train").mkdir(exist_ok=True)
-    listed = [json.dumps(row | {"step": 3}) + "\n" for row in (one, other)]
+    listed = [json.dumps(row | {"step": 3}) + "\n" for row in (entry, other)]
     (folder / "train/quarantine.jsonl").write_text("".join(listed))
     (folder / "train/events.jsonl").write_text("\n".join(map(json.dumps, events)) + '\n{"broken')
 
 
-def test_the_books_still_meet(tmp_path: Path) -> None:
+def test_the_counts_of_all_tables_still_agree(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", until="clean")
-    stand, wrong = current_tables(run), unequal(run)
+    tables, wrong = current_tables(run), unequal(run)
     assert take_down(run.uri, near=[identifier(24).hex()], doc=[identifier(18).hex()]) == 0
-    assert (current_tables(run), unequal(run)) == (stand, wrong)
+    assert (current_tables(run), unequal(run)) == (tables, wrong)
     counts = open_table(run, "documents")[1].content.counts
     assert counts.dropped["takedown/removed"] == 6
 
 
 def unequal(run: Store) -> list[str]:
-    """The equations between tables that do not hold."""
+    """Return the equations between tables that are violated."""
     return [check.claim for check in checks(collect(run)) if check.left != check.right]
 
 
@@ -315,12 +315,12 @@ def unequal(run: Store) -> list[str]:
         ("text", {"kept": 2}, 6, {"source/gap": 2, "source/other": 2}, 10),
     ],
 )
-def test_the_books_of_a_table(table: str, removed: dict, kept: int, dropped: dict, rows_in: int) -> None:
+def test_the_counts_of_a_table(table: str, removed: dict, kept: int, dropped: dict, rows_in: int) -> None:
     counts = Counts(rows_in=10, rows_kept=6, dropped={"source/gap": 2, "source/other": 2})
     assert counts_after(counts, table, removed) == Counts(rows_in=rows_in, rows_kept=kept, dropped=dropped)
 
 
-def test_other_versions_of_a_table_go_too(whole: Path) -> None:
+def test_other_versions_of_a_table_are_deleted_too(whole: Path) -> None:
     run = Store(str(whole))
     version = whole / "clean/v-other"
     version.mkdir()
@@ -331,7 +331,7 @@ def test_other_versions_of_a_table_go_too(whole: Path) -> None:
     assert read_run(run).tables["clean"] != "v-tiny"
 
 
-def test_a_rerun_neither_brings_them_back_nor_loses_its_place(whole: Path) -> None:
+def test_a_rerun_neither_restores_documents_nor_loses_its_version(whole: Path) -> None:
     run = Store(str(whole))
     assert standing_version(run, "clean", "v-tiny") == "v-tiny"
     refuse_rebuild(run, "documents")
@@ -352,20 +352,22 @@ def test_documents_of_no_dataset_are_taken_down_too(tmp_path: Path) -> None:
     assert take_down(tmp_path / "run", check=f"takedowns/{certificate.id}.json") == 0
 
 
-def test_near_copies_that_nobody_has_looked_for_are_not_promised(whole: Path) -> None:
-    """Without clusters a document would be taken alone, and its copies would stay unsaid."""
-    store, one = Store(str(whole)), identifier(24).hex()
+def test_near_copies_without_clusters_are_rejected(whole: Path) -> None:
+    """Without clusters a document would be removed alone, without a word about its copies."""
+    store, document = Store(str(whole)), identifier(24).hex()
     state = read_run(store)
-    unclustered = {name: way for name, way in state.tables.items() if name in ("documents", "text", "verdicts")}
+    unclustered = {name: version for name, version in state.tables.items() if name in ("documents", "text", "verdicts")}
     write_run(store, state.model_copy(update={"tables": unclustered}))
     before = all_bytes(whole)
-    with pytest.raises(ConfigError, match=f"--near {one}: expected a document whose near copies are known, got no"):
-        take_down(whole, near=[one])
+    with pytest.raises(
+        ConfigError, match=f"--near {document}: expected a document whose near copies are known, got no"
+    ):
+        take_down(whole, near=[document])
     assert all_bytes(whole) == before
-    assert take_down(whole, doc=[one]) == 0
+    assert take_down(whole, doc=[document]) == 0
 
 
-def test_taking_everything_leaves_nothing_to_train_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removing_all_documents_leaves_nothing_to_train_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     everything = [row["doc_id"].hex() for row in documents_of(opened(run))]
     assert take_down(run, doc=everything[1:]) == 0
     assert "no document is left" not in capsys.readouterr().out
