@@ -1,6 +1,6 @@
-"""Pages in other languages and charsets, declared rightly, wrongly or not at all.
+"""Pages in other languages and charsets, whose charset is declared correctly, wrongly, or not at all.
 
-Every text is composed of the project's own sentences; what the bytes are and what is said about them is in the truth.
+The texts are generated from sentence templates; the truth file has the actual charset and the declared ones.
 """
 
 import random
@@ -19,7 +19,7 @@ from pipeline.demo_crawl.speech_zh import CHINESE
 
 @dataclass(frozen=True)
 class Encoding:
-    """A language in an encoding, and what the server and the page say that it is; None says nothing."""
+    """A language with its charset and the charsets that header and page declare; None = not declared."""
 
     speech: Speech
     charset: str
@@ -28,7 +28,7 @@ class Encoding:
 
     @property
     def is_true(self) -> bool:
-        """Whether what is said is said by somebody, and by nobody wrongly."""
+        """True if header or page declare the charset, and every declaration is correct."""
         return {self.http, self.meta} - {None} == {self.charset}
 
 
@@ -60,13 +60,13 @@ ENCODINGS = (
     Encoding(CHINESE, "gb18030", None, None),
     Encoding(JAPANESE, "shift_jis", None, None),
 )
-"""Every combination that is planted, the wrongly and the undeclared ones last."""
+"""Every combination that is planted; those with wrong or missing declarations are last."""
 NOT_WANTED = ITALIAN.language
-"""The one language that the demo's recipe leaves out."""
+"""The language that the demo recipe drops."""
 
 
 def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> Page:
-    """A page of 16 to 26 sentences in the encoding's language and charset."""
+    """Return a page of 16 to 26 sentences in the language and charset of the encoding."""
     speech = encoding.speech
     title, paragraphs = compose(speech, rng, rng.randint(16, 26))
     page = Page(

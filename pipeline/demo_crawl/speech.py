@@ -1,7 +1,7 @@
-"""Sentences in other languages: templates whose gaps are filled with whole phrases, so that the grammar holds.
+"""Generated sentences in other languages: templates with gaps for whole phrases, so that the grammar is correct.
 
-Each language is a module `speech_xx.py` with its own templates and phrases. Fixed runs of words are kept short: two
-texts of one language then share few 5-word shingles.
+Each language is a module `speech_xx.py` with its own templates and phrases. Fixed sequences of words are short, so that
+two texts of one language share few 5-word shingles.
 """
 
 import random
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Speech:
-    """What is needed to write pages in one language."""
+    """The templates and phrases of one language."""
 
     language: str
     """ISO 639-1 code."""
     menu: tuple[str, ...]
-    """Labels of a site's navigation."""
+    """Labels of the navigation of a site."""
     titles: tuple[str, ...]
     """Templates of headings."""
     templates: tuple[str, ...]
-    """Templates of sentences; `{name}` is a gap for one of the phrases of that name."""
+    """Templates of sentences; `{name}` is a gap for a phrase of that name."""
     phrases: Mapping[str, str]
-    """Phrases, separated by ` / `, by the name of the gap they fit, in the case and form that the gap wants."""
+    """Gap name → phrases, separated by ` / `, in the grammatical form that the gap requires."""
     space: str = " "
-    """What stands between two sentences."""
+    """Separator between two sentences."""
 
 
 def compose(speech: Speech, rng: random.Random, num_sentences: int) -> tuple[str, list[str]]:
-    """(title, paragraphs) of a text of `num_sentences` sentences, none of its templates used twice in a round."""
+    """Return (title, paragraphs) of `num_sentences` sentences; a template repeats only after all others were used."""
     phrases = {name: _cycle(options.split(" / "), rng) for name, options in speech.phrases.items()}
     title, sentences = _filled(rng.choice(speech.titles), phrases), list[str]()
     while len(sentences) < num_sentences:
@@ -44,7 +44,7 @@ def compose(speech: Speech, rng: random.Random, num_sentences: int) -> tuple[str
 
 
 def _cycle(options: list[str], rng: random.Random) -> Iterator[str]:
-    """The options in random order, again and again: one comes back only after all the others."""
+    """Yield the options in random order without end; an option repeats only after all others."""
     while True:
         yield from rng.sample(options, len(options))
 
