@@ -163,7 +163,7 @@ def planted_pages(stock: Stock, urls: Urls, cases: int, rng: random.Random) -> I
             yield personal_page(stock, urls.new("contact"), kind, rng)
         yield toxic_page(stock, urls.new("rant"), rng)
         for charset in CHARSETS[number % 2 :: 2]:
-            yield foreign_page(charset, urls.new(charset.speech.language), rng)
+            yield foreign_page(charset, urls.new(charset.language), rng)
 
 
 def low_quality_page(kind: str, stock: Stock, urls: Urls, rng: random.Random) -> Page:
