@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 # A page before rendering, and the exact similarity of two texts, which is the label of near copies.
 
@@ -55,7 +55,7 @@ class Page:
     menu: tuple[str, ...] = ("Home", "Guides", "Reference", "About", "Contact")
     """Labels of the navigation, in the language of the page."""
 
-    def dropped_by(self, *rules: str) -> "Page":
+    def dropped_by(self, *rules: str) -> Self:
         """Return the page with the label that one of these rules should drop it, preferably the first."""
         return replace(self, rules=rules, expected="drop")
 

@@ -7,7 +7,6 @@ give equal bytes.
 import base64
 import gzip
 import hashlib
-import io
 import random
 import uuid
 import zlib
@@ -166,16 +165,15 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
     files = _spread(captures, random.Random(f"order {seed}"))
     for number, content in enumerate(files):
         name = f"demo-{number:03d}.warc.gz"
-        file = io.BytesIO()
-        file.write(_member(_warcinfo(name)))
+        file = bytearray(_member(_warcinfo(name)))
         for capture in content:
             if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
-                file.write(_member(_request(capture)))
-            offset, data = file.tell(), stored(capture)
-            file.write(data)
+                file += _member(_request(capture))
+            offset, data = len(file), stored(capture)
+            file += data
             if capture.kind != "page":
                 planted.append(_planted(capture, name, offset, len(data)))
-        _write_if_new(out / name, file.getvalue())
+        _write_if_new(out / name, bytes(file))
     names = tuple(f"demo-{number:03d}.warc.gz" for number in range(len(files)))
     num_pages = sum(capture.kind == "page" for capture in captures)
     truth = Truth(names, sum(capture.fault != "garbage" for capture in captures), num_pages, tuple(planted))
