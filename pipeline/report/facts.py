@@ -177,6 +177,7 @@ def _read_checkpoints(run: Store) -> list[Checkpoint]:
 
 def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
     identity, layout = metadata["identity"], metadata["layout"]
+    threads = layout["threads"]
     axes = [f"{axis} {size}" for axis, size in layout["axes"].items() if size > 1]
     return Checkpoint(
         step=metadata["step"],
@@ -184,7 +185,13 @@ def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
         tokenizer=identity["tokenizer"],
         settings=digest_of(identity["settings"]),
         skip_list=identity["skip_list"],
-        layout=", ".join([f"{layout['ranks']} × {layout['device']}", *axes, f"{layout['threads']} threads each"]),
+        layout=", ".join(
+            [
+                f"{layout['ranks']} × {layout['device']}",
+                *axes,
+                f"{threads} thread{'s' if threads != 1 else ''} per rank",
+            ]
+        ),
         bytes=sum(file["size"] for file in metadata["files"].values()),
     )
 

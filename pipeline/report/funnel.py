@@ -30,7 +30,7 @@ LEAVES: Mapping[str, Mapping[str, str]] = {
         "classifier": "texts within the classifier limits",
         "importance": "texts close enough to the target corpus",
     },
-    "dedup": {"dedup": "survivors of each cluster"},
+    "dedup": {"dedup": "unique documents and survivors of clusters"},
     "tokens": {"tokens": "clean documents that the mix keeps"},
 }
 """Description of the documents kept by a stage, by table and stage."""

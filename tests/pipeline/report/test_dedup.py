@@ -118,7 +118,7 @@ def test_the_audit_is_in_the_report(run: Store) -> None:
         "Linked pairs by true similarity Similarity from Pairs 1.00 1,290 0.70 663 0.65 37 Recall",
         "with the document to which it was linked 1,990 98.2 % 97.0 % to 99.0 % 700 95.0 % 93.0 % to 97.0 % 0",
         "with the first document of its cluster 1,981 90.0 % 88.0 % to 92.0 % 0 – 9 8 from earlier snapshots",
-        "from 0.7 2,345 86.4 % 82.0 % to 91.0 % 89.8 % 85.0 % to 93.0 % 9 77.8 % 45.0 % to 94.0 % 88.9 %",
+        "at least 0.7 2,345 86.4 % 82.0 % to 91.0 % 89.8 % 85.0 % to 93.0 % 9 77.8 % 45.0 % to 94.0 % 88.9 %",
         "equal shingles 321 100.0 % 97.5 % to 100.0 % 100.0 % 97.5 % to 100.0 % 0 – –",
     ):
         assert expected in text

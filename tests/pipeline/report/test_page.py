@@ -64,7 +64,7 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
         "12 2026-01-02 03:04:05 spike loss 7.2500, above 7.1000 (mean 6.5000); 4 spans of documents in the step, "
         f"such as https://a.example/1, {SCRIPT}, {'d' * 32}",
         "20 2026-01-02 03:04:05 resumed from step-000020, with another layout: ranks 4 → 2, shard 4 → 2",
-        "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 threads each",
+        "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 thread per rank",
     ):
         assert expected in text
     assert 'aria-label="Loss over steps 1 to 40: training 7.9 to 4; held-out 6.5 to 4.5"' in page
