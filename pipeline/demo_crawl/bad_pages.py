@@ -1,6 +1,6 @@
-"""Pages of low quality, one kind for each rule of Gopher quality, C4 and FineWeb, made so that no earlier rule fires.
+"""Low-quality pages: one kind for each rule of Gopher repetition, Gopher quality, C4 and FineWeb.
 
-Each is good text with one fault, or text that is nothing but the fault.
+Each page is good text with one defect, or text that consists of the defect, and passes all earlier rules.
 """
 
 import random
@@ -10,47 +10,47 @@ from collections.abc import Callable, Sequence
 from pipeline.demo_crawl.html import Blocks, prose
 from pipeline.demo_crawl.text import Stock
 
-# Pages that repeat themselves, one kind for each of Gopher's repetition rules, made so that no earlier rule fires.
+# Repetitive pages, one kind for each of Gopher's repetition rules.
 #
 # A phrase of n words that occurs twice also counts for the rules on shorter n-grams, but with fewer characters; each
-# target below lies between the rule's own limit and what the rules before it would let pass.
+# target below lies between the limit of its rule and the limits of the rules before it.
 
 Make = Callable[[Stock, random.Random], Blocks]
 
 TOP_TARGETS = {2: 0.25, 3: 0.21, 4: 0.19}
-"""Share of the text that one n-gram fills; the limits are 0.20, 0.18 and 0.16."""
+"""Share of the text that one n-gram covers; the limits are 0.20, 0.18 and 0.16."""
 REPEATED_TARGETS = {5: 0.17, 6: 0.147, 7: 0.1345, 8: 0.1235, 9: 0.113, 10: 0.103}
-"""Least share of the text in repeated n-grams; one phrase more adds up to 0.02. The limits are 0.15, 0.14 … 0.10."""
+"""Minimum share of the text in repeated n-grams; the last phrase adds up to 0.02. The limits are 0.15, 0.14 … 0.10."""
 
 
 def repeated_paragraphs(stock: Stock, rng: random.Random) -> Blocks:
-    """Six paragraphs and a short one that stands between them again and again."""
+    """Make six paragraphs with the same short paragraph after each."""
     short = stock.sentences(1, 7, 9)[0]
     return prose([text for paragraph in stock.paragraphs(900, 6)[1][:6] for text in (paragraph, short)])
 
 
 def repeated_paragraph_chars(stock: Stock, rng: random.Random) -> Blocks:
-    """One long paragraph twice among many short ones: few paragraphs, many characters."""
+    """Make many short paragraphs with one long paragraph twice among them: few duplicates, many characters."""
     paragraphs = stock.sentences(10)
     long = " ".join(stock.distinct(sum(map(len, paragraphs)) // 2))
     return prose([*paragraphs[:3], long, *paragraphs[3:8], long, *paragraphs[8:]])
 
 
 def repeated_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Paragraphs of one new line and one that they all share."""
+    """Make paragraphs of one new line and one line that they all share."""
     short = stock.sentences(1, 7, 9)[0]
     return prose([f"{paragraph}\n{short}" for paragraph in stock.paragraphs(1500, 8)[1]])
 
 
 def repeated_line_chars(stock: Stock, rng: random.Random) -> Blocks:
-    """One long line in two paragraphs that differ, among many short lines."""
+    """Make many short lines, with the same long line in two different paragraphs."""
     lines = stock.sentences(10)
     long = " ".join(stock.distinct(sum(map(len, lines)) // 2))
     return prose([*lines[:3], f"{lines[3]}\n{long}", *lines[4:8], f"{long}\n{lines[8]}", lines[9]])
 
 
 def top_ngram(n: int) -> Make:
-    """Pages in which one n-gram fills too much of the text."""
+    """Return a function that makes pages in which one n-gram covers too much of the text."""
 
     def make(stock: Stock, rng: random.Random) -> Blocks:
         phrase = " ".join(rng.sample([word for word in stock.words[200:2000] if len(word) == 7], n))
@@ -63,7 +63,7 @@ def top_ngram(n: int) -> Make:
 
 
 def repeated_ngrams(n: int) -> Make:
-    """Pages in which many phrases of n words occur twice."""
+    """Return a function that makes pages in which many phrases of n words occur twice."""
 
     def make(stock: Stock, rng: random.Random) -> Blocks:
         words = [word for word in stock.words[100:3000] if 4 <= len(word) <= 8]
@@ -83,13 +83,13 @@ def repeated_ngrams(n: int) -> Make:
 
 
 def _inserted(sentences: list[str], phrases: list[str], rng: random.Random) -> list[str]:
-    """The sentences as paragraphs, the phrases spread over them, each between two words of a sentence."""
+    """Return the sentences as paragraphs with the phrases spread evenly, each between two words of a sentence."""
     words = [sentence.split(" ") for sentence in sentences]
-    gaps = [(number, spot) for number, sentence in enumerate(words) for spot in range(1, len(sentence))]
+    gaps = [(number, index) for number, sentence in enumerate(words) for index in range(1, len(sentence))]
     step = len(gaps) / len(phrases)
     chosen = [gaps[int(step * (index + 0.5))] for index in range(len(phrases))]
-    for (number, spot), phrase in sorted(zip(chosen, phrases), reverse=True):
-        words[number].insert(spot, phrase)
+    for (number, index), phrase in sorted(zip(chosen, phrases), reverse=True):
+        words[number].insert(index, phrase)
     lines = [" ".join(sentence) for sentence in words]
     return [" ".join(lines[start : start + 4]) for start in range(0, len(lines), 4)]
 
@@ -102,7 +102,7 @@ REPETITIVE: dict[str, Make] = {
     **{f"gopher_top_{n}gram": top_ngram(n) for n in TOP_TARGETS},
     **{f"gopher_dup_{n}gram": repeated_ngrams(n) for n in REPEATED_TARGETS},
 }
-"""The function that makes a page's blocks, by the rule that should drop it."""
+"""Rule → the function that makes the blocks of a page that the rule should drop."""
 
 
 TINY = re.findall("[a-z]+", "a i it is to be we go up on at in so as an do he my by no of or us me if the and she you")
@@ -112,7 +112,7 @@ WITHOUT = {
     **{"the": "this", "of": "from", "to": "into", "and": "plus"},
     **{"that": "which", "with": "using", "be": "stay", "have": "own"},
 }
-"""What stands in for the eight stop words of Gopher's list."""
+"""Replacements of the eight stop words of Gopher's list."""
 NOTICES = (
     "See our privacy policy.",
     "This site uses cookies.",
@@ -126,107 +126,107 @@ NOTICES = (
 
 
 def short_doc(stock: Stock, rng: random.Random) -> Blocks:
-    """Four or five sentences and no more."""
+    """Make four or five sentences."""
     return prose(stock.distinct(180, 8, 10))
 
 
 def long_doc(stock: Stock, rng: random.Random) -> Blocks:
-    """More than 100,000 words, drawn from the vocabulary."""
+    """Make more than 100,000 words, drawn from the vocabulary."""
     words = rng.choices(stock.words[:4000], k=101_000)
     sentences = [" ".join(words[start : start + 12]).capitalize() + "." for start in range(0, len(words), 12)]
     return prose([" ".join(sentences[start : start + 8]) for start in range(0, len(sentences), 8)])
 
 
 def short_words(stock: Stock, rng: random.Random) -> Blocks:
-    """Words of one to three letters only."""
+    """Make sentences of words of one to three letters."""
     return prose([_sentences(TINY, 9, 4, rng) for _ in range(6)])
 
 
 def long_words(stock: Stock, rng: random.Random) -> Blocks:
-    """Words of eleven letters and more."""
+    """Make sentences of words of eleven letters and more."""
     return prose([_sentences([word for word in stock.words if len(word) > 10], 8, 3, rng) for _ in range(6)])
 
 
 def hashes(stock: Stock, rng: random.Random) -> Blocks:
-    """Every third word is a hash tag."""
+    """Make text in which every third word is a hash tag."""
     return prose([_every(3, lambda word: f"#{word}", text) for text in stock.paragraphs(900)[1]])
 
 
 def ellipses(stock: Stock, rng: random.Random) -> Blocks:
-    """Every third word trails off, but no line does."""
+    """Make text in which every third word, but no line, ends in an ellipsis."""
     trailing = (_every(3, lambda word: f"{word.rstrip('.')}...", text) for text in _lines(stock, 9))
     return prose([f"{text} That is all." for text in trailing])
 
 
 def bullet_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """A list of sentences with nothing around it."""
+    """Make a bullet list of sentences without other text."""
     bullet = rng.choice(("•", "-"))
     return prose(["\n".join(f"{bullet} {sentence}" for sentence in stock.sentences(30))])
 
 
 def ellipsis_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Four lines of five trail off."""
+    """Make text in which four lines of five end in an ellipsis."""
     lines = stock.sentences(15, 12)
     return prose(["\n".join(line[:-1] + "..." if number % 5 else line for number, line in enumerate(lines))])
 
 
 def alpha_words(stock: Stock, rng: random.Random) -> Blocks:
-    """Every second word is followed by a number."""
+    """Make text in which a number follows every second word."""
     return prose([_every(2, lambda word: f"{word} {rng.randrange(1000, 99999)}", text) for text in _lines(stock, 8)])
 
 
 def stop_words(stock: Stock, rng: random.Random) -> Blocks:
-    """Text without the eight words that Gopher asks for."""
+    """Make text without the eight stop words that Gopher requires."""
     pattern = re.compile(rf"\b({'|'.join(WITHOUT)})\b")
     return prose([pattern.sub(lambda match: WITHOUT[match[1]], text) for text in stock.paragraphs(1000)[1]])
 
 
 def lorem_ipsum(stock: Stock, rng: random.Random) -> Blocks:
-    """Good text and a placeholder that was forgotten."""
+    """Make good text with a leftover placeholder."""
     paragraphs = stock.paragraphs(1200)[1]
     return prose([*paragraphs, "Lorem ipsum dolor sit amet, consectetur adipiscing elit."])
 
 
 def curly_bracket(stock: Stock, rng: random.Random) -> Blocks:
-    """Good text around one line of a template."""
+    """Make good text with one line of a template."""
     paragraphs = stock.paragraphs(1200)[1]
     return prose([*paragraphs[:2], "Dear {name}, your order has left our house.", *paragraphs[2:]])
 
 
 def few_sentences(stock: Stock, rng: random.Random) -> Blocks:
-    """Three very long sentences."""
+    """Make three very long sentences."""
     parts = [", and ".join(sentence[:-1].lower() for sentence in stock.sentences(3, 9)) for _ in range(3)]
     return prose([part.capitalize() + "." for part in parts])
 
 
 def policy_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Eight lines that C4 cuts for a notice in them, and too little else."""
+    """Make eight lines that C4 cuts because of a notice, and too little other text."""
     lines = [f"{sentence} {notice}" for sentence, notice in zip(stock.sentences(8, 9), NOTICES)]
     return prose([*lines, *stock.sentences(3, 9)])
 
 
 def no_terminal(stock: Stock, rng: random.Random) -> Blocks:
-    """Lines of two sentences, the second without its full stop."""
+    """Make lines of two sentences, the second without its full stop."""
     sentences = stock.sentences(24)
     return prose([f"{first} {second[:-1]}" for first, second in zip(sentences[::2], sentences[1::2])])
 
 
 def short_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Lines of four short words, each a sentence."""
+    """Make lines of four short words, each a sentence."""
     nouns = rng.sample([word for word in stock.words[200:4000] if 4 <= len(word) <= 7], 40)
     adjectives = rng.choices(SHORT_ADJECTIVES, k=40)
     return prose([f"The {noun} is {adjective}." for noun, adjective in zip(nouns, adjectives)] + _lines(stock, 4))
 
 
 def repeated_line(stock: Stock, rng: random.Random) -> Blocks:
-    """Good text in which one line occurs twice: too little for Gopher, too much for FineWeb."""
+    """Make good text in which one line occurs twice: Gopher keeps it, FineWeb drops it."""
     lines = _lines(stock, 9)
     line = stock.sentences(1, 9, 14)[0]
     return prose([*lines[:3], line, *lines[3:], line])
 
 
 def newlines(stock: Stock, rng: random.Random) -> Blocks:
-    """Lines of three words, of which two in five are longer than 30 characters and one in six ends a sentence."""
+    """Make lines of three words: two in five are longer than 30 characters, and one in six ends a sentence."""
     long = [word for word in stock.words if 10 <= len(word) <= 14]
     short = [word for word in stock.words[100:3000] if 3 <= len(word) <= 7]
     lines = []
@@ -239,7 +239,7 @@ def newlines(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def _lines(stock: Stock, count: int) -> list[str]:
-    """Paragraphs of two sentences."""
+    """Return paragraphs of two sentences."""
     sentences = stock.sentences(2 * count, 8)
     return [f"{first} {second}" for first, second in zip(sentences[::2], sentences[1::2])]
 
@@ -273,6 +273,6 @@ LOW_QUALITY: dict[str, tuple[Make, str]] = {
     "fineweb_dup_line_chars": (repeated_line, "fineweb_dup_line_chars"),
     "fineweb_newline_ratio": (newlines, "fineweb_newline_ratio"),
 }
-"""The function that makes a page's blocks and the rule that should drop the page, by kind."""
+"""Kind → (the function that makes the blocks of the page, the rule that should drop the page)."""
 UNTITLED = frozenset({"c4_too_few_sentences", "fineweb_newline_ratio", "gopher_short_words", "gopher_stop_words"})
-"""Kinds whose page has no heading: one line more or less decides."""
+"""Kinds whose page has no heading, since one more line would change the verdict."""

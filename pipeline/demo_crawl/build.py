@@ -1,7 +1,7 @@
-"""Composes the demo crawl: ordinary pages, and among them a known number of cases of every kind.
+"""Composition of the demo crawl: ordinary pages, and among them a known number of planted pages of every kind.
 
-Text is handed out to the planted cases first, and the ordinary pages share what is left, up to a usual length: with
-fewer packages installed there are fewer cases and shorter pages, but not fewer pages.
+Planted pages take their text first, and the ordinary pages share the rest, up to a usual length. With fewer packages
+installed there are fewer planted pages and shorter ordinary pages, but not fewer ordinary pages.
 """
 
 import math
@@ -20,22 +20,22 @@ from pipeline.demo_crawl.text import SENTENCE_END, Stock, harvest, title_of
 from pipeline.demo_crawl.write import ENCODINGS, Truth, capture_of, write_crawl
 from schemas.errors import ConfigError
 
-# Copies in the demo crawl: exact ones, and near ones whose true Jaccard similarity is measured and stored.
+# Exact copies, and near copies whose true Jaccard similarity is measured and stored.
 #
-# A near copy replaces single words; each breaks the up to five shingles it stands in, so with S shingles and k words
-# the similarity is about (S - 5k) / (S + 5k). The number of words is searched until the exact value meets its level.
+# A near copy replaces single words; each changes the up to five shingles that contain it, so with S shingles and k
+# words the similarity is about (S - 5k) / (S + 5k). A binary search finds the number of words closest to the target.
 
 LEVELS = (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
-"""Similarities at which near copies are made."""
+"""Target similarities of near copies."""
 MIN_DUPLICATE, MAX_DISTINCT = 0.75, 0.65
-"""From the first similarity on a pair counts as copies, up to the second as distinct; between them either is right."""
+"""Pairs of at least the first similarity count as copies, up to the second as distinct; between them both are right."""
 NEAR_COPY_CHARS = 1800
-"""Length of a text that is precise enough for the highest level: one word of 300 moves the similarity by 0.03."""
+"""Length that is precise enough for the highest target: one word of 300 changes the similarity by 0.03."""
 REPLACEABLE = re.compile(r"[a-z]{2,}")
 
 
 def exact_copies(original: Page, urls: list[str], same_bytes: bool, rng: random.Random) -> list[Page]:
-    """The original and a copy of it at every URL: the same bytes, or the same text in another layout."""
+    """Return the original and a copy at every URL: the same bytes, or the same text in another layout."""
     kind = "exact_bytes" if same_bytes else "exact_text"
     pages = [replace(original, kind="original", details={"group": original.url, "copies": kind})]
     for url in urls:
@@ -47,7 +47,10 @@ def exact_copies(original: Page, urls: list[str], same_bytes: bool, rng: random.
 
 
 def near_copy(original: Page, url: str, level: float, words: list[str], rng: random.Random) -> list[Page]:
-    """The original and a copy whose similarity is as near to `level` as single words allow; its exact value is kept."""
+    """Return the original and a copy with a similarity as close to `level` as single words allow.
+
+    The exact similarity is stored in the details of the copy.
+    """
     kind = f"near_{round(100 * level)}"
     copy = replace(original, url=url, kind=kind, blocks=_altered(original, level, words, rng), layout=rng.choice(CLEAN))
     similarity = jaccard(original.main_text, copy.main_text)
@@ -63,22 +66,22 @@ def near_copy(original: Page, url: str, level: float, words: list[str], rng: ran
 
 
 def _altered(page: Page, level: float, words: list[str], rng: random.Random) -> Blocks:
-    """The page's blocks with as many words replaced as bring the similarity nearest to `level`."""
+    """Return the blocks of the page with the number of words replaced that makes the similarity closest to `level`."""
     texts = [text.split(" ") for _, text in page.blocks]
-    spots = [(b, w) for b, text in enumerate(texts) for w, word in enumerate(text) if REPLACEABLE.fullmatch(word)]
-    rng.shuffle(spots)
-    fillers = [rng.choice([word for word in rng.sample(words, 2) if word != texts[b][w]]) for b, w in spots]
+    positions = [(b, w) for b, text in enumerate(texts) for w, word in enumerate(text) if REPLACEABLE.fullmatch(word)]
+    rng.shuffle(positions)
+    fillers = [rng.choice([word for word in rng.sample(words, 2) if word != texts[b][w]]) for b, w in positions]
 
     def altered(count: int) -> Blocks:
         changed = [list(text) for text in texts]
-        for (block, word), filler in zip(spots[:count], fillers):
+        for (block, word), filler in zip(positions[:count], fillers):
             changed[block][word] = filler
         return tuple((element, " ".join(text)) for (element, _), text in zip(page.blocks, changed))
 
     def similarity(count: int) -> float:
         return jaccard(page.main_text, replace(page, blocks=altered(count)).main_text)
 
-    low, high = 0, len(spots)
+    low, high = 0, len(positions)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if similarity(middle) >= level else (low, middle)
@@ -86,35 +89,37 @@ def _altered(page: Page, level: float, words: list[str], rng: random.Random) -> 
 
 
 MEDIAN_CHARS = 900
-"""Usual length that is asked for an ordinary page; lengths are log-normal [code points]."""
+"""Median of the requested length of an ordinary page; lengths are log-normal [code points]."""
 SPREAD = 0.5
 MEAN_OVER_MEDIAN = math.exp(SPREAD**2 / 2)
 OVERSHOOT_CHARS = 260
-"""What a page is longer than asked for, as paragraphs stay whole, measured [code points]."""
+"""Mean excess of a page over its requested length, since paragraphs stay whole; measured [code points]."""
 MIN_CHARS = 450
-"""Least length of an ordinary page: about 70 words, where Gopher asks for 50 [code points]."""
+"""Minimum length of an ordinary page: about 70 words, where Gopher requires 50 [code points]."""
 SPARE_CHARS = 800
-"""Text that is kept back for every ordinary page where there is little of it [code points]."""
+"""Text that is reserved for every ordinary page if little text is available [code points]."""
 MIN_SENTENCES = 6
-"""Least number of sentences of an ordinary page, where C4 asks for 5."""
+"""Minimum number of sentences of an ordinary page, where C4 requires 5."""
 CASE_CHARS = 94_000
-"""Text that one case of each kind takes, measured [code points]."""
+"""Text that one planted page of each kind takes; measured [code points]."""
 FIXED_CHARS = 200_000
-"""Text for what is planted in fixed numbers, and for the vocabulary [code points]."""
+"""Text for pages that are planted in fixed numbers, and for the vocabulary [code points]."""
 MIN_CASES = 4
-"""Least number of cases of each kind."""
+"""Minimum number of planted pages of each kind."""
 MIN_PAGES = 100
-"""Least number of ordinary pages: fewer would drown among the planted ones."""
+"""Minimum number of ordinary pages, so that they are not too few among the planted pages."""
 
 
 def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
-    """What was planted in the crawl of `pages` ordinary pages and some 1,500 others that is written to `out`.
+    """Write a crawl of `pages` ordinary pages and some 1,500 others to `out`, and return the truth about it.
 
-    The same installed packages, pages and seed give the same bytes. Raises ConfigError if the installed documentation
-    is too little for that many pages.
+    The same installed packages, pages and seed give the same bytes. Raises ConfigError if `pages` is too small, or too
+    large for the installed documentation.
     """
     if pages < MIN_PAGES:
-        raise ConfigError(f"demo-crawl: expected at least {MIN_PAGES} pages, got pages = {pages}. Ask for more.")
+        raise ConfigError(
+            f"demo-crawl: expected at least {MIN_PAGES} pages, got {pages}. Set --pages to at least {MIN_PAGES}."
+        )
     cases = max(MIN_CASES, pages // 150)
     mean = int(MEDIAN_CHARS * MEAN_OVER_MEDIAN) + OVERSHOOT_CHARS
     stock = Stock(harvest(FIXED_CHARS + cases * CASE_CHARS + pages * mean))
@@ -128,7 +133,7 @@ def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
 
 
 def ordinary_pages(stock: Stock, urls: Urls, pages: int, rng: random.Random) -> Iterator[Page]:
-    """Pages of good text in all layouts, one in twelve of them in another content or transfer encoding."""
+    """Yield pages of good text in all layouts; one in twelve has another content or transfer encoding."""
     encodings = [name for name in ENCODINGS if name != "identity"]
     for number in range(pages):
         mean = stock.num_chars / (pages - number) - OVERSHOOT_CHARS
@@ -143,7 +148,7 @@ def ordinary_pages(stock: Stock, urls: Urls, pages: int, rng: random.Random) -> 
 
 
 def planted_pages(stock: Stock, urls: Urls, cases: int, rng: random.Random) -> Iterator[Page]:
-    """The planted pages with their originals: `cases` of most kinds."""
+    """Yield the planted pages with their originals: `cases` of most kinds."""
     for number in range(cases):
         for same_bytes in (True, False):
             original = good_page(stock, urls, rng)
@@ -158,18 +163,18 @@ def planted_pages(stock: Stock, urls: Urls, cases: int, rng: random.Random) -> I
             yield personal_page(stock, urls.new("contact"), kind, rng)
         yield toxic_page(stock, urls.new("rant"), rng)
         for charset in CHARSETS[number % 2 :: 2]:
-            yield foreign_page(charset, urls.new(charset.speech.language), rng)
+            yield foreign_page(charset, urls.new(charset.language), rng)
 
 
 def low_quality_page(kind: str, stock: Stock, urls: Urls, rng: random.Random) -> Page:
-    """A page that the rule of its kind should drop."""
+    """Return a page that the rule of its kind should drop."""
     make, rule = LOW_QUALITY[kind]
     title = "" if kind in UNTITLED else title_of(" ".join(rng.sample(stock.words[300:2000], 2)), rng)
     page = Page(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN), kind=kind)
-    # Text with a fault this heavy can also look like no language at all.
+    # Language identification can also fail on a text with so strong a defect.
     return page.dropped_by(rule, "language_uncertain")
 
 
 def encoded(page: Page, encoding: str) -> Page:
-    """The page, sent in an encoding that a reader has to undo."""
+    """Return the page with a content or transfer encoding."""
     return Page(page.url, page.title, page.blocks, page.layout, kind=f"encoding_{encoding}", encoding=encoding)

@@ -1,7 +1,8 @@
-"""Pages with fake personal data and pages with abuse, made of otherwise good text.
+"""Pages with fake personal data, toxic pages, and captures that are broken, hostile, or not pages.
 
-No value belongs to anybody: reserved domains and telephone numbers, published test cards, IBANs of banks that do not
-exist, addresses for documentation, a group of social security numbers that is never given out. Checksums are valid.
+No value is that of a real person: reserved domains and telephone numbers, published test cards, IBANs of banks that do
+not exist, addresses for documentation, unassigned social security numbers. Checksums are valid. None of the captures
+may stop a run or damage its neighbors.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from pipeline.demo_crawl.write import Capture, Fault, capture_of, http_response
 DEMO_TOXIC_WORDS = ("damn", "crap", "bastard", "idiot", "moron", "stupid", "crappy", "idiotic")
 """Mild insults, all on the built-in English word list."""
 TOXIC_STEP = 12
-"""One word of this many is an insult: 8 % of the words, where the limit is 1 %."""
+"""Distance between insults in words: 8 % of the words are insults, where the limit is 1 %."""
 
 TEST_CARDS = (
     *("4111111111111111", "4242424242424242", "4012888888881881", "5555555555554444", "5105105105105100"),
@@ -35,29 +36,29 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "us_ssn": ("The form gives the social security number {} in the second line.", "Her SSN is {} on every page."),
     "crypto": ("Donations can be sent to the bitcoin address {} as well.", "The bitcoin wallet {} was empty by then."),
 }
-"""Sentences around a value, by the type of the value as the redaction names it."""
+"""Sentences around a value, by the type name that redaction uses."""
 
 
 def email(rng: random.Random) -> str:
-    """An address at a domain that is reserved for examples."""
+    """Return an address at a domain that is reserved for examples."""
     return f"{rng.choice(NAMES)}.{rng.choice(NAMES)}{rng.randrange(10, 99)}@example.{rng.choice(('com', 'org', 'net'))}"
 
 
 def phone(rng: random.Random) -> str:
-    """A number of the ranges kept free for fiction in the United States (555-01xx) and in London (020 7946 0xxx)."""
+    """Return a number reserved for fiction in the United States (555-01xx) or in London (020 7946 0xxx)."""
     area, line = rng.choice((212, 312, 415, 617, 206)), rng.randrange(100, 200)
     forms = (f"({area}) 555-0{line}", f"+1 {area}-555-0{line}", f"+44 20 7946 0{rng.randrange(1000):03d}")
     return rng.choice(forms)
 
 
 def credit_card(rng: random.Random) -> str:
-    """A published test number, in one piece or in fours."""
+    """Return a published test number, without separators or in groups of four digits."""
     number = rng.choice(TEST_CARDS)
     return rng.choice(("", " ", "-")).join(number[start : start + 4] for start in range(0, 16, 4))
 
 
 def iban(rng: random.Random) -> str:
-    """An IBAN with valid check digits at a bank that does not exist."""
+    """Return an IBAN with valid check digits at a bank that does not exist."""
     country, bank, digits = rng.choice((("DE", "00000000", 10), ("GB", "TEST000000", 8), ("NL", "TEST", 10)))
     account = bank + "".join(rng.choices("0123456789", k=digits))
     check = 98 - int("".join(str(int(sign, 36)) for sign in f"{account}{country}00")) % 97
@@ -66,18 +67,18 @@ def iban(rng: random.Random) -> str:
 
 
 def ip(rng: random.Random) -> str:
-    """An IPv4 address of the networks for documentation (RFC 5737), or a well-known public resolver."""
+    """Return an IPv4 address of the documentation networks (RFC 5737), or of a well-known public resolver."""
     network = rng.choice(("192.0.2", "198.51.100", "203.0.113"))
     return rng.choice((f"{network}.{rng.randrange(1, 255)}",) * 3 + ("8.8.4.4", "208.67.222.222"))
 
 
 def us_ssn(rng: random.Random) -> str:
-    """A social security number of the area 900 to 999, which is not given out, outside the groups of tax numbers."""
+    """Return a social security number of the unassigned area 900 to 999, outside the groups of tax numbers."""
     return f"9{rng.randrange(10, 99)}-{rng.randrange(10, 50)}-{rng.randrange(1000, 9999)}"
 
 
 def crypto(rng: random.Random) -> str:
-    """A bitcoin address (P2PKH) with a valid checksum whose key nobody has."""
+    """Return a random bitcoin address (P2PKH) with a valid checksum and no known key."""
     payload = b"\x00" + rng.randbytes(20)
     payload += hashlib.sha256(hashlib.sha256(payload).digest()).digest()[:4]
     number, signs = int.from_bytes(payload, "big"), ""
@@ -99,13 +100,13 @@ VALUES: dict[str, Callable[[random.Random], str]] = {
 
 
 def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> Page:
-    """A good page that mentions one to three values of a type, and sometimes one of another."""
+    """Return a good page with one to three values of a type, and sometimes one of another type."""
     topic, paragraphs = stock.paragraphs(1200)
     kinds = [kind] * rng.randint(1, 3) + rng.sample(sorted(VALUES), rng.randint(0, 1))
     values = [(name, VALUES[name](rng)) for name in kinds]
     for name, value in values:
-        spot = rng.randrange(len(paragraphs))
-        paragraphs[spot] = f"{paragraphs[spot]} {rng.choice(SENTENCES[name]).format(value)}"
+        index = rng.randrange(len(paragraphs))
+        paragraphs[index] = f"{paragraphs[index]} {rng.choice(SENTENCES[name]).format(value)}"
     counts = dict(sorted(Counter(name for name, _ in values).items()))
     details = {"pii": counts, "values": [list(pair) for pair in values]}
     title, layout = title_of(topic, rng), rng.choice(CLEAN)
@@ -113,13 +114,13 @@ def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> Page
 
 
 def toxic_page(stock: Stock, url: str, rng: random.Random) -> Page:
-    """A page of good text into which insults are strewn."""
+    """Return a page of good text with insults inserted at regular distances."""
     topic, paragraphs = stock.paragraphs(1000)
     total = abusive = 0
     for number, paragraph in enumerate(paragraphs):
         words = paragraph.split(" ")
-        for spot in range(len(words) - 2, 0, 1 - TOXIC_STEP):
-            words.insert(spot, rng.choice(DEMO_TOXIC_WORDS))
+        for index in range(len(words) - 2, 0, 1 - TOXIC_STEP):
+            words.insert(index, rng.choice(DEMO_TOXIC_WORDS))
             abusive += 1
         total += len(words)
         paragraphs[number] = " ".join(words)
@@ -128,9 +129,7 @@ def toxic_page(stock: Stock, url: str, rng: random.Random) -> Page:
     return page.dropped_by("toxic_word_share")
 
 
-# Captures that are broken, hostile or no pages at all: what every real crawl holds a little of.
-#
-# Some must be dropped, some must survive; none may stop a run or take its neighbours with it.
+# Captures that are broken, hostile, or not pages. Some of them must be dropped, the others must be kept.
 
 HTML = [("Content-Type", "text/html; charset=utf-8")]
 NESTED_TAGS = 100_000
@@ -143,11 +142,11 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
     "no_length": ("bad_header",),
     "garbage": ("unreadable_gap",),
 }
-"""Rules that may drop a record, by what is wrong with it in its file."""
+"""Rules that may drop a record, by the fault of the record in its file."""
 
 
 def broken_captures(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture]:
-    """Every broken capture, a few of each kind."""
+    """Yield a few broken captures of each kind."""
     for _ in range(3):
         yield from _not_pages(urls, rng)
         yield from _odd_bytes(stock, urls, rng)
@@ -159,7 +158,7 @@ def broken_captures(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Ca
 
 
 def good_page(stock: Stock, urls: Urls, rng: random.Random, min_chars: int = 1200) -> Page:
-    """A plain page of good text in a layout that adds nothing to it."""
+    """Return a page of good text in a layout that adds nothing to the extracted text."""
     topic, paragraphs = stock.paragraphs(min_chars)
     return Page(urls.new(topic), title_of(topic, rng), prose(paragraphs), rng.choice(CLEAN))
 
@@ -187,19 +186,19 @@ def _not_pages(urls: Urls, rng: random.Random) -> Iterator[Capture]:
 
 
 def _odd_bytes(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture]:
-    """Pages with a few bytes that are no UTF-8, and with NUL bytes: both have text that is worth keeping."""
+    """Yield pages with a few bytes of invalid UTF-8 or with NUL bytes, which should be kept."""
     for kind, odd in (("invalid_utf8", b"\xff\xfe\x80"), ("nul_bytes", b"\x00")):
         capture = capture_of(good_page(stock, urls, rng))
         head, _, body = capture.response.partition(b"<p>")
-        spots = sorted(rng.sample([spot for spot, byte in enumerate(body) if byte == 0x20], 4), reverse=True)
-        for spot in spots:
-            body = body[:spot] + odd + body[spot:]
+        spaces = [position for position, byte in enumerate(body) if byte == 0x20]
+        for position in sorted(rng.sample(spaces, 4), reverse=True):
+            body = body[:position] + odd + body[position:]
         html = (head + b"<p>" + body).partition(b"\r\n\r\n")[2]
         yield replace(capture, kind=kind, response=http_response(capture.url, html, HTML))
 
 
 def _wrong_encodings(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture]:
-    """Bodies that are not encoded as their header says: plain under `gzip`, gzip under `br`, gzip cut short."""
+    """Yield bodies that do not match their Content-Encoding: plain as `gzip`, gzip as `br`, and truncated gzip."""
     capture = capture_of(good_page(stock, urls, rng))
     html = capture.response.partition(b"\r\n\r\n")[2]
     plain = http_response(capture.url, html, [*HTML, ("Content-Encoding", "gzip")])
@@ -212,7 +211,7 @@ def _wrong_encodings(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[C
 
 
 def _hostile(stock: Stock, urls: Urls) -> Iterator[Capture]:
-    """A page of 100,000 nested elements and one of 20 MB, each small in its file."""
+    """Yield a page of 100,000 nested elements and a page of 20 MB, both of which compress to a small record."""
     text = stock.paragraphs(1000)[1][0].encode()
     url = urls.new("deep")
     deep = b"<html><body>" + b"<div>" * NESTED_TAGS + text + b"</div>" * NESTED_TAGS + b"</body></html>"

@@ -1,7 +1,7 @@
-"""HTML for the pages of the demo crawl: eight layouts with the clutter that real pages carry around their text.
+"""Pages of the demo crawl and their HTML: eight layouts with the boilerplate that real pages have around their text.
 
-Menus, breadcrumbs, side bars, cookie banners, scripts, adverts, share bars, tables, code and comments. All of it
-follows from the page's URL, so a copy under another URL has other bytes around the same text.
+The boilerplate is menus, breadcrumbs, side bars, cookie banners, scripts, adverts, share bars, tables, code and
+comments. It is derived from the URL of the page, so a copy at another URL has different bytes around the same text.
 """
 
 import json
@@ -10,11 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-# A page of the demo crawl before it is HTML: its text in blocks, and what was planted in it.
-#
-# Also the exact similarity that near copies are labelled with: Jaccard over sets of 5-word shingles of the main text.
+# A page before rendering, and the exact similarity of two texts, which is the label of near copies.
 
 SHINGLE_WORDS = 5
 WORD = re.compile(r"\w+")
@@ -26,62 +24,62 @@ Blocks = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Page:
-    """One page: where it lives, what it says, how it is encoded, and its label."""
+    """One page: its URL, text, encodings, and label."""
 
     url: str
     title: str
     blocks: Blocks
     layout: str
-    """Name of a layout in `layout.LAYOUTS`."""
+    """Name of a layout in LAYOUTS."""
     kind: str = "page"
-    """What was planted; `page` is an ordinary page."""
+    """Kind of planted page; `page` is an ordinary page."""
     rules: tuple[str, ...] = ()
-    """Names of the rules that may drop it, the intended one first."""
+    """Names of the rules that may drop the page, the intended one first."""
     expected: Expected = "keep"
-    """What should become of it; of an original and its copies any one may be the page that is kept."""
+    """The expected verdict; of an original and its copies any page may be the survivor."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What the truth file says besides."""
+    """Further fields of the line in the truth file."""
     language: str = "en"
     charset: str = "utf-8"
     """Encoding of the bytes."""
     http_charset: str | None = "utf-8"
-    """Encoding that the Content-Type header names; None names none."""
+    """Charset in the Content-Type header; None = the header has no charset."""
     meta_charset: str | None = "utf-8"
-    """Encoding that the page's own meta element names; None leaves the element out."""
+    """Charset in the meta element of the page; None = the page has no such element."""
     encoding: str = "identity"
     """Content and transfer encoding of the body, one of `write.ENCODINGS`."""
     extras: bool = False
-    """Whether the layout may add tables, code and comments of its own to the main part."""
+    """True if the layout may add tables, code and comments to the main content."""
     rendered_as: str | None = None
-    """URL of the page whose bytes this one repeats; None for a page of its own."""
+    """URL of the page whose bytes this page repeats; None = its own bytes."""
     menu: tuple[str, ...] = ("Home", "Guides", "Reference", "About", "Contact")
-    """Labels of the navigation, in the page's language."""
+    """Labels of the navigation, in the language of the page."""
 
-    def dropped_by(self, *rules: str) -> "Page":
-        """The page, to be dropped by one of these rules, the first one intended."""
+    def dropped_by(self, *rules: str) -> Self:
+        """Return the page with the label that one of these rules should drop it, preferably the first."""
         return replace(self, rules=rules, expected="drop")
 
     @property
     def main_text(self) -> str:
-        """What a perfect extractor returns: title and blocks, separated by blank lines."""
+        """The text that a perfect extractor returns: title and blocks, separated by blank lines."""
         return "\n\n".join(
             [self.title, *(text for _, text in self.blocks)] if self.title else [t for _, t in self.blocks]
         )
 
 
 def prose(paragraphs: list[str]) -> Blocks:
-    """Blocks of plain paragraphs."""
+    """Return paragraphs as blocks."""
     return tuple(("p", paragraph) for paragraph in paragraphs)
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:
-    r"""The set of 5 consecutive words of a text, words being lower-cased runs of `\w`."""
+    r"""Return the set of shingles of 5 words of a text; a word is a lower-cased run of `\w`."""
     words = WORD.findall(text.lower())
     return {tuple(words[i : i + SHINGLE_WORDS]) for i in range(len(words) - SHINGLE_WORDS + 1)}
 
 
 def jaccard(a: str, b: str) -> float:
-    """The Jaccard similarity in [0, 1] of two texts' shingle sets; 1 when both are empty."""
+    """Return the Jaccard similarity in [0, 1] of the shingle sets of two texts; 1 if both sets are empty."""
     first, second = shingles(a), shingles(b)
     return len(first & second) / len(first | second) if first or second else 1.0
 
@@ -90,7 +88,7 @@ TAGS = ("b", "em", "i", "strong", "code", "span", "a")
 
 
 def render(page: Page) -> str:
-    """The page as an HTML document."""
+    """Return the page as an HTML document."""
     page = replace(page, url=page.rendered_as or page.url)
     rng = random.Random(f"layout {page.url}")
     body = LAYOUTS[page.layout](page, rng)
@@ -124,7 +122,7 @@ def _site(page: Page) -> str:
 
 
 def _text(page: Page, rng: random.Random) -> str:
-    """The page's own blocks, with inline elements and entities here and there."""
+    """Return the HTML of the blocks, with some inline elements and entities."""
     parts = [_block(element, text, page, rng) for element, text in page.blocks]
     if page.extras and rng.random() < 0.35:
         parts.insert(rng.randrange(len(parts)) + 1, _code(rng) if rng.random() < 0.6 else _table(rng))
@@ -141,9 +139,9 @@ def _block(element: str, text: str, page: Page, rng: random.Random) -> str:
 def _inline(line: str, page: Page, rng: random.Random) -> str:
     words = escape(line).split(" ")
     if len(words) > 8 and rng.random() < 0.7:
-        spot, tag = rng.randrange(2, len(words) - 1), rng.choice(TAGS)
+        index, tag = rng.randrange(2, len(words) - 1), rng.choice(TAGS)
         attributes = f' href="/{rng.choice(page.menu).lower()}/{rng.randrange(900)}"' if tag == "a" else ""
-        words[spot] = f"<{tag}{attributes}>{words[spot]}</{tag}>"
+        words[index] = f"<{tag}{attributes}>{words[index]}</{tag}>"
     if len(words) > 8 and rng.random() < 0.1 and words[-2].isalpha() and words[-2].isascii():
         words[-2] = f"&#{ord(words[-2][0])};{words[-2][1:]}"
     return " ".join(words)
@@ -270,8 +268,8 @@ LAYOUTS: dict[str, Callable[[Page, random.Random], str]] = {
 }
 
 CLEAN = ("article", "documentation", "forum", "bare", "wiki", "shell")
-"""Layouts from which resiliparse extracts exactly the main text (measured on 240 pages); copies and rules use these.
-From `blog` it takes the site's name as well, from `magazine` it leaves out the heading."""
+"""Layouts from which resiliparse extracts exactly the main text (measured on 240 pages); planted pages use these.
+From `blog` it also extracts the site name, and from `magazine` it omits the heading."""
 
 REMARKS = (
     "Thank you, this cleared up a question that I had for a long time.",
@@ -285,7 +283,7 @@ REMARKS = (
 )
 
 
-# URLs of the demo crawl: a few sites under names that are reserved for examples (RFC 2606, RFC 6761).
+# URLs at a few host names that are reserved for examples (RFC 2606, RFC 6761).
 
 HOSTS = (
     *("www.penrose.example", "docs.penrose.example", "docs.lumen.example", "blog.lumen.example", "www.tern.example"),
@@ -297,14 +295,14 @@ SECTIONS = ("guide", "articles", "reference", "2024/03", "topics", "node", "post
 
 
 class Urls:
-    """New URLs, every one once."""
+    """A generator of distinct URLs."""
 
     def __init__(self, rng: random.Random):
         self._rng = rng
         self._number = 0
 
     def new(self, words: str) -> str:
-        """A URL that was not handed out before, with `words` in its path."""
+        """Return a new URL with `words` in its path."""
         self._number += 1
         slug = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60]
         scheme, host, section = (self._rng.choice(names) for names in (("https", "https", "http"), HOSTS, SECTIONS))

@@ -1,7 +1,7 @@
-"""English prose from what is installed: documentation strings and texts of Python packages, as clean paragraphs.
+"""English prose from the docstrings and text files of the installed Python packages, as clean paragraphs and sentences.
 
-Nothing is imported or executed. Documentation strings are found as triple-quoted literals: a pattern reads 200 MB of
-sources in 2 s where `ast.parse` needs 50 s, and what is not prose is refused by `is_prose` either way.
+Nothing is imported or executed. Docstrings are matched as triple-quoted literals: a regular expression reads 200 MB of
+sources in 2 s where `ast.parse` needs 50 s, and `is_prose` rejects other literals. Every paragraph is used once.
 """
 
 import os
@@ -31,16 +31,16 @@ SKIPPED_FOLDERS = {
 DOCUMENTS = (".md", ".rst", "METADATA", "LICENSE", "LICENSE.txt")
 SHINGLE_WORDS = 5
 MAX_SEEN = 0.2
-"""Highest share of a paragraph's 5-word shingles that stand in earlier ones: pages are then far from near copies."""
+"""Maximum share of a paragraph's 5-word shingles that occur in earlier ones, so that pages are not near copies."""
 
 LITERAL = re.compile(r'("""|\'\'\')(.*?)\1', re.DOTALL)
 WORD = re.compile(r"\w+")
 ITEM = re.compile(r"(?:[-*•+]|\d{1,2}[.)]|\[\d+\]) +")
 FIELD = re.compile(r":[a-z]+(?: [^:]*)?: +|[a-z_]\w*(?: \([^)]*\))?: +(?=[A-Z])")
 SKIPPED_BLOCKS = (">>>", "..", "$", "%", "@")
-"""Beginnings of lines that are no prose up to the next blank line: examples, directives, commands."""
+"""Prefixes of lines that start a block without prose, up to the next blank line: examples, directives, commands."""
 SKIPPED_LINES = ("|", "+-", "==", "--", "~~", "^^", "#", "<")
-"""Beginnings of single lines that are no prose: tables, underlines, headings."""
+"""Prefixes of single lines without prose: tables, underlines, headings."""
 MARKUP = (
     (re.compile(r":[a-z:]+:`[~!]?\.?([^`<]+?)(?: *<[^`>]*>)?`"), r"\1"),
     (re.compile(r"``([^`]+)``"), r"\1"),
@@ -62,19 +62,19 @@ COMMON = frozenset(["the", "be", "to", "of", "and", "that", "have", "with", "a",
 
 @dataclass(frozen=True)
 class Passage:
-    """The prose of one file in order, and what the file is about."""
+    """The prose of one file in order, and its topic."""
 
     topic: str
     paragraphs: tuple[str, ...]
 
     @property
     def num_chars(self) -> int:
-        """Length of the paragraphs together [code points]."""
+        """Total length of the paragraphs [code points]."""
         return sum(map(len, self.paragraphs))
 
 
 def harvest(num_chars: int) -> list[Passage]:
-    """Passages of at least `num_chars` code points in all, or all there is; no paragraph is close to another."""
+    """Return passages of at least `num_chars` code points in total, or all of them, without similar paragraphs."""
     passages: list[Passage] = []
     seen: set[int] = set()
     for topic, path in _files():
@@ -82,8 +82,8 @@ def harvest(num_chars: int) -> list[Passage]:
             break
         text = path.read_text("utf-8", "replace")
         literals = [match[2] for match in LITERAL.finditer(text)] if path.suffix == ".py" else [text]
-        found = (p for literal in literals if len(literal) > 80 for p in paragraphs(literal))
-        new = tuple(p for p in found if _is_new(p, seen))
+        candidates = (p for literal in literals if len(literal) > 80 for p in paragraphs(literal))
+        new = tuple(p for p in candidates if _is_new(p, seen))
         if new:
             passages.append(Passage(topic, new))
             num_chars -= passages[-1].num_chars
@@ -91,14 +91,14 @@ def harvest(num_chars: int) -> list[Passage]:
 
 
 def vocabulary(passages: list[Passage]) -> list[str]:
-    """The plain lower-case words of the passages that occur three times or more, most frequent first."""
+    """Return the lower-case words that occur three times or more in the passages, most frequent first."""
     words = re.compile(r"\b[a-z]+\b")
     counts = Counter(word for passage in passages for p in passage.paragraphs for word in words.findall(p))
     return sorted((word for word, count in counts.items() if count >= 3), key=lambda word: (-counts[word], word))
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of prose in a documentation text, its reST, numpydoc or Markdown markup removed."""
+    """Yield the paragraphs of prose in a documentation text, with reST, numpydoc or Markdown markup removed."""
     lines: list[str] = []
     indent, skipping = 0, False
     for number, line in enumerate([*text.expandtabs().splitlines(), ""]):
@@ -108,7 +108,7 @@ def paragraphs(text: str) -> Iterator[str]:
         starts = item or (FIELD.match(bare) if ": " in bare else None)
         skipping = bool(bare) and (skipping or bare.startswith(SKIPPED_BLOCKS))
         is_text = not skipping and not bare.startswith(SKIPPED_LINES) and bool(bare)
-        # The first line of a documentation string follows the quotes: its indent says nothing.
+        # The first line of a docstring follows the quotes, so its indentation is meaningless.
         if lines and (not is_text or starts or (depth != indent and number > 1)):
             candidate = _sentence(" ".join(lines))
             if is_prose(candidate):
@@ -123,7 +123,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is running English text: whole sentences, few signs, words of common length."""
+    """Return True if a paragraph is English prose: whole sentences, few symbols, words of usual length."""
     if not 45 <= len(paragraph) <= 1500 or not paragraph[0].isupper() or paragraph[-1] not in ".?!":
         return False
     words = paragraph.split(" ")
@@ -131,14 +131,14 @@ def is_prose(paragraph: str) -> bool:
         return False
     if len(ODD.findall(paragraph)) > len(paragraph) * 0.015 or REFUSED.search(paragraph):
         return False
-    # Gopher wants a letter in 80 % of the words, where signs and numbers count as words of their own.
+    # Gopher requires a letter in 80 % of the words, where symbols and numbers count as words.
     if len(NO_WORD.findall(paragraph)) > 0.2 * len(words) or COMMON.isdisjoint(words):
         return False
     return sum(map(str.isupper, paragraph)) <= 0.09 * len(paragraph)
 
 
 def _sentence(text: str) -> str:
-    """The text without markup and with a full stop where a colon or nothing ends a long enough phrase."""
+    """Return the text without markup; a phrase of enough words without an end mark gets a full stop."""
     if len(text) < 45 or text[0].islower():
         return ""
     for pattern, replacement in MARKUP if MARKED.search(text) else ():
@@ -148,9 +148,9 @@ def _sentence(text: str) -> str:
 
 
 def _is_new(paragraph: str, seen: set[int]) -> bool:
-    """Whether few of the paragraph's shingles are in `seen`; its shingles are then added."""
+    """Return True if few of the paragraph's shingles are in `seen`, and add its shingles in that case."""
     words = WORD.findall(paragraph.lower())
-    # CRC-32, as Python's own hash of text differs from process to process; a chance collision only loses a paragraph.
+    # CRC-32, since Python's hash of a string differs between processes; a collision only loses a paragraph.
     shingles = [
         zlib.crc32(" ".join(words[i : i + SHINGLE_WORDS]).encode("utf-8", "replace"))
         for i in range(len(words) - SHINGLE_WORDS + 1)
@@ -163,7 +163,7 @@ def _is_new(paragraph: str, seen: set[int]) -> bool:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """(topic, file) of every source or document installed, in an order that only depends on what is installed."""
+    """Yield (topic, file) of every installed source or text file, in an order that depends only on the packages."""
     library, packages = (Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib"))
     names = sorted(entry.name for entry in packages.iterdir())
     first = [name for name in FIRST if name in names]
@@ -182,17 +182,16 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _topic(path: Path) -> str:
-    """A file's place in words, such as `scipy sparse linalg`."""
+    """Return the path of a file as words, such as `scipy sparse linalg`."""
     words = re.sub(r"-[\d.]+\.dist-info|\.\w+$", "", str(path)).replace("_", " ").replace(os.sep, " ").split()
     return " ".join(dict.fromkeys(word for word in words if word not in ("init", "src", "lib", "core")))
 
 
-# The stock of English text that pages are made of: every paragraph is handed out once.
-#
-# Text is used up in order, so a page is about one subject, and no two pages share more than a few words.
+# The stock of English text for pages. Text is used in order, so a page has one topic, and no two pages share more than
+# a few words.
 
 MERGED_CHARS = 240
-"""Shorter paragraphs are joined with the next one: web pages seldom have one-line paragraphs [code points]."""
+"""Shorter paragraphs are merged with the next one, since web pages seldom have one-line paragraphs [code points]."""
 SENTENCE_END = re.compile(r"(?<=[a-z)][.?!]) (?=[A-Z])")
 PLAIN = re.compile(r"[A-Z][\w,;:'\"() -]+\w\.")
 
@@ -209,49 +208,53 @@ class Stock:
         self._sentences: list[str] = []
 
     def paragraphs(self, min_chars: int, min_count: int = 1) -> tuple[str, list[str]]:
-        """(topic, unused paragraphs), as long [code points] and as many as asked for. Raises ConfigError at the end."""
-        topic, taken, size = "", list[str](), 0
-        while size < min_chars or len(taken) < min_count:
-            found = next(self._paragraphs, None)
-            if found is None:
+        """Return (topic, unused paragraphs) of at least `min_chars` code points and `min_count` paragraphs.
+
+        Raises ConfigError if the stock is used up.
+        """
+        topic, selected, size = "", list[str](), 0
+        while size < min_chars or len(selected) < min_count:
+            entry = next(self._paragraphs, None)
+            if entry is None:
                 raise ConfigError(
-                    "demo-crawl: expected the pages asked for, got all installed documentation used up. "
-                    "Ask for fewer pages."
+                    "demo-crawl: expected enough installed documentation for the pages, got all of it used up. "
+                    "Lower --pages."
                 )
-            topic = topic or found[0]
-            taken.append(found[1])
-            size += len(found[1])
-            self.num_chars -= len(found[1])
-        return topic, taken
+            topic = topic or entry[0]
+            selected.append(entry[1])
+            size += len(entry[1])
+            self.num_chars -= len(entry[1])
+        return topic, selected
 
     def distinct(self, num_chars: int, min_words: int = 9, max_words: int = 30) -> list[str]:
-        """Unused sentences of at least `num_chars` code points in all, no two of which share three words in a row."""
-        found: list[str] = []
+        """Return unused sentences of at least `num_chars` code points in total, without a shared trigram of words."""
+        selected: list[str] = []
         seen: set[tuple[str, ...]] = set()
-        while sum(map(len, found)) < num_chars:
+        while sum(map(len, selected)) < num_chars:
             sentence = self.sentences(1, min_words, max_words)[0]
             words = sentence.lower().rstrip(".").split(" ")
             triples = set(zip(words, words[1:], words[2:]))
             if seen.isdisjoint(triples):
-                found.append(sentence)
+                selected.append(sentence)
                 seen |= triples
-        return found
+        return selected
 
     def sentences(self, count: int, min_words: int = 7, max_words: int = 30) -> list[str]:
-        """`count` unused sentences of plain words, with their number of words within the bounds."""
-        found: list[str] = []
-        while len(found) < count:
-            fitting = [s for s in self._sentences if min_words <= s.count(" ") + 1 <= max_words][: count - len(found)]
-            found += fitting
+        """Return `count` unused sentences of plain words, with a number of words within the bounds."""
+        selected: list[str] = []
+        while len(selected) < count:
+            fitting = [s for s in self._sentences if min_words <= s.count(" ") + 1 <= max_words]
+            fitting = fitting[: count - len(selected)]
+            selected += fitting
             self._sentences = [s for s in self._sentences if s not in fitting]
-            if len(found) < count:
+            if len(selected) < count:
                 new = SENTENCE_END.split(self.paragraphs(1)[1][0])
                 self._sentences = self._sentences[-50:] + [sentence for sentence in new if PLAIN.fullmatch(sentence)]
-        return found
+        return selected
 
 
 def title_of(topic: str, rng: random.Random) -> str:
-    """A heading for a page about a topic."""
+    """Return a heading for a page about a topic."""
     title = rng.choice(TITLES).format(topic)
     return title[0].upper() + title[1:]
 

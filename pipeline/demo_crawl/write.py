@@ -1,12 +1,12 @@
-"""Writes captures as WARC 1.0 files, one gzip member a record, and the truth about what was planted in them.
+"""Captures as WARC 1.0 files, with one gzip member per record, and the truth files that list the planted captures.
 
-Source: ISO 28500:2009. No clock, no host name and no random source but the seed: equal captures give equal bytes.
+Source: ISO 28500:2009. The only random source is the seed, and neither clock nor host name is used, so equal captures
+give equal bytes.
 """
 
 import base64
 import gzip
 import hashlib
-import io
 import random
 import uuid
 import zlib
@@ -22,23 +22,23 @@ import brotli
 from pipeline.demo_crawl.html import Expected, Page, render
 from schemas.ids import canonical_json
 
-# A capture: the HTTP response as a crawler received it, with the label of what was planted in it.
+# A capture: the HTTP response as a crawler receives it, with its label.
 
 Fault = Literal["none", "corrupt", "truncated", "length_too_small", "length_too_large", "no_length", "garbage"]
-"""What is wrong with the record in its file; see `write.stored`."""
+"""The damage of the record in its file; see `stored`."""
 FIRST_DATE = datetime(2024, 1, 1, tzinfo=UTC)
 SERVERS = ("nginx", "nginx/1.24.0", "Apache/2.4.57 (Debian)", "Apache", "Caddy", "Microsoft-IIS/10.0", "lighttpd/1.4")
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A response to be written, and its label."""
+    """An HTTP response to write, with its label."""
 
     url: str
     response: bytes
     """Status line, header and body."""
     kind: str
-    """What was planted; `page` is an ordinary page that no line of the truth file names."""
+    """Kind of planted page; `page` is an ordinary page, which has no line in the truth file."""
     expected: Expected = "keep"
     rules: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Capture:
 
 
 def capture_of(page: Page) -> Capture:
-    """The response that serves a page."""
+    """Return the capture of a page."""
     html = render(page).encode(page.charset, "xmlcharrefreplace")
     mime = "text/html" if page.http_charset is None else f"text/html; charset={page.http_charset}"
     response = http_response(page.url, html, [("Content-Type", mime)], page.encoding)
@@ -58,7 +58,7 @@ def capture_of(page: Page) -> Capture:
 def http_response(
     url: str, body: bytes, headers: list[tuple[str, str]], encoding: str = "identity", status: str = "200 OK"
 ) -> bytes:
-    """Status line, header and body of a response, the body encoded as one of ENCODINGS says."""
+    """Return status line, header and body of a response, with the body in one of ENCODINGS."""
     rng = random.Random(f"http {url}")
     sent = ENCODINGS[encoding](body)
     coding, _, transfer = encoding.partition("+") if encoding != "chunked" else ("identity", "", "chunked")
@@ -73,12 +73,12 @@ def http_response(
 
 
 def date_of(url: str) -> datetime:
-    """When a URL was captured: in the first 300 days of 2024, by its name, so that nothing depends on the clock."""
+    """Return the capture date of a URL, derived from the URL: one of the first 300 days of 2024."""
     return FIRST_DATE + timedelta(seconds=zlib.crc32(url.encode()) % (300 * 86400))
 
 
 def chunked(body: bytes) -> bytes:
-    """The body in chunks of 1,024 to 8,191 bytes. Source: RFC 9112, section 7.1."""
+    """Return the body in chunks of 1,024 to 8,191 bytes. Source: RFC 9112, section 7.1."""
     rng = random.Random(len(body))
     parts, position = [], 0
     while position < len(body):
@@ -100,19 +100,19 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "chunked": chunked,
     "gzip+chunked": lambda body: chunked(_gzip(body)),
 }
-"""The function from a body to what goes over the wire, by name; `+` joins content and transfer encoding."""
+"""The function that encodes a body, by name; `+` joins content and transfer encoding."""
 
 
 NUM_FILES = 4
 REQUEST_STEP = 8
-"""One capture in this many is preceded by its request record."""
+"""One capture in this many has a request record before it."""
 NAMESPACE = uuid.UUID("5f0c2d7e-8a35-5c7b-9a0e-3d5a7c1e6b42")
 USER_AGENT = "penstock-demo/1.0 (+https://www.penrose.example/bot)"
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One planted capture: where it lies, and what should become of it."""
+    """One planted capture: its position and its expected verdict."""
 
     url: str
     record_id: str
@@ -120,29 +120,29 @@ class Planted:
     offset: int
     """Start of its gzip member [bytes]."""
     length: int
-    """Length of its gzip member, or of what is there of it [bytes]."""
+    """Length of its gzip member, which can be truncated [bytes]."""
     kind: str
     expected: str
-    """`keep`, `drop` or `either`; of the pages of one `group` any one may be the page that is kept."""
+    """`keep`, `drop` or `either`; any page of a `group` may be its survivor."""
     rules: tuple[str, ...]
-    """Rules that may drop it, the intended one first."""
+    """Rules that may drop the capture, the intended one first."""
     details: dict[str, Any]
-    """Group and true similarity of copies, language and charsets, personal values: by kind."""
+    """Further fields that depend on the kind: group and true similarity of copies, charsets, personal data."""
 
     def to_json(self) -> dict[str, Any]:
-        """The line of the truth file."""
-        place = {"url": self.url, "record_id": self.record_id, "file": self.file, "offset": self.offset}
+        """Return the line of the truth file."""
+        position = {"url": self.url, "record_id": self.record_id, "file": self.file, "offset": self.offset}
         label = {"length": self.length, "kind": self.kind, "expected": self.expected, "rules": list(self.rules)}
-        return self.details | place | label
+        return self.details | position | label
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a demo crawl holds."""
+    """The content of a demo crawl."""
 
     files: tuple[str, ...]
     num_responses: int
-    """Number of response records, broken ones included."""
+    """Number of response records, including broken ones."""
     num_pages: int
     """Number of ordinary pages, which should all be kept."""
     planted: tuple[Planted, ...]
@@ -153,28 +153,27 @@ class Truth:
         return dict(sorted(Counter(item.kind for item in self.planted).items()))
 
     def to_json(self) -> dict[str, Any]:
-        """The summary file."""
+        """Return the content of the summary file."""
         numbers = {"num_responses": self.num_responses, "num_pages": self.num_pages, "planted": self.counts}
         return {"files": list(self.files), **numbers}
 
 
 def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
-    """Write the captures in shuffled order to WARC files in `out`, with `truth.jsonl` and `truth.json` beside them."""
+    """Write the captures in shuffled order to WARC files in `out`, together with `truth.jsonl` and `truth.json`."""
     out.mkdir(parents=True, exist_ok=True)
     planted: list[Planted] = []
     files = _spread(captures, random.Random(f"order {seed}"))
     for number, content in enumerate(files):
         name = f"demo-{number:03d}.warc.gz"
-        file = io.BytesIO()
-        file.write(_member(_warcinfo(name)))
+        file = bytearray(_member(_warcinfo(name)))
         for capture in content:
             if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
-                file.write(_member(_request(capture)))
-            offset, data = file.tell(), stored(capture)
-            file.write(data)
+                file += _member(_request(capture))
+            offset, data = len(file), stored(capture)
+            file += data
             if capture.kind != "page":
                 planted.append(_planted(capture, name, offset, len(data)))
-        _write_if_new(out / name, file.getvalue())
+        _write_if_new(out / name, bytes(file))
     names = tuple(f"demo-{number:03d}.warc.gz" for number in range(len(files)))
     num_pages = sum(capture.kind == "page" for capture in captures)
     truth = Truth(names, sum(capture.fault != "garbage" for capture in captures), num_pages, tuple(planted))
@@ -185,13 +184,13 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
 
 
 def _write_if_new(path: Path, data: bytes) -> None:
-    """Write a file unless it holds these bytes: an input that did not change keeps its time, and runs on it stand."""
+    """Write a file unless it has these bytes already, so that an unchanged input keeps its modification time."""
     if not path.exists() or path.read_bytes() != data:
         path.write_bytes(data)
 
 
 def stored(capture: Capture) -> bytes:
-    """The response record as it lies in the file, damaged as the capture's fault says."""
+    """Return the bytes of the response record, damaged according to the fault of the capture."""
     if capture.fault == "garbage":
         return random.Random(capture.url).randbytes(700)
     length = len(capture.response)
@@ -213,7 +212,7 @@ def stored(capture: Capture) -> bytes:
 
 
 def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
-    """The captures in files, shuffled; broken records amid others, one of each fault, a cut one at the very end."""
+    """Return the shuffled captures of each file; records with a fault are spread, and a truncated one is the last."""
     whole = [capture for capture in captures if capture.fault == "none"]
     rng.shuffle(whole)
     files = [whole[number::NUM_FILES] for number in range(NUM_FILES)]

@@ -1,1 +1,1 @@
-"""What-if: other thresholds tried on a finished run, from its stored measurements, before anything is run again."""
+"""Read-only views of finished runs: single documents, the difference of two runs, and what-if predictions."""

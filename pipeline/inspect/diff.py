@@ -1,7 +1,8 @@
-"""What two runs keep: documents in and out, and the rule of the other run that decided each, part by part.
+"""The difference between two runs: which documents only one of them keeps, and the rule that dropped each in the other.
 
-Documents are joined by doc_id, which follows from source, file and offset: a document of one crawl has one id in every
-run. Rows are streamed; what is kept in memory are counts by source and rule, and the examples that were asked for.
+Documents are joined by doc_id, which is derived from source, file and offset, so a document of a crawl has the same id
+in every run. Rows are streamed part by part; only counts by source and rule and the requested number of examples are
+held in memory.
 """
 
 from collections import Counter
@@ -21,13 +22,13 @@ from schemas.tokens import shard_key
 
 KEPT = "kept"
 NOT_READ = "source/not_read"
-"""The fate of a document in a run that never read its file or found nothing at its place."""
+"""The verdict on a document in a run that did not read its file or extracted no document at its offset."""
 TABLES = ("documents", "scores", "verdicts", "dedup", "repeats", "clean")
-"""Tables that say which documents are kept, in the order they look at them; some only where a run has them. What the
-mix of a dataset leaves out is in no table: it follows from the document."""
+"""Tables that decide which documents are kept, in the order in which they are applied; those of SOME_RUNS are optional.
+Documents that the mix of a dataset leaves out are in no table: they are derived from the doc_id."""
 SOME_RUNS = ("scores", "repeats")
 DROPPING = ("verdicts", "dedup", "repeats", "clean")
-"""Those that may drop a document after `documents`."""
+"""Tables that may drop a document after `documents`."""
 LOOKS_ONLY = ("dropped_before",)
 FATE = ("drop_stage", "drop_rule", "drop_value", "drop_limit")
 PLACE = ("doc_id", "source", "offset", "url")
@@ -37,53 +38,53 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Side:
-    """One run, with the tables that decide what it keeps."""
+    """One run, with the tables that decide which documents it keeps."""
 
     run: Store
     tables: Mapping[str, Table]
     dataset: Manifest | None
-    """None = no dataset stands yet."""
+    """None = the run has no dataset yet."""
     sorting: Sorting | None = None
-    """How a mix chose among its clean documents; None = all of them are in the dataset."""
+    """The mix that selected among its clean documents; None = all of them are in the dataset."""
 
     @property
     def digest(self) -> str:
-        """What it is known by: the digest of its dataset, or of its clean documents."""
+        """The digest of its dataset, or of its clean documents if it has no dataset."""
         return (self.dataset or self.tables["clean"].manifest).digest
 
     @property
     def identity(self) -> list[str]:
-        """Digests of what decides which documents it keeps."""
+        """Digests of the tables that decide which documents it keeps."""
         return [table.manifest.digest for table in self.tables.values()]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One document whose fate differs."""
+    """One document with different verdicts in the two runs."""
 
     doc_id: str
     url: str | None
     value: float | None
-    """What the rule measured; None = it measures nothing."""
+    """The value that the rule compared; None = it compares no value."""
     limit: float | None
 
 
 @dataclass
 class Difference:
-    """How two runs differ."""
+    """Documents, settings and tokens in which two runs differ."""
 
     documents: Counter[Key] = field(default_factory=Counter)
-    """By source, fate in A and fate in B."""
+    """Number of documents by source, verdict in A and verdict in B."""
     examples: dict[Key, list[Example]] = field(default_factory=dict)
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Settings, versions of stages and models that differ, by name."""
+    """Settings, stage versions and models that differ: name → (value in A, value in B)."""
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Tokens of each stream in A and in B, without tombstones."""
+    """Tokens of each stream in A and in B, not counting tombstones."""
     kept: tuple[int, int] = (0, 0)
-    """Documents that A keeps, and B."""
+    """Number of documents that A keeps, and that B keeps."""
 
     def moved(self, out: bool) -> dict[tuple[str, str], int]:
-        """Documents out of B, or into it, by source and the rule that dropped them in the run without them."""
+        """Count the documents that only A keeps (`out`), or only B, by source and by the rule that dropped them."""
         return {
             (source, b if out else a): count
             for (source, a, b), count in self.documents.items()
@@ -92,63 +93,66 @@ class Difference:
 
 
 def open_side(run: Store) -> Side:
-    """The tables of a run. Raises ContractError if it has no clean documents yet, or they are not of one piece."""
-    standing = read_run(run).tables
-    tables = {name: Table(*open_table(run, name)) for name in TABLES if name not in SOME_RUNS or name in standing}
-    found = {name: table.manifest.digest for name, table in tables.items()}
+    """Open the tables of a run.
+
+    Raises ContractError if it has no clean documents yet, or if a table was made from an outdated version of another.
+    """
+    current = read_run(run).tables
+    tables = {name: Table(*open_table(run, name)) for name in TABLES if name not in SOME_RUNS or name in current}
+    digests = {name: table.manifest.digest for name, table in tables.items()}
     for name, table in tables.items():
         reads = {entry.name: entry.sha256 for entry in table.manifest.content.inputs}
         for read, digest in reads.items():
-            if read in TABLES and found.get(read) != digest:
-                stands = found.get(read, "none")[:12]
+            if read in TABLES and digests.get(read) != digest:
+                version = digests.get(read, "none")[:12]
                 raise ContractError(
-                    f"{run.uri}: expected `{name}` made from the `{read}` that stands ({stands}), got it "
-                    f"made from {digest[:12]}. Run the recipe to its end, or name an earlier version as RUN@digest."
+                    f"{run.uri}: expected `{name}` made from the current `{read}` ({version}), got one made from "
+                    f"{digest[:12]}. Run the recipe to its end, or name an earlier version as RUN@digest."
                 )
-    dataset = open_table(run, "tokens")[1] if "tokens" in standing else None
-    return Side(run, tables, dataset, mixed(dataset, found["clean"]) if dataset else None)
+    dataset = open_table(run, "tokens")[1] if "tokens" in current else None
+    return Side(run, tables, dataset, mixed(dataset, digests["clean"]) if dataset else None)
 
 
 def compare(a: Side, b: Side, num_examples: int) -> Difference:
-    """Every document whose fate differs, counted by source and fates, with up to `num_examples` of each."""
-    found = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
-    found.kept = (_num_kept(a), _num_kept(b))
+    """Count every document whose verdict differs, by source and both verdicts, with up to `num_examples` of each."""
+    difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
+    difference.kept = (_num_kept(a), _num_kept(b))
     same_mix = a.sorting == b.sorting
     if same_mix and a.identity == b.identity:
-        return found
+        return difference
     parts_a, parts_b = _splits(a), _splits(b)
     for split in sorted({*parts_a, *parts_b}):
         parts = parts_a.get(split), parts_b.get(split)
         if same_mix and None not in parts and _part_digests(a, parts[0]) == _part_digests(b, parts[1]):
-            continue  # the same files decide the same
+            continue  # identical part files give identical verdicts
         for left, right in _pairs(_rows(a, parts[0]), _rows(b, parts[1])):
-            _note(found, left, right, num_examples)
-    return found
+            _add_document(difference, left, right, num_examples)
+    return difference
 
 
-def _note(found: Difference, left: Row | None, right: Row | None, num_examples: int) -> None:
-    fates = fate_of(left), fate_of(right)
-    if fates[0] == fates[1]:
+def _add_document(difference: Difference, left: Row | None, right: Row | None, num_examples: int) -> None:
+    verdicts = fate_of(left), fate_of(right)
+    if verdicts[0] == verdicts[1]:
         return
     row = left or right or {}
-    key = (row["source"], *fates)
-    found.documents[key] += 1
-    examples = found.examples.setdefault(key, [])
+    key = (row["source"], *verdicts)
+    difference.documents[key] += 1
+    examples = difference.examples.setdefault(key, [])
     if len(examples) < num_examples:
-        dropped = (right if fates[0] == KEPT else left) or {}
+        dropped = (right if verdicts[0] == KEPT else left) or {}
         value, limit = dropped.get("drop_value"), dropped.get("drop_limit")
         examples.append(Example(row["doc_id"].hex(), row["url"], value, limit))
 
 
 def fate_of(row: Row | None) -> str:
-    """`kept`, or `stage/rule` of what dropped the document; a row that is None was not read."""
+    """Return `kept`, the `stage/rule` that dropped the document, or NOT_READ if the row is None."""
     if row is None:
         return NOT_READ
     return KEPT if row["drop_stage"] is None else f"{row['drop_stage']}/{row['drop_rule']}"
 
 
 def _splits(side: Side) -> dict[str, int]:
-    """Number of the part of each input file."""
+    """Return the part number of each input file."""
     inputs = side.tables["documents"].manifest.content.inputs
     return {entry.name: number for number, entry in enumerate(inputs)}
 
@@ -161,7 +165,7 @@ def _part_digests(side: Side, number: int | None) -> list[str]:
 
 
 def _rows(side: Side, number: int | None) -> Iterator[Row]:
-    """The rows of one part with their final verdict, in the order of the file they were read from."""
+    """Yield the rows of one part with their final verdict, in the order of the input file."""
     if number is None:
         return
     key = part_key(number)
@@ -174,12 +178,12 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
             continue
         for name, rows in later.items():
             if name == "clean" and row["drop_stage"] is not None:
-                break  # it holds survivors alone
+                break  # `clean` holds only documents that no earlier table dropped
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
                     f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got others at "
-                    f"{row['doc_id'].hex()}. Run the stages again."
+                    f"{row['doc_id'].hex()}. Run the recipe again."
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] not in LOOKS_ONLY:
                 row |= {column: verdict[column] for column in FATE}
@@ -195,21 +199,24 @@ def _table_rows(table: Table, key: str, columns: tuple[str, ...]) -> Iterator[Ro
 
 
 def _pairs(left: Iterator[Row], right: Iterator[Row]) -> Iterator[tuple[Row | None, Row | None]]:
-    """Rows of two runs over one file, joined by doc_id: both go by offset, and few rows share one."""
+    """Join the rows of two runs over one file by doc_id.
+
+    This is a merge join: both inputs are sorted by offset, and few rows share an offset.
+    """
     groups = [_by_offset(left), _by_offset(right)]
     heads = [next(group, None) for group in groups]
     while any(heads):
         first = min(head[0] for head in heads if head is not None)
-        found: list[dict[bytes, Row]] = [{}, {}]
+        rows: list[dict[bytes, Row]] = [{}, {}]
         for side, head in enumerate(heads):
             if head is not None and head[0] == first:
-                found[side], heads[side] = head[1], next(groups[side], None)
-        for identifier in {**found[0], **found[1]}:
-            yield found[0].get(identifier), found[1].get(identifier)
+                rows[side], heads[side] = head[1], next(groups[side], None)
+        for identifier in {**rows[0], **rows[1]}:
+            yield rows[0].get(identifier), rows[1].get(identifier)
 
 
 def _by_offset(rows: Iterator[Row]) -> Iterator[tuple[int, dict[bytes, Row]]]:
-    """The rows of each offset by doc_id."""
+    """Yield each offset with its rows by doc_id."""
     offset, group = -1, dict[bytes, Row]()
     for row in rows:
         if row["offset"] != offset and group:
@@ -227,39 +234,41 @@ def _num_kept(side: Side) -> int:
 
 
 def _settings(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
-    """What the manifests say was set otherwise."""
-    both = [_flat(side) for side in (a, b)]
+    """Return the settings, stage versions and models whose value in the manifests of the two runs differs."""
+    both = [_flat_settings(side) for side in (a, b)]
     names = sorted({*both[0], *both[1]})
     return {name: (both[0].get(name), both[1].get(name)) for name in names if both[0].get(name) != both[1].get(name)}
 
 
-def _flat(side: Side) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat_settings(side: Side) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     manifests = [table.manifest for table in side.tables.values()] + ([side.dataset] if side.dataset else [])
     for manifest in manifests:
         for stage, version in manifest.content.stages.items():
-            found[f"version of {stage}"] = version
+            flat[f"version of {stage}"] = version
         for stage, settings in manifest.content.config.items():
-            found |= {f"{stage}.{key}": value for key, value in settings.items()}
-        found |= {f"model {name}": digest[:12] for name, digest in manifest.content.models.items()}
+            flat |= {f"{stage}.{key}": value for key, value in settings.items()}
+        flat |= {f"model {name}": digest[:12] for name, digest in manifest.content.models.items()}
         shares = sorting_of(manifest).keep if manifest is side.dataset else {}
-        found |= {f"{TOKENS.name}.{LEFT_OUT} {name}: keep": share for name, share in shares.items() if share < 1}
-    return found
+        flat |= {f"{TOKENS.name}.{LEFT_OUT} {name}: keep": share for name, share in shares.items() if share < 1}
+    return flat
 
 
 def _tokens(a: Side, b: Side) -> dict[str, tuple[int, int]]:
-    """Tokens of each stream of both datasets."""
+    """Return the tokens of each stream in A and in B."""
     both = [live_tokens(side.run, side.dataset) if side.dataset else {} for side in (a, b)]
     return {name: (both[0].get(name, 0), both[1].get(name, 0)) for name in sorted({*both[0], *both[1]})}
 
 
 def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
-    """Tokens of each stream of a dataset, those left out that a takedown has blanked where they stood."""
+    """Return the tokens of each stream of a dataset, without those that a takedown replaced by tombstones."""
     streams: Mapping[str, list[int]] = dataset.content.figures["streams"]
-    found = {name: sum(shards) for name, shards in streams.items()}
-    blanked = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
+    tokens = {name: sum(shards) for name, shards in streams.items()}
+    stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
     for certificate in ancestry(run, dataset):
         for change in certificate.tables["tokens"].rewritten:
-            if certificate.mode == "tombstones" and change.key in blanked:  # what was compacted is no longer counted
-                found[blanked[change.key]] -= sum(length for _, length in change.spans)
-    return found
+            if (
+                certificate.mode == "tombstones" and change.key in stream_of
+            ):  # compacted shards are already counted without
+                tokens[stream_of[change.key]] -= sum(length for _, length in change.spans)
+    return tokens

@@ -1,6 +1,7 @@
-"""Documents with their verdicts, signals and provenance, read through the manifests of a run.
+"""Search for documents and print them with their verdicts, signals and provenance (`penstock show`).
 
-Raw text is never printed: text, where asked for, comes from the clean table, personal data replaced.
+Everything is read through the manifests of a run. Raw text is never printed: `--text` prints the text of the clean
+table, in which personal data is replaced.
 """
 
 import re
@@ -24,34 +25,41 @@ COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
 COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
 HIDDEN = ("signature",)
 LATER = ("scores", "verdicts", "clusters", "dedup", "repeats", "clean")
-"""Tables with a row for each document that they know."""
+"""Tables after `documents` whose rows are joined to it by doc_id."""
 WITHOUT_VERDICT = ("clusters",)
 STEPS = ("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "repeats", "clean")
-"""What is looked at to find out which tables belong together, in the order of the run."""
+"""Tables that are checked for having been made from each other, in the order of the run."""
 VERDICT = ["drop_stage", "drop_rule", "drop_value", "drop_limit"]
 SCORED = [name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")]
 BUCKET = ["perplexity_bucket"]
 COLUMNS = pa.schema([*DOCUMENTS, *(SCORES.field(name) for name in SCORED), VERDICTS.field(BUCKET[0])])
-"""What a condition may name."""
+"""Columns that a condition may name."""
 
 
 def parse_where(text: str) -> pc.Expression:
-    """The filter of a condition such as `language = de and gopher_num_words < 60`.
+    """Return the filter of a condition such as `language = de and gopher_num_words < 60`.
 
-    Raises ConfigError if a column does not exist, a value does not fit its type, or the form is another.
+    Raises ConfigError if a column does not exist, a value does not fit its type, or the condition cannot be parsed.
     """
     expression: pc.Expression | None = None
     for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
         match = CONDITION.match(part)
         if match is None:
-            raise ConfigError(f"--where {part!r}: expected `column < value` or `column is null`, joined by `and`")
+            raise ConfigError(
+                "--where: expected terms such as `column < value` or `column is null`, joined by `and`, "
+                f"got {part!r}. Write it as `column operator value`."
+            )
         name, operator, value = match.groups()
         if name not in COLUMNS.names:
-            raise ConfigError(f"--where {part!r}: no column {name!r}{nearest(name, COLUMNS.names)}")
+            close = nearest(name, COLUMNS.names)
+            raise ConfigError(
+                f"--where {part!r}: expected a column of documents or scores, got {name!r}{close}. "
+                "Name a column that `penstock show` prints."
+            )
         term = _term(name, operator.lower(), value)
         expression = term if expression is None else expression & term
     if expression is None:
-        raise ConfigError("--where: expected a condition, got none")
+        raise ConfigError("--where: expected a condition, got none. Write one such as 'language = de'.")
     return expression
 
 
@@ -62,12 +70,15 @@ def _term(name: str, operator: str, value: str) -> pc.Expression:
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
-    """The filter `name = value`, the value taken as it is. Raises ConfigError if it does not fit the column."""
+    """Return the filter `name = value` for an unquoted value. Raises ConfigError if it does not fit the column."""
     return compare(name, "=", value)
 
 
 def compare(name: str, operator: str, value: str) -> pc.Expression:
-    """The filter that compares a column with a value of its type; ids are given in hex. Raises ConfigError."""
+    """Return the filter that compares a column with a value; ids are given in hex.
+
+    Raises ConfigError if the value does not fit the type of the column.
+    """
     kind = COLUMNS.field(name).type
     try:
         if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
@@ -75,55 +86,68 @@ def compare(name: str, operator: str, value: str) -> pc.Expression:
         else:
             scalar = pc.cast(pa.scalar(value), kind)
     except (pa.ArrowInvalid, ValueError) as error:
-        raise ConfigError(f"--where {name} {operator} {value}: column {name} is {kind}: {error}") from error
+        raise ConfigError(
+            f"--where {name} {operator} {value}: column {name} is {kind}, got {value!r} ({error}). Give a {kind} value."
+        ) from error
     return COMPARE[operator](pc.field(name), scalar)
 
 
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
-    """Up to `limit` documents that meet the condition, which sees the final verdict, with later tables as `dedup.x`."""
+    """Yield up to `limit` documents that meet the condition, with the columns of later tables as `table.column`.
+
+    The condition is applied to the final verdict, not to that of `documents`.
+    """
     tables = current_tables(run)
     sorting = _mix_of(run, tables)
     _, manifest = open_table(run, "documents")
-    found = 0
+    num_found = 0
     for number in range(len(manifest.content.files)):
         part = _judged_part(run, number, tables, sorting)
-        rows = part.filter(condition).slice(0, limit - found).to_pylist()
+        rows = part.filter(condition).slice(0, limit - num_found).to_pylist()
         for name in LATER:
             if rows and name in tables:
                 _join(run, name, number, rows)
         yield from rows
-        found += len(rows)
-        if found >= limit:
+        num_found += len(rows)
+        if num_found >= limit:
             return
 
 
 def current_tables(run: Store) -> set[str]:
-    """The tables that were made from those that stand; a later one of other thresholds or models is left out."""
-    standing, found = read_run(run).tables, dict[str, str]()
+    """Return the names of the tables that were made from the current versions of their inputs.
+
+    A later table is left out if it was made with other thresholds or models.
+    """
+    tables, current = read_run(run).tables, dict[str, str]()
     for name in STEPS:
-        if name in standing:
+        if name in tables:
             manifest = open_table(run, name)[1]
             inputs = [] if name in ("documents", "text") else manifest.content.inputs
-            reads = {entry.name: entry.sha256 for entry in inputs if "/" not in entry.name}  # else of another run
-            if all(found.get(read) == digest for read, digest in reads.items()):
-                found[name] = manifest.digest
-    return set(found)
+            reads = {
+                entry.name: entry.sha256 for entry in inputs if "/" not in entry.name
+            }  # "/": a table of another run
+            if all(current.get(read) == digest for read, digest in reads.items()):
+                current[name] = manifest.digest
+    return set(current)
 
 
 def _mix_of(run: Store, tables: Collection[str]) -> Sorting | None:
-    """How a mix chose among the clean documents that stand; None = all of them are in the dataset, or there is none."""
+    """Return the mix that selected among the current clean documents.
+
+    None if all of them are in the dataset, or if there is no dataset.
+    """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
     return mixed(open_table(run, TOKENS.name)[1], open_table(run, "clean")[1].digest)
 
 
 def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sorting | None) -> pa.Table:
-    """One part of `documents`, its verdict replaced by that of the last table that has one, with the scores.
+    """Return one part of `documents` with the scores and with the verdict of the last table that has one.
 
-    `sorting` says which documents the mix of the dataset leaves out.
+    `sorting` decides which documents the mix of the dataset leaves out.
     """
     part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN])
-    places = {identifier: place for place, identifier in enumerate(part.column("doc_id").to_pylist())}
+    row_of = {identifier: row for row, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT).to_pylist()
     for name in LATER:
         if name not in tables or name in WITHOUT_VERDICT:
@@ -136,13 +160,13 @@ def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sort
             part = _with_columns(part, later, BUCKET)
         for row in later.to_pylist():
             if row["drop_stage"] is not None and row["drop_rule"] != "dropped_before":
-                final[places[row["doc_id"]]] = row
+                final[row_of[row["doc_id"]]] = row
     if sorting is not None:
         read = {name: Table(*open_table(run, name)) for name in READS if name in tables}
         for identifier, drop in left_out(read, number, sorting):
             if drop is not None:
                 values = (TOKENS.name, drop.rule, drop.value, drop.limit)
-                final[places[identifier]] = dict(zip(VERDICT, values, strict=True))
+                final[row_of[identifier]] = dict(zip(VERDICT, values, strict=True))
     for column in VERDICT:
         values = pa.array([row[column] for row in final], DOCUMENTS.field(column).type)
         part = part.set_column(part.schema.get_field_index(column), column, values)
@@ -150,8 +174,8 @@ def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sort
 
 
 def _with_columns(part: pa.Table, other: pa.Table, names: Sequence[str]) -> pa.Table:
-    places = {identifier: place for place, identifier in enumerate(other.column("doc_id").to_pylist())}
-    rows = pa.array([places.get(identifier) for identifier in part.column("doc_id").to_pylist()], pa.int64())
+    row_of = {identifier: row for row, identifier in enumerate(other.column("doc_id").to_pylist())}
+    rows = pa.array([row_of.get(identifier) for identifier in part.column("doc_id").to_pylist()], pa.int64())
     for name in names:
         part = part.append_column(name, other.column(name).combine_chunks().take(rows))
     return part
@@ -164,10 +188,10 @@ def _read_part(run: Store, table: str, number: int, columns: list[str] | None = 
 
 
 def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
-    wanted = pa.array([row["doc_id"] for row in rows], pa.binary(16))
-    part = _read_part(run, table, number).filter(pc.is_in(pc.field("doc_id"), value_set=wanted)).to_pylist()
+    identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
+    part = _read_part(run, table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
     known = (set(DOCUMENTS.names) - {"url"}) | {*SCORED, *BUCKET}
-    if table == "repeats":  # what the same signals measure after the cuts
+    if table == "repeats":  # its signals were measured again after the cuts
         known = {"doc_id", *VERDICT}
     by_id = {row["doc_id"]: row for row in part}
     for row in rows:
@@ -177,7 +201,7 @@ def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
 
 
 def describe(row: Row, with_text: bool) -> str:
-    """A document as text: verdict first, then provenance, then every measured signal with its unit."""
+    """Format a document as text: the verdict, its provenance, and every measured signal with its unit."""
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
     fields = {field.name: field for schema in TABLES.values() for field in schema}
     for name, value in row.items():
@@ -193,7 +217,7 @@ def describe(row: Row, with_text: bool) -> str:
 
 
 def verdict_of(row: Row) -> str:
-    """`kept`, or the stage, rule, value and limit that dropped the document."""
+    """Return `kept`, or `dropped by` with the stage, rule, value and limit."""
     if row.get("drop_stage") is None:
         return "kept"
     value, limit = row.get("drop_value"), row.get("drop_limit")
@@ -210,6 +234,6 @@ def _shown(value: Any) -> str:
         return ", ".join(map(_shown, value)) or "none"
     if isinstance(value, dict) and NAME in value:
         return f"{value[NAME]} {_shown(value[VALUE])}"
-    if isinstance(value, dict):  # a span, some with what asked for it
+    if isinstance(value, dict):  # a span; some have a reason
         return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
     return str(value)

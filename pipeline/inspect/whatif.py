@@ -1,6 +1,8 @@
-"""The prediction: every measured document judged anew, copies chosen anew, and counted against the committed run.
+"""Prediction of what a finished run would keep with other thresholds (`penstock whatif`).
 
-It reads narrow columns of `documents`, `scores`, `verdicts` and `dedup`, and the token counts of the dataset; no text.
+Every measured document gets a new verdict from its stored signals, survivors are chosen again, and the result is
+counted against the committed run. Only narrow columns of `documents`, `scores`, `verdicts` and `dedup` and the token
+counts of the dataset are read, no text.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +58,7 @@ JUDGED_DDL = (
 
 @dataclass(frozen=True)
 class Cell:
-    """Documents that met one fate before and one after, of one language and source."""
+    """Documents of one language and source that share the verdict before and the verdict after the change."""
 
     before: str
     after: str
@@ -65,48 +67,54 @@ class Cell:
     documents: int
     chars: int
     tokens: int
-    """Of those documents that the dataset holds."""
+    """Tokens of the documents that the dataset holds."""
     uncounted_chars: int
-    """Of those that it does not hold: their tokens are not known."""
+    """Characters of the documents that the dataset does not hold, whose tokens are unknown."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a run with other settings would keep."""
+    """The documents that a run with other settings would keep."""
 
     cells: tuple[Cell, ...]
     curves: tuple[Curve, ...]
     has_tokens: bool
     cuts_repeats: bool = False
-    """Whether the run cuts passages after that and judges again, which takes text to predict."""
+    """True if the run also cuts repeated passages and checks the rest again, which cannot be predicted without text."""
 
 
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
-    """The fate of every measured document under `recipe`. Raises ContractError if the run has no `dedup` yet."""
+    """Predict the verdict on every measured document under `recipe`.
+
+    Raises ContractError if the run has no `dedup` yet.
+    """
     tables = open_tables(run)
     parts = parts_of({name: table for name, table in tables.items() if name != "index"})
     empty = VerdictsTask(parts[0], CHECKED, recipe, models, {}, run)
     tasks = [replace(empty, part=part) for part in parts]
-    wanted = quantiles_of(CHECKED, recipe)
-    if wanted:
+    quantiles = quantiles_of(CHECKED, recipe)
+    if quantiles:
         answers = run_tasks(spark, histograms_of_part, tasks, "cut-offs", None)
-        cutoffs = cutoffs_of(wanted, [answer["histograms"] for answer in answers])
+        cutoffs = cutoffs_of(quantiles, [answer["histograms"] for answer in answers])
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     curves = curves_of(tasks, run_tasks(spark, sensitivity_part, tasks, "curves", None))
     has_tokens = "tokens" in read_run(run).tables
-    judge_them = partial(judged_part, sorting=mix_of(run, tables) if has_tokens else None)
-    judged = persisted(frame_of_tasks(spark, judge_them, tasks, JUDGED_DDL))
+    judge_task = partial(judged_part, sorting=mix_of(run, tables) if has_tokens else None)
+    judged = persisted(frame_of_tasks(spark, judge_task, tasks, JUDGED_DDL))
     tables |= representatives_of(recipe, [])
-    fates = without_left_out(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
-    cells = count_cells(fates, token_counts(spark, run) if has_tokens else None)
+    verdicts = without_left_out(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
+    cells = count_cells(verdicts, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
     return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables)
 
 
 def open_tables(run: Store) -> dict[str, Table]:
-    """The tables that a prediction reads. Raises ContractError if they are not of one run."""
-    some = [name for name in ("scores", "repeats") if name in read_run(run).tables]
-    names = ["documents", "verdicts", "clusters", "index", "dedup", *some]
+    """Open the tables that a prediction reads.
+
+    Raises ContractError if `dedup` was not made from the current versions of the others.
+    """
+    optional = [name for name in ("scores", "repeats") if name in read_run(run).tables]
+    names = ["documents", "verdicts", "clusters", "index", "dedup", *optional]
     tables = {name: Table(*open_table(run, name)) for name in names}
     if "repeats" in tables and not _made_from(tables["repeats"], tables["dedup"]):
         del tables["repeats"]
@@ -114,22 +122,25 @@ def open_tables(run: Store) -> dict[str, Table]:
     for name in ("documents", "scores", "verdicts", "clusters"):
         if name not in tables:
             continue
-        standing = tables[name].folder.uri.rsplit("/", 1)[-1]
-        if lineage.get(name) != standing:
+        version = tables[name].folder.uri.rsplit("/", 1)[-1]
+        if lineage.get(name) != version:
             raise ContractError(
-                f"{run.uri}: expected `dedup` made from {name}/{standing}, got it made from {lineage.get(name)}. "
+                f"{run.uri}: expected `dedup` made from {name}/{version}, got one made from {lineage.get(name)}. "
                 "Run the recipe to its end first."
             )
     return tables
 
 
 def mix_of(run: Store, tables: Mapping[str, Table]) -> Sorting | None:
-    """How the mix of the dataset chose among its documents; None = it did not, or its buckets are of other tables."""
+    """Return the mix that selected the documents of the dataset.
+
+    None if it kept all of them, or if its quality buckets come from other versions of the tables.
+    """
     dataset = open_table(run, "tokens")[1]
-    standing = {name: table.manifest.digest for name, table in tables.items()}
+    digests = {name: table.manifest.digest for name, table in tables.items()}
     reads = {entry.name: entry.sha256 for entry in dataset.content.inputs if entry.name in MEASURES}
     sorting = sorting_of(dataset)
-    return sorting if sorting.chooses and reads.items() <= standing.items() else None
+    return sorting if sorting.chooses and reads.items() <= digests.items() else None
 
 
 def _made_from(table: Table, other: Table) -> bool:
@@ -137,24 +148,24 @@ def _made_from(table: Table, other: Table) -> bool:
 
 
 def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
-    """Every measured document of a part: what a keep rule looks at, its fate before, and the verdict now.
+    """Yield every measured document of a part: its keep-order columns, its verdict before, and its new verdict.
 
-    `sorting` says which of them the dataset's mix leaves out; None: none of them.
+    `sorting` decides which of them the dataset's mix leaves out; None means none of them.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
     names = np.array([*(f"{stage}/{check.reason}" for stage, check in named), KEEP], object)
     config = task.recipe.section("dedup", DedupConfig)
     columns = split_columns(columns_of(checks), task.part.paths)
-    for table, wanted in facts_columns(config).items():
-        columns[table] = list(dict.fromkeys([*columns.get(table, []), *wanted]))
+    for table, names_read in facts_columns(config).items():
+        columns[table] = list(dict.fromkeys([*columns.get(table, []), *names_read]))
     columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language"]))
     columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
     left_out = left_out_of(task.part, sorting)
     for batch in measured(task.part, columns):
         first = judge(checks, batch).first
         facts = facts_of(batch, task.part.ordinal, config)
-        found = {
+        rows = {
             "doc": facts.ids,
             "cluster": facts.clusters,
             "order": facts.orders,
@@ -168,11 +179,14 @@ def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Reco
             "left_out": [next(left_out) for _ in range(batch.num_rows)],
             "chars": facts.chars,
         }
-        yield pa.RecordBatch.from_pydict(found, schema=JUDGED)
+        yield pa.RecordBatch.from_pydict(rows, schema=JUDGED)
 
 
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
-    """Whether a mix leaves out each measured document of a part, in order, if nothing else drops it."""
+    """Yield for each measured document of a part, in order, True if the mix leaves it out.
+
+    This holds only for documents that no rule drops.
+    """
     while sorting is None:
         yield False
     stream_of = streams_of_part(part, sorting)
@@ -181,16 +195,16 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
             yield sorting.drop(stream_of(row), row["doc_id"]) is not None
 
 
-def without_left_out(fates: DataFrame) -> DataFrame:
-    """The fates, of documents that stay those that the mix leaves out; the buckets are those of the committed run."""
+def without_left_out(verdicts: DataFrame) -> DataFrame:
+    """Replace `kept` by the mix rule for documents that the mix leaves out; quality buckets are those of the run."""
     rule = F.lit(f"{TOKENS.name}/{LEFT_OUT}")
     names = ("before", "after")
     chosen = {name: F.when(F.col("left_out") & (F.col(name) == KEEP), rule).otherwise(F.col(name)) for name in names}
-    return fates.withColumns(chosen)
+    return verdicts.withColumns(chosen)
 
 
 def fates_before(batch: pa.RecordBatch) -> list[str]:
-    """`kept`, or `stage/rule` of what dropped the document in the committed run."""
+    """Return `kept` or the `stage/rule` that dropped each document in the committed run."""
     both = [batch.column(name).to_pylist() for name in ("drop_stage", "drop_rule")]
     later = [batch.column(name).to_pylist() for name in ("dedup.drop_stage", "dedup.drop_rule")]
     return [
@@ -202,7 +216,7 @@ def fates_before(batch: pa.RecordBatch) -> list[str]:
 def with_survivors(
     judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, Table]
 ) -> DataFrame:
-    """Adds `after`: the verdict, or that another document of its URL or of its cluster stays."""
+    """Add the column `after`: the verdict, or the dedup rule if another document of its URL or cluster is kept."""
     stays = ~F.col("dropped")
     if config.by_url != "off":
         urls = judged.where(stays & F.col("url").isNotNull()).select("url", F.col("url_order").alias("first"))
@@ -224,31 +238,31 @@ def with_survivors(
 
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:
-    """(doc, tokens) of every document of the dataset, read from its document indexes."""
+    """Return (doc, tokens) of every document of the dataset, read from its document indexes."""
     folder, manifest = open_table(run, "tokens")
     paths = [path for key, path in manifest.run.paths.items() if key.endswith(".docs")]
     return frame_of_tasks(spark, counts_of_shard, [(folder, path) for path in sorted(paths)], "doc binary, tokens long")
 
 
 def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
-    """(doc, tokens) of the documents of one shard."""
+    """Yield (doc, tokens) of the documents of one shard."""
     folder, path = task
     with folder.open_input(path) as stream:
         reader = pa.ipc.open_file(stream)
-        places = [reader.schema.get_field_index(name) for name in ("doc_id", "num_tokens")]
+        indices = [reader.schema.get_field_index(name) for name in ("doc_id", "num_tokens")]
         for number in range(reader.num_record_batches):
-            doc, tokens = (reader.get_batch(number).column(place) for place in places)
+            doc, tokens = (reader.get_batch(number).column(index) for index in indices)
             yield pa.RecordBatch.from_arrays([doc.cast(pa.binary()), tokens], ["doc", "tokens"])
 
 
-def count_cells(fates: DataFrame, tokens: DataFrame | None) -> list[Cell]:
-    """The cells of a prediction, sorted."""
+def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[Cell]:
+    """Return the sorted cells of a prediction."""
     if tokens is None:
-        fates = fates.withColumn("tokens", F.lit(None).cast("long"))
+        verdicts = verdicts.withColumn("tokens", F.lit(None).cast("long"))
     else:
-        fates = fates.join(tokens, "doc", "left")
+        verdicts = verdicts.join(tokens, "doc", "left")
     rows = (
-        fates.groupBy("before", "after", "language", "source")
+        verdicts.groupBy("before", "after", "language", "source")
         .agg(
             F.count("*").alias("documents"),
             F.sum("chars").alias("chars"),

@@ -1,4 +1,8 @@
-"""Sensitivity: how many documents the verdicts would keep if one limit alone were another."""
+"""Sensitivity curves of a what-if, and the settings that a what-if may change.
+
+A curve gives the number of documents kept as a function of one limit while all other limits stay the same. A what-if
+may change only settings that decide on stored measurements; every other changed setting is rejected with the reason.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,24 +25,24 @@ from schemas.errors import ConfigError
 from schemas.tables import DOCUMENTS, SCORES
 
 CUT = 16
-"""Bits cut: bins 0.8 % wide, so that a part's histogram stays small."""
+"""Low mantissa bits of a float32 that are cut: bins are 0.8 % wide, so that a part's histogram stays small."""
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Documents kept as a function of one limit, all others as they are; before copies are left out."""
+    """Documents kept as a function of one limit, with all other limits unchanged and before deduplication."""
 
     setting: str
     reason: str
     limits: Mapping[str, float]
-    """The limit now, by language."""
+    """The current limit by language."""
     points: tuple[tuple[float, int], ...]
     """(limit, documents kept), ascending."""
 
 
 def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[Curve]:
-    """The curve of every check, from the answers of all parts."""
+    """Return the curve of every check, from the answers of all parts."""
     first = tasks[0]
     named = checks_of(first.stages, first.recipe, first.models, first.cutoffs)
     total: Any = {}
@@ -56,15 +60,16 @@ def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[
 
 
 def is_whole(check: Check) -> bool:
-    """Whether the check compares whole numbers."""
+    """Return True if the check compares whole numbers."""
     schema = DOCUMENTS if check.column in DOCUMENTS.names else SCORES
     return check.value is None and pa.types.is_integer(schema.field(check.column).type)
 
 
 def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tuple[tuple[float, int], ...]:
-    """(limit, kept) where shares of the values lie beyond it; `free` documents are not compared and always stay.
+    """Return (limit, documents kept) at limits near the quantiles SHARES of the values.
 
-    At these limits the numbers are exact: each lies at the end of a bin, or at the last whole number before it.
+    `free` documents are not compared and are always kept. The counts are exact, since each limit is the edge of a bin,
+    or the last whole number before it.
     """
     keys = sorted(map(int, bins))
     if not keys:
@@ -80,17 +85,16 @@ def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tu
 
 
 def _last_value(key: int) -> float:
-    """The largest float32 of a bin; 0 of the bin that begins with it, whose other values no measure takes."""
+    """Return the largest float32 of a bin; 0 for the bin that starts at 0, whose other values no signal takes."""
     if lower_edge(key, CUT) == 0:
         return 0.0
     return float(np.nextafter(np.float32(lower_edge(key + 1, CUT)), np.float32(-np.inf)))
 
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
-    """For each check, what the documents of a part measure that break no other check."""
-    checks: list[Check] = [
-        check for _, check in checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
-    ]
+    """Return for each check a histogram of its values, over the documents of a part that pass all other checks."""
+    named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
+    checks: list[Check] = [check for _, check in named]
     alone: Any = {str(row): {"bins": {}, "free": 0} for row in range(len(checks))}
     rows = 0
     for batch in measured(task.part, split_columns(columns_of(checks), task.part.paths)):
@@ -101,17 +105,17 @@ def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
             passes = others == judgement.broken[row]
             compared = ~np.isnan(judgement.values[row]) & ~np.isnan(judgement.limits[row])
             bins = count_bins(judgement.values[row][passes & compared], CUT)
-            found = {"bins": {str(key): count for key, count in bins.items()}, "free": int((passes & ~compared).sum())}
-            alone[str(row)] = add_figures(alone[str(row)], found)
+            counts = {"bins": {str(key): count for key, count in bins.items()}, "free": int((passes & ~compared).sum())}
+            alone[str(row)] = add_figures(alone[str(row)], counts)
     return {"alone": alone, "rows": rows}
 
 
-# Which settings a what-if may change: those that only decide. Every other one is refused, with the reason.
+# Settings that a what-if may change.
 
 Settings = Mapping[str, Any]
 SURVIVORS = {("dedup", "keep"), ("dedup", "source_ranks")}
-"""Settings that choose among copies. They also say which document of a bucket the others are compared with, so a run
-could find a few other pairs; a what-if takes the clusters as they are."""
+"""Settings that choose the survivor of a cluster. They also choose the document of an LSH bucket that the others are
+compared with, so a run could find slightly different pairs; a what-if uses the existing clusters."""
 WHY = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
     **{stage.name: "it changes the scores" for stage in SCORED},
@@ -121,46 +125,46 @@ WHY = {
 }
 
 
-def changed_settings(committed: Recipe, wanted: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, as `section.key` → (committed, wanted).
+def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, as `section.key` → (committed, tried).
 
-    Raises ConfigError that names every one that cannot be tried, with the reason.
+    Raises ConfigError if some of them cannot be tried, with the reason for each.
     """
     changed: dict[str, tuple[Any, Any]] = {}
-    refused: list[str] = []
+    rejected: list[str] = []
     judged = {DEDUP.name, *(stage.name for stage in CHECKED)}
-    for name, section in wanted.items():
+    for name, section in tried.items():
         before, after = committed[name].model_dump(mode="json"), section.model_dump(mode="json")
         decides = section.fields_of("decision") if name in judged else set()
-        idle = section.fields_of("execution")
+        execution = section.fields_of("execution")
         for key in after:
             if before[key] == after[key]:
                 continue
             changed[f"{name}.{key}"] = before[key], after[key]
-            if key in idle:
-                refused.append(f"{name}.{key}: it has no effect on what is kept")
+            if key in execution:
+                rejected.append(f"{name}.{key}: it has no effect on what is kept")
             elif key not in decides and (name, key) not in SURVIVORS:
-                refused.append(f"{name}.{key}: {_why(name)}")
-        refused += _follows(name, committed[name].content(), section.content(), changed)
-    if refused:
+                rejected.append(f"{name}.{key}: {_reason(name)}")
+        rejected += _derived(name, committed[name].content(), section.content(), changed)
+    if rejected:
         raise ConfigError(
-            "what-if: expected settings that only decide, got\n  "
-            + "\n  ".join(refused)
-            + "\nrun the recipe with them instead; steps that they do not touch are not repeated"
+            "what-if: expected settings that only decide on stored measurements, got\n  "
+            + "\n  ".join(rejected)
+            + "\nRun the recipe with these settings instead; steps that they do not affect are not repeated."
         )
     return changed
 
 
-def _follows(
+def _derived(
     section: str, before: Mapping[str, Any], after: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> list[str]:
-    """Settings that nobody changed but that follow from one that was, such as the signals another dialect needs."""
+    """Describe unchanged settings whose value depends on a changed one, such as the signals of another dialect."""
     return [
-        f"{section}.{key}: would become {after[key]!r} (now {before[key]!r}); {_why(section)}"
+        f"{section}.{key}: would become {after[key]!r} (now {before[key]!r}); {_reason(section)}"
         for key in after
         if before[key] != after[key] and f"{section}.{key}" not in changed
     ]
 
 
-def _why(section: str) -> str:
+def _reason(section: str) -> str:
     return WHY.get(section, "it has no part in which documents are kept")

@@ -1,4 +1,4 @@
-"""What a prediction says, as text: kept before and after, by rule, language and source, and how steep each limit is."""
+"""A what-if prediction as text and JSON: documents kept before and after, by rule, language and source, and curves."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ CELL = [field.name for field in fields(Cell)]
 
 
 def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """The whole prediction as JSON values."""
+    """Return the whole prediction as JSON values."""
     return {
         "changed": {name: {"committed": before, "tried": after} for name, (before, after) in changed.items()},
         "cells": [{name: getattr(cell, name) for name in CELL} for cell in prediction.cells],
@@ -31,11 +31,11 @@ def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> d
 
 
 def tell(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """The prediction as text, with the curves of the settings that are tried."""
+    """Format the prediction as text, with the curves of the changed settings."""
     lines = [f"{name}: {before} -> {after}" for name, (before, after) in changed.items()] or ["no setting is changed"]
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
     if prediction.cuts_repeats:
-        lines.append("before repeated passages are cut: what that drops or shortens is not predicted")
+        lines.append("before repeated passages are cut: documents dropped or shortened by that step are not predicted")
     lines += [
         "",
         *_table(("kept", "documents", "", "characters", "", "tokens", ""), [_total("all", prediction.cells, rates)]),
@@ -46,14 +46,14 @@ def tell(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
         lines += ["", *_table((f"kept, by {title}", "documents", "", "characters", "", "tokens", ""), rows)]
     shown = [curve for curve in prediction.curves if curve.points and curve.setting.partition(" ")[0] in changed]
     if shown:
-        lines += ["", "documents that the verdicts keep (copies not yet left out) if one limit alone were another:"]
+        lines += ["", "documents kept before deduplication, if only this limit is changed:"]
     lines += [f"  {curve.setting} ({curve.reason}) = {_limits(curve)}: {_points(curve)}" for curve in shown]
     lines += ["", f"curves of all {len(prediction.curves)} limits: --json FILE"]
     return "\n".join(lines)
 
 
 def token_rates(cells: Sequence[Cell]) -> Rates:
-    """Tokens per character of each language and source, and of all documents (under two empty names)."""
+    """Return tokens per character by (language, source), and of all documents under ("", "")."""
     tokens: Counter[tuple[str, str]] = Counter()
     chars: Counter[tuple[str, str]] = Counter()
     for cell in cells:
@@ -64,10 +64,10 @@ def token_rates(cells: Sequence[Cell]) -> Rates:
 
 
 def kept_tokens(cells: Sequence[Cell], after: bool, rates: Rates) -> tuple[int, bool]:
-    """Tokens of the documents kept (after, or before the change), and whether some of them are estimated.
+    """Return the tokens of the documents kept after (or before) the change, and True if some are estimated.
 
-    A document that the dataset does not hold is counted by the tokens per character of its language and source, or of
-    all documents where that is not known.
+    The tokens of a document that the dataset does not hold are estimated from the tokens per character of its language
+    and source, or of all documents where that rate is unknown.
     """
     exact, estimate = 0, 0.0
     for cell in cells:
@@ -93,14 +93,14 @@ def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> Iterator[tupl
 
 
 def _total(name: str, cells: Sequence[Cell], rates: Rates | None) -> Row:
-    before, after = ([cell for cell in cells if fate(cell) == KEEP] for fate in (_before, _after))
+    before, after = ([cell for cell in cells if verdict(cell) == KEEP] for verdict in (_before, _after))
     row = [name]
     for amount in (_documents, _chars):
         row += _pair(sum(map(amount, before)), sum(map(amount, after)))
     if rates is None:
         return (*row, "", "")
-    (had, _), (has, estimated) = kept_tokens(cells, False, rates), kept_tokens(cells, True, rates)
-    count, change = _pair(had, has)
+    (old, _), (new, estimated) = kept_tokens(cells, False, rates), kept_tokens(cells, True, rates)
+    count, change = _pair(old, new)
     return (*row, ("≈" if estimated else "") + count, change)
 
 
@@ -127,18 +127,18 @@ def _pair(before: int, after: int) -> tuple[str, str]:
 def _by_rule(cells: Sequence[Cell]) -> list[Row]:
     totals: dict[str, list[int]] = {}
     for cell in cells:
-        for fate, place in ((cell.before, 0), (cell.after, 1)):
-            row = totals.setdefault(fate, [0, 0, 0, 0])
-            row[place] += cell.documents
-            row[place + 2] += cell.chars
+        for verdict, column in ((cell.before, 0), (cell.after, 1)):
+            row = totals.setdefault(verdict, [0, 0, 0, 0])
+            row[column] += cell.documents
+            row[column + 2] += cell.chars
     return [
         (name, *_pair(row[0], row[1]), *_pair(row[2], row[3])) for name, row in sorted(totals.items()) if name != KEEP
     ]
 
 
 def _limits(curve: Curve) -> str:
-    found = sorted(set(curve.limits.values()))
-    return " to ".join(f"{limit:g}" for limit in ([found[0], found[-1]] if len(found) > 1 else found))
+    limits = sorted(set(curve.limits.values()))
+    return " to ".join(f"{limit:g}" for limit in ([limits[0], limits[-1]] if len(limits) > 1 else limits))
 
 
 def _points(curve: Curve) -> str:
@@ -147,7 +147,7 @@ def _points(curve: Curve) -> str:
 
 def _table(head: Row, rows: Sequence[Row]) -> list[str]:
     table = [head, *rows]
-    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     return [
         "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
         for row in table

@@ -1,7 +1,7 @@
-"""Rules left out: what of a recipe's settings has to change so that a rule of it drops nothing any more.
+"""The settings to change in a recipe so that a named rule no longer drops documents (`penstock ablate --without`).
 
-A rule is named as the books name it, `section.reason`, or for the quality stage by its rule set; a section alone stands
-for all of its rules. Only rules that the recipe has are known: leaving out another would change nothing.
+A rule is named by section and reason, as in the drop counts, or for the quality stage also by its rule set; a section
+name means all of its rules. A rule that the recipe does not have is an error: leaving it out would change nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,32 +21,34 @@ from schemas.config import Recipe, Section, nearest
 from schemas.errors import ConfigError
 
 GONE = object()
-"""In an edit: the setting is left to its default."""
+"""In an edit: the setting is removed, so that its default applies."""
 BEYOND = 10**9
-"""A limit that nothing measured reaches: shares, ratios, and counts within one document."""
+"""A limit above every signal: shares, ratios, and counts within one document."""
 OF_UNIT: dict[str, set[str]] = {
     "sentences": {"sentences"},
     "substring": {"substring_unit", "substring_length", "on_substring", "max_repeated_share"},
 }
-"""Settings of `[repeats]` that one unit alone looks at."""
+"""Settings of `[repeats]` that only one unit reads."""
 Values = dict[str, dict[str, Any]]
 Edit = Mapping[str, Any]
 """New values of the settings of one section."""
 
 
 def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
-    """The values of a recipe with the named rules switched off; `load` checks values and gives the recipe.
+    """Return the values of a recipe with the named rules switched off; `load` validates values and returns a recipe.
 
-    Raises ConfigError that names the rules there are, if one is not among them or is named twice.
+    Raises ConfigError if a rule is unknown, listing the known rules, or if it is named twice.
     """
     left: Values = {name: dict(section) for name, section in values.items()}
     known = rules_of(load(left))
     for word in words:
         if words.count(word) > 1:
-            raise ConfigError(f"--without {word}: expected every rule once, got it {words.count(word)} times")
+            raise ConfigError(
+                f"--without {word}: expected every rule once, got it {words.count(word)} times. Name it once."
+            )
         if word not in _words(known):
             close = nearest(word, _words(known)) if known else ""
-            raise ConfigError(f"--without {word}: no rule of the recipe{close}; {_told(known)}")
+            raise ConfigError(f"--without {word}: no rule of the recipe{close}. {_list_rules(known)}")
     for word in words:
         section = word.partition(".")[0]
         while edit := _chosen(rules_of(load(left)), word):
@@ -58,7 +60,7 @@ def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[V
 
 
 def rules_of(recipe: Recipe) -> dict[str, Edit]:
-    """Every rule of a recipe that can be left out, `section.rule`, with the settings that switch it off."""
+    """Return every rule of a recipe that can be left out as `section.rule`, with the settings that switch it off."""
     return {
         f"{section}.{rule}": edit
         for section, (kind, edits) in _SECTIONS.items()
@@ -72,19 +74,19 @@ def _words(known: Mapping[str, Edit]) -> set[str]:
 
 
 def _chosen(known: Mapping[str, Edit], word: str) -> Edit:
-    """The edit of a rule, or of the first rule of a section; empty if there is none."""
+    """Return the edit of a rule, or of the first rule of a section; empty if there is none."""
     return next((edit for name, edit in known.items() if word in (name, name.partition(".")[0])), {})
 
 
-def _told(known: Mapping[str, Edit]) -> str:
+def _list_rules(known: Mapping[str, Edit]) -> str:
     if not known:
-        return "it has none that can be left out"
+        return "Remove the flag: the recipe has no rule that can be left out."
     sections: dict[str, list[str]] = {}
     for name in known:
         section, _, rule = name.partition(".")
         sections.setdefault(section, []).append(rule)
     lines = [f"\n  {section}: {', '.join(rules)}" for section, rules in sections.items()]
-    return "the rules that it has, or all of a section:" + "".join(lines)
+    return "Name one of the rules that it has, or a section for all of its rules:" + "".join(lines)
 
 
 Edits = Iterator[tuple[str, Edit]]
@@ -100,35 +102,33 @@ def _of_language(config: LanguageConfig) -> Edits:
 
 
 def _of_quality(config: QualityConfig) -> Edits:
-    """The rule sets first, then single rules, whose limit becomes one that nothing breaks."""
+    """Yield the rule sets, then single rules, which are switched off by a limit that every document passes."""
     names = DEFAULT_RULES[config.dialect] if config.rules is None else config.rules
     for name in names:
         left = [other for other in names if other != name]
         rules = [rule for other in left for rule in RULES[config.dialect].get(other, ())]
-        yield name, {"rules": left, **_idle(config, {rule.setting for rule in rules})}
+        yield name, {"rules": left, **_remove_unused(config, {rule.setting for rule in rules})}
     others = {rule.setting for rule in config.chosen_rules()}
     for rule in config.chosen_rules():
         if not _is_off(config, rule):
             limit = 0 if rule.setting.startswith("min_") else BEYOND
-            yield rule.reason, {**_idle(config, others - {rule.setting}), rule.setting: limit}
+            yield rule.reason, {**_remove_unused(config, others - {rule.setting}), rule.setting: limit}
 
 
 def _is_off(config: QualityConfig, rule: Rule) -> bool:
     return bool(getattr(config, rule.setting) == (0 if rule.setting.startswith("min_") else BEYOND))
 
 
-def _idle(config: QualityConfig, looked_at: set[str]) -> dict[str, Any]:
-    """What takes away the thresholds that no rule looks at any more: a section that has some is refused."""
-    given = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
-    found: dict[str, Any] = {
-        name: GONE for name in given if getattr(config, name) is not None and name not in looked_at
-    }
+def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
+    """Return the edit that removes thresholds that no remaining rule uses, since validation rejects unused ones."""
+    thresholds = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
+    edit: dict[str, Any] = {name: GONE for name in thresholds if getattr(config, name) is not None and name not in used}
     languages = {
         language: left
         for language, limits in config.by_language.items()
-        if (left := {name: limit for name, limit in limits.items() if name in looked_at})
+        if (left := {name: limit for name, limit in limits.items() if name in used})
     }
-    return found | ({"by_language": languages} if config.by_language else {})
+    return edit | ({"by_language": languages} if config.by_language else {})
 
 
 def _of_decontaminate(config: DecontaminateConfig) -> Edits:
@@ -187,9 +187,9 @@ def _of_dedup(config: DedupConfig) -> Edits:
 def _of_repeats(config: RepeatsConfig) -> Edits:
     for unit in config.units:
         left = [other for other in config.units if other != unit]
-        idle = OF_UNIT.get(unit, set()) if left else set(RepeatsConfig.model_fields)
-        idle = idle | ({"min_unit_chars"} if left == ["substring"] else set())
-        yield unit, {**dict.fromkeys(idle, GONE), "units": left}
+        unused = OF_UNIT.get(unit, set()) if left else set(RepeatsConfig.model_fields)
+        unused = unused | ({"min_unit_chars"} if left == ["substring"] else set())
+        yield unit, {**dict.fromkeys(unused, GONE), "units": left}
 
 
 _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {
@@ -203,4 +203,4 @@ _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {
     "dedup": (DedupConfig, _of_dedup),
     "repeats": (RepeatsConfig, _of_repeats),
 }
-"""Sections whose rules drop documents, in the order in which they look at them."""
+"""Sections whose rules drop documents, in the order in which they are applied."""

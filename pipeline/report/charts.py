@@ -1,7 +1,7 @@
-"""An axis for values of any size: one slot for each coarse bin, so octaves are equally wide, and one apart for zero.
+"""Geometry of the report's plots: line plots, column plots, and the axis of the histograms; templates draw them as SVG.
 
-Columns of whole numbers have slots only where a whole number lies, so 0, 1, 2, 3 stand side by side. Across, places
-are in thousandths of the width.
+In line and column plots, horizontal positions are in per cent of the width, so that a plot fits any screen without
+scaling its text; vertical positions are in pixels.
 """
 
 import math
@@ -15,26 +15,22 @@ import numpy as np
 from pipeline.engine.rules import COARSE, bins_of, lower_edge
 from pipeline.report.facts import Step, number, short
 
-# Plots as geometry: where lines, columns, ticks and labels lie; the templates draw them as SVG.
-#
-# Across, everything is in per cent of the width, so a plot fits any screen without scaling its text; down, in pixels.
-
 LINE_HEIGHT, COLUMN_HEIGHT = 190, 200
 TOP, BOTTOM = 14, 24
-"""Room for half a label above and for the labels below [px]."""
+"""Margins for half a label at the top and for the labels at the bottom [px]."""
 LEFT = 11.0
-"""Room for the labels of the vertical axis [% of the width]."""
+"""Margin for the labels of the vertical axis [% of the width]."""
 MAX_POINTS = 400
-"""Points of a curve; more steps are averaged in equal groups."""
+"""Maximum number of points of a curve; more steps are averaged in equal groups."""
 MIN_BARS = 8
-"""Columns that a plot has room for at least, so that few of them do not grow into blocks."""
+"""Minimum number of columns for which space is reserved, so that few columns do not become too wide."""
 LOG_FROM = 50
-"""Ratio of the largest to the smallest column from which columns are drawn on a logarithmic scale."""
+"""Ratio of the largest to the smallest column above which the scale is logarithmic."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A label and where it stands: [px] down or [%] across."""
+    """A label of an axis and its position: vertical [px] or horizontal [% of the width]."""
 
     at: float
     label: str
@@ -42,18 +38,18 @@ class Tick:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through `points` ("x,y …" in a box of 1000 by the plot's inner height), or dots where they are few."""
+    """A line through `points` ("x,y …" in a box of 1000 by the plot's inner height), with dots if they are few."""
 
     name: str
     points: str
     dots: tuple[tuple[float, float], ...]
-    """([%] across, [px] down) of each point, for curves that are drawn with dots."""
+    """Position (horizontal [%], vertical [px]) of each point; empty for curves without dots."""
     accent: bool
 
 
 @dataclass(frozen=True)
 class LinePlot:
-    """One or two curves over the steps of the training run."""
+    """One or two curves over the optimizer steps of the training run."""
 
     title: str
     unit: str
@@ -67,7 +63,7 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class SizeClass:
-    """Clusters of a range of sizes."""
+    """Number of clusters in a range of sizes, and of their documents."""
 
     label: str
     clusters: int
@@ -76,7 +72,7 @@ class SizeClass:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: [%] across, [px] down."""
+    """One column; horizontal positions in [%], vertical positions in [px]."""
 
     left: float
     width: float
@@ -89,7 +85,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ColumnPlot:
-    """Columns side by side."""
+    """A bar chart with vertical columns."""
 
     summary: str
     height: int
@@ -99,18 +95,18 @@ class ColumnPlot:
 
 
 def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers in [low, high] about `count` steps apart: 1, 2 or 5 times a power of ten."""
+    """Return about `count` round numbers in [low, high], at intervals of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [place * step for place in range(first, last + 1)]
+    return [index * step for index in range(first, last + 1)]
 
 
 def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
-    """Loss, learning rate, gradient norm and speed over the steps; empty if no update was made."""
+    """Return plots of loss, learning rate, gradient norm and throughput; empty if no update was made."""
     losses = [(step.step, step.loss) for step in steps if step.loss is not None and not step.skipped]
     norms = [(step.step, step.grad_norm) for step in steps if step.grad_norm is not None and not step.skipped]
     if not losses:
@@ -118,15 +114,17 @@ def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
     heldout = [(step.step, step.heldout_loss) for step in steps if step.heldout_loss is not None]
     loss = [("training", losses, False)]
     return [
-        line_plot("Loss", "nats per token", [*loss, *([("held out", heldout, True)] if heldout else [])]),
+        line_plot("Loss", "nats per token", [*loss, *([("held-out", heldout, True)] if heldout else [])]),
         line_plot("Learning rate", "", [("", [(step.step, step.learning_rate) for step in steps], False)]),
         line_plot("Gradient norm", "before clipping", [("", norms, False)]),
-        line_plot("Speed", "tokens per second", [("", [(step.step, step.tokens_per_second) for step in steps], False)]),
+        line_plot(
+            "Throughput", "tokens per second", [("", [(step.step, step.tokens_per_second) for step in steps], False)]
+        ),
     ]
 
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
-    """A plot of (name, points, with dots) series."""
+    """Return a plot of series, given as (name, points, with dots)."""
     thin = [(name, averaged(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]
@@ -169,7 +167,7 @@ def _percent(share: float) -> float:
 
 
 def axis_label(value: float) -> str:
-    """A number in as few characters as an axis has room for."""
+    """Format a number in the few characters for which an axis has space."""
     if value == 0:
         return "0"
     if abs(value) < 1e-3:
@@ -179,14 +177,14 @@ def axis_label(value: float) -> str:
 
 
 def averaged(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """The points, or their means over equal groups where there are more than `limit`."""
+    """Return the points, or their means over equal groups if there are more than `limit`."""
     size = -(-len(points) // limit)
     groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
 
 
 def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
-    """Clusters by size; None if there is no cluster."""
+    """Return the plot of clusters by size; None if there are no clusters."""
     if not sizes:
         return None
     counts = [size.clusters for size in sizes]
@@ -194,13 +192,13 @@ def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
     base, room = COLUMN_HEIGHT - BOTTOM, COLUMN_HEIGHT - BOTTOM - TOP - 8
     slot = 100 / max(len(sizes), MIN_BARS)
     columns = []
-    for place, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         share = math.log1p(size.clusters) / math.log1p(max(counts)) if is_log else size.clusters / max(counts)
         height = round(room * share, 2)
         note = f"{number(size.clusters)} clusters of {size.label}, {number(size.documents)} documents"
         columns.append(
             Column(
-                round(slot * place + 0.12 * slot, 3),
+                round(slot * index + 0.12 * slot, 3),
                 round(0.76 * slot, 3),
                 base - height,
                 height,
@@ -213,25 +211,28 @@ def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
     return ColumnPlot(summary, COLUMN_HEIGHT, base, is_log, tuple(columns))
 
 
+# The axis of the histograms. Its slots are the coarse bins of the rules, so octaves are equally wide; zero has its own
+# slot. On an axis of whole numbers only bins that contain one have a slot. Positions are in thousandths of the width.
+
 Side = Literal["min", "max"]
 Anchor = Literal["start", "middle", "end"]
 WIDTH = 1000.0
 ZERO_WIDTH, GAP = 44.0, 16.0
 MIN_SLOTS, MAX_SLOTS, MAX_OF_TWO = 8, 72, 24
-"""Slots above or below zero: few of them do not grow into blocks, and 18 octaves are enough for any measure; 6 on each
-side for one that goes both ways."""
+"""Minimum and maximum number of slots above or below zero: few slots do not become too wide, and 18 octaves are enough
+for any signal; a signal with both signs has 6 octaves on each side."""
 AT_LIMIT = 0.2
-"""Share of a bin's width for the values at its very beginning, where that is the limit."""
+"""Share of a bin's width that is given to values equal to its lower edge, if that is the limit."""
 CHARACTER, SPACE = 29.0, 40.0
-"""Width of a character of a label, and the least space between two labels, where a plot is narrow."""
+"""Width of a character of a label, and minimum space between two labels, on a narrow screen."""
 EXTRA = (5, 2, 3, 7)
-"""Multiples of the powers of ten that are labelled too, each where all of them have room."""
+"""Multiples of the powers of ten that are labeled too, each only if all of its labels fit."""
 LARGEST = 1e38
-"""Values from here on stand for infinity."""
+"""Values of at least this size count as infinity."""
 
 
 def key_of(value: float) -> int:
-    """The coarse bin of a value."""
+    """Return the coarse bin of a value."""
     return int(bins_of(np.array([value], np.float64), COARSE)[0])
 
 
@@ -240,7 +241,7 @@ ZERO, ONE = key_of(0.0), key_of(1.0)
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one bin: values `low` to `high` (not included; both 0 for zero itself) from `left` to `right`."""
+    """One bin on the axis: values in [low, high) between `left` and `right`; `low` and `high` are 0 for zero itself."""
 
     key: int
     low: float
@@ -251,7 +252,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Label:
-    """A round number: where it stands [% of the width] and with which end, and from where to where it reaches."""
+    """The label of a round number: its position [% of the width], its anchor there, and its extent."""
 
     at: float
     text: str
@@ -262,17 +263,17 @@ class Label:
 
 @dataclass(frozen=True)
 class Axis:
-    """Slots in ascending order."""
+    """The slots of an axis in ascending order."""
 
     slots: tuple[Slot, ...]
     whole: bool
 
     def slot(self, key: int) -> Slot:
-        """The slot of a bin, or the nearest one where the axis ends before it."""
+        """Return the slot of a bin, or the nearest one if the axis does not reach it."""
         return next((slot for slot in self.slots if slot.key >= key), self.slots[-1])
 
     def place(self, value: float) -> float:
-        """Where values from this one on begin."""
+        """Return the position of a value."""
         for slot in self.slots:
             if value < slot.low:
                 return slot.left
@@ -281,19 +282,19 @@ class Axis:
         return self.slots[-1].right
 
     def cut(self, limit: float, side: Side) -> float:
-        """Where a limit, itself kept, parts what is kept from what is not."""
+        """Return the position of a limit, where a value equal to the limit is on the side that is kept."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
             return self.slot(ZERO).left
-        place = self.place(limit)
+        position = self.place(limit)
         slot = self.slot(key_of(limit))
-        if limit == slot.low and limit and side == "max":  # what measures the limit itself is kept and lies in this bin
-            return place + AT_LIMIT * (slot.right - slot.left)
-        return place
+        if limit == slot.low and limit and side == "max":  # values equal to the limit are kept, and are in this bin
+            return position + AT_LIMIT * (slot.right - slot.left)
+        return position
 
     def middle(self, value: float) -> float:
-        """Where the label of a value stands."""
+        """Return the position of the label of a value."""
         if value == 0 or not self.whole:
             slot = self.slot(key_of(value))
             return (slot.left + slot.right) / 2 if value == 0 else self.place(value)
@@ -301,7 +302,7 @@ class Axis:
 
 
 def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -> Axis:
-    """The axis for documents by bin that shows these limits too."""
+    """Return an axis for the counts of documents by bin, on which the limits are visible too."""
     shown = {key_of(limit) for limit in limits if math.isfinite(limit)}
     present = {*counts, *shown}
     under, over = ({key for key in present if (key < ZERO) is less and key != ZERO} for less in (True, False))
@@ -317,9 +318,9 @@ def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -
 
 
 def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int) -> range:
-    """From the first to the last key; where that is too long, the ends that hold less are left out, limits never.
+    """Return the range of keys; if it is longer than `room`, the end with fewer documents is cut, but never a limit.
 
-    Keys rise with their distance from zero: of two ends that hold the same, the smaller values go.
+    Keys increase with their distance from zero; if both ends have equally many documents, the smaller values are cut.
     """
     if not keys:
         return range(0)
@@ -337,7 +338,7 @@ def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int)
 
 
 def _padded(keys: range, whole: bool) -> range:
-    """At least MIN_SLOTS bins that hold something: whole numbers go on upwards, others downwards."""
+    """Extend a range to at least MIN_SLOTS bins: upward for whole numbers, downward for others."""
     if not keys:
         return keys
     first, last = keys[0], keys[-1]
@@ -347,7 +348,7 @@ def _padded(keys: range, whole: bool) -> range:
 
 
 def _holding(keys: range, whole: bool) -> list[int]:
-    """The bins that hold a number."""
+    """Return the bins that contain a possible value."""
     return [key for key in keys if not whole or _edges(key, whole)[0] < _edges(key, whole)[1]]
 
 
@@ -361,7 +362,7 @@ def _edges(key: int, whole: bool) -> tuple[float, float]:
 
 
 def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
-    """The slots of the bins below zero, of zero, and above it, with a gap between these groups."""
+    """Yield the slots below zero, of zero, and above zero, with a gap between these groups."""
     others = sum(len(group) for group in groups if group != [ZERO])
     room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([ZERO] in groups)
     left = 0.0
@@ -374,15 +375,17 @@ def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
 
 
 def labels(axis: Axis) -> list[Label]:
-    """Labels for round numbers, as many as there is room for; zero always has one."""
+    """Return labels for as many round numbers as fit; zero always has a label."""
     slots = [slot for slot in axis.slots if slot.key != ZERO]
     zero = [0.0] if len(slots) < len(axis.slots) else []
     sizes = [abs(end) for slot in slots for end in (slot.low, slot.high) if 0 < abs(end) < LARGEST]
     decades = range(math.floor(math.log10(min(sizes))), math.floor(math.log10(max(sizes))) + 1) if sizes else range(0)
-    tries = [(1, decades[(len(decades) - 1) % step :: step]) for step in range(1, len(decades) + 1)]
+    candidates = [(1, decades[(len(decades) - 1) % step :: step]) for step in range(1, len(decades) + 1)]
     chosen = [_label(axis, value) for value in zero]
     for sign in (1, -1):
-        chosen = next(filter(_fit, (_with(axis, chosen, sign * m, some) for m, some in tries)), chosen)
+        chosen = next(
+            filter(_fit, (_with(axis, chosen, sign * factor, powers) for factor, powers in candidates)), chosen
+        )
         for multiple in EXTRA:
             more = _with(axis, chosen, sign * multiple, decades)
             chosen = more if _fit(more) else chosen
@@ -390,7 +393,7 @@ def labels(axis: Axis) -> list[Label]:
 
 
 def _with(axis: Axis, chosen: Sequence[Label], multiple: int, decades: range) -> list[Label]:
-    """The labels and those of the multiple in every decade for which the axis has a place and zero leaves room."""
+    """Add the labels of a multiple in every decade that is on the axis and does not overlap the label of zero."""
     values = [float(f"{multiple}e{decade}") for decade in decades]
     held = [value for value in values if any(slot.low <= value < slot.high for slot in axis.slots)]
     held += [value for value in values if value == axis.slots[-1].high]
@@ -405,12 +408,12 @@ def _start(label: Label) -> float:
 
 
 def _label(axis: Axis, value: float) -> Label:
-    place, text = axis.middle(value), axis_label(value)
+    position, text = axis.middle(value), axis_label(value)
     width = CHARACTER * len(text)
-    anchor: Anchor = "start" if place < width / 2 else "end" if place > WIDTH - width / 2 else "middle"
-    start = place - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-    return Label(round(place / 10, 2), text, anchor, start, start + width)
+    anchor: Anchor = "start" if position < width / 2 else "end" if position > WIDTH - width / 2 else "middle"
+    start = position - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+    return Label(round(position / 10, 2), text, anchor, start, start + width)
 
 
-def _fit(found: Sequence[Label]) -> bool:
-    return all(left.end + SPACE <= right.start for left, right in pairwise(found))
+def _fit(labels: Sequence[Label]) -> bool:
+    return all(left.end + SPACE <= right.start for left, right in pairwise(labels))

@@ -1,4 +1,4 @@
-"""What deduplication joined, how it went about it, how good it was, and which passages were cut.
+"""Deduplication in the report: clusters, candidate search, audited precision and recall, and repeated passages.
 
 Everything here is read from the manifests of `clusters`, `dedup`, `audit` and `repeats`; no row is read.
 """
@@ -10,40 +10,40 @@ from typing import Any
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
 from pipeline.report.facts import Facts, number, of_another_run, percent
 
-# The S-curve as geometry: how likely two documents share a bucket, by their similarity, in theory and as measured.
+# Plot of the S-curve: the probability that two documents share an LSH bucket, by similarity, in theory and as measured.
 
 CURVE_HEIGHT = 250
 STEPS = 100
-"""Line pieces of the theoretical curve."""
+"""Line segments of the theoretical curve."""
 ROOM = 3.0
-"""Room right of similarity 1, so that its points are whole [% of the width]."""
+"""Margin to the right of similarity 1, so that its points are not clipped [% of the width]."""
 FIRST = "anchored"
-"""The sample that is drawn on top, in colour."""
+"""The sample that is drawn on top, in color."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One bin of similarities: the share of its pairs that shared a key, with its interval."""
+    """One bin of similarities: the share of its pairs that share a bucket, with its interval."""
 
     lower: float
     upper: float
     jaccard: float
-    """Mean of its pairs."""
+    """Mean similarity of its pairs."""
     share: float
     low: float
     high: float
     pairs: int
     expected: float | None
-    """What theory says of just these pairs; None where there is no formula."""
+    """Theoretical share for these pairs; None if there is no formula."""
 
     @property
     def name(self) -> str:
-        """Its similarities."""
+        """The range of similarities as text."""
         return f"{self.lower:g} to {self.upper:g}" if self.lower < self.upper else f"{self.lower:g}"
 
     @property
     def note(self) -> str:
-        """The point in words."""
+        """Description of the point for its tooltip."""
         text = f"similarity {self.name}: {percent(self.share)} of {number(self.pairs)} pairs"
         text += f" ({percent(self.low)} to {percent(self.high)})" if self.low < self.high else ""
         return text if self.expected is None else f"{text}, theory {percent(self.expected)}"
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point: [%] across, [px] down, its interval from `top` to `bottom`."""
+    """A measured point: `x` in [%], the others in [px], with its interval from `top` to `bottom`."""
 
     x: float
     y: float
@@ -63,28 +63,28 @@ class Point:
 
 @dataclass(frozen=True)
 class CurvePlot:
-    """Theory as a line, measured points with their intervals, and the least similarity of a copy."""
+    """The theoretical curve, the measured points with their intervals, and the minimum similarity of copies."""
 
     summary: str
     height: int
     inner: int
     left: float
     width: float
-    """Where the plane begins and how wide it is [%]."""
+    """Left edge and width of the plot area [%]."""
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     theory: str
-    """Points of the line in a box of 1000 by `inner`; empty where there is no formula."""
+    """Points of the curve in a box of 1000 by `inner`; empty if there is no formula."""
     limit: float
     points: tuple[Point, ...]
     samples: tuple[str, ...]
-    """Names of the samples that have points, those in colour first."""
+    """Names of the samples that have points, the sample in color first."""
 
 
 def curve_plot(
     samples: Mapping[str, Sequence[Measured]], limit: float, layout: Sequence[int] | None
 ) -> CurvePlot | None:
-    """The plot of the points of each sample; None if there are none."""
+    """Return the plot of the points of each sample; None if there are no points."""
     if not any(samples.values()):
         return None
     inner = CURVE_HEIGHT - TOP - BOTTOM
@@ -93,9 +93,9 @@ def curve_plot(
         return round(TOP + inner * (1 - share), 2)
 
     points = [
-        Point(across(one.jaccard), down(one.share), down(one.high), down(one.low), name == FIRST, one.note)
+        Point(across(row.jaccard), down(row.share), down(row.high), down(row.low), name == FIRST, row.note)
         for name in sorted(samples, key=lambda name: name == FIRST)
-        for one in samples[name]
+        for row in samples[name]
     ]
     theory = (
         ""
@@ -105,9 +105,9 @@ def curve_plot(
         )
     )
     named = sorted((name for name in samples if samples[name]), key=lambda name: name != FIRST)
-    told = "; ".join(f"{name} sample: {', '.join(one.note for one in samples[name])}" for name in named)
+    notes = "; ".join(f"{name} sample: {', '.join(row.note for row in samples[name])}" for name in named)
     return CurvePlot(
-        summary=f"Share of pairs that shared a bucket, by true similarity; {told}",
+        summary=f"Share of pairs that share an LSH bucket, by true similarity; {notes}",
         height=CURVE_HEIGHT,
         inner=inner,
         left=LEFT,
@@ -122,41 +122,44 @@ def curve_plot(
 
 
 def across(jaccard: float) -> float:
-    """Where a similarity stands [% of the width]."""
+    """Return the horizontal position of a similarity [% of the width]."""
     return round(LEFT + (100 - LEFT - ROOM) * jaccard, 3)
 
 
 def likely(jaccard: float, bands: int, rows: int) -> float:
-    """The probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
+    """Return the probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
     return 1 - (1 - jaccard**rows) ** bands
 
 
 SINGLE_SIZES = 8
-"""Clusters up to this size have a column of their own; above, a column spans a power of two."""
+"""Cluster sizes up to this one have a column of their own; above, a column covers a range up to a power of two."""
 SAMPLES = ("anchored", "uniform")
 ANY = "any"
-"""How the figures of `repeats` name documents with a cut of whatever kind."""
+"""Key for documents with a cut of any kind in the figures of `repeats`."""
 EARLIER_INDEX = "/index"
-"""How the names of earlier indexes end among the inputs of `clusters`."""
-JOINED_WITH = {"joined": "with the document each was joined with", "cluster": "with the first document of its cluster"}
+"""Suffix of the names of earlier snapshot indexes among the inputs of `clusters`."""
+JOINED_WITH = {
+    "joined": "with the document to which it was linked",
+    "cluster": "with the first document of its cluster",
+}
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """What deduplication joined."""
+    """Dropped copies and the sizes of clusters."""
 
     exact: int
     near: int
     same_url: int
     num_clusters: int
-    """Clusters of two or more documents of which a copy stayed."""
+    """Number of clusters of two or more documents with a survivor."""
     largest: int
     sizes: tuple[SizeClass, ...]
 
 
 @dataclass(frozen=True)
 class Share:
-    """A measured share, 0..1, with its interval of 95 %."""
+    """A measured share, 0..1, with its 95 % confidence interval."""
 
     value: float | None
     low: float
@@ -165,12 +168,12 @@ class Share:
 
     @property
     def text(self) -> str:
-        """The share in per cent; a dash where nothing was measured."""
+        """The share in per cent; a dash if nothing was measured."""
         return number(None) if self.value is None else percent(self.value)
 
     @property
     def interval(self) -> str:
-        """From where to where; empty where nothing is left to chance."""
+        """The confidence interval as text; empty if the share is exact."""
         if self.value is None or self.low == self.high:
             return ""
         return f"{percent(self.low)} to {percent(self.high)}"
@@ -178,22 +181,22 @@ class Share:
 
 @dataclass(frozen=True)
 class Precision:
-    """How many joined pairs are as similar as expected."""
+    """The share of linked pairs that are copies."""
 
     kind: str
     near: Share
-    """Of texts that differ."""
+    """Precision over pairs of different texts."""
     all: Share
     not_compared: int
     earlier: int
-    """Pairs with a document of an earlier snapshot, whose text is not here."""
+    """Pairs with a document of an earlier snapshot, whose text is not available."""
     spread: tuple[tuple[str, int], ...]
-    """Pairs by true similarity, the most similar first."""
+    """Number of pairs by true similarity, in descending order of similarity."""
 
 
 @dataclass(frozen=True)
 class Recall:
-    """Of the pairs from one similarity on, by sample: how many are in one cluster, and how many shared a key."""
+    """The shares of pairs of at least one similarity that are in one cluster, and that share a bucket, by sample."""
 
     jaccard: float
     is_limit: bool
@@ -203,7 +206,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Audit:
-    """What the audit measured."""
+    """Precision and recall of deduplication, measured by the audit."""
 
     min_jaccard: float
     layout: tuple[int, int] | None
@@ -216,56 +219,56 @@ class Audit:
 
     @property
     def best(self) -> str:
-        """The sample that says most: the uniform one where it is the whole run."""
+        """The name of the most accurate sample: the uniform one if it covers the whole run, else the anchored one."""
         return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
 
     @property
     def at_limit(self) -> Share:
-        """Recall from the least similarity of a copy on."""
+        """The recall of pairs of at least the minimum similarity of copies."""
         return next(row.joined[self.best] for row in self.recall if row.is_limit)
 
 
 @dataclass(frozen=True)
 class Search:
-    """How copies were found."""
+    """Statistics of the candidate search and of connected components."""
 
     compared: tuple[tuple[int, int], ...]
-    """Pairs that were joined and pairs that were compared, by round of buckets."""
+    """(linked pairs, compared pairs) by round of LSH buckets."""
     rounds: int | None
-    """Of the components; None where the run does not say."""
+    """Rounds of connected components; None if the run did not record them."""
     edges_by_round: tuple[int, ...]
     shuffled_bytes: int | None
     layout: tuple[int, int] | None
     earlier: tuple[str, ...]
-    """Digests of the earlier indexes."""
+    """Digests of the earlier snapshot indexes."""
 
 
 @dataclass(frozen=True)
 class CutKind:
-    """Passages of one kind that stand elsewhere."""
+    """The cut passages of one kind."""
 
     kind: str
     documents: int
     passages: int
     chars: int
     share: float
-    """Of all characters that were cut, 0..1."""
+    """Share of all characters that were cut, 0..1."""
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """What the step `repeats` cut and dropped."""
+    """The passages that the step `repeats` cut, and the documents that it dropped."""
 
     kinds: tuple[CutKind, ...]
     documents: int
     chars: int
     dropped: int
-    """Documents that did not pass once their passages were cut."""
+    """Documents that failed a rule after their passages were cut."""
 
 
 @dataclass(frozen=True)
 class Dedup:
-    """The whole section; None where its table does not stand."""
+    """The deduplication section of the report; a field is None if its table does not exist."""
 
     clusters: Clusters | None
     plot: ColumnPlot | None
@@ -275,14 +278,14 @@ class Dedup:
 
 
 def deduplication(facts: Facts) -> Dedup:
-    """What the report says of deduplication."""
-    found = clusters(facts)
-    plot = cluster_plot(found.sizes) if found else None
-    return Dedup(found, plot, search(facts), audit(facts), repeats(facts))
+    """Return the content of the deduplication section."""
+    sizes = clusters(facts)
+    plot = cluster_plot(sizes.sizes) if sizes else None
+    return Dedup(sizes, plot, search(facts), audit(facts), repeats(facts))
 
 
 def clusters(facts: Facts) -> Clusters | None:
-    """Sizes of the duplicate clusters; None while deduplication has not run."""
+    """Return the sizes of the duplicate clusters; None if deduplication has not run yet."""
     if "dedup" not in facts.tables:
         return None
     figures, dropped = facts.figures("dedup"), facts.tables["dedup"].content.counts.dropped
@@ -298,7 +301,7 @@ def clusters(facts: Facts) -> Clusters | None:
 
 
 def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
-    """Every class from 2 to the largest, empty ones included, so that the axis has no gaps."""
+    """Return every size class from 2 to the largest, including empty ones, so that the axis has no gaps."""
     bounds = [(size, size) for size in range(2, SINGLE_SIZES + 1)]
     while sizes and bounds[-1][1] < max(sizes):
         bounds.append((bounds[-1][1] + 1, 2 * bounds[-1][1]))
@@ -307,11 +310,11 @@ def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
         inside = {size: count for size, count in sizes.items() if low <= size <= high}
         label = str(low) if low == high else f"{low:,}–{high:,}"
         classes.append(SizeClass(label, sum(inside.values()), sum(size * count for size, count in inside.items())))
-    return classes[: next((place for place in range(len(classes), 0, -1) if classes[place - 1].clusters), 0)]
+    return classes[: next((end for end in range(len(classes), 0, -1) if classes[end - 1].clusters), 0)]
 
 
 def search(facts: Facts) -> Search | None:
-    """How copies were found; None while clusters do not stand."""
+    """Return the statistics of the candidate search; None if `clusters` does not exist yet."""
     if "clusters" not in facts.tables:
         return None
     table = facts.tables["clusters"]
@@ -329,7 +332,7 @@ def search(facts: Facts) -> Search | None:
 
 
 def audit(facts: Facts) -> Audit | None:
-    """What the audit measured; None where there was none."""
+    """Return the results of the audit; None if there was no audit."""
     figures = facts.figures("audit")
     if not figures:
         return None
@@ -341,14 +344,14 @@ def audit(facts: Facts) -> Audit | None:
         precision=tuple(
             Precision(
                 meaning,
-                _share(found["near"]),
-                _share(found["all"]),
-                found["not_compared"],
-                found["earlier_snapshots"],
-                tuple(sorted(found["jaccard"].items(), reverse=True)),
+                _share(row["near"]),
+                _share(row["all"]),
+                row["not_compared"],
+                row["earlier_snapshots"],
+                tuple(sorted(row["jaccard"].items(), reverse=True)),
             )
             for kind, meaning in JOINED_WITH.items()
-            if (found := figures["precision"][kind])
+            if (row := figures["precision"][kind])
         ),
         recall=tuple(_recall(samples, limit)),
         samples=samples,
@@ -356,8 +359,8 @@ def audit(facts: Facts) -> Audit | None:
     )
 
 
-def _share(found: Mapping[str, Any]) -> Share:
-    return Share(found["value"], found["low"] or 0.0, found["high"] or 0.0, found["pairs"])
+def _share(figure: Mapping[str, Any]) -> Share:
+    return Share(figure["value"], figure["low"] or 0.0, figure["high"] or 0.0, figure["pairs"])
 
 
 def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
@@ -366,7 +369,7 @@ def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
         Recall(
             jaccard,
             jaccard == limit,
-            *({name: _share(by_sample[name][jaccard][what]) for name in SAMPLES} for what in ("joined", "candidates")),
+            *({name: _share(by_sample[name][jaccard][key]) for name in SAMPLES} for key in ("joined", "candidates")),
         )
         for jaccard in by_sample[SAMPLES[0]]
     ]
@@ -389,7 +392,7 @@ def _points(curve: Sequence[Mapping[str, Any]]) -> list[Measured]:
 
 
 def repeats(facts: Facts) -> Repeats | None:
-    """What was cut, the kind that cut most first; None where nothing was looked for."""
+    """Return the cut passages by kind, most characters first; None if the step `repeats` did not run."""
     if "repeats" not in facts.tables:
         return None
     figures, counts = facts.figures("repeats"), facts.tables["repeats"].content.counts

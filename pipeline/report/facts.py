@@ -1,6 +1,7 @@
-"""What a report is made of: a run's manifests, and what training left in it, read once into plain values.
+"""The inputs of a report: manifests of a run and JSON files of its training, with the formatters of its numbers.
 
-Only small files are read here.
+Only small files are read here, each of them once. Training is read from the JSON files that it writes (plan, steps,
+events, checkpoints), since this package must not import the training code.
 """
 
 import json
@@ -17,9 +18,7 @@ from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
 from schemas.storage import Store
 
-# What the training half left in a run, read from the JSON that it writes: plan, steps, events and checkpoints.
-#
-# That half is known by its files, not by its code.
+# Files that training writes into a run.
 
 PLAN_NAME = "train/plan.json"
 METRICS_NAME = "train/metrics.jsonl"
@@ -28,12 +27,12 @@ OUTCOME_NAME = "train/manifest.json"
 CHECKPOINTS = "train/checkpoints"
 NOTE_NAME = "checkpoint.json"
 NEEDED = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
-"""What every step says that is not skipped."""
+"""Fields of every step that was not skipped."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of the plan and where it comes from."""
+    """One figure of the plan, with its formula and source."""
 
     name: str
     value: float
@@ -44,19 +43,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sized run, as far as the report shows it."""
+    """The values of a training plan that the report shows."""
 
     dataset: str
     digest: str
     steps: int
     figures: tuple[Figure, ...]
     mix: str = ""
-    """Digest of the mix that the shares of the sources follow; empty = of none."""
+    """Digest of the mix that sets the shares of the sources; empty = no mix."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One line of the metrics; what was not measured is None or empty."""
+    """One line of the metrics file; a value that was not measured is None or empty."""
 
     step: int
     learning_rate: float
@@ -75,20 +74,20 @@ class Step:
     losses: Mapping[str, float] | None = None
     """Mean loss of each source that had targets."""
     source_tokens: Mapping[str, int] | None = None
-    """Those targets."""
+    """Number of targets of each source."""
     heldout: Mapping[str, Mapping[str, float | None]] | None = None
-    """Loss, perplexity and bits_per_byte of each source that holds documents out."""
+    """Loss, perplexity and bits_per_byte of each source that has held-out documents."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The note of a checkpoint: what it belongs to and how large it is."""
+    """The metadata of a checkpoint: the digests of what it was trained with, and its size [bytes]."""
 
     step: int
     dataset: str
     tokenizer: str
     settings: str
-    """Digest of every setting that decides the weights."""
+    """Digest of all settings that affect the weights."""
     skip_list: str
     layout: str
     bytes: int
@@ -96,21 +95,21 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that training left, oldest first; parts that are not there yet are empty."""
+    """All files of training, oldest entries first; files that do not exist yet are None or empty."""
 
     plan: Plan | None
     steps: Sequence[Step]
     events: Sequence[Mapping[str, Any]]
-    """What happened beside the steps, as it was written."""
+    """Events of the training run, such as spikes and restarts, as they were written."""
     outcome: Mapping[str, Any] | None
-    """The closing manifest of a run that reached its end."""
+    """The final manifest; None = the run has not reached its end."""
     checkpoints: Sequence[Checkpoint]
 
 
 def read_training(run: Store) -> Training:
-    """What stands in a run's train folder. Raises ContractError if it is not what it promises to be."""
+    """Read the train folder of a run. Raises ContractError if a file does not have the expected fields."""
     outcome = run.read_json(OUTCOME_NAME) if run.exists(OUTCOME_NAME) else None
-    return Training(_read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_notes(run))
+    return Training(_read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_checkpoints(run))
 
 
 def _read_plan(run: Store) -> Plan | None:
@@ -124,58 +123,76 @@ def _read_plan(run: Store) -> Plan | None:
         mix = plan.get("settings", {}).get("train", {}).get("mix", "")
         return Plan(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
-        raise ContractError(f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Plan again.") from error
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got one without {error}. Run `penstock plan`."
+        ) from error
 
 
 def _read_metrics(run: Store) -> list[Step]:
-    """Every step in order; a line that a killed process left unfinished ends the list."""
+    """Return every step in order; the incomplete last line of a killed process is dropped."""
     if not run.exists(METRICS_NAME):
         return []
     lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
     try:
         return [_step(json.loads(line)) for line in lines]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ContractError(f"{run.uri}/{METRICS_NAME}: expected one step a line, got {error}. Restore it.") from error
+        raise ContractError(
+            f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got one without {error}. "
+            "Restore the file from a backup."
+        ) from error
 
 
 def _step(line: Mapping[str, Any]) -> Step:
-    needed = ("learning_rate", "tokens_per_second") if line.get("skipped") else NEEDED
-    found = {name: line[name] for name in ("step", *needed)}
-    return Step(**found | {field.name: line[field.name] for field in fields(Step) if field.name in line})
+    required = ("learning_rate", "tokens_per_second") if line.get("skipped") else NEEDED
+    values = {name: line[name] for name in ("step", *required)}
+    return Step(**values | {field.name: line[field.name] for field in fields(Step) if field.name in line})
 
 
 def _read_events(run: Store) -> list[Mapping[str, Any]]:
-    """Every event in order; what a killed process left of a line is passed over."""
-    found: list[Mapping[str, Any]] = []
+    """Return every event in order; the incomplete line of a killed process is skipped."""
+    events: list[Mapping[str, Any]] = []
     for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
         try:
             event = json.loads(line)
         except ValueError:
             continue
         if not isinstance(event, dict) or not {"kind", "step", "at"} <= event.keys():
-            raise ContractError(f"{run.uri}/{EVENTS_NAME}: expected one event a line, got {event}. Restore it.")
-        found.append(event)
-    return found
+            raise ContractError(
+                f"{run.uri}/{EVENTS_NAME}: expected one event with kind, step and at per line, got {event}. "
+                "Restore the file from a backup."
+            )
+        events.append(event)
+    return events
 
 
-def _read_notes(run: Store) -> list[Checkpoint]:
-    """Every complete checkpoint, oldest first; like the trainer, this looks for the notes that stand in the folder."""
+def _read_checkpoints(run: Store) -> list[Checkpoint]:
+    """Return every complete checkpoint, oldest first.
+
+    Like the trainer, this lists the folder for metadata files: a checkpoint is complete if it has one.
+    """
     folder = run.child(CHECKPOINTS)
-    notes = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{NOTE_NAME}")]
-    return sorted(map(_checkpoint, notes), key=lambda checkpoint: checkpoint.step)
+    metadata = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{NOTE_NAME}")]
+    return sorted(map(_checkpoint, metadata), key=lambda checkpoint: checkpoint.step)
 
 
-def _checkpoint(note: Mapping[str, Any]) -> Checkpoint:
-    identity, layout = note["identity"], note["layout"]
+def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
+    identity, layout = metadata["identity"], metadata["layout"]
+    threads = layout["threads"]
     axes = [f"{axis} {size}" for axis, size in layout["axes"].items() if size > 1]
     return Checkpoint(
-        step=note["step"],
+        step=metadata["step"],
         dataset=identity["dataset"],
         tokenizer=identity["tokenizer"],
         settings=digest_of(identity["settings"]),
         skip_list=identity["skip_list"],
-        layout=", ".join([f"{layout['ranks']} × {layout['device']}", *axes, f"{layout['threads']} threads each"]),
-        bytes=sum(file["size"] for file in note["files"].values()),
+        layout=", ".join(
+            [
+                f"{layout['ranks']} × {layout['device']}",
+                *axes,
+                f"{threads} thread{'s' if threads != 1 else ''} per rank",
+            ]
+        ),
+        bytes=sum(file["size"] for file in metadata["files"].values()),
     )
 
 
@@ -183,51 +200,51 @@ TABLES = (
     *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
     *("clean", "tokenizer", "tokens"),
 )
-"""The tables of a run in the order they are written."""
+"""The tables of a run in the order in which they are written."""
 SECOND = ("text", "index", "representatives")
-"""Those among them that a step writes besides its first."""
+"""Tables that are not the first table of their step."""
 FROM_OUTSIDE = ("documents", "text")
-"""Those among them that were made from files, not from tables."""
+"""Tables that are made from input files, not from other tables."""
 BEFORE = ("dedup/dropped_before", "repeats/dropped_before")
-"""Rows that a step only looks at: their drop is counted where it happened."""
+"""Rules of rows that an earlier step dropped: their drop is counted in that step."""
 ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything a report is computed from, besides the rows it samples."""
+    """All inputs of a report except the sampled rows."""
 
     run: Store
     recipe: Mapping[str, Any]
-    """Every section with every value, places of files included."""
+    """Every section with every value, including file paths."""
     tables: Mapping[str, Manifest]
-    """Committed tables by name, in the order they are written."""
+    """Manifests of the committed tables by name, in the order in which they are written."""
     stale: Sequence[str]
-    """Tables left out because they were made from other versions of those before them."""
+    """Names of tables that are left out because they were made from outdated versions of their inputs."""
     folders: Mapping[str, Store]
-    """Where the tables lie."""
+    """Folders of the tables."""
     training: Training
 
     def figures(self, table: str) -> Mapping[str, Any]:
-        """The exact figures of a table; empty while it does not stand."""
+        """Return the figures of a table's manifest; empty if the table does not exist yet."""
         return self.tables[table].content.figures if table in self.tables else {}
 
     def read_part(self, table: str, part: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-        """The rows of one part of a table, a few hundred in memory at a time."""
+        """Yield the rows of one part of a table, with at most ROWS_AT_ONCE in memory."""
         with self.open_part(table, part) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
                 yield from batch.to_pylist()
 
     def open_part(self, table: str, part: int) -> Any:
-        """One part of a table as a file."""
+        """Open one part of a table as a file."""
         return self.folders[table].open_input(self.tables[table].paths_of()[part])
 
     def num_parts(self, table: str) -> int:
-        """How many parts a part-wise table has."""
+        """Return the number of parts of a table."""
         return len(self.tables[table].content.files)
 
     def left_out(self, part: int) -> dict[bytes, Drop]:
-        """Why the mix of the dataset leaves out clean documents of a part, by doc_id; empty while there is no mix."""
+        """Return the drops of the clean documents of a part that the mix leaves out, by doc_id; empty without a mix."""
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
         sorting = mixed(self.tables[TOKENS.name], self.tables["clean"].digest)
@@ -237,20 +254,23 @@ class Facts:
         return {identifier: drop for identifier, drop in left_out(tables, part, sorting) if drop is not None}
 
     def settings(self, stage: str) -> Mapping[str, Any]:
-        """The settings that a stage ran with, those that only decide included; empty while it did not run."""
-        found: dict[str, Any] = {}
+        """Return the settings that a stage ran with, including thresholds; empty if it did not run yet."""
+        settings: dict[str, Any] = {}
         for table in self.tables.values():
-            found |= table.content.config.get(stage, {})
-        return found
+            settings |= table.content.config.get(stage, {})
+        return settings
 
     def models(self, stage: str) -> list[str]:
-        """The names under which a stage knew its model files; empty while it did not run."""
+        """Return the names of the model files of a stage; empty if it did not run yet."""
         names = (name for table in self.tables.values() for name in table.content.models)
         return [name.removeprefix(f"{stage}/") for name in names if name.startswith(f"{stage}/")]
 
 
 def collect(run: Store) -> Facts:
-    """The facts of a run folder; parts that are not there yet are empty. Raises ConfigError if it is no run folder."""
+    """Return the facts of a run folder; what does not exist yet is empty.
+
+    Raises ConfigError if the folder is not a run folder.
+    """
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
     state = read_run(run)
@@ -275,17 +295,17 @@ def collect(run: Store) -> Facts:
 
 
 def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
-    """Whether every table of this run that it was made from is the one that stands."""
+    """Return True if the table was made from the current versions of its inputs in this run."""
     reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not of_another_run(entry.name)}
     return all(name in tables and tables[name].digest == digest for name, digest in reads.items())
 
 
 def of_another_run(name: str) -> bool:
-    """Whether an input is a table of an earlier snapshot, such as `earlier-0/index`."""
+    """Return True if an input is a table of an earlier snapshot, such as `earlier-0/index`."""
     return "/" in name
 
 
-# Numbers as the report writes them: thousands separated, shares in per cent, sizes in powers of ten, short digests.
+# Formatters of numbers: thousands are separated, shares are in per cent, sizes in powers of ten, digests are shortened.
 
 NOTHING = "–"
 SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -293,7 +313,7 @@ LARGE = ("", "k", "M", "G", "T", "P")
 
 
 def number(value: float | None) -> str:
-    """A count with separators; other numbers with four digits; a dash for None."""
+    """Format a count with separators, another number with four digits, and None as a dash."""
     if value is None:
         return NOTHING
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
@@ -302,12 +322,12 @@ def number(value: float | None) -> str:
 
 
 def estimate(value: float | None) -> str:
-    """A number that was not counted: two to three digits and a unit prefix, such as `≈ 1.2 M`."""
+    """Format an estimate with two to three digits and a unit prefix, such as `≈ 1.2 M`."""
     return NOTHING if value is None else f"≈ {short(value)}"
 
 
 def short(value: float) -> str:
-    """A number with three digits and a prefix, such as `12.3 M`; small numbers as they are."""
+    """Format a number with three digits and a prefix, such as `12.3 M`; small numbers have no prefix."""
     step = 0
     while abs(value) >= 999.5 and step < len(LARGE) - 1:
         value, step = value / 1000, step + 1
@@ -317,12 +337,12 @@ def short(value: float) -> str:
 
 
 def brief(value: int | None) -> str:
-    """A count that fits a narrow column: exact up to five digits, such as `99,999`, then as `100 k`."""
+    """Format a count for a narrow column: exact up to five digits, such as `99,999`, then as `100 k`."""
     return number(value) if value is None or value < 100_000 else short(value)
 
 
 def percent(share: float) -> str:
-    """A share in 0..1 in per cent; what is not quite nothing or all does not look so."""
+    """Format a share in 0..1 in per cent; a share close to 0 or 1 is never rounded to 0 or 100 %."""
     if 0 < share < 0.0005:
         return "< 0.1 %"
     if 0.9995 <= share < 1:
@@ -331,7 +351,7 @@ def percent(share: float) -> str:
 
 
 def size(value: float | None) -> str:
-    """A size [bytes] with three digits, such as `1.23 MB`."""
+    """Format a size [bytes] with three digits, such as `1.23 MB`."""
     if value is None:
         return NOTHING
     step = 0
@@ -341,7 +361,7 @@ def size(value: float | None) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration [s], such as `4.2 s` or `1 h 03 min`."""
+    """Format a duration [s], such as `4.2 s` or `1 h 03 min`."""
     if value < 99.95:
         return f"{value:.1f} s"
     minutes, hours = round(value / 60), int(round(value / 60) // 60)
@@ -349,5 +369,5 @@ def seconds(value: float) -> str:
 
 
 def digest(value: str) -> str:
-    """The first twelve digits of a digest."""
+    """Return the first twelve digits of a digest."""
     return value[:12]

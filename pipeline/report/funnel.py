@@ -1,4 +1,4 @@
-"""The way of the documents through the run: what each stage left, what each rule dropped, and whether the books meet.
+"""The funnel of a run: documents kept after each stage, drops by rule, and consistency checks between tables.
 
 Everything here is a sum over manifests; no row is read.
 """
@@ -12,38 +12,38 @@ from pipeline.report.facts import BEFORE, FROM_OUTSIDE, Facts, of_another_run
 from schemas.manifest import Counts
 
 Reasons = Mapping[str, Mapping[str, str]]
-"""Every stage in the order of the run, with the meaning of each of its reasons."""
+"""Stage → rule → description, with the stages in the order of the run."""
 JUDGING = ("documents", "verdicts", "dedup", "repeats", "clean", "tokens")
 """Tables that drop documents, in the order of the run."""
 LEAVES: Mapping[str, Mapping[str, str]] = {
     "documents": {
-        "source": "records that hold a page",
+        "source": "records that are pages",
         "extract": "pages with a main text",
-        "language": "texts in a wanted language",
+        "language": "texts in a language of the recipe",
     },
     "verdicts": {
-        "language": "texts that are in one language",
+        "language": "texts in a single language",
         "quality": "texts that pass every quality rule",
-        "decontaminate": "texts that share little with the evaluation sets",
-        "toxicity": "texts below the toxicity limits",
-        "perplexity": "texts as likely as the limits ask",
-        "classifier": "texts that the classifiers keep",
-        "importance": "texts near enough to the targets",
+        "decontaminate": "texts with little overlap with the evaluation sets",
+        "toxicity": "texts within the toxicity limits",
+        "perplexity": "texts within the perplexity limits",
+        "classifier": "texts within the classifier limits",
+        "importance": "texts close enough to the target corpus",
     },
-    "dedup": {"dedup": "one copy of each cluster"},
+    "dedup": {"dedup": "unique documents and survivors of clusters"},
     "tokens": {"tokens": "clean documents that the mix keeps"},
 }
-"""What a stage leaves of a table, in words."""
+"""Description of the documents kept by a stage, by table and stage."""
 CALLED = {"tokens": "mix"}
-"""Stages whose level has another name, because theirs is that of the last."""
-MEASURED = "texts that it could measure"
+"""Stages whose row has another name, because their own is the name of the last row."""
+MEASURED = "texts that the stage could process"
 ALWAYS = {"documents": ("source", "extract", "language"), "verdicts": ("quality", "toxicity"), "dedup": ("dedup",)}
-"""Stages that have their line even where they dropped nothing, by table."""
+"""Stages that have a row even if they dropped nothing, by table."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What was left at one point of the way; characters and tokens are None before there was any text."""
+    """Documents, characters and tokens kept after a stage; characters and tokens are None before text extraction."""
 
     name: str
     meaning: str
@@ -51,30 +51,30 @@ class Level:
     chars: int | None
     tokens: float | None
     exact: bool = False
-    """Whether the tokens were counted; before the last step they are an estimate from the characters."""
+    """True if the tokens were counted; before the last row they are estimated from the characters."""
 
 
 @dataclass(frozen=True)
 class RuleDrops:
-    """What one rule dropped."""
+    """Documents and characters that one rule dropped."""
 
     stage: str
     rule: str
     meaning: str
     count: int
     share: float
-    """Of all records of the run, 0..1."""
+    """Share of all records of the run, 0..1."""
     chars: int
 
     @property
     def name(self) -> str:
-        """`stage/rule`, as the manifests write it."""
+        """The rule as the manifests write it, `stage/rule`."""
         return f"{self.stage}/{self.rule}"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Two numbers or digests that must be equal, and what they are."""
+    """Two numbers or digests that must be equal, with a description."""
 
     claim: str
     left: int | str
@@ -82,49 +82,49 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether they are equal."""
+        """True if both sides are equal."""
         return self.left == self.right
 
 
 def levels(facts: Facts, reasons: Reasons) -> list[Level]:
-    """What was left after each step, first the records as they came in; empty while there are no documents."""
+    """Return the rows of the funnel, starting with all records; empty if there are no documents yet."""
     if "documents" not in facts.tables:
         return []
     left = facts.tables["documents"].content.counts.rows_in
     text = _kept_chars(facts, "documents") + sum(_dropped_chars(facts, "documents").values())
-    found: list[tuple[str, str, int, int | None]] = [("records", "records and gaps as they came in", left, None)]
+    rows: list[tuple[str, str, int, int | None]] = [("records", "all records and gaps of the inputs", left, None)]
     for table in JUDGING:
         if table not in facts.tables:
             continue
         chars = _dropped_chars(facts, table)
         if table == "repeats":
             left, text = facts.tables[table].content.counts.rows_kept, _kept_chars(facts, table)
-            found.append(("repeats", "texts without what stands elsewhere, judged again", left, text))
+            rows.append(("repeats", "texts without repeated passages, checked again", left, text))
             continue
         if table == "verdicts":
             text = _kept_chars(facts, table) + sum(chars.values())
-            found.append(("cuts", "the same texts, lines cut", left, text))
+            rows.append(("cuts", "the same texts without cut lines", left, text))
         for stage, dropped in _by_stage(facts.tables[table].content.counts, reasons).items():
             left -= dropped
             text -= sum(number for name, number in chars.items() if _stage_of(name) == stage)
             if dropped or stage in ALWAYS.get(table, ()):
                 meaning = LEAVES.get(table, {}).get(stage, MEASURED)
-                found.append((CALLED.get(stage, stage), meaning, left, text))
+                rows.append((CALLED.get(stage, stage), meaning, left, text))
         if table == "clean":
             text = _kept_chars(facts, "clean")
-            found.append(("redaction", "the same texts, personal data replaced", left, text))
-    return _with_tokens(facts, found)
+            rows.append(("redaction", "the same texts with personal data replaced", left, text))
+    return _with_tokens(facts, rows)
 
 
-def _with_tokens(facts: Facts, found: list[tuple[str, str, int, int | None]]) -> list[Level]:
+def _with_tokens(facts: Facts, rows: list[tuple[str, str, int, int | None]]) -> list[Level]:
     total = sum(sum(shards) for shards in facts.figures("tokens").get("streams", {}).values())
     clean = _kept_chars(facts, "clean") - sum(_dropped_chars(facts, "tokens").values())
     rate = total / clean if clean else None
-    rows = [Level(*row, None if rate is None or row[3] is None else row[3] * rate) for row in found]
+    funnel = [Level(*row, None if rate is None or row[3] is None else row[3] * rate) for row in rows]
     if "tokens" in facts.tables:
         documents = facts.tables["tokens"].content.counts.rows_kept
-        rows.append(Level("tokens", "documents in the shards, separators counted", documents, clean, total, True))
-    return rows
+        funnel.append(Level("tokens", "documents in the shards, with separators", documents, clean, total, True))
+    return funnel
 
 
 def _kept_chars(facts: Facts, table: str) -> int:
@@ -138,7 +138,7 @@ def _dropped_chars(facts: Facts, table: str) -> dict[str, int]:
 
 
 def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
-    """Drops by stage, in the order of the run."""
+    """Return the number of drops by stage, in the order of the run."""
     totals: dict[str, int] = {}
     for name, number in _in_order(counts.dropped, reasons):
         if name not in BEFORE:
@@ -151,36 +151,36 @@ def _stage_of(name: str) -> str:
 
 
 def _in_order(dropped: Mapping[str, int], reasons: Reasons) -> list[tuple[str, int]]:
-    order = {stage: place for place, stage in enumerate(reasons)}
+    order = {stage: index for index, stage in enumerate(reasons)}
     return sorted(dropped.items(), key=lambda item: order.get(_stage_of(item[0]), len(order)))
 
 
 def drops_by_rule(facts: Facts, reasons: Reasons) -> dict[str, list[RuleDrops]]:
-    """Every declared rule by stage, in the order of the run, the rules that dropped most first."""
+    """Return the drops of every declared rule by stage, most drops first, with the stages in the order of the run."""
     total = facts.tables["documents"].content.counts.rows_in if "documents" in facts.tables else 0
-    counts: Counter[str] = Counter()  # a rule counts twice where texts were judged again after passages were cut
+    counts: Counter[str] = Counter()  # a rule is applied twice if texts are checked again after passages were cut
     chars: Counter[str] = Counter()
     for table in JUDGING:
         if table in facts.tables:
             counts.update(facts.tables[table].content.counts.dropped)
             chars.update(_dropped_chars(facts, table))
-    found: dict[str, list[RuleDrops]] = {}
+    drops: dict[str, list[RuleDrops]] = {}
     for name, count in _in_order(counts, reasons):
         stage, _, rule = name.partition("/")
         meaning = reasons.get(stage, {}).get(rule) or EVERY_STAGE.get(rule, "")
         row = RuleDrops(stage, rule, meaning, count, count / total if total else 0.0, chars[name])
         if name not in BEFORE:
-            found.setdefault(stage, []).append(row)
-    return {stage: sorted(rows, key=lambda row: (-row.count, row.rule)) for stage, rows in found.items()}
+            drops.setdefault(stage, []).append(row)
+    return {stage: sorted(rows, key=lambda row: (-row.count, row.rule)) for stage, rows in drops.items()}
 
 
 def checks(facts: Facts) -> list[Check]:
-    """Every equation between tables, plan and checkpoints that the run's standing parts allow to check."""
-    return [*_book_checks(facts), *_identity_checks(facts)]
+    """Return every check between the tables, plan and checkpoints that the run already has."""
+    return [*_count_checks(facts), *_identity_checks(facts)]
 
 
-def _book_checks(facts: Facts) -> Iterator[Check]:
-    """Within a table the books balance, or its manifest could not be read; here they meet from table to table."""
+def _count_checks(facts: Facts) -> Iterator[Check]:
+    """Yield the checks of row counts between tables; counts within a table are validated when its manifest is read."""
     counts = {name: table.content.counts for name, table in facts.tables.items()}
     if "documents" in facts.tables:
         inputs = sum(entry.bytes for entry in facts.tables["documents"].content.inputs)
@@ -190,15 +190,15 @@ def _book_checks(facts: Facts) -> Iterator[Check]:
         yield Check("rows of text = rows of documents", counts["text"].rows_in, counts["documents"].rows_in)
     for table in ("scores", "verdicts", "clusters"):
         if table in counts:
-            yield Check(f"documents measured = rows of {table}", counts["documents"].rows_kept, counts[table].rows_in)
+            yield Check(f"documents extracted = rows of {table}", counts["documents"].rows_kept, counts[table].rows_in)
     if "dedup" in counts and "verdicts" in counts:
         entered = _entered(counts["dedup"])
         yield Check("documents that pass the verdicts = documents deduplicated", counts["verdicts"].rows_kept, entered)
     if "repeats" in counts and "dedup" in counts:
         entered = _entered(counts["repeats"])
-        yield Check("copies kept = documents searched for repeats", counts["dedup"].rows_kept, entered)
+        yield Check("survivors = documents searched for repeats", counts["dedup"].rows_kept, entered)
     if "clean" in counts:
-        claim, before = ("documents left", "repeats") if "repeats" in counts else ("copies kept", "dedup")
+        claim, before = ("documents kept", "repeats") if "repeats" in counts else ("survivors", "dedup")
         yield Check(f"{claim} = documents cleaned", counts[before].rows_kept, counts["clean"].rows_in)
     if "tokens" in counts and "clean" in counts:
         claim = "clean documents = documents in shards"
@@ -207,7 +207,7 @@ def _book_checks(facts: Facts) -> Iterator[Check]:
 
 
 def _entered(counts: Counts) -> int:
-    """Rows that a step judged, those it only looked at left out."""
+    """Return the number of rows that a step checked, without those that an earlier step dropped."""
     return counts.rows_in - sum(counts.dropped.get(name, 0) for name in BEFORE)
 
 
@@ -218,9 +218,9 @@ def _identity_checks(facts: Facts) -> Iterator[Check]:
         for entry in entries:
             if of_another_run(entry.name):
                 continue
-            yield Check(f"{name} read the {entry.name} shown here", entry.sha256, digests[entry.name])
+            yield Check(f"{name} was made from this version of {entry.name}", entry.sha256, digests[entry.name])
     if facts.training.plan and "tokens" in digests:
-        yield Check("the plan is for this dataset", facts.training.plan.dataset, digests["tokens"])
+        yield Check("the plan was made for this dataset", facts.training.plan.dataset, digests["tokens"])
     for checkpoint in facts.training.checkpoints:
         if "tokens" in digests:
             claim = f"checkpoint of step {checkpoint.step:,} was trained on this dataset"

@@ -1,7 +1,7 @@
-"""What a demo crawl planted against what the run made of it: found and planted for each kind.
+"""Comparison of a run with the truth file of a demo crawl: number found and number planted for each kind of page.
 
-The truth file is joined with the tables by place in the WARC file, else by URL, and read whole: it belongs to crawls
-that are built to be small. Planted values are never shown.
+The truth file is joined with the tables by offset in the WARC file, else by URL. It is read whole, since demo crawls
+are small. Planted values are never shown.
 """
 
 import json
@@ -30,110 +30,111 @@ COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
     "Languages and charsets",
     "Personal data by type",
     "Toxic pages",
-    "Pages that must be kept",
-    "Records that are no good page",
+    "Pages to keep",
+    "Invalid records",
 )
 QUALITY_RULES = ("gopher_", "c4_", "fineweb_", "refinedweb_", "boilerplate_", "markup_", "code_")
-"""What the rules of the quality stage begin with."""
+"""Prefixes of the rules of the quality stage."""
 CLEAN = ("kept", f"{TOKENS.name}/{LEFT_OUT}")
-"""Outcomes of the documents that reached the redaction."""
+"""Outcomes of the documents that reached redaction."""
 SAME_CHARSET = {"gbk": "gb18030"}
-"""A superset decodes its subset's pages to the same text."""
+"""Charsets that count as their superset, which decodes the same pages to the same text."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One kind: how many were planted and found, and what became of the others."""
+    """One kind of planted page: how many were planted and found, and the outcomes of the others."""
 
     group: str
     kind: str
-    wanted: str
+    expected: str
+    """Description of the expected outcome."""
     planted: int
     found: int
     others: str = ""
     judged: bool = True
-    """Whether found = planted is what should be; some kinds may go either way."""
+    """True if found must equal planted; False for kinds with two correct outcomes."""
 
 
 @dataclass
 class Fate:
-    """What the run made of one record."""
+    """The outcome of one record in the run."""
 
     row: Row
     outcome: str
-    """`kept`, or the `stage/rule` that dropped it."""
+    """`kept`, or the `stage/rule` that dropped the record."""
     cluster: bytes | None = None
     pii: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rule(self) -> str:
-        """The rule alone."""
+        """The rule without its stage."""
         return self.outcome.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One line of the truth file and what became of it; no fate if the run has no row for it."""
+    """One line of the truth file, with the outcome of its record; None if the run has no row for it."""
 
     line: Mapping[str, Any]
-    fate: Fate | None
+    result: Fate | None
 
 
 def score(facts: Facts, path: str) -> list[Score]:
-    """Found and planted for every kind of a truth file. Raises ConfigError if there is no such file."""
+    """Return the scores of every kind of a truth file. Raises ConfigError if the file does not exist."""
     lines = read_truth(path)
     if "documents" not in facts.tables:
         return []
-    fates = _fates(facts)
-    planted = _join(lines, fates)
+    results = _results(facts)
+    planted = _join(lines, results)
     groups: dict[str, list[Planted]] = {}
     for item in planted:
         groups.setdefault(item.line["kind"], []).append(item)
     originals = {item.line["group"]: item for item in groups.pop("original", [])}
     scores = [_score_kind(kind, items, originals) for kind, items in sorted(groups.items())]
-    scores += _score_languages(planted) + _score_pii(planted) + [_score_ordinary(lines, fates)]
+    scores += _score_languages(planted) + _score_pii(planted) + [_score_ordinary(lines, results)]
     order = (COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN)
     return sorted(scores, key=lambda row: (order.index(row.group), row.kind))
 
 
 def read_truth(path: str) -> list[dict[str, Any]]:
-    """The lines of a truth file. Raises ConfigError if there is none or it holds something else."""
+    """Read the lines of a truth file. Raises ConfigError if it does not exist or is not a truth file."""
     folder, _, name = path.rpartition("/")
     store = Store(folder or ".")
     if not store.exists(name):
-        raise ConfigError(f"truth {path}: expected a truth file, got nothing. `penstock demo-crawl` writes it.")
+        raise ConfigError(f"truth {path}: expected a truth file, got nothing. Write one with `penstock demo-crawl`.")
     try:
         lines = [json.loads(line) for line in store.read_bytes(name).splitlines()]
         kinds = [line["kind"] for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"truth {path}: expected one planted record a line, got {error!r}. Give truth.jsonl."
+            f"truth {path}: expected one planted record per line, got {error!r}. Pass the truth.jsonl of a demo crawl."
         ) from error
     return lines if kinds else []
 
 
-def _fates(facts: Facts) -> list[Fate]:
-    """Every row of the run with its final outcome."""
-    fates = {}
+def _results(facts: Facts) -> list[Fate]:
+    """Return every row of the run with its final outcome."""
+    results = {}
     for row in _read(facts, "documents", FROM_DOCUMENTS):
-        fates[row["doc_id"]] = Fate(row, _outcome(row))
+        results[row["doc_id"]] = Fate(row, _outcome(row))
     for row in _read(facts, "verdicts", FROM_VERDICTS):
-        fates[row["doc_id"]].outcome = _outcome(row)
+        results[row["doc_id"]].outcome = _outcome(row)
     for row in _read(facts, "dedup", FROM_DEDUP):
-        fate = fates[row["doc_id"]]
-        fate.cluster = row["cluster"]
-        fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+        result = results[row["doc_id"]]
+        result.cluster = row["cluster"]
+        result.outcome = result.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
     for row in _read(facts, "repeats", FROM_VERDICTS):
-        fate = fates[row["doc_id"]]
-        fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+        result = results[row["doc_id"]]
+        result.outcome = result.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
     for row in _read(facts, "clean", FROM_CLEAN):
-        fate = fates[row["doc_id"]]
-        fate.pii = to_mapping(row["pii_counts"]) or {}
-        fate.outcome = _outcome(row) if fate.outcome == "kept" else fate.outcome
+        result = results[row["doc_id"]]
+        result.pii = to_mapping(row["pii_counts"]) or {}
+        result.outcome = _outcome(row) if result.outcome == "kept" else result.outcome
     for part in range(facts.num_parts("clean")) if "clean" in facts.tables else ():
         for identifier, drop in facts.left_out(part).items():
-            fates[identifier].outcome = f"{TOKENS.name}/{drop.rule}"
-    return list(fates.values())
+            results[identifier].outcome = f"{TOKENS.name}/{drop.rule}"
+    return list(results.values())
 
 
 def _outcome(row: Row) -> str:
@@ -145,16 +146,16 @@ def _read(facts: Facts, table: str, columns: list[str]) -> Iterator[Row]:
         yield from facts.read_part(table, part, columns)
 
 
-def _join(lines: Sequence[Mapping[str, Any]], fates: Sequence[Fate]) -> list[Planted]:
-    # The first row of a place wins: what a damaged record drags along shares its start.
-    by_place = {(fate.row["split"].rpartition("/")[2], fate.row["offset"]): fate for fate in reversed(fates)}
-    pages = (fate for fate in fates if fate.row["record_type"] == "response")
-    by_url = {fate.row["url"]: fate for fate in pages}
-    return [Planted(line, by_place.get((line["file"], line["offset"])) or by_url.get(line["url"])) for line in lines]
+def _join(lines: Sequence[Mapping[str, Any]], results: Sequence[Fate]) -> list[Planted]:
+    # The first row at an offset wins: rows that result from a damaged record share its offset.
+    by_offset = {(result.row["split"].rpartition("/")[2], result.row["offset"]): result for result in reversed(results)}
+    pages = (result for result in results if result.row["record_type"] == "response")
+    by_url = {result.row["url"]: result for result in pages}
+    return [Planted(line, by_offset.get((line["file"], line["offset"])) or by_url.get(line["url"])) for line in lines]
 
 
 def _score_kind(kind: str, items: Sequence[Planted], originals: Mapping[str, Planted]) -> Score:
-    """One kind that is judged by what became of each page as a whole."""
+    """Score one kind by the outcome of each page as a whole."""
     first = items[0].line
     if "group" in first:
         return _score_copies(kind, items, originals)
@@ -165,105 +166,108 @@ def _score_kind(kind: str, items: Sequence[Planted], originals: Mapping[str, Pla
     if kind == "toxic":
         return Score(TOXIC, kind, "dropped by a toxicity rule", len(items), found, others)
     if kind in ("language", "wrong_charset") or not rules:
-        name = {"language": "declared rightly", "wrong_charset": "declared wrongly or not"}.get(kind, kind)
+        name = {
+            "language": "charset declared correctly",
+            "wrong_charset": "charset declared wrongly or not at all",
+        }.get(kind, kind)
         group = LANGUAGES if kind in ("language", "wrong_charset") else PAGES
         return Score(
             group,
             name,
-            "kept where the language is wanted, else dropped" if rules else "kept",
+            "kept if the recipe keeps the language, else dropped" if rules else "kept",
             len(items),
             found,
             others,
         )
-    wanted = "dropped by this rule" if rules == {kind} else f"dropped by {' or '.join(sorted(rules))}"
+    expected = "dropped by this rule" if rules == {kind} else f"dropped by {' or '.join(sorted(rules))}"
     is_quality = any(rule.startswith(QUALITY_RULES) for rule in rules)
-    return Score(QUALITY if is_quality else BROKEN, kind, wanted, len(items), found, others)
+    return Score(QUALITY if is_quality else BROKEN, kind, expected, len(items), found, others)
 
 
 def _as_expected(item: Planted) -> bool:
-    if item.fate is None:
+    if item.result is None:
         return False
-    return item.fate.rule in item.line["rules"] if item.line["rules"] else item.fate.outcome == "kept"
+    return item.result.rule in item.line["rules"] if item.line["rules"] else item.result.outcome == "kept"
 
 
 def _outcomes(items: Sequence[Planted]) -> str:
-    """What became of some items, most frequent first."""
-    counts = Counter(item.fate.rule if item.fate else "no row" for item in items)
+    """Format the outcomes of some items with their counts, most frequent first."""
+    counts = Counter(item.result.rule if item.result else "no row" for item in items)
     return ", ".join(
         f"{number} {name}" for name, number in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     )
 
 
 def _score_copies(kind: str, items: Sequence[Planted], originals: Mapping[str, Planted]) -> Score:
-    """Copies are found when they share a cluster with their original, whichever of them stays."""
+    """Score copies: a copy is found if it shares a cluster with its original, whichever of them survives."""
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
     apart = _outcomes([item for item in items if item not in joined])
     if kind.startswith("exact"):
         name = "same bytes, other URL" if kind == "exact_bytes" else "same text, other layout"
-        return Score(COPIES, name, "joined with the original", len(items), len(joined), apart)
+        return Score(COPIES, name, "in the cluster of the original", len(items), len(joined), apart)
     name = f"0.{kind.rpartition('_')[2]}"
     if expected == {"drop"}:
-        return Score(LEVELS, name, "joined with the original", len(items), len(joined), apart)
+        return Score(LEVELS, name, "in the cluster of the original", len(items), len(joined), apart)
     if expected == {"keep"}:
-        others = f"{len(joined)} joined" if joined else ""
-        return Score(LEVELS, name, "left apart", len(items), len(items) - len(joined), others)
-    return Score(LEVELS, name, "joined or not, either is right", len(items), len(joined), apart, judged=False)
+        others = f"{len(joined)} in one cluster" if joined else ""
+        return Score(LEVELS, name, "not in the cluster of the original", len(items), len(items) - len(joined), others)
+    return Score(LEVELS, name, "in the cluster of the original or not", len(items), len(joined), apart, judged=False)
 
 
 def _same_cluster(item: Planted, original: Planted | None) -> bool:
-    fates = (item.fate, original.fate if original else None)
-    clusters = {fate.cluster if fate else None for fate in fates}
+    results = (item.result, original.result if original else None)
+    clusters = {result.cluster if result else None for result in results}
     return len(clusters) == 1 and None not in clusters
 
 
 def _score_languages(planted: Sequence[Planted]) -> list[Score]:
-    """Language and charset of the pages in other languages, as the run recognised them."""
-    items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.fate]
-    found = []
+    """Score the language and the charset that the run detected on pages in other languages."""
+    items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.result]
+    scores = []
     for name in ("charset", "language"):
         same = _same_charset if name == "charset" else str.__eq__
         by_value: dict[str, list[Planted]] = {}
         for item in items:
             by_value.setdefault(item.line[name], []).append(item)
         for value, members in by_value.items():
-            seen = [item.fate.row[name] or "none" for item in members if item.fate]
-            wrong = Counter(other for other in seen if not same(value, other))
+            detected = [item.result.row[name] or "none" for item in members if item.result]
+            wrong = Counter(other for other in detected if not same(value, other))
             others = ", ".join(f"{number} {other}" for other, number in sorted(wrong.items()))
-            found.append(
-                Score(LANGUAGES, f"{name} {value}", "recognised", len(seen), len(seen) - wrong.total(), others)
+            scores.append(
+                Score(LANGUAGES, f"{name} {value}", "detected", len(detected), len(detected) - wrong.total(), others)
             )
-    return found
+    return scores
 
 
-def _same_charset(planted: str, found: str) -> bool:
-    names = [map_encoding_to_html5(name) or name for name in (planted, found)]
+def _same_charset(planted: str, detected: str) -> bool:
+    names = [map_encoding_to_html5(name) or name for name in (planted, detected)]
     return len({SAME_CHARSET.get(name, name) for name in names}) == 1
 
 
 def _score_pii(planted: Sequence[Planted]) -> list[Score]:
-    """Values replaced on the pages that reached the redaction, by type; counts only."""
-    wanted: Counter[str] = Counter()
+    """Score the values replaced on the pages that reached redaction, by type."""
+    expected: Counter[str] = Counter()
     found: Counter[str] = Counter()
     more: Counter[str] = Counter()
     for item in planted:
-        if "pii" in item.line and item.fate and item.fate.outcome in CLEAN:
+        if "pii" in item.line and item.result and item.result.outcome in CLEAN:
             for name, number in item.line["pii"].items():
-                wanted[name] += number
-                found[name] += min(number, item.fate.pii.get(name, 0))
-            more.update(item.fate.pii)
+                expected[name] += number
+                found[name] += min(number, item.result.pii.get(name, 0))
+            more.update(item.result.pii)
     extra = {name: number - found[name] for name, number in more.items()}
     return [
         Score(
             PII, name, "replaced", number, found[name], f"{extra[name]} more in these pages" if extra.get(name) else ""
         )
-        for name, number in sorted(wanted.items())
+        for name, number in sorted(expected.items())
     ]
 
 
-def _score_ordinary(lines: Sequence[Mapping[str, Any]], fates: Sequence[Fate]) -> Score:
-    """The pages that nothing was planted in: all should be kept."""
+def _score_ordinary(lines: Sequence[Mapping[str, Any]], results: Sequence[Fate]) -> Score:
+    """Score the pages in which nothing was planted: all of them should be kept."""
     urls = {line["url"] for line in lines}
-    pages = [fate for fate in fates if fate.row["record_type"] == "response" and fate.row["url"] not in urls]
-    lost = [Planted({}, fate) for fate in pages if fate.outcome != "kept"]
+    pages = [result for result in results if result.row["record_type"] == "response" and result.row["url"] not in urls]
+    lost = [Planted({}, result) for result in pages if result.outcome != "kept"]
     return Score(PAGES, "ordinary pages", "kept", len(pages), len(pages) - len(lost), _outcomes(lost))

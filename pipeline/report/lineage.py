@@ -1,7 +1,7 @@
-"""The lineage as a drawing: a row for each node, dots on tracks at the left, as a map of railway lines.
+"""Layout of the lineage drawing: a row for each node, with dots on vertical tracks at the left.
 
-A track carries one way until it arrives; where two ways lead to one node they meet above it. What a longer way says
-already is not drawn, so a run of any size needs two or three tracks.
+A track carries links until they reach their target node; links to the same node share a track. Links that a longer path
+implies are not drawn, so a run of any size needs two or three tracks.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from pipeline.report.facts import number, short, size
 from schemas.storage import Store
 
 ROW, LINE, DOT = 66, 17, 15
-"""Height of a row, of a line of text in it, and how far below its top the dot lies [px]."""
+"""Height of a row, height of a line of text, and distance of the dot from the top of the row [px]."""
 TRACK, EDGE = 20, 12
 """Width of a track, and of the margin before the first [px]."""
 NOTES = 2
-"""Lines of remarks and breaks that a node shows; its title tells them all."""
+"""Lines of notes and failed checks that a node shows; its tooltip has all of them."""
 WIDTH = 680
-"""Width that the longest line needs [px]."""
+"""Width of the longest line [px]."""
 
 
 @dataclass(frozen=True)
@@ -33,57 +33,59 @@ class Text:
 
 @dataclass(frozen=True)
 class Stop:
-    """A node: where its dot lies [px], how it is drawn, and what stands beside it."""
+    """A node: the position of its dot [px], its style, and the text beside it."""
 
     x: int
     y: int
     style: str
     title: str
     hint: str
-    """What a pointer over it shows: the whole digest, and every remark."""
+    """Its tooltip: the whole digest and every note."""
     digest: str
     texts: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The whole picture [px]."""
+    """The whole drawing; lengths in [px]."""
 
     width: int
     height: int
     left: int
-    """Where text begins."""
+    """Horizontal position of the text."""
     summary: str
-    ways: tuple[str, ...]
-    """A path for each link."""
+    paths: tuple[str, ...]
+    """The SVG path of each link."""
     stops: tuple[Stop, ...]
     breaks: tuple[str, ...]
 
 
 def lineage_drawing(run: Store) -> Drawing:
-    """The drawing of a run's lineage, long rows of checkpoints folded."""
+    """Return the drawing of a run's lineage, with long series of checkpoints folded."""
     return draw(folded(read_lineage(run)))
 
 
 def draw(lineage: Lineage) -> Drawing:
-    """Where the dots, ways and words of a lineage lie."""
+    """Return the drawing of a lineage."""
     links = drawn_links(lineage)
     tracks, lanes = _tracks([node.key for node in lineage.nodes], links)
-    broken = {node.key: [found.says for found in lineage.breaks if found.key == node.key] for node in lineage.nodes}
+    broken = {
+        node.key: [failure.says for failure in lineage.breaks if failure.key == node.key] for node in lineage.nodes
+    }
     tops = _tops(lineage.nodes, broken)
-    places = {node.key: (EDGE + TRACK * tracks[node.key], tops[node.key] + DOT) for node in lineage.nodes}
+    positions = {node.key: (EDGE + TRACK * tracks[node.key], tops[node.key] + DOT) for node in lineage.nodes}
     left = EDGE + TRACK * (max([*tracks.values(), *lanes.values()], default=0) + 1)
-    ways = tuple(_way(places[a], places[b], EDGE + TRACK * lanes[a, b]) for a, b in links)
-    stops = tuple(_stop(node, places[node.key], broken[node.key]) for node in lineage.nodes)
-    breaks = tuple(dict.fromkeys(found.says for found in lineage.breaks))
+    paths = tuple(_path(positions[a], positions[b], EDGE + TRACK * lanes[a, b]) for a, b in links)
+    stops = tuple(_stop(node, positions[node.key], broken[node.key]) for node in lineage.nodes)
+    breaks = tuple(dict.fromkeys(failure.says for failure in lineage.breaks))
     height = max(tops.values(), default=0) + ROW + LINE * NOTES if lineage.nodes else 0
     kinds = ", ".join(node.title for node in lineage.nodes)
-    summary = f"Lineage in {len(lineage.nodes)} steps: {kinds}" + (f"; {len(breaks)} do not hold" if breaks else "")
-    return Drawing(WIDTH, height, left, summary, ways, stops, breaks)
+    summary = f"Lineage in {len(lineage.nodes)} steps: {kinds}" + (f"; {len(breaks)} checks failed" if breaks else "")
+    return Drawing(WIDTH, height, left, summary, paths, stops, breaks)
 
 
 def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]:
-    """Where the rows begin: one that has remarks is higher."""
+    """Return the top of each row [px]; a row with notes is higher."""
     tops, y = {}, 0
     for node in nodes:
         tops[node.key] = y
@@ -92,9 +94,9 @@ def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]
 
 
 def _tracks(keys: Sequence[str], links: Sequence[tuple[str, str]]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-    """The track of each node, and the track on which each link goes down.
+    """Return the track of each node, and the track of each link.
 
-    A way to a node that another way leads to already joins it.
+    A link to a node that another link already leads to shares its track.
     """
     rows = {key: row for row, key in enumerate(keys)}
     ahead = dict.fromkeys(keys, 0)
@@ -109,11 +111,11 @@ def _tracks(keys: Sequence[str], links: Sequence[tuple[str, str]]) -> tuple[dict
         for track in arriving:
             del open_to[track]
         targets = [target for source, target in links if source == key]
-        # What leads furthest goes straight on, so a table that nothing is made from stands beside the main line.
+        # The target with the longest path continues on the track, so a table without descendants gets a side track.
         targets.sort(key=lambda target: (-ahead[target], rows[target]))
         for target in targets:
-            taken = [track for track, goal in open_to.items() if goal == target]
-            track = taken[0] if taken else tracks[key] if tracks[key] not in open_to else _free(open_to)
+            shared = [track for track, goal in open_to.items() if goal == target]
+            track = shared[0] if shared else tracks[key] if tracks[key] not in open_to else _free(open_to)
             open_to[track] = target
             lanes[key, target] = track
     return tracks, lanes
@@ -123,8 +125,8 @@ def _free(open_to: dict[int, str]) -> int:
     return next(track for track in range(len(open_to) + 1) if track not in open_to)
 
 
-def _way(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
-    """The path from a dot down its track to another dot, bent where it changes tracks."""
+def _path(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
+    """Return the SVG path from a dot down its track to another dot, with a bend where it changes tracks."""
     (x0, y0), (x1, y1) = start, end
     bend = min(ROW // 2, (y1 - y0) // 2)
     path = f"M{x0} {y0}"
@@ -136,24 +138,24 @@ def _way(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
     return f"{path}V{y1}"
 
 
-def _stop(node: Node, place: tuple[int, int], broken: Sequence[str]) -> Stop:
-    x, y = place
+def _stop(node: Node, position: tuple[int, int], broken: Sequence[str]) -> Stop:
+    x, y = position
     counts = ", ".join(_counted(unit, value) for unit, value in node.counts.items())
     when = (node.at or "")[:19].replace("T", " ")
     made = " · ".join(filter(None, [when and f"{when} UTC", node.code and f"code {node.code}"]))
-    lines = [(counts, "says"), (made, "made")] if counts else [(made, "made")]
-    shown = [*((says, "bad") for says in broken), *((note, "made") for note in node.notes)]
+    lines = [(counts, "counts"), (made, "made")] if counts else [(made, "made")]
+    shown = [*((message, "bad") for message in broken), *((note, "made") for note in node.notes)]
     texts = [Text(y + 5 + LINE * n, words, style) for n, (words, style) in enumerate([*lines, *shown[:NOTES]], start=1)]
     style = "broken" if broken else "former" if not node.is_current else STYLES.get(node.kind, "made")
     title = node.title + ("" if node.is_current else ", earlier version")
-    remarks = "; ".join([node.key, node.digest, *node.notes, *broken])
-    return Stop(x, y, style, title, remarks, node.digest[:12], tuple(texts))
+    hint = "; ".join([node.key, node.digest, *node.notes, *broken])
+    return Stop(x, y, style, title, hint, node.digest[:12], tuple(texts))
 
 
 STYLES = dict.fromkeys(("inputs", "outside", "mix"), "outside") | dict.fromkeys(
     ("takedown", "rewind", "skips", "quarantine"), "event"
 )
-"""How a kind of node is drawn, if it is not something that was made."""
+"""Style of the kinds of nodes that are not tables, plans or checkpoints."""
 
 
 def _counted(unit: str, value: int | float) -> str:

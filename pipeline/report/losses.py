@@ -1,4 +1,4 @@
-"""What training came to: losses by source, what happened beside the steps, and what the steps waited for."""
+"""Training in the report: losses by source, events, waiting times, and the results of ablations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,54 +13,54 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 
 LAST_SHARE = 0.1
-"""Share of the steps, at the end, that the training losses of sources are means of: one step has few of each."""
+"""Share of the steps, at the end, over which the losses of sources are averaged: one step has few tokens of each."""
 SHOWN_URLS = 3
 FOLDED = ("undone",)
-"""Events that another one stands for: the rewind that undid the steps."""
+"""Kinds of events that are not listed, since another event (the rewind that undid the steps) reports them."""
 
 
 @dataclass(frozen=True)
 class SourceLosses:
-    """What was learnt of one source."""
+    """Training and held-out losses of one source."""
 
     name: str
     tokens: int
-    """Targets that it was trained on."""
+    """Number of its targets in training."""
     loss: float | None
     """Mean over its targets in the last steps [nats/token]."""
     heldout: Mapping[str, float | None]
-    """Loss, perplexity and bits_per_byte when they were measured last; empty = nothing held out."""
+    """The last measured loss, perplexity and bits_per_byte; empty = the source has no held-out documents."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """An event for a reader."""
+    """An event of the training run, as the report lists it."""
 
     step: int
     at: str
-    what: str
+    name: str
     detail: str
     is_bad: bool
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Where the time and the bytes of the steps went."""
+    """Waiting times and transferred bytes of the steps."""
 
     data_share: float
-    """Share of the steps' time in which they waited for data."""
+    """Share of the step time spent waiting for data, 0..1."""
     stall_seconds: float
-    """Time that they stood still for checkpoints."""
+    """Time for which checkpoints stalled training [s]."""
     skipped: int
     """Steps without an update."""
     bytes_sent: int
-    """Of compressed gradients, by each rank; 0 = not compressed."""
+    """Bytes of compressed gradients that each rank sent; 0 = not compressed."""
     bytes_plain: int
-    """Of the same gradients uncompressed."""
+    """Bytes of the same gradients without compression."""
 
 
 def by_source(steps: Sequence[Step]) -> list[SourceLosses]:
-    """Every source by name; empty if the metrics do not tell sources apart."""
+    """Return the losses of every source, sorted by name; empty if the metrics have no losses by source."""
     tokens = _tokens(steps)
     last = steps[-max(1, round(LAST_SHARE * len(steps))) :]
     recent, sums = _tokens(last), dict.fromkeys(tokens, 0.0)
@@ -80,16 +80,16 @@ def by_source(steps: Sequence[Step]) -> list[SourceLosses]:
 
 
 def _tokens(steps: Sequence[Step]) -> dict[str, int]:
-    """Targets of each source; those of a source whose loss was not finite do not count."""
-    found: dict[str, int] = {}
+    """Return the number of targets of each source, without those of steps in which its loss was not finite."""
+    tokens: dict[str, int] = {}
     for step in steps:
         for name, count in (step.source_tokens or {}).items():
-            found[name] = found.get(name, 0) + (count if name in (step.losses or {}) else 0)
-    return found
+            tokens[name] = tokens.get(name, 0) + (count if name in (step.losses or {}) else 0)
+    return tokens
 
 
 def waiting(steps: Sequence[Step]) -> Waiting:
-    """The sums over the steps."""
+    """Return the sums over the steps."""
     seconds = sum(step.step_seconds for step in steps)
     return Waiting(
         data_share=sum(step.data_seconds for step in steps) / seconds if seconds else 0.0,
@@ -101,115 +101,114 @@ def waiting(steps: Sequence[Step]) -> Waiting:
 
 
 def told(events: Sequence[Mapping[str, Any]]) -> list[Told]:
-    """The events in the order they happened, those left out that another one stands for."""
-    return [_told(event) for event in events if event["kind"] not in FOLDED]
+    """Return the events in the order in which they happened, without the FOLDED kinds."""
+    return [_described(event) for event in events if event["kind"] not in FOLDED]
 
 
-def _told(event: Mapping[str, Any]) -> Told:
+def _described(event: Mapping[str, Any]) -> Told:
     kind = str(event["kind"])
-    what, tell, is_bad = KINDS.get(kind, (kind.replace("_", " "), lambda _: "", False))
-    return Told(event["step"], str(event["at"])[:19].replace("T", " "), what, tell(event), is_bad)
+    name, describe, is_bad = KINDS.get(kind, (kind.replace("_", " "), lambda _: "", False))
+    return Told(event["step"], str(event["at"])[:19].replace("T", " "), name, describe(event), is_bad)
 
 
 def _skipped(event: Mapping[str, Any]) -> str:
-    found = {name: event.get(name) for name in ("loss", "grad_norm")}
-    parts = [f"{name} {number(value) if value is not None else 'not finite'}" for name, value in found.items()]
+    values = {"loss": event.get("loss"), "gradient norm": event.get("grad_norm")}
+    parts = [f"{name} {number(value) if value is not None else 'not finite'}" for name, value in values.items()]
     scale = event.get("loss_scale")
-    return ", ".join(parts) + (f", at a loss scale of {number(scale)}" if scale else "")
+    return ", ".join(parts) + (f", with a loss scale of {number(scale)}" if scale else "")
 
 
 def _spike(event: Mapping[str, Any]) -> str:
     documents, left = event.get("documents", []), event.get("left", ["loss"])
     urls = list(dict.fromkeys(document["url"] or document["doc_id"] for document in documents))
-    among = f", among them {', '.join(urls[:SHOWN_URLS])}" if urls else ""
-    found = f"loss {event['loss']:.4f}" if "loss" in left else f"gradient norm {event['grad_norm']:.4f}"
-    level = f"{found}, above {event['limit']:.4f} (mean {event['mean']:.4f})"
+    examples = f", such as {', '.join(urls[:SHOWN_URLS])}" if urls else ""
+    value = f"loss {event['loss']:.4f}" if "loss" in left else f"gradient norm {event['grad_norm']:.4f}"
+    level = f"{value}, above {event['limit']:.4f} (mean {event['mean']:.4f})"
     more = f"; gradient norm {event['grad_norm']:.4f}, above {event['grad_limit']:.4f}" if len(left) > 1 else ""
-    return f"{level}{more}; {number(len(documents))} parts of documents{among}"
+    return f"{level}{more}; {number(len(documents))} spans of documents in the step{examples}"
 
 
 def _rewound(event: Mapping[str, Any]) -> str:
-    kept_out = f", {number(len(event['quarantined']))} documents quarantined" if event.get("quarantined") else ""
-    samples = f"{number(len(event['samples']))} samples are skipped from then on"
-    return f"back to step {number(event['to_step'])}; {samples}{kept_out}"
+    quarantined = f", {number(len(event['quarantined']))} documents quarantined" if event.get("quarantined") else ""
+    samples = f"{number(len(event['samples']))} samples are added to the skip list"
+    return f"back to step {number(event['to_step'])}; {samples}{quarantined}"
 
 
 def _early_stop(event: Mapping[str, Any]) -> str:
-    best = f"; the lowest was {event['best']:.4f}" if event.get("best") is not None else ""
-    return f"no lower held-out loss in {number(event['since_best'])} measurements{best}"
+    best = f"; the lowest loss is {event['best']:.4f}" if event.get("best") is not None else ""
+    return f"the held-out loss did not decrease in {number(event['since_best'])} measurements{best}"
 
 
 def _resumed(event: Mapping[str, Any]) -> str:
     now, before = _flat(event.get("layout", {})), _flat(event.get("layout_before", {}))
-    changes = [f"{name} {before.get(name)}, now {now.get(name)}" for name in now if now[name] != before.get(name)]
-    return f"from {event['checkpoint']}" + (f", in another layout: {'; '.join(changes)}" if changes else "")
+    changes = [f"{name} {before.get(name)} → {now.get(name)}" for name in now if now[name] != before.get(name)]
+    return f"from {event['checkpoint']}" + (f", with another layout: {', '.join(changes)}" if changes else "")
 
 
 def _flat(layout: Mapping[str, Any]) -> dict[str, Any]:
-    """A layout without its inner levels."""
-    found: dict[str, Any] = {}
+    """Return a layout with the entries of its inner mappings at the top level."""
+    flat: dict[str, Any] = {}
     for name, value in layout.items():
-        found |= value if isinstance(value, Mapping) else {name: value}
-    return found
+        flat |= value if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def _interrupted(event: Mapping[str, Any]) -> str:
-    return f"{event['signal']}; " + (f"{event['checkpoint']} stands" if event["checkpoint"] else "no checkpoint stands")
+    return f"{event['signal']}; " + (f"saved {event['checkpoint']}" if event["checkpoint"] else "no checkpoint exists")
 
 
 KINDS: dict[str, tuple[str, Any, bool]] = {
     "skipped": ("update skipped", _skipped, True),
     "spike": ("spike", _spike, True),
     "rewound": ("rewound", _rewound, True),
-    "failed_save": ("checkpoint not written", lambda event: str(event["error"]), True),
-    "early_stop": ("ended early", _early_stop, False),
+    "failed_save": ("checkpoint not saved", lambda event: str(event["error"]), True),
+    "early_stop": ("early stop", _early_stop, False),
     "resumed": ("resumed", _resumed, False),
-    "interrupted": ("asked to stop", _interrupted, False),
-    "stopped": ("ended with an error", lambda event: str(event["reason"]), True),
+    "interrupted": ("interrupted", _interrupted, False),
+    "stopped": ("stopped by an error", lambda event: str(event["reason"]), True),
 }
-"""By kind of event: what the report calls it, what it tells of it, and whether something went wrong."""
+"""Kind of event → its name in the report, a function that formats its details, and True if it is a problem."""
 
 
-# What leaving rules out was found to cost: every result below the run's `ablations`, its intervals as geometry.
-#
-# An interval lies on one axis with all others of its ablation; right of zero the rules are worth it.
+# Ablations: every result in the `ablations` folder of the run. The intervals of an ablation share one axis; an interval
+# to the right of zero means that the rules lower the loss.
 
 LEFT, RIGHT = 3.0, 97.0
-"""Where the smallest and the largest end of an interval lie [% across]."""
-SHOWN_FATES = 8
-"""Changes of fate that are listed."""
+"""Horizontal positions of the smallest and the largest end of the intervals [% of the width]."""
+SHOWN_VERDICTS = 8
+"""Number of changes of verdict that are listed."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One interval: places are in per cent across."""
+    """One interval; positions are in per cent of the width."""
 
     held_out: str
     source: str
     style: str
-    """kept: right of zero; beyond: left of it; unparted: it holds zero, or is none."""
+    """`kept`: right of zero; `beyond`: left of zero; `neutral`: contains zero, or there is no interval."""
     low: float
     high: float
     mean: float
     seeds: tuple[float, ...]
-    """The difference of every pair."""
+    """Position of the difference of every pair of models."""
     losses: tuple[float, float]
-    """Mean over the seeds, with the rules and without them [nats/token]."""
+    """Mean loss over the seeds, with the rules and without them [nats/token]."""
     nats: str
     """The mean difference [nats/token]."""
     ends: str
-    """Those of its interval; empty without one."""
+    """Both ends of the interval [nats/token]; empty if there is no interval."""
     bits: str
     """The mean difference [bits/byte]."""
     answer: str
-    """As short as a cell wants it; the sentence above the table has the rest."""
+    """The conclusion in a few words; the sentence above the table has the details."""
     note: str
-    """The row in words."""
+    """Description of the row for its tooltip."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One ablation."""
+    """One ablation, as the report shows it."""
 
     result: Ablation
     title: str
@@ -217,20 +216,23 @@ class Shown:
     zero: float
     ticks: tuple[Tick, ...]
     is_current: bool
-    """Whether the run still has the dataset that it was about."""
+    """True if the ablation used the current dataset of the run."""
 
 
 @dataclass(frozen=True)
 class Ablations:
-    """All of a run."""
+    """All ablations of a run."""
 
     shown: tuple[Shown, ...]
     unreadable: tuple[str, ...]
-    """What is wrong with results that are none."""
+    """Error messages of results that cannot be read."""
 
 
 def ablations(run: Store, dataset: str | None) -> Ablations:
-    """Every ablation of a run that has a result, by name; `dataset`: the digest of the run's, None = it has none."""
+    """Return every ablation of a run that has a result, sorted by name.
+
+    `dataset` is the digest of the run's dataset; None = it has none.
+    """
     folders = [run.child(f"{ABLATIONS}/{name}") for name in _names(run)]
     shown, unreadable = [], []
     for folder in (folder for folder in folders if folder.exists(RESULT_NAME)):
@@ -242,15 +244,16 @@ def ablations(run: Store, dataset: str | None) -> Ablations:
 
 
 def _names(run: Store) -> list[str]:
-    """The folders of ablations: no manifest lists them, as each stands by itself."""
+    """Return the names of the ablation folders, which are independent of each other and so in no manifest."""
     infos = run.fs.get_file_info(pafs.FileSelector(run.path(ABLATIONS), allow_not_found=True))
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
 
 
 def _shown(result: Ablation, dataset: str | None) -> Shown:
     ends = [0.0]
-    for one in result.comparisons:
-        ends += [*_differences(one), *(end for end in (one.nats.low, one.nats.high) if end is not None)]
+    for comparison in result.comparisons:
+        interval = (comparison.nats.low, comparison.nats.high)
+        ends += [*_differences(comparison), *(end for end in interval if end is not None)]
     low, high = min(ends), max(ends)
 
     def across(value: float) -> float:
@@ -259,33 +262,33 @@ def _shown(result: Ablation, dataset: str | None) -> Shown:
     return Shown(
         result=result,
         title=", ".join(result.left_out) or result.name,
-        rows=tuple(_drawn(one, across) for one in result.comparisons),
+        rows=tuple(_drawn(comparison, across) for comparison in result.comparisons),
         zero=across(0.0),
         ticks=tuple(Tick(across(value), axis_label(value)) for value in nice_ticks(low, high)),
         is_current=result.with_rules.dataset == dataset,
     )
 
 
-def _differences(one: Comparison) -> list[float]:
-    return [without - ours for ours, without in one.losses]
+def _differences(comparison: Comparison) -> list[float]:
+    return [without_rules - with_rules for with_rules, without_rules in comparison.losses]
 
 
-def _drawn(one: Comparison, across: Callable[[float], float]) -> Drawn:
-    mean, low, high = one.nats.mean, one.nats.low, one.nats.high
-    number = len(one.losses)
-    held_out = {WITH: "with the rules", WITHOUT: "without them"}.get(one.on, one.on)
+def _drawn(comparison: Comparison, across: Callable[[float], float]) -> Drawn:
+    mean, low, high = comparison.nats.mean, comparison.nats.low, comparison.nats.high
+    losses, source = comparison.losses, comparison.source
+    held_out = {WITH: "with the rules", WITHOUT: "without the rules"}.get(comparison.on, comparison.on)
     return Drawn(
         held_out=held_out,
-        source=one.source or "all",
-        style="kept" if (low or 0) > 0 else "beyond" if (high or 0) < 0 else "unparted",
+        source=source or "all",
+        style="kept" if (low or 0) > 0 else "beyond" if (high or 0) < 0 else "neutral",
         low=across(mean if low is None else low),
         high=across(mean if high is None else high),
         mean=across(mean),
-        seeds=tuple(map(across, _differences(one))),
-        losses=(sum(pair[0] for pair in one.losses) / number, sum(pair[1] for pair in one.losses) / number),
+        seeds=tuple(map(across, _differences(comparison))),
+        losses=(sum(pair[0] for pair in losses) / len(losses), sum(pair[1] for pair in losses) / len(losses)),
         nats=f"{mean:+.4f}",
         ends="" if low is None or high is None else f"{low:+.4f} to {high:+.4f}",
-        bits="–" if one.bits is None else f"{one.bits.mean:+.4f}",
-        answer=one.answer.partition(" (")[0].partition(":")[0],
-        note=f"held out {held_out}, {one.source or 'all sources'}: {mean:+.4f} nats/token; {one.answer}",
+        bits="–" if comparison.bits is None else f"{comparison.bits.mean:+.4f}",
+        answer=comparison.answer.partition(" (")[0].partition(":")[0],
+        note=f"held-out {held_out}, {source or 'all sources'}: {mean:+.4f} nats/token; {comparison.answer}",
     )

@@ -1,6 +1,6 @@
-"""The report of a run: one HTML file that needs nothing else, runs no script and asks no network.
+"""The report of a run: a single self-contained HTML file without scripts or network requests.
 
-Whatever came from the web passes the templates' escaping; no value is ever marked as safe.
+All values pass through the escaping of the templates, since text comes from the web; none is ever marked as safe.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pipeline.report.facts import Facts, Figure, collect
 from pipeline.report.funnel import checks, drops_by_rule, levels
 from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
-from pipeline.report.losses import SHOWN_FATES, ablations, by_source, told, waiting
+from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, told, waiting
 from pipeline.report.samples import draw_samples
 from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
 from pipeline.report.tallies import (
@@ -39,11 +39,11 @@ from schemas.storage import Store
 REPORT_NAME = "report.html"
 MAX_INPUTS = 12
 MAX_SHARDS = 40
-"""Inputs, and shards of a stream, that are listed one by one."""
+"""Number of inputs, and of shards of a stream, that are listed."""
 MAX_EVENTS = 12
-"""Events of the training run that are listed before the rest is folded away."""
+"""Number of training events that are listed; the rest is folded."""
 MAX_MIXTURES = 12
-"""Pairs of languages that are listed."""
+"""Number of pairs of languages that are listed."""
 HEADLINE = {
     "params": "Parameters",
     "tokens": "Training tokens",
@@ -52,15 +52,15 @@ HEADLINE = {
     "learning_rate": "Peak learning rate",
     "compute": "Compute",
 }
-"""Figures of the plan that are shown large, with their labels."""
+"""Figures of the plan that are shown as tiles, with their labels."""
 MEMORY = "memory."
-"""Figures of the plan that are folded away: a few for each number of ranks."""
+"""Prefix of the figures of the plan that are folded: a few for each number of ranks."""
 
 
 def write_report(run: Store, truth: str | None) -> str:
-    """The place of the report that is written; `truth` is the truth file of a demo crawl, None without one.
+    """Write the report of a run and return its path; `truth` is the truth file of a demo crawl, or None.
 
-    Raises ConfigError if the folder is no run or the truth file is missing.
+    Raises ConfigError if the folder is not a run folder or the truth file is missing.
     """
     facts = collect(run)
     scores = score(facts, truth) if truth is not None else []
@@ -84,7 +84,7 @@ def _environment() -> Environment:
 
 
 def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
-    """Everything the templates may look at."""
+    """Return the variables of the templates."""
     reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)
@@ -122,8 +122,8 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "pii": counts_of(facts.figures("clean").get("pii", {})),
         "contract": contract(facts),
         "streams": streams(facts),
-        "buckets_told": buckets_told(facts),
-        "asked_of_mix": asked_of_mix(facts),
+        "buckets_text": buckets_told(facts),
+        "mix_shares": asked_of_mix(facts),
         "costs": steps,
         "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
         "num_pages": num_pages(facts),
@@ -137,7 +137,7 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "events": told(training.events),
         "max_events": MAX_EVENTS,
         "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
-        "shown_fates": SHOWN_FATES,
+        "shown_verdicts": SHOWN_VERDICTS,
         "scores": _by_group(scores),
         "lineage": lineage_drawing(facts.run),
         "max_inputs": MAX_INPUTS,
@@ -153,7 +153,7 @@ def _by_group(scores: Sequence[Score]) -> dict[str, list[Score]]:
 
 
 def figure_text(figure: Figure) -> str:
-    """The value of a plan's figure as its unit asks."""
+    """Format the value of a figure of the plan according to its unit."""
     if figure.unit == "bytes":
         return numbers.size(figure.value)
     if figure.unit == "FLOPs":

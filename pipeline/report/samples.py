@@ -1,7 +1,7 @@
-"""A few dropped documents for every rule, personal data replaced: what a reader looks at before trusting a rule.
+"""Samples of the documents that each rule dropped, with personal data replaced, for checking the rule by eye.
 
-The sample is the same for every report of a run: of the rows in the first parts, those with the smallest hash of
-doc_id. Raw text leaves this module only through the redactor.
+The sample is the same in every report of a run: the documents in the first parts with the smallest hash of the doc_id.
+Raw text leaves this module only through the redactor.
 """
 
 import zipfile
@@ -19,22 +19,22 @@ from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 
 MAX_ROWS = 20_000
-"""Rows of `documents` that are looked at, from the first part on."""
+"""Maximum number of rows of `documents` from which samples are drawn, starting at the first part."""
 PER_RULE = 3
 SHOWN_CHARS = 300
 READ_CHARS = 4000
-"""Head of a text that the redactor sees: far more than is shown, so that no value is cut where it would be seen."""
+"""Number of characters that are redacted: far more than are shown, so that no shown value is cut in the middle."""
 VERDICT = ["doc_id", "drop_stage", "drop_rule", "drop_value", "drop_limit"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One dropped document, redacted."""
+    """One dropped document with personal data replaced."""
 
     url: str
     title: str
     text: str
-    """Head of the text; empty where there is none to show."""
+    """The first characters of the text; empty if there is no text."""
     why_empty: str
     language: str
     value: float | None
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The samples by `stage/rule`, how many rows they were drawn from, and why there are none if so."""
+    """Samples by `stage/rule`, the number of rows they were drawn from, and the reason if samples cannot be shown."""
 
     by_rule: Mapping[str, list[Sample]]
     rows_read: int
@@ -51,13 +51,13 @@ class Drawn:
 
 
 def draw_samples(facts: Facts) -> Drawn:
-    """Up to three samples of every rule that dropped something."""
+    """Return up to PER_RULE samples of every rule that dropped a document."""
     if "documents" not in facts.tables or "text" not in facts.tables:
         return Drawn({}, 0)
     try:
         redactor = _redactor(facts)
     except (OSError, zipfile.BadZipFile, ConfigError):
-        return Drawn({}, 0, "the pipeline that found names in the run is not where its recipe says")
+        return Drawn({}, 0, "the name recognition model of the run is not at the path in its recipe")
     chosen: dict[str, list[tuple[int, int, Row]]] = {}
     rows_read = part = 0
     while rows_read < MAX_ROWS and part < facts.num_parts("documents"):
@@ -77,7 +77,7 @@ def draw_samples(facts: Facts) -> Drawn:
 
 
 def _redactor(facts: Facts) -> Redactor:
-    """Every type that is known, whatever the run replaced; names as well where the run looked for them."""
+    """Return a redactor of all types, even those that the run kept; of names only if the run recognized names."""
     if "ner" not in facts.models("pii"):
         return Redactor()
     path = facts.recipe.get("pii", {}).get("ner_model") or ""
@@ -85,7 +85,7 @@ def _redactor(facts: Facts) -> Redactor:
 
 
 def _rows_of_part(facts: Facts, part: int, limit: int) -> Iterator[Row]:
-    """Up to `limit` rows of one part of `documents`, with the verdict that any table gave them."""
+    """Yield up to `limit` rows of one part of `documents` with their final verdicts."""
     later: dict[bytes, Row] = {}
     for name in ("verdicts", "dedup", "repeats", "clean"):
         if name in facts.tables:
@@ -101,23 +101,26 @@ def _rows_of_part(facts: Facts, part: int, limit: int) -> Iterator[Row]:
         yield row | later.get(row["doc_id"], {})
 
 
-def _texts(facts: Facts, wanted: list[tuple[int, bytes]]) -> dict[bytes, Row]:
-    """Title and text of the wanted documents by id; of each part only the row groups up to the last wanted one."""
-    found: dict[bytes, Row] = {}
-    for part in sorted({part for part, _ in wanted}):
-        missing = {identifier for number, identifier in wanted if number == part}
+def _texts(facts: Facts, documents: list[tuple[int, bytes]]) -> dict[bytes, Row]:
+    """Return title and text of the documents, given as (part, doc_id), by doc_id.
+
+    The row groups of a part are read only up to the last document.
+    """
+    texts: dict[bytes, Row] = {}
+    for part in sorted({part for part, _ in documents}):
+        missing = {identifier for number, identifier in documents if number == part}
         with facts.open_part("text", part) as stream:
             file = pq.ParquetFile(stream)
             for group in range(file.num_row_groups):
                 ids = file.read_row_group(group, columns=["doc_id"]).column("doc_id").to_pylist()
-                places = [place for place, identifier in enumerate(ids) if identifier in missing]
-                if places:
+                indices = [index for index, identifier in enumerate(ids) if identifier in missing]
+                if indices:
                     table = file.read_row_group(group, columns=["doc_id", "title", "text"])
-                    found |= {row["doc_id"]: row for row in table.take(pa.array(places)).to_pylist()}
+                    texts |= {row["doc_id"]: row for row in table.take(pa.array(indices)).to_pylist()}
                     missing.difference_update(ids)
                 if not missing:
                     break
-    return found
+    return texts
 
 
 def _sample(row: Row, text: Row, redactor: Redactor) -> Sample:
@@ -128,7 +131,7 @@ def _sample(row: Row, text: Row, redactor: Redactor) -> Sample:
     }
     why_empty = "" if shown["text"] else "no text was extracted" if row["num_chars"] is None else "the text is empty"
     if text.get("text") is None and row["num_chars"] is not None:
-        why_empty = "the text was left out of the run, as its recipe says"
+        why_empty = "the recipe does not store the text of dropped documents"
     return Sample(
         **{name: shortened(value) for name, value in shown.items()},
         why_empty=why_empty,
@@ -139,12 +142,12 @@ def _sample(row: Row, text: Row, redactor: Redactor) -> Sample:
 
 
 def plain(text: str) -> str:
-    """The text on one line, without what has no glyph: controls, marks that turn the direction, lone surrogates."""
+    """Return the text on one line without unprintable characters: controls, bidirectional marks, lone surrogates."""
     return "".join(char for char in " ".join(text.split()) if char.isprintable())
 
 
 def shortened(text: str) -> str:
-    """At most SHOWN_CHARS characters of a text, cut between words where there are any."""
+    """Return at most SHOWN_CHARS characters of a text, cut between words if possible."""
     if len(text) <= SHOWN_CHARS:
         return text
     head = text[: SHOWN_CHARS - 1]

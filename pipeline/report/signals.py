@@ -1,4 +1,4 @@
-"""What the checks looked at: for every rule the spread of its measure by language, the limits, and what lies beyond.
+"""Histograms of the signals that rules check: by language, with the limits and the number of documents beyond them.
 
 Everything here is read from the manifest of `verdicts`; no row is read.
 """
@@ -20,65 +20,64 @@ from pipeline.report.facts import Facts, number, percent, short
 from pipeline.report.funnel import RuleDrops
 from schemas.tables import DOCUMENTS, SCORES, value_type
 
-# How documents spread over what was measured: one row for each language, cut where its limits lie, as geometry.
-#
-# Heights are cube roots: a bin with a thousandth of the fullest one's documents has a tenth of its height and is seen.
+# Layout of the histograms: one row for each language, divided at its limits. Heights are cube roots of counts, so that
+# a bin with a thousandth of the documents of the fullest bin has a tenth of its height and is visible.
 
 OTHER = "other"
-"""The languages that are not told apart."""
-UNPARTED = "unparted"
-"""The colour of a row that has no limit."""
+"""The row of all languages that are not counted separately."""
+UNPARTED = "neutral"
+"""The CSS class of a row that has no limit."""
 MAX_ROWS = 5
-"""Languages that are shown at once; the others are folded away."""
+"""Number of languages that are shown; the others are folded."""
 HEIGHTS = (58, 42, 34, 28)
-"""Height of a row [px] where there are one, two, three or more of them."""
+"""Height of a row [px] in a chart of one, two, three, or more rows."""
 LEAST = 1.2
-"""Height of a bin that holds a single document [px]."""
+"""Minimum height of a bin that holds a document [px]."""
 INFINITY = 3e38
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the documents of one language measured, and the limits drawn in."""
+    """The histogram of a signal over the documents of one language, with its limits."""
 
     language: str
     bins: Mapping[int, int]
     limits: tuple[float, ...] = ()
-    """Ascending; each parts one colour from the next."""
+    """Ascending; the color of the histogram changes at each limit."""
     beyond: int | None = None
-    """Documents beyond the limit; None where that was not counted."""
+    """Documents beyond the limit; None = not counted."""
 
     @property
     def documents(self) -> int:
-        """How many were measured."""
+        """The number of measured documents."""
         return sum(self.bins.values())
 
     @property
     def limit(self) -> float | None:
-        """The one limit of a check."""
+        """The limit of a check; None if the histogram has no limit or several."""
         return self.limits[0] if len(self.limits) == 1 else None
 
     @property
     def share(self) -> float | None:
-        """Documents beyond the limit over documents."""
+        """The share of documents beyond the limit, 0..1; None if unknown."""
         return None if self.beyond is None or not self.documents else self.beyond / self.documents
 
 
 @dataclass(frozen=True)
 class Row:
-    """The drawing of one language: an outline for each part, and where the limits stand."""
+    """The drawing of one language: an outline for each range between limits, and the positions of the limits."""
 
     measured: Measured
     note: str
     parts: tuple[tuple[str, str], ...]
-    """(class, path) of the parts that hold anything."""
+    """(CSS class, SVG path) of the ranges that are not empty."""
     cuts: tuple[str, ...]
-    """Their places across."""
+    """Horizontal positions of the limits."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Rows on one axis."""
+    """Histograms on a common axis."""
 
     rows: tuple[Row, ...]
     more: tuple[Row, ...]
@@ -89,57 +88,60 @@ class Spread:
 
 
 def make_spread(measured: Sequence[Measured], side: Side, whole: bool, classes: Sequence[str]) -> Spread:
-    """The drawing; `classes` name the colours of the parts from the lowest values up.
+    """Return the drawing; `classes` are the CSS classes of the ranges between limits, in ascending order.
 
-    The most frequent languages come first, those that are not told apart last.
+    Languages are sorted by frequency; the row OTHER is last.
     """
     total: dict[int, int] = {}
-    for one in measured:
-        for key, count in one.bins.items():
+    for histogram in measured:
+        for key, count in histogram.bins.items():
             total[key] = total.get(key, 0) + count
-    axis = make_axis(total, [limit for one in measured for limit in one.limits], whole)
-    ranked = sorted(measured, key=lambda one: (one.language == OTHER, -one.documents, one.language))
+    axis = make_axis(total, [limit for histogram in measured for limit in histogram.limits], whole)
+    ranked = sorted(measured, key=lambda row: (row.language == OTHER, -row.documents, row.language))
     height = HEIGHTS[min(len(ranked), len(HEIGHTS)) - 1]
-    rows = tuple(_row(one, axis, side, height, classes) for one in ranked)
+    rows = tuple(_row(histogram, axis, side, height, classes) for histogram in ranked)
     labelled = labels(axis)
     grid = "".join(f"M{10 * label.at:.0f} 0V{height}" for label in labelled)
     return Spread(rows[:MAX_ROWS], rows[MAX_ROWS:], height, grid, tuple(labelled))
 
 
-def _row(one: Measured, axis: Axis, side: Side, height: int, classes: Sequence[str]) -> Row:
+def _row(histogram: Measured, axis: Axis, side: Side, height: int, classes: Sequence[str]) -> Row:
     counts: dict[Slot, int] = {}
-    for key in sorted(one.bins):
+    for key in sorted(histogram.bins):
         slot = axis.slot(key)
-        counts[slot] = counts.get(slot, 0) + one.bins[key]
-    cuts = [axis.cut(limit, side) for limit in one.limits]
+        counts[slot] = counts.get(slot, 0) + histogram.bins[key]
+    cuts = [axis.cut(limit, side) for limit in histogram.limits]
     bars: list[Bar] = [(slot.left, slot.right, count) for slot, count in counts.items()]
-    if one.beyond is not None and len(cuts) == 1:
-        bars = _parted(bars, cuts[0], one.beyond if side == "min" else one.documents - one.beyond)
+    if histogram.beyond is not None and len(cuts) == 1:
+        below = histogram.beyond if side == "min" else histogram.documents - histogram.beyond
+        bars = _divided(bars, cuts[0], below)
     most = max(counts.values())
     drawn = [(left, right, max(LEAST, (height - 3) * (count / most) ** (1 / 3))) for left, right, count in bars]
     classes = classes if cuts else (UNPARTED,)
     bounds = [-math.inf, *cuts, math.inf]
     parts = [(name, _outline(_between(drawn, *ends), height)) for name, ends in zip(classes, pairwise(bounds))]
-    return Row(one, note(one), tuple(part for part in parts if part[1]), tuple(f"{cut:.0f}" for cut in cuts))
+    return Row(
+        histogram, note(histogram), tuple(part for part in parts if part[1]), tuple(f"{cut:.0f}" for cut in cuts)
+    )
 
 
 Bar = tuple[float, float, float]
-"""From, to, and the documents or the height."""
+"""Left edge, right edge, and number of documents or height."""
 
 
-def _parted(bars: Sequence[Bar], cut: float, below: int) -> list[Bar]:
-    """The bars with that one in two which the limit crosses, so that exactly `below` documents lie before it."""
-    found: list[Bar] = []
+def _divided(bars: Sequence[Bar], cut: float, below: int) -> list[Bar]:
+    """Divide the bar that the limit crosses, so that exactly `below` documents are to the left of the limit."""
+    divided: list[Bar] = []
     before = below - sum(count for _, right, count in bars if right <= cut)
     for left, right, count in bars:
         first = min(max(before, 0), count)
-        pieces = [(left, cut, first), (cut, right, count - first)] if left < cut < right else [(left, right, count)]
-        found += [piece for piece in pieces if piece[2] > 0]
-    return found
+        halves = [(left, cut, first), (cut, right, count - first)] if left < cut < right else [(left, right, count)]
+        divided += [bar for bar in halves if bar[2] > 0]
+    return divided
 
 
 def _between(bars: Sequence[Bar], low: float, high: float) -> Iterator[Bar]:
-    """What of the bars lies between two places; a bar that a limit crosses is parted there."""
+    """Yield the bars between two positions, clipped to them."""
     for left, right, rise in bars:
         left, right = max(left, low), min(right, high)
         if round(left) < round(right):
@@ -147,7 +149,7 @@ def _between(bars: Sequence[Bar], low: float, high: float) -> Iterator[Bar]:
 
 
 def _outline(bars: Iterator[Bar], height: int) -> str:
-    """The path around bars, one for all that touch."""
+    """Return the SVG path around the bars, with one outline for all bars that touch."""
     path: list[str] = []
     end = ""
     for left, right, rise in bars:
@@ -159,46 +161,47 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
     return "".join([*path, f"V{height}"]) if path else ""
 
 
-def note(one: Measured) -> str:
-    """A row in words: how many documents, where half of them lie, how many are beyond the limit."""
-    low, high = (_edge(one.bins, share) for share in (0.25, 0.75))
+def note(measured: Measured) -> str:
+    """Describe a row: the number of documents, their interquartile range, and the number beyond the limit."""
+    low, high = (_quantile_bin(measured.bins, share) for share in (0.25, 0.75))
     where = f"at {short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
-    documents = f"{number(one.documents)} document{'s' if one.documents != 1 else ''}"
-    found = f"{one.language}: {documents}, half of them or more {where}"
-    if one.share is None:
-        return found
-    return f"{found}; {number(one.beyond)} ({percent(one.share)}) beyond the limit of {number(one.limit)}"
+    documents = f"{number(measured.documents)} document{'s' if measured.documents != 1 else ''}"
+    text = f"{measured.language}: {documents}, at least half of them {where}"
+    if measured.share is None:
+        return text
+    beyond = f"{number(measured.beyond)} ({percent(measured.share)})"
+    return f"{text}; {beyond} beyond the limit of {number(measured.limit)}"
 
 
 def _text(value: float) -> str:
     return short(value) if abs(value) < INFINITY else "∞"
 
 
-def _edge(bins: Mapping[int, int], share: float) -> tuple[float, float]:
-    """Both ends of the bin in which a share of the documents is reached."""
-    wanted, reached, keys = share * sum(bins.values()), 0, sorted(bins)
+def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:
+    """Return both edges of the bin that contains a quantile."""
+    target, reached, keys = share * sum(bins.values()), 0, sorted(bins)
     for key in keys:
         reached += bins[key]
-        if reached >= wanted:
+        if reached >= target:
             break
     low = lower_edge(key, COARSE)
     return low, 0.0 if low == 0 else lower_edge(key + 1, COARSE)
 
 
 OWN_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
-"""Stages whose checks are drawn in a section of their own."""
+"""Stages whose charts are in a section of their own."""
 BUCKET_COLOURS = ("kept", "part", "lost")
-"""Of head, middle and tail."""
+"""CSS classes of head, middle and tail."""
 SHARES = ("ratio", "0..1")
-"""Units that say no more than the meaning of their column."""
+"""Units that are not shown, since the description of the column implies them."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One measure as it spread, with the limits of one rule; a measure that no rule looks at has no name."""
+    """The histograms of one signal with the limits of one rule; the name is empty if no rule checks the signal."""
 
     name: str
-    """`stage/rule`; with a number from the second on where one rule has several checks, as with two classifiers."""
+    """`stage/rule`, followed by a number for the second and later checks of a rule, as with two classifiers."""
     meaning: str
     setting: str
     side: Side
@@ -206,28 +209,28 @@ class Chart:
     column_meaning: str
     unit: str
     dropped: int
-    """Documents that this rule was the first to drop."""
+    """Documents that no earlier rule dropped, but this one."""
     spread: Spread
 
     @property
     def rule(self) -> str:
-        """The rule alone, with its number."""
+        """The rule without its stage, with its number."""
         return self.name.rpartition("/")[2]
 
     @property
     def counted_as(self) -> str:
-        """`stage/rule`, as its drops are counted."""
+        """The name under which its drops are counted, `stage/rule`."""
         return self.name.partition(" ")[0]
 
     @property
     def anchor(self) -> str:
-        """Its place in the page."""
+        """The id of its element in the page."""
         return "rule-" + re.sub(r"\W+", "-", self.name)
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The documents of one language by bucket, and the perplexity that parts them."""
+    """The documents of one language by perplexity bucket, with the cut-offs."""
 
     language: str
     counts: Mapping[str, int]
@@ -236,22 +239,22 @@ class Buckets:
 
     @property
     def documents(self) -> int:
-        """How many there are, those that were not measured included."""
+        """The number of documents, including those that no model measured."""
         return sum(self.counts.values())
 
 
 def charts(facts: Facts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
-    """The charts of every stage that checks something, the rules that dropped most first."""
+    """Return the charts of every stage that has checks, most drops first."""
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
-    found: dict[str, list[Chart]] = {stage: [] for stage in drops}
+    by_stage: dict[str, list[Chart]] = {stage: [] for stage in drops}
     for name, check in limits.items():
         measured = _measured(facts, name, check["limits"])
         if measured:
-            found.setdefault(name.partition("/")[0], []).append(
+            by_stage.setdefault(name.partition("/")[0], []).append(
                 _chart(name, check, measured, counted.get(name.partition(" ")[0]))
             )
-    return {stage: sorted(rows, key=lambda row: (-row.dropped, row.name)) for stage, rows in found.items() if rows}
+    return {stage: sorted(rows, key=lambda row: (-row.dropped, row.name)) for stage, rows in by_stage.items() if rows}
 
 
 def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Measured], drops: RuleDrops | None) -> Chart:
@@ -290,7 +293,7 @@ def _beyond(counts: Mapping[str, int], shown: Mapping[str, Any]) -> dict[str, in
 
 
 def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, Any]) -> tuple[float, ...]:
-    """The limit of a language; of those that are not told apart only if they all have the same."""
+    """Return the limit of a language; for OTHER only if all of its languages have the same limit."""
     if language == OTHER:
         values = {limit for name, limit in limits.items() if name not in shown}
         return (*values,) if len(values) == 1 else ()
@@ -299,7 +302,7 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 
 
 def _field(column: str) -> pa.Field | None:
-    """The stored column; of entries, by the name before that of the entry."""
+    """Return the field of a stored column; for an entry of a column, that of the whole column."""
     name = re.split(r"[^\w]", column)[0]
     return next((schema.field(name) for schema in (DOCUMENTS, SCORES) if name in schema.names), None)
 
@@ -311,14 +314,14 @@ def _described(field: pa.Field | None) -> dict[str, str]:
 
 
 def _is_whole(field: pa.Field | None) -> bool:
-    """Whether the measure is a whole number; so is what is compared of entries that are."""
+    """Return True if the signal, or the entries of the signal, are whole numbers."""
     if field is None:
         return False
     return bool(pa.types.is_integer(value_type(field.type) or field.type))
 
 
 def buckets(facts: Facts) -> list[Buckets]:
-    """The perplexity buckets of every language, the most frequent first; empty where none was measured."""
+    """Return the perplexity buckets of every language, most documents first; empty if no model measured any."""
     figures = facts.figures("verdicts")
     cutoffs: Mapping[str, Mapping[str, float]] = figures.get("cutoffs", {})
     heads, middles = cutoffs.get(HEAD_CUT, {}), cutoffs.get(MIDDLE_CUT, {})
@@ -336,7 +339,7 @@ def buckets(facts: Facts) -> list[Buckets]:
 
 
 def bucket_chart(facts: Facts) -> Chart | None:
-    """Perplexity as it spread by language, parted into head, middle and tail; None where it was not counted."""
+    """Return histograms of perplexity by language with the cut-offs of the buckets; None if it was not counted."""
     figures = facts.figures("verdicts")
     cutoffs = figures.get("cutoffs", {})
     rows = [

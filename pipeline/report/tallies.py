@@ -1,4 +1,4 @@
-"""Tallies of a run, ready to be shown: bytes, languages, charsets, personal data, streams and costs.
+"""Counts of a run for the report: bytes, languages, charsets, personal data, streams, processing time, contamination.
 
 Everything here is a sum over manifests; no row is read.
 """
@@ -16,12 +16,12 @@ from schemas.tokens import HELDOUT, docs_key, shard_key
 
 MAX_LANGUAGES = 20
 WORDLIST = "wordlist_"
-"""How the toxicity stage names the word list of a language among its models."""
+"""Prefix of the name of a word list among the models of the toxicity stage."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """One name of a tally and its share of the sum, 0..1."""
+    """One entry of a count by name, with its share of the sum, 0..1."""
 
     name: str
     number: int
@@ -30,13 +30,13 @@ class Count:
 
 @dataclass(frozen=True)
 class Language:
-    """Documents of one language: how many had it, how many passed the verdicts and how many were kept in the end.
+    """Documents of one language: extracted, passed by the verdicts, and kept in `clean`.
 
-    None: the table that counts them does not stand yet.
+    A count is None if its table does not exist yet.
     """
 
     code: str
-    found: int
+    documents: int
     passed: int | None
     passed_chars: int | None
     clean: int | None
@@ -64,28 +64,28 @@ class Stream:
 
     @property
     def held_out(self) -> bool:
-        """Whether the trainer never sees it."""
+        """True if the documents of the stream are never trained on."""
         return self.name.endswith(f"/{HELDOUT}")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a mix asks for of one source, and what the dataset has of it."""
+    """The tokens of one source that a mix requires, and those that the dataset has."""
 
     source: str
     keep: float
-    """Share of the training documents that was kept, 0..1."""
+    """Share of the training documents that the mix keeps, 0..1."""
     repeat: float
-    """Passes over its tokens that the mix means."""
-    found: int
-    """Unique training tokens."""
-    wanted: int | None
-    """None: there are enough."""
+    """Number of passes over its tokens."""
+    available: int
+    """Unique training tokens in the dataset."""
+    required: int | None
+    """Unique training tokens that the mix requires; None = enough are available."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step took."""
+    """Rows and time of one pipeline step."""
 
     step: str
     started: str
@@ -100,16 +100,16 @@ class Cost:
 
 
 def counts_of(tally: Mapping[str, int]) -> list[Count]:
-    """The names of a tally, most frequent first."""
+    """Return the entries of a count by name, most frequent first."""
     total = sum(tally.values())
     ranked = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
     return [Count(name, number, number / total if total else 0.0) for name, number in ranked]
 
 
 def languages(facts: Facts) -> tuple[list[Language], int]:
-    """The most frequent languages, and how many further ones there are."""
-    wanted = (("verdicts", "kept_languages"), ("verdicts", "kept_language_chars"), ("clean", "kept_languages"))
-    tallies = [facts.figures(table).get(name, {}) if table in facts.tables else None for table, name in wanted]
+    """Return the most frequent languages, and the number of further ones."""
+    figures = (("verdicts", "kept_languages"), ("verdicts", "kept_language_chars"), ("clean", "kept_languages"))
+    tallies = [facts.figures(table).get(name, {}) if table in facts.tables else None for table, name in figures]
     rows = [
         Language(count.name, count.number, *(None if tally is None else tally.get(count.name, 0) for tally in tallies))
         for count in counts_of(facts.figures("documents").get("languages", {}))
@@ -118,35 +118,35 @@ def languages(facts: Facts) -> tuple[list[Language], int]:
 
 
 def wordlists(facts: Facts) -> list[str]:
-    """The languages whose toxic words were counted."""
+    """Return the languages that have a word list of toxic words."""
     return [name.removeprefix(WORDLIST) for name in facts.models("toxicity") if name.startswith(WORDLIST)]
 
 
 def without_wordlist(facts: Facts) -> int:
-    """Documents that passed every rule in languages that have no word list, so that their words were not measured."""
+    """Return the number of documents that passed every rule, in languages without a word list."""
     kept: Mapping[str, int] = facts.figures("verdicts").get("kept_languages", {})
     return sum(number for language, number in kept.items() if language not in wordlists(facts))
 
 
 def streams(facts: Facts) -> list[Stream]:
-    """The streams of the dataset with their shards; empty while there is none."""
+    """Return the streams of the dataset with their shards; empty if there is no dataset yet."""
     if "tokens" not in facts.tables:
         return []
     figures = facts.figures("tokens")
     entries = {entry.key: entry for entry in facts.tables["tokens"].content.files}
-    found = []
+    rows = []
     for name, numbers in sorted(figures["streams"].items()):
         shards = tuple(
             ShardFiles(number, tokens, entries[shard_key(name, number)], entries[docs_key(name, number)])
             for number, tokens in enumerate(numbers)
         )
         documents, size = sum(shard.index.rows for shard in shards), sum(shard.file.bytes for shard in shards)
-        found.append(Stream(name, documents, sum(numbers), size, shards))
-    return found
+        rows.append(Stream(name, documents, sum(numbers), size, shards))
+    return rows
 
 
 def asked_of_mix(facts: Facts) -> list[Asked]:
-    """What the mix of the dataset asks for, by source; empty where there is none."""
+    """Return the required and available tokens of the mix by source; empty if the dataset has no mix."""
     figure: Mapping[str, Any] = facts.figures("tokens").get("mix", {})
     return [
         Asked(name, part["keep"], part["repeat"], part["found_tokens"], part["wanted_tokens"])
@@ -155,7 +155,7 @@ def asked_of_mix(facts: Facts) -> list[Asked]:
 
 
 def buckets_told(facts: Facts) -> str:
-    """How the sources of the dataset are cut into buckets of quality, in words; empty where they are whole."""
+    """Describe the quality buckets of the sources of the dataset; empty if there are none."""
     figure: Mapping[str, Any] = facts.figures("tokens").get("buckets", {})
     if not figure:
         return ""
@@ -163,27 +163,27 @@ def buckets_told(facts: Facts) -> str:
     if isinstance(cuts, Mapping):
         return "perplexity, head, middle and tail of the language, all where no model measured it"
     ends = [f"below {cuts[0]:g}", *(f"from {low:g} to below {high:g}" for low, high in itertools.pairwise(cuts))]
-    told = [f"{name} {end}" for name, end in zip(names, [*ends, f"from {cuts[-1]:g}"])]
-    return f"{by}, {', '.join(told)}, {names[-1]} where it was not measured"
+    ranges = [f"{name} {end}" for name, end in zip(names, [*ends, f"from {cuts[-1]:g}"])]
+    return f"{by}, {', '.join(ranges)}, {names[-1]} where it was not measured"
 
 
 def contract(facts: Facts) -> Mapping[str, Any]:
-    """What the tokenizer promises, and the bytes of text a token stands for; empty while there is none."""
+    """Return the contract of the tokenizer with the bytes of text per token; empty if there is no tokenizer yet."""
     figures = facts.figures("tokenizer")
     if "contract" not in figures:
         return {}
     tokens = sum(stream.tokens for stream in streams(facts))
     text = sum(facts.figures("clean").get("kept_bytes", {}).values())
     left_out = sum(facts.figures("tokens").get("dropped_chars", {}).values())
-    if left_out:  # of what the mix leaves out the characters are known, not the bytes
+    if left_out:  # the manifest has characters of documents left out by the mix, but not bytes
         text *= 1 - left_out / facts.figures("clean")["kept_chars"]
-    found = {**figures["contract"], "sample_documents": figures.get("sample_documents")}
+    values = {**figures["contract"], "sample_documents": figures.get("sample_documents")}
     rate = {"bytes_per_token": text / tokens if tokens else None, "estimated": left_out > 0}
-    return found | {"sample_bytes": figures.get("sample_bytes"), **rate}
+    return values | {"sample_bytes": figures.get("sample_bytes"), **rate}
 
 
 def costs(facts: Facts) -> list[Cost]:
-    """What each step of the run took, in order; some steps write two tables."""
+    """Return the rows and times of each step of the run, in order; a step that writes two tables is listed once."""
     return [
         Cost(
             step=name,
@@ -198,50 +198,51 @@ def costs(facts: Facts) -> list[Cost]:
 
 
 def num_pages(facts: Facts) -> int:
-    """Records that held a page: everything that the source stage did not drop."""
+    """Return the number of pages: all records that the source stage did not drop."""
     if "documents" not in facts.tables:
         return 0
     counts = facts.tables["documents"].content.counts
     return counts.rows_in - sum(number for name, number in counts.dropped.items() if name.startswith("source/"))
 
 
-# What the documents share with the evaluation sets, set by set; a sum over the manifest of `documents`.
+# Contamination with evaluation sets.
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One set: what it holds, and what of it was found in documents."""
+    """One evaluation set: its items, and those that were found in documents."""
 
     name: str
     items: int
-    looked_for: int
-    """Items that are long enough to be found."""
-    seen: int
-    """Items of which a document holds an n-gram."""
-    seen_mostly: int
+    searched: int
+    """Items that are long enough to be searched for."""
+    found: int
+    """Items that share an n-gram with a document."""
+    mostly_found: int
+    """Items of which a document contains most n-grams."""
     documents: int
     ngrams: int
-    """Occurrences in documents, each document's distinct ones."""
+    """Number of shared n-grams, where each document counts its distinct ones."""
 
     @property
     def share(self) -> float:
-        """Items seen over items, 0..1."""
-        return self.seen / self.items if self.items else 0.0
+        """The share of items that were found, 0..1."""
+        return self.found / self.items if self.items else 0.0
 
 
 def evaluation_sets(facts: Facts) -> list[EvaluationSet]:
-    """Every set with its hits, those with most documents first; empty where none was given."""
+    """Return every evaluation set with its hits, most documents first; empty if the recipe names none."""
     figures = facts.figures("documents")
     sizes: Mapping[str, Mapping[str, int]] = figures.get(SETS, {})
     documents, ngrams = figures.get(DOCUMENTS, {}), figures.get(NGRAMS, {})
-    seen, mostly = (_by_set(figures.get(name, {})) for name in (ITEMS, WHOLE_ITEMS))
+    found, mostly_found = (_by_set(figures.get(name, {})) for name in (ITEMS, WHOLE_ITEMS))
     rows = [
         EvaluationSet(
             name=name,
             items=sizes.get(name, {}).get("items", 0),
-            looked_for=sizes.get(name, {}).get("indexed", 0),
-            seen=seen[name],
-            seen_mostly=mostly[name],
+            searched=sizes.get(name, {}).get("indexed", 0),
+            found=found[name],
+            mostly_found=mostly_found[name],
             documents=documents.get(name, 0),
             ngrams=ngrams.get(name, 0),
         )
@@ -251,11 +252,11 @@ def evaluation_sets(facts: Facts) -> list[EvaluationSet]:
 
 
 def canaries(facts: Facts) -> Mapping[str, int]:
-    """Documents with canary strings and their occurrences; empty where none was found."""
-    found: Mapping[str, int] = facts.figures("documents").get(CANARIES, {})
-    return found
+    """Return the number of documents with canary strings and of occurrences; empty if there are none."""
+    counts: Mapping[str, int] = facts.figures("documents").get(CANARIES, {})
+    return counts
 
 
 def _by_set(items: Mapping[str, int]) -> Counter[str]:
-    """Number of items by set; an item is named by its set and line."""
+    """Return the number of items by set; the name of an item is its set and line."""
     return Counter(item.rpartition(":")[0] for item in items)

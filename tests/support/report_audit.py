@@ -1,32 +1,34 @@
-"""What the manifests of `clusters` and `audit` of the synthetic run say; shared by the report's tests."""
+"""Figures of the manifests of `clusters` and `audit` of the synthetic run; shared by the report's tests."""
 
 from typing import Any
 
 
 def share(value: float | None, low: float = 0.0, high: float = 0.0, pairs: int = 0) -> dict[str, Any]:
-    """A share as a manifest holds it."""
+    """Return a share as a manifest holds it."""
     return {"value": value, "low": low, "high": high, "pairs": pairs}
 
 
 def recall(jaccard: float, joined: dict[str, Any], candidates: dict[str, Any]) -> dict[str, Any]:
-    """Recall from one similarity on."""
+    """Return the recall of pairs of at least one similarity."""
     return {"jaccard": jaccard, "pairs": joined["pairs"], "joined": joined, "candidates": candidates}
 
 
-def point(lower: float, upper: float, jaccard: float, found: dict[str, Any], expected: float | None) -> dict[str, Any]:
-    """One point of the measured curve."""
-    hits = {"pairs": found["pairs"], "candidates": 1, "joined": 1}
-    return {"lower": lower, "upper": upper, "jaccard": jaccard, "share": found, "expected": expected, **hits}
+def point(
+    lower: float, upper: float, jaccard: float, measured: dict[str, Any], expected: float | None
+) -> dict[str, Any]:
+    """Return one point of the measured curve."""
+    hits = {"pairs": measured["pairs"], "candidates": 1, "joined": 1}
+    return {"lower": lower, "upper": upper, "jaccard": jaccard, "share": measured, "expected": expected, **hits}
 
 
-NOT_ASKED = {"not_compared": 0, "earlier_snapshots": 0, "jaccard": {}}
+EMPTY_PRECISION = {"not_compared": 0, "earlier_snapshots": 0, "jaccard": {}}
 AUDITED: dict[str, Any] = {
     "min_jaccard": 0.7,
     "bands_rows": [14, 8],
     "not_compared": {"without_text": 0, "too_long": 1},
     "precision": {
         "documents": 1999,
-        "joined": NOT_ASKED
+        "joined": EMPTY_PRECISION
         | {"jaccard": {"0.65": 37, "0.70": 663, "1.00": 1290}}
         | {"all": share(0.9815, 0.97, 0.99, 1990), "near": share(0.95, 0.93, 0.97, 700)},
         "cluster": {"not_compared": 1, "earlier_snapshots": 8, "jaccard": {}}
@@ -65,7 +67,7 @@ AUDITED: dict[str, Any] = {
         },
     },
 }
-"""What the manifest of `audit` says of the synthetic crawl; its numbers are all different, and larger than it is."""
+"""Figures of the manifest of `audit`; all of its numbers differ, and are larger than the synthetic crawl."""
 FIGURES: dict[str, dict[str, Any]] = {
     "clusters": {"joined_documents": 13, "layout": {"bands": 14, "rows": 8}},
     "audit": AUDITED,

@@ -1,4 +1,4 @@
-"""The step `repeats` of the synthetic run, made without Spark; shared by the tests of the report and of show."""
+"""The step `repeats` of the synthetic run without Spark; shared by the tests of the report and of `penstock show`."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.support.report_run import SCRIPT
 
 
 def add_repeats(run: Store) -> None:
-    """The step `repeats` over the 20 copies that were kept: it cuts 3 of them, and 2 do not pass what is asked."""
+    """Write the table of the step `repeats` over the 20 survivors: it cuts 3 of them and drops 2 of those."""
     folder, files, paths = run.child("repeats/v-tiny"), [], {}
     counts = {"rows_in": 37, "rows_kept": 18, "dropped": dict.fromkeys(["repeats/repeated_share"], 0)}
     counts["dropped"] |= {"repeats/dropped_before": 17, "repeats/nothing_left": 1, "quality/gopher_short_doc": 1}

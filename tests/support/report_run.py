@@ -1,6 +1,6 @@
-"""A run folder whose books are known by hand, made without Spark: 53 records; shared by the report's tests.
+"""A synthetic run folder of 53 records with known counts, made without Spark; shared by the report's tests.
 
-Texts are made so that every number of the report is another one: after cuts a document has nine tenths of its
+Lengths are chosen so that every number of the report is different: after cuts a document has nine tenths of its
 characters, in the clean table 850.
 """
 
@@ -55,7 +55,7 @@ COPIES: dict[str, list[int | None]] = {
     "toxicity/toxic_word_share": [None] * 3,
     "kept": [1, 2, 3, *[None] * 17],
 }
-"""Cluster of each page that passes the quality rules, by what becomes of it: one of 5, one of 3, one of 2 pages."""
+"""Cluster of each page that passes the quality rules, by its verdict: one cluster of 5, one of 3, one of 2 pages."""
 SIZES = {1: 5, 2: 3, 3: 2}
 CLEAN_CHARS, CLEAN_BYTES = 850, 950
 LIMITS = {"quality": (4.0, 50.0), "toxicity": (0.05, 0.01)}
@@ -64,7 +64,7 @@ LIMITS = {"quality": (4.0, 50.0), "toxicity": (0.05, 0.01)}
 
 @dataclass
 class Tables:
-    """Rows and books of the tables while they are written, part by part."""
+    """Rows and drop counts of the tables while they are written, part by part."""
 
     rows: dict[str, list[list[dict[str, Any]]]] = field(
         default_factory=lambda: {name: [[] for _ in range(PARTS)] for name in MAKERS}
@@ -75,7 +75,7 @@ class Tables:
 
 
 def books_of(name: str) -> Books:
-    """The books of a part of a table, as the passes open them."""
+    """Return empty drop counts for a part of a table, as the pipeline steps create them."""
     if name == "verdicts":
         return Books([(stage.name, stage.verdicts) for stage in MEASURED], raises=False)
     stages = [stage for stage in STAGES[name] if name == "dedup" or not isinstance(stage, Relation)]
@@ -84,7 +84,7 @@ def books_of(name: str) -> Books:
 
 @dataclass(frozen=True)
 class Record:
-    """One record of the synthetic crawl, and the verdict it meets."""
+    """One record of the synthetic crawl, and its verdict."""
 
     outcome: str = "kept"
     kind: str = "response"
@@ -104,7 +104,7 @@ class Record:
 
 
 def crawl(hostile: str = SCRIPT + IMAGE) -> list[Record]:
-    """53 records: 2 gaps, 7 no page, 2 without text, 5 Italian, 7 of low quality, 7 copies, 3 toxic, 20 kept."""
+    """Return 53 records: 2 gaps, 7 no page, 2 without text, 5 Italian, 7 of low quality, 7 copies, 3 toxic, 20 kept."""
     records = [Record("source/unreadable_gap", "gap", length=700), Record("source/unreadable_gap", "gap", length=300)]
     records += [Record("source/not_a_page", "warcinfo")] * 2 + [Record("source/not_a_page", hostile)] * 2
     records += [Record("source/http_status", url=f"https://a.example/lost/{n}") for n in range(3)]
@@ -113,7 +113,7 @@ def crawl(hostile: str = SCRIPT + IMAGE) -> list[Record]:
     records += [replace(italian, url=f"https://b.example/it/{n}") for n in range(5)]
     short = Record("quality/gopher_short_doc", text="Short.", language="en", chars=100)
     records += [replace(short, url=f"https://b.example/short/{n}") for n in range(6)]
-    # one of a cluster whose other pages are kept: deduplication joins it although a rule has dropped it
+    # a page of a cluster whose other pages are kept: it is in the cluster although a rule dropped it
     lorem = Record("quality/c4_lorem_ipsum", title=hostile, language="en", chars=400, cluster=4)
     lorem = replace(
         lorem, text=f"Write to {ADDRESS} or {hostile} by Lorem", url=f"https://b.example/{hostile}?to={ADDRESS}"
@@ -137,13 +137,13 @@ def make_run(
     records: Sequence[Record] | None = None,
     figures: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Store:
-    """A run folder of the synthetic crawl with the tables up to `until`, and further `figures` of these tables."""
+    """Write a run folder of the synthetic crawl with the tables up to `until`, and with further `figures`."""
     names = (*MAKERS, "tokens")
     names = names[: names.index(until) + 1]
     run = make_tiny_dataset(folder, {"web": 20}) if "tokens" in names else Store(str(folder))
     tables = Tables()
-    for place, record in enumerate(crawl() if records is None else records):
-        add_record(tables, place, record)
+    for number, record in enumerate(crawl() if records is None else records):
+        add_record(tables, number, record)
     digests: dict[str, str] = {}
     for name in names:
         if name in MAKERS:
@@ -154,18 +154,18 @@ def make_run(
 
 
 def place_of(number: int) -> tuple[int, int]:
-    """Part and byte offset of a record."""
+    """Return part and byte offset of a record."""
     return number % PARTS, 1000 * (number // PARTS)
 
 
 def identifier(number: int) -> bytes:
-    """The doc_id of a record."""
+    """Return the doc_id of a record."""
     part, offset = place_of(number)
     return doc_id("web", f"crawl-{part}.warc.gz", offset)
 
 
 def add_record(tables: Tables, number: int, record: Record) -> None:
-    """Add a record to every table that it reaches, the way the passes do."""
+    """Add a record to every table that it reaches, as the pipeline steps do."""
     part, offset = place_of(number)
     stage, _, rule = record.outcome.partition("/")
     row: dict[str, Any] = {"doc_id": identifier(number), "source": "web", "split": f"crawl-{part}.warc.gz"}
@@ -192,7 +192,7 @@ def add_record(tables: Tables, number: int, record: Record) -> None:
 
 
 def add_verdict(tables: Tables, part: int, row: dict[str, Any], record: Record) -> None:
-    """Judge a measured record, and add it to what comes after."""
+    """Add the verdict of a measured record, and add the record to later tables."""
     stage, _, rule = record.outcome.partition("/")
     verdict = {"doc_id": row["doc_id"], "perplexity_bucket": "all", "drop_stage": None}
     if record.outcome in VERDICTS:
@@ -207,7 +207,7 @@ def add_verdict(tables: Tables, part: int, row: dict[str, Any], record: Record) 
 
 
 def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) -> None:
-    """Add a record to dedup and, if it survives there, to clean."""
+    """Add a record to dedup and, if it survives, to clean."""
     stage, _, rule = record.outcome.partition("/")
     members = {"cluster": row["doc_id"] if record.cluster is None else doc_id("cluster", "", record.cluster)}
     tables.rows["clusters"][part].append({"doc_id": row["doc_id"], "cluster": members["cluster"]})
@@ -236,7 +236,7 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
 
 
 def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, str], extra: Mapping[str, Any]) -> str:
-    """Write the parts and the manifest of a table; returns its digest."""
+    """Write the parts and the manifest of a table, and return its digest."""
     folder, files, paths = run.child(f"{name}/v-tiny"), [], {}
     figures: dict[str, Any] = {}
     counts = None
@@ -281,19 +281,19 @@ def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, st
 
 
 def bins(values: Iterable[float]) -> dict[str, int]:
-    """The coarse bins of some values, as a manifest holds them."""
+    """Return the coarse bins of some values, as a manifest holds them."""
     return {str(key): count for key, count in count_bins(np.array(list(values), np.float64), COARSE).items()}
 
 
 def limit(setting: str, column: str, **limits: float) -> dict[str, Any]:
-    """What a manifest says of a check; `every` stands for all languages without a limit of their own."""
+    """Return the manifest entry of a check; `every` means all languages without a limit of their own."""
     named = {("*" if language == "every" else language): value for language, value in limits.items()}
     side = setting.rpartition(".")[2][:3]
     return {"setting": setting, "column": column, "side": side, "limits": named}
 
 
 def judged() -> dict[str, Any]:
-    """What the manifest of `verdicts` says of four checks of the synthetic crawl."""
+    """Return the figures of the manifest of `verdicts` for four checks of the synthetic crawl."""
     words = {"en": bins([4] * 6 + [300] * 26), "ja": bins([120] * 5)}
     shares = {"en": bins([0.0] * 28 + [0.004, 0.05, 0.05, 0.05])}
     return {
@@ -319,7 +319,7 @@ def judged() -> dict[str, Any]:
 
 
 def add_training(run: Store) -> None:
-    """What the training half writes, as JSON: 40 steps of two sources, of which the seventh was skipped."""
+    """Write the JSON files of training: 40 steps of two sources, of which the seventh was skipped."""
     dataset = open_table(run, "tokens")[1].digest
     figures = [
         {"name": "params", "value": 1_234_567, "unit": "parameters", "formula": "N = 2·d", "source": "count"},
@@ -342,7 +342,7 @@ def add_training(run: Store) -> None:
 
 
 def metrics_line(step: int) -> dict[str, Any]:
-    """One step: `web` has three times the tokens of `books` and a loss that is 0.4 lower."""
+    """Return one step: `web` has three times the tokens of `books` and a loss that is 0.4 lower."""
     line: dict[str, Any] = {"step": step, "learning_rate": 1e-3, "tokens": 80, "tokens_per_second": 9.0}
     line |= {"step_seconds": 2.0, "data_seconds": 0.05, "bytes_sent": 1_000, "bytes_plain": 50_000}
     line |= {"source_tokens": {"web": 60, "books": 20}}
@@ -357,11 +357,11 @@ def metrics_line(step: int) -> dict[str, Any]:
 
 
 def events() -> list[dict[str, Any]]:
-    """What happened beside those steps, hostile words included."""
+    """Return the events of those steps, including hostile text."""
     documents = [{"url": url, "doc_id": "d" * 32} for url in ("https://a.example/1", SCRIPT, SCRIPT, "")]
     level = {"loss": 7.25, "mean": 6.5, "deviation": 0.1, "limit": 7.1}
     before = {"ranks": 4, "axes": {"shard": 4}, "device": "cpu"}
-    told: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {"kind": "skipped", "step": 7, "loss": None, "grad_norm": None, "loss_scale": 65536.0},
         {"kind": "spike", "step": 12, **level, "documents": documents},
         {"kind": "undone", "step": 11, "metrics": {}},
@@ -373,20 +373,20 @@ def events() -> list[dict[str, Any]]:
         {"kind": "early_stop", "step": 40, "heldout_loss": 4.5, "best": 4.25, "since_best": 3},
         {"kind": "stopped", "step": 40, "reason": "4 steps in a row"},
     ]
-    return [event | {"at": "2026-01-02T03:04:05.678+00:00"} for event in told]
+    return [event | {"at": "2026-01-02T03:04:05.678+00:00"} for event in rows]
 
 
 RESUMED = {"ranks": 2, "axes": {"shard": 2}, "device": "cpu"}
 
 
 def whole_run(folder: Path) -> Store:
-    """The synthetic run with what its checks looked at, a plan, 40 training steps and a checkpoint."""
+    """Return the synthetic run with histograms, a plan, 40 training steps and a checkpoint."""
     run = make_run(folder, figures={"verdicts": judged()})
     add_training(run)
     return run
 
 
 def words_of(page: str) -> str:
-    """The text that a reader sees, on one line."""
+    """Return the visible text of a page on one line."""
     text = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())

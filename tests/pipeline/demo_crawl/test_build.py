@@ -1,4 +1,4 @@
-"""The demo crawl: what is planted stands where the truth says, is what the truth says, and meets its rule."""
+"""The demo crawl: planted pages are at the offset and of the kind in the truth file, and their rule drops them."""
 
 import gzip
 import hashlib
@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 
 from pipeline.demo_crawl import hostile_pages as unsafe
-from pipeline.demo_crawl import speech
 from pipeline.demo_crawl import text as harvest
 from pipeline.demo_crawl import write as capture
 from pipeline.demo_crawl.bad_pages import LOW_QUALITY
 from pipeline.demo_crawl.build import LEVELS, build_demo_crawl
 from pipeline.demo_crawl.hostile_pages import DEMO_TOXIC_WORDS, FAULTS, VALUES
 from pipeline.demo_crawl.html import jaccard
-from pipeline.demo_crawl.sentences import ENCODINGS, NOT_WANTED
+from pipeline.demo_crawl.sentences import ENCODINGS, NOT_WANTED, Encoding, compose, templates_of
 from pipeline.demo_crawl.text import Passage, Stock
 from pipeline.demo_crawl.write import Truth
 from pipeline.engine.rules import judge_row
@@ -39,7 +38,7 @@ from tests.support.paths import ROOT
 PAGES = 300
 CASES = 4
 NO_RECORD = {"record_garbage", "record_corrupt", "record_truncated"}
-Place = tuple[str, int]
+Position = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -54,30 +53,30 @@ def planted(crawl: tuple[Path, Truth]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def rows(crawl: tuple[Path, Truth]) -> dict[Place, tuple[Row, Drop | None]]:
-    """Every row of the crawl with its text, or the reason why it has none, by file and offset."""
+def rows(crawl: tuple[Path, Truth]) -> dict[Position, tuple[Row, Drop | None]]:
+    """Return every row of the crawl with its text, or the drop without text, by file and offset."""
     extract = EXTRACT.make(EXTRACT.config(), {})
-    found = {}
+    rows = {}
     for path in sorted(crawl[0].glob("*.warc.gz")):
         split = Split(0, path.name, str(path), path.stat().st_size, "", "web", "warc")
         with path.open("rb") as stream:
             lengths = 0
             for row, drop in SOURCE.open(split, stream, SOURCE.config(paths=("crawl.warc.gz",))):
-                found[path.name, row["offset"]] = row, drop or extract(row)
+                rows[path.name, row["offset"]] = row, drop or extract(row)
                 lengths += row["length"]
         assert lengths == path.stat().st_size
-    return found
+    return rows
 
 
 def record(folder: Path, line: dict[str, Any]) -> bytes:
-    """The record of a truth line, decompressed."""
+    """Return the decompressed record of a truth line."""
     with (folder / line["file"]).open("rb") as file:
         file.seek(line["offset"])
         return gzip.decompress(file.read(line["length"]))
 
 
 def body(folder: Path, line: dict[str, Any]) -> bytes:
-    """The HTTP body of a truth line's record."""
+    """Return the HTTP body of the record of a truth line."""
     return record(folder, line).split(b"\r\n\r\n", 2)[2].removesuffix(b"\r\n\r\n")
 
 
@@ -86,7 +85,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def similarity(a: str, b: str) -> float:
-    """The definition, written once more: 5 consecutive lower-cased words, sets, intersection over union."""
+    """Return the Jaccard similarity by an independent implementation: sets of 5 consecutive lower-cased words."""
     first, second = (
         {" ".join(words[i : i + 5]) for i in range(len(words) - 4)}
         for words in (re.findall(r"\w+", text.lower()) for text in (a, b))
@@ -94,7 +93,7 @@ def similarity(a: str, b: str) -> float:
     return len(first & second) / len(first | second)
 
 
-def test_every_kind_is_there_in_its_number(crawl: tuple[Path, Truth], planted: list[dict[str, Any]]) -> None:
+def test_every_kind_is_planted_in_its_number(crawl: tuple[Path, Truth], planted: list[dict[str, Any]]) -> None:
     folder, truth = crawl
     counts = Counter(line["kind"] for line in planted)
     assert truth.counts == dict(counts)
@@ -177,8 +176,8 @@ def test_the_truth_points_at_the_records(crawl: tuple[Path, Truth], planted: lis
     assert {url.split("/")[2].rpartition(".")[2] for url in urls} <= {"example", "com", "org", "net", "invalid", "test"}
 
 
-def test_near_copies_have_the_similarity_that_is_stated(
-    planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+def test_near_copies_have_the_stored_similarity(
+    planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
     texts = {line["url"]: rows[line["file"], line["offset"]][0].get("text") for line in planted}
     expected = {95: "drop", 90: "drop", 80: "drop", 70: "either", 50: "keep", 30: "keep"}
@@ -193,7 +192,7 @@ def test_near_copies_have_the_similarity_that_is_stated(
             assert line["rules"] == ["exact_duplicate", "near_duplicate"]
 
 
-def test_exact_copies_differ_in_bytes_unless_they_are_to_be_the_same(
+def test_exact_copies_differ_in_bytes_unless_they_have_the_same_layout(
     crawl: tuple[Path, Truth], planted: list[dict[str, Any]]
 ) -> None:
     by_url = {line["url"]: line for line in planted}
@@ -213,24 +212,24 @@ def quality_verdict(row: Row) -> tuple[str, float, float] | None:
     return judge_row(QUALITY_CHECKS, measured)
 
 
-def test_each_bad_page_meets_its_own_rule_first(
-    planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+def test_each_bad_page_is_dropped_by_its_own_rule_first(
+    planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
-    found: dict[str, list[str | None]] = defaultdict(list)
+    rules: dict[str, list[str | None]] = defaultdict(list)
     for line in planted:
         if line["kind"] in LOW_QUALITY:
             row, drop = rows[line["file"], line["offset"]]
             assert drop is None
             verdict = quality_verdict(row)
-            found[line["kind"]].append(verdict[0] if verdict else None)
-    assert found == {kind: [rule] * len(found[kind]) for kind, (_, rule) in LOW_QUALITY.items()}
+            rules[line["kind"]].append(verdict[0] if verdict else None)
+    assert rules == {kind: [rule] * len(rules[kind]) for kind, (_, rule) in LOW_QUALITY.items()}
 
 
 def test_ordinary_pages_pass_and_are_no_copies_of_each_other(
-    planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+    planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
-    places = {(line["file"], line["offset"]) for line in planted}
-    pages = [row for place, (row, drop) in rows.items() if place not in places and row["record_type"] == "response"]
+    positions = {(line["file"], line["offset"]) for line in planted}
+    pages = [row for key, (row, drop) in rows.items() if key not in positions and row["record_type"] == "response"]
     assert len(pages) == 275
     verdicts = [quality_verdict(row) for row in pages]
     assert sum(verdict is None for verdict in verdicts) >= 0.98 * len(pages)
@@ -248,10 +247,10 @@ def test_ordinary_pages_pass_and_are_no_copies_of_each_other(
 
 
 def test_broken_captures_are_dropped_for_their_reason_or_kept(
-    planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+    planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
-    places = Counter((line["file"], line["offset"]) in rows for line in planted)
-    assert places == {True: len(planted)}
+    in_rows = Counter((line["file"], line["offset"]) in rows for line in planted)
+    assert in_rows == {True: len(planted)}
     dropped = set()
     for line in planted:
         row, drop = rows[line["file"], line["offset"]]
@@ -268,8 +267,8 @@ def test_broken_captures_are_dropped_for_their_reason_or_kept(
     assert dropped == sources | damage | {"no_text", "too_deep"}
 
 
-def test_foreign_pages_are_in_their_charset_and_say_what_the_truth_says(
-    crawl: tuple[Path, Truth], planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+def test_foreign_pages_have_the_charset_and_declarations_of_the_truth(
+    crawl: tuple[Path, Truth], planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
     seen = set()
     for line in planted:
@@ -291,8 +290,8 @@ def test_foreign_pages_are_in_their_charset_and_say_what_the_truth_says(
     assert {("zh", "gb18030"), ("ja", "shift_jis"), ("ru", "windows-1251"), ("de", "iso-8859-1")} < seen
 
 
-def test_planted_values_stand_in_the_text_and_their_checksums_hold(
-    planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+def test_planted_values_are_in_the_text_and_have_valid_checksums(
+    planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
     seen: Counter[str] = Counter()
     for line in planted:
@@ -340,12 +339,12 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("kind", sorted(VALUES))
-def test_a_thousand_fake_values_hold(kind: str) -> None:
+def test_a_thousand_fake_values_are_valid(kind: str) -> None:
     rng = random.Random(0)
     assert all(CHECKS[kind](VALUES[kind](rng)) for _ in range(1000))
 
 
-def test_the_checks_themselves_refuse() -> None:
+def test_the_checks_reject_invalid_values() -> None:
     assert luhn("4111 1111 1111 1111")
     assert not luhn("4111 1111 1111 1112")
     assert mod_97("GB82 WEST 1234 5698 7654 32")
@@ -354,8 +353,8 @@ def test_the_checks_themselves_refuse() -> None:
     assert not base58check("1BoatSLRHtKNngkdXEeobR76b53LETtpyU")
 
 
-def test_toxic_pages_hold_enough_words_of_the_list(
-    planted: list[dict[str, Any]], rows: dict[Place, tuple[Row, Drop | None]]
+def test_toxic_pages_contain_enough_words_of_the_list(
+    planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
     wordlist = (ROOT / "pipeline" / "wordlists" / "en.txt").read_text("utf-8").split("\n")
     assert set(DEMO_TOXIC_WORDS) <= set(wordlist)
@@ -367,21 +366,27 @@ def test_toxic_pages_hold_enough_words_of_the_list(
             assert share == pytest.approx(line["toxic_word_share"], abs=0.005)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda e: f"{e.speech.language}-{e.charset}")
-def test_every_sentence_can_be_made_and_encoded(encoding: Any) -> None:
-    made = encoding.speech
-    gaps = {gap for text in (*made.templates, *made.titles) for _, gap, _, _ in string.Formatter().parse(text) if gap}
-    assert gaps == set(made.phrases)
-    for name, options in made.phrases.items():
-        phrases = options.split(" / ")
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda e: f"{e.language}-{e.charset}")
+def test_every_sentence_can_be_generated_and_encoded(encoding: Encoding) -> None:
+    language = templates_of(encoding.language)
+    gaps = {
+        gap
+        for text in (*language.templates, *language.titles)
+        for _, gap, _, _ in string.Formatter().parse(text)
+        if gap
+    }
+    assert gaps == set(language.phrases)
+    for name, phrases in language.phrases.items():
         assert len(set(phrases)) == len(phrases) >= 7, name
-    text = " ".join([*made.templates, *made.titles, *made.phrases.values(), *made.menu])
+    text = " ".join(
+        [*language.templates, *language.titles, *itertools.chain(*language.phrases.values()), *language.menu]
+    )
     assert text.encode(encoding.charset).decode(encoding.charset) == text
 
 
 def test_texts_of_one_language_are_far_apart() -> None:
-    for made in {encoding.speech.language: encoding.speech for encoding in ENCODINGS}.values():
-        texts = [" ".join(speech.compose(made, random.Random(number), 20)[1]) for number in range(12)]
+    for language in {encoding.language for encoding in ENCODINGS}:
+        texts = [" ".join(compose(templates_of(language), random.Random(number), 20)[1]) for number in range(12)]
         assert max(jaccard(a, b) for a, b in itertools.combinations(texts, 2)) < 0.1
 
 
@@ -404,15 +409,15 @@ def test_jaccard_of_small_texts() -> None:
             ],
         ),
         (
-            "Some words that stand before the example and are long enough to be kept here:\n\n>>> mean([1, 2])\n"
+            "Some words that precede the example and are long enough to be kept here:\n\n>>> mean([1, 2])\n"
             "This is the output of the example and it must not be taken.\n",
-            ["Some words that stand before the example and are long enough to be kept here."],
+            ["Some words that precede the example and are long enough to be kept here."],
         ),
         (
-            "- The first item of this list goes on\n  in the second line of it, as lists often do.\n"
+            "- The first item of this list continues\n  in the second line of it, as lists often do.\n"
             "- Too short.\n:param rate: The rate at which the value of the counter is decreased every time.\n",
             [
-                "The first item of this list goes on in the second line of it, as lists often do.",
+                "The first item of this list continues in the second line of it, as lists often do.",
                 "The rate at which the value of the counter is decreased every time.",
             ],
         ),
@@ -437,20 +442,20 @@ def test_markup_becomes_prose(text: str, expected: list[str]) -> None:
         ("THE QUICK BROWN FOX jumps over a very lazy dog in the park.", False),
     ],
 )
-def test_what_counts_as_prose(text: str, is_prose: bool) -> None:
+def test_prose_is_recognized(text: str, is_prose: bool) -> None:
     assert harvest.is_prose(text) is is_prose
 
 
-def test_a_paragraph_is_taken_once() -> None:
-    found = [p for passage in harvest.harvest(200_000) for p in passage.paragraphs]
-    assert len(set(found)) == len(found)
-    assert sum(map(len, found)) >= 200_000
+def test_a_paragraph_is_used_once() -> None:
+    texts = [p for passage in harvest.harvest(200_000) for p in passage.paragraphs]
+    assert len(set(texts)) == len(texts)
+    assert sum(map(len, texts)) >= 200_000
 
 
-def test_a_stock_that_runs_out_and_too_few_pages_are_refused(tmp_path: Path) -> None:
+def test_an_empty_stock_and_too_few_pages_are_rejected(tmp_path: Path) -> None:
     stock = Stock([Passage("numpy", ("One paragraph that is all there is in this stock of text.",))])
     assert stock.paragraphs(20) == ("numpy", ["One paragraph that is all there is in this stock of text."])
-    with pytest.raises(ConfigError, match="all installed documentation used up; ask for fewer pages"):
+    with pytest.raises(ConfigError, match=r"got all of it used up\. Lower --pages\."):
         stock.paragraphs(1)
-    with pytest.raises(ConfigError, match=r"expected at least 100 pages, got pages = 99. Ask for more"):
+    with pytest.raises(ConfigError, match=r"expected at least 100 pages, got 99\. Set --pages to at least 100\."):
         build_demo_crawl(tmp_path, pages=99)

@@ -1,4 +1,4 @@
-"""The difference of two runs: documents in and out by hand-made fates, and exactly the rule that a threshold moved."""
+"""The difference of two runs: documents in and out by hand-made verdicts, and the rule whose threshold changed."""
 
 import argparse
 import json
@@ -25,15 +25,15 @@ SHORT, TOXIC, NEAR = "quality/gopher_short_doc", "toxicity/toxic_word_share", "d
 
 
 def run_of(folder: Path, changes: dict[int, str] | None = None, more: Sequence[Record] = ()) -> Store:
-    """The synthetic crawl in which some records, by number from the end (-1), meet another fate."""
+    """Return the synthetic crawl in which some records, by index from the end (-1), have another verdict."""
     records = [*crawl(), *more]
-    for place, outcome in (changes or {}).items():
-        records[place] = replace(records[place], outcome=outcome)
+    for index, outcome in (changes or {}).items():
+        records[index] = replace(records[index], outcome=outcome)
     return make_run(folder, until="clean", records=records)
 
 
 def diff(capsys: pytest.CaptureFixture[str], a: Any, b: Any, **given: Any) -> str:
-    """What `penstock diff` prints."""
+    """Return the output of `penstock diff`."""
     arguments = argparse.Namespace(
         **{"a": getattr(a, "uri", a), "b": getattr(b, "uri", b), "list": 0, "json": None} | given
     )
@@ -41,7 +41,7 @@ def diff(capsys: pytest.CaptureFixture[str], a: Any, b: Any, **given: Any) -> st
     return capsys.readouterr().out
 
 
-def test_equal_runs_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_runs_are_reported_as_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b")
     text = diff(capsys, a, b, list=3)
     assert text.splitlines()[-1] == "equal: one digest, so the same documents and the same tokens"
@@ -51,18 +51,18 @@ def test_equal_runs_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = run_of(tmp_path / "a", {-7: TOXIC, -8: SHORT})
     b = run_of(tmp_path / "b", {-4: SHORT, -5: SHORT, -6: NEAR, -8: TOXIC})
-    found = compare(open_side(a), open_side(b), 5)
-    assert found.documents == {
+    difference = compare(open_side(a), open_side(b), 5)
+    assert difference.documents == {
         ("web", "kept", SHORT): 2,
         ("web", "kept", NEAR): 1,
         ("web", TOXIC, "kept"): 1,
         ("web", SHORT, TOXIC): 1,
     }
-    assert found.moved(out=True) == {("web", SHORT): 2, ("web", NEAR): 1}
-    assert found.moved(out=False) == {("web", TOXIC): 1}
-    assert found.kept == (18, 16)
+    assert difference.moved(out=True) == {("web", SHORT): 2, ("web", NEAR): 1}
+    assert difference.moved(out=False) == {("web", TOXIC): 1}
+    assert difference.kept == (18, 16)
     total = len(crawl())
-    examples = {one.doc_id: (one.value, one.limit) for one in found.examples["web", "kept", SHORT]}
+    examples = {example.doc_id: (example.value, example.limit) for example in difference.examples["web", "kept", SHORT]}
     assert examples == {identifier(total - n).hex(): LIMITS["quality"] for n in (4, 5)}
     text = diff(capsys, a, b, list=1)
     assert "out: kept by A, not by B, by what dropped them in B: 3\n  web  quality/gopher_short_doc  2\n    " in text
@@ -71,14 +71,14 @@ def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: py
     assert f"dropped by both, by another rule: 1\n  web  {SHORT} → {TOXIC}  1" in text
 
 
-@pytest.mark.parametrize(("wanted", "listed"), [(0, 0), (1, 1), (2, 2), (9, 2)])
-def test_as_many_examples_as_asked_for(tmp_path: Path, wanted: int, listed: int) -> None:
+@pytest.mark.parametrize(("num_examples", "listed"), [(0, 0), (1, 1), (2, 2), (9, 2)])
+def test_the_number_of_examples_is_limited(tmp_path: Path, num_examples: int, listed: int) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT, -5: SHORT})
-    found = compare(open_side(a), open_side(b), wanted)
-    assert [len(examples) for examples in found.examples.values()] == [listed]
+    difference = compare(open_side(a), open_side(b), num_examples)
+    assert [len(examples) for examples in difference.examples.values()] == [listed]
 
 
-def test_what_only_one_run_has_read(tmp_path: Path) -> None:
+def test_documents_that_only_one_run_has_read(tmp_path: Path) -> None:
     more = [Record(language="en", chars=100, url=f"https://d.example/{n}", text=f"more {n}") for n in range(3)]
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", more=more)
     assert compare(open_side(a), open_side(b), 0).documents == {("web", NOT_READ, "kept"): 3}
@@ -94,13 +94,13 @@ def test_files_in_another_order_or_of_other_names(tmp_path: Path) -> None:
         for read in ("documents", "verdicts", "dedup"):
             _reads(b, table, read, open_table(b, read)[1].digest)
     assert documents == open_table(b, "documents")[1].digest
-    found = compare(open_side(a), open_side(b), 0)
-    fates = Counter({name: sum(n for key, n in found.documents.items() if key[1:] == name) for name in FATES})
-    assert fates["kept", NOT_READ] == fates[NOT_READ, "kept"] > 0
-    assert sum(n for (_, old, new), n in found.documents.items() if NOT_READ not in (old, new)) == 0
+    difference = compare(open_side(a), open_side(b), 0)
+    counts = Counter({pair: sum(n for key, n in difference.documents.items() if key[1:] == pair) for pair in PAIRS})
+    assert counts["kept", NOT_READ] == counts[NOT_READ, "kept"] > 0
+    assert sum(n for (_, old, new), n in difference.documents.items() if NOT_READ not in (old, new)) == 0
 
 
-FATES = (("kept", NOT_READ), (NOT_READ, "kept"))
+PAIRS = (("kept", NOT_READ), (NOT_READ, "kept"))
 
 
 def _reads(run: Store, table: str, read: str, digest: str) -> None:
@@ -115,9 +115,10 @@ def _reads(run: Store, table: str, read: str, digest: str) -> None:
 def test_the_json_holds_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
     diff(capsys, a, b, list=2, json=str(tmp_path / "out" / "diff.json"))
-    found = json.loads((tmp_path / "out" / "diff.json").read_text())
-    assert (found["equal"], found["a"]["documents"], found["b"]["documents"]) == (False, 20, 19)
-    (entry,) = found["documents"]
+    difference = json.loads((tmp_path / "out" / "diff.json").read_text())
+    sides = difference["a"]["documents"], difference["b"]["documents"]
+    assert (difference["equal"], *sides) == (False, 20, 19)
+    (entry,) = difference["documents"]
     assert (entry["source"], entry["a"], entry["b"], entry["count"]) == ("web", "kept", SHORT, 1)
     assert entry["examples"][0] | {"url": ""} == {
         "doc_id": identifier(len(crawl()) - 4).hex(),
@@ -147,7 +148,7 @@ def test_settings_and_tokens_that_differ(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def write_manifest_lineage(run: Store) -> None:
-    """Let the first dataset name the versions that it was made from."""
+    """Write the versions that the first dataset was made from into its lineage."""
     for table, reads in {
         "tokens": ("clean", "tokenizer"),
         "clean": ("documents", "dedup"),
@@ -166,7 +167,7 @@ def test_tombstones_are_no_tokens(tmp_path: Path) -> None:
     assert live_tokens(run, tokens) == streams
 
 
-def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path / "run")
     with pytest.raises(ConfigError, match="expected a number from 0 on, got -1"):
         diff(capsys, run, run, list=-1)
@@ -174,25 +175,28 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         diff(capsys, run, str(tmp_path / "nothing"))
     edit(run, "verdicts", lambda content: content["figures"].update(bait=1))
     with pytest.raises(
-        ContractError, match=r"expected `dedup` made from the `verdicts` that stands \(\w{12}\), got it"
+        ContractError,
+        match=r"expected `dedup` made from the current `verdicts` \(\w{12}\), got one made from \w{12}\. Run",
     ):
         diff(capsys, run, run)
 
 
-def test_a_table_that_the_run_no_longer_has_is_refused(tmp_path: Path) -> None:
-    """The recipe was run again without its models, and stopped before it came to the verdicts."""
+def test_a_table_that_the_run_no_longer_has_is_rejected(tmp_path: Path) -> None:
+    """The recipe was run again without its models, and stopped before the verdicts."""
     run = run_of(tmp_path / "run")
     edit(run, "verdicts", lambda content: content["inputs"].append({"name": "scores", "bytes": 1, "sha256": "5" * 64}))
-    with pytest.raises(ContractError, match=r"`verdicts` made from the `scores` that stands \(none\), found it made"):
+    with pytest.raises(
+        ContractError, match=r"`verdicts` made from the current `scores` \(none\), got one made from 5{12}\."
+    ):
         open_side(run)
 
 
-def test_tables_whose_rows_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_tables_whose_rows_do_not_belong_together_are_rejected(tmp_path: Path) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
     parts = open_table(b, "verdicts")[1].paths_of()
-    one, other = (b.read_bytes(f"verdicts/v-tiny/{path}") for path in parts)
-    b.write_atomic(f"verdicts/v-tiny/{parts[0]}", other)
-    b.write_atomic(f"verdicts/v-tiny/{parts[1]}", one)
+    first, second = (b.read_bytes(f"verdicts/v-tiny/{path}") for path in parts)
+    b.write_atomic(f"verdicts/v-tiny/{parts[0]}", second)
+    b.write_atomic(f"verdicts/v-tiny/{parts[1]}", first)
     with pytest.raises(ContractError, match="expected the same documents in `documents` and `verdicts`, part-0000"):
         compare(open_side(a), open_side(b), 0)
 
@@ -202,7 +206,7 @@ def test_tables_whose_rows_do_not_belong_together_are_refused(tmp_path: Path) ->
 
 @pytest.mark.spark
 def test_one_threshold_names_its_rule_and_its_documents(tmp_path: Path, spark: Any) -> None:
-    """The negative control on a real run: what goes is exactly what has too few words, and only that rule is named."""
+    """On a real run, exactly the documents with too few words are dropped, and only that rule is named."""
     from jobs.recipe import recipe_sections
     from pipeline.demo_crawl.build import build_demo_crawl
     from pipeline.run import prepare, run_steps
@@ -221,17 +225,18 @@ def test_one_threshold_names_its_rule_and_its_documents(tmp_path: Path, spark: A
     kept = [row["doc_id"] for row in rows(Store(a.run.uri), "clean", ["doc_id"], a.tables["clean"])]
     expected = {doc.hex() for doc in kept if words[doc] < 100}
     assert expected
-    found = compare(a, b, 1000)
-    assert found.settings == {"quality.min_words": (50, 100)}
-    assert found.moved(out=True) == {("web", SHORT): len(expected)}
-    assert {one.doc_id for one in found.examples["web", "kept", SHORT]} == expected
-    assert {(one.value, one.limit) for one in found.examples["web", "kept", SHORT]} == {
+    difference = compare(a, b, 1000)
+    assert difference.settings == {"quality.min_words": (50, 100)}
+    assert difference.moved(out=True) == {("web", SHORT): len(expected)}
+    examples = difference.examples["web", "kept", SHORT]
+    assert {example.doc_id for example in examples} == expected
+    assert {(example.value, example.limit) for example in examples} == {
         (float(words[bytes.fromhex(doc)]), 100.0) for doc in expected
     }
 
 
 def rows(run: Store, table: str, columns: list[str], opened: Any = None) -> list[dict[str, Any]]:
-    """Rows of a table of a run."""
+    """Return the rows of a table of a run."""
     folder, manifest = (opened.folder, opened.manifest) if opened else open_table(run, table)
     parts = [pq.read_table(folder.path(path), columns=columns).to_pylist() for path in manifest.paths_of()]
     return [row for part in parts for row in part]

@@ -1,4 +1,4 @@
-"""Documents as they are shown: the verdict of the last table that has one, and what later tables say."""
+"""Documents as `penstock show` prints them: the verdict of the last table that has one, and columns of later tables."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ from tests.support.report_repeats import add_repeats
 from tests.support.report_run import make_run
 
 
-def test_what_repeats_cut_and_decided_is_shown(tmp_path: Path) -> None:
+def test_cuts_and_verdicts_of_repeats_are_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
     add_repeats(run)
     assert current_tables(run) == {"documents", "text", "verdicts", "clusters", "dedup", "repeats"}
-    gone = list(find_documents(run, parse_where("drop_rule = nothing_left"), 5))
-    assert [row["drop_stage"] for row in gone] == ["repeats"]
+    dropped = list(find_documents(run, parse_where("drop_rule = nothing_left"), 5))
+    assert [row["drop_stage"] for row in dropped] == ["repeats"]
     (again,) = [
         row for row in find_documents(run, parse_where("drop_rule = gopher_short_doc"), 99) if row.get("repeats.cuts")
     ]
@@ -29,7 +29,7 @@ def test_what_repeats_cut_and_decided_is_shown(tmp_path: Path) -> None:
     assert "repeats.gopher_num_words   8" in text
     assert f"clusters.cluster           {again['doc_id'].hex()}" in text
     copies = list(find_documents(run, pc.field("drop_rule") == "near_duplicate", 99))
-    assert len(copies) == 3  # what `repeats` only looks at keeps its verdict
+    assert len(copies) == 3  # a document that `repeats` does not drop keeps its verdict
 
 
 def test_an_index_of_another_run_does_not_hide_a_table(tmp_path: Path) -> None:
@@ -45,29 +45,29 @@ def test_an_index_of_another_run_does_not_hide_a_table(tmp_path: Path) -> None:
     assert "dedup" not in current_tables(run)
 
 
-def test_what_the_mix_leaves_out_is_not_kept(tmp_path: Path) -> None:
+def test_documents_left_out_by_the_mix_are_not_kept(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert len(list(find_documents(run, parse_where("drop_stage is null"), 99))) == 20
-    gone = leave_out(run, 0.5)
-    assert 0 < len(gone) < 20
+    shares = leave_out(run, 0.5)
+    assert 0 < len(shares) < 20
     left = list(find_documents(run, parse_where("drop_rule = mix"), 99))
-    assert {row["doc_id"] for row in left} == {*gone}
+    assert {row["doc_id"] for row in left} == {*shares}
     for row in left:
         assert (row["drop_stage"], row["drop_limit"]) == ("tokens", 0.5)
-        assert row["clean.text"] == "…"  # it is clean, and in no shard
-        value = np.float32(gone[row["doc_id"]])
+        assert row["clean.text"] == "…"  # it is in `clean`, but in no shard
+        value = np.float32(shares[row["doc_id"]])
         assert describe(row, False).splitlines()[0].endswith(f"  dropped by tokens/mix ({value:g}, limit 0.5)")
         (same,) = find_documents(run, column_equals("doc_id", row["doc_id"].hex()), 5)
         assert same == row
     kept = list(find_documents(run, parse_where("drop_stage is null"), 99))
-    assert len(kept) == 20 - len(gone)
+    assert len(kept) == 20 - len(shares)
     assert {describe(row, False).splitlines()[0].partition("  ")[2] for row in kept} == {"kept"}
-    assert len(list(find_documents(run, parse_where("drop_stage = tokens and drop_value >= 0.5"), 99))) == len(gone)
+    assert len(list(find_documents(run, parse_where("drop_stage = tokens and drop_value >= 0.5"), 99))) == len(shares)
     assert not any(find_documents(run, parse_where("drop_stage = tokens and drop_limit > 0.5"), 9))
 
 
 def test_a_dataset_of_other_documents_leaves_nothing_out(tmp_path: Path) -> None:
-    """The clean documents were made again and the dataset was not: its mix says nothing of them."""
+    """The clean documents were rebuilt and the dataset was not, so its mix does not apply to them."""
     run = make_run(tmp_path / "run")
     assert leave_out(run, 0.5)
     edit(run, "clean", lambda content: content["figures"].update(made="again"))
@@ -78,6 +78,6 @@ def test_a_dataset_of_other_documents_leaves_nothing_out(tmp_path: Path) -> None
 def test_values_by_name_are_shown_by_name(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "clean")
     rows = list(find_documents(run, parse_where("drop_stage is null"), 99))
-    told = [line for row in rows for line in describe(row, False).splitlines() if "pii_counts" in line]
-    assert told.count("  clean.pii_counts           email 2, phone 1 occurrences") == 3
-    assert told.count("  clean.pii_counts           none occurrences") == 17
+    lines = [line for row in rows for line in describe(row, False).splitlines() if "pii_counts" in line]
+    assert lines.count("  clean.pii_counts           email 2, phone 1 occurrences") == 3
+    assert lines.count("  clean.pii_counts           none occurrences") == 17

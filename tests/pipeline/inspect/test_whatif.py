@@ -1,4 +1,4 @@
-"""What-if without Spark: which settings may be tried, what the curves say, how tokens are counted."""
+"""What-if without Spark: the settings that may be changed, the sensitivity curves, and the token counts."""
 
 import re
 
@@ -41,20 +41,20 @@ def test_settings_that_only_decide_are_named_with_both_values():
         ("dedup.finish_edges=9", "dedup.finish_edges: it has no effect on what is kept"),
     ],
 )
-def test_settings_that_change_more_are_refused_with_the_reason(override, message):
+def test_settings_that_change_more_are_rejected_with_the_reason(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         changed_settings(recipe(), recipe(override))
 
 
-def test_every_refused_setting_is_named_at_once():
-    with pytest.raises(ConfigError, match=r"signature\.seed") as found:
+def test_every_rejected_setting_is_named_at_once():
+    with pytest.raises(ConfigError, match=r"signature\.seed") as error:
         changed_settings(recipe(), recipe("signature.seed=2", "language.min_score=0.9", "quality.min_words=9"))
-    assert "language.min_score" in str(found.value)
-    assert "min_words" not in str(found.value)
+    assert "language.min_score" in str(error.value)
+    assert "min_words" not in str(error.value)
 
 
 def stored(committed, *overrides):
-    """The recipe as a run keeps it, with overrides on top."""
+    """Return the recipe as a run stores it, with overrides applied."""
     return load_recipe(committed.to_json(), overrides, recipe_sections(), "run.json")
 
 
@@ -67,7 +67,7 @@ def test_another_dialect_is_tried_where_its_signals_were_measured():
         stored(committed, "quality.dialect=redpajama")
 
 
-def test_to_cut_where_the_run_dropped_is_refused():
+def test_cutting_where_the_run_dropped_is_rejected():
     committed = recipe('decontaminate.evaluation_sets={exam="exam.jsonl"}')
     assert changed_settings(committed, stored(committed, "decontaminate.action=measure"))
     with pytest.raises(ConfigError, match=r"decontaminate\.cut: would become True \(now False\)"):
@@ -76,7 +76,7 @@ def test_to_cut_where_the_run_dropped_is_refused():
 
 @pytest.mark.parametrize("minimum", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_curve_says_exactly_what_each_of_its_limits_keeps(minimum, whole):
+def test_a_curve_gives_the_exact_count_kept_at_each_limit(minimum, whole):
     values = np.random.default_rng(1).integers(0, 900, 500).astype(float) / (1 if whole else 1000)
     values = values.astype(np.float32).astype(float)
     bins = {str(key): count for key, count in count_bins(values, CUT).items()}
@@ -87,7 +87,7 @@ def test_a_curve_says_exactly_what_each_of_its_limits_keeps(minimum, whole):
     assert max(kept for _, kept in curve) == 507
 
 
-def test_a_check_that_nothing_was_compared_with_has_no_curve():
+def test_a_check_without_compared_values_has_no_curve():
     assert points({}, 3, True, False) == ()
 
 
@@ -103,14 +103,14 @@ CELLS = (
 RATES = token_rates(CELLS)
 
 
-def test_tokens_are_counted_where_they_stand_and_estimated_where_they_do_not():
+def test_tokens_in_the_dataset_are_counted_and_others_estimated():
     assert kept_tokens(CELLS, False, RATES) == (280, False)
-    # 280 tokens on 1,100 characters; nothing is known of German, so all documents speak for it
+    # 280 tokens on 1,100 characters; German has no rate, so that of all documents is used
     assert kept_tokens(CELLS, True, RATES) == (250 + round(165 * 280 / 1100), True)
     assert kept_tokens(CELLS[:2], True, RATES) == (250, False)
 
 
-def test_the_text_shows_what_changes():
+def test_the_text_shows_the_changes():
     curve = Curve("quality.min_words", "short", {"*": 50.0, "de": 40.0}, ((30, 12), (50, 10)))
     text = tell(Prediction(CELLS, (curve,), True), {"quality.min_words": (None, 30)})
     assert "quality.min_words: None -> 30" in text

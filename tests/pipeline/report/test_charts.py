@@ -1,4 +1,4 @@
-"""Numbers and plots of the report: written for readers, drawn to scale."""
+"""Numbers and plots of the report: formatted for readers, drawn to scale."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ from pipeline.report.page import figure_text
         (figure_text, Figure("a", 184_608, "parameters", "", ""), "184,608"),
     ],
 )
-def test_numbers_are_written_for_readers(function: Any, value: Any, expected: str) -> None:
+def test_numbers_are_formatted_for_readers(function: Any, value: Any, expected: str) -> None:
     assert function(value) == expected
 
 
@@ -67,10 +67,10 @@ def test_a_curve_keeps_its_ends_and_shrinks_to_means() -> None:
     assert len(averaged([(x, 1.0) for x in range(100_000)])) <= 400
     plot = line_plot("Loss", "", [("", [(1, 0.0), (2, 50.0), (3, 100.0)], True)])
     (curve,) = plot.curves
-    places = [tuple(map(float, point.split(","))) for point in curve.points.split()]
-    assert [x for x, _ in places] == [0, 500, 1000]
-    assert places[0][1] == plot.inner
-    assert places[0][1] > places[1][1] > places[2][1] > 0
+    positions = [tuple(map(float, point.split(","))) for point in curve.points.split()]
+    assert [x for x, _ in positions] == [0, 500, 1000]
+    assert positions[0][1] == plot.inner
+    assert positions[0][1] > positions[1][1] > positions[2][1] > 0
     assert [x for x, _ in curve.dots] == [11.0, 55.5, 100.0]
     assert plot.summary == "Loss over steps 1 to 3: loss 0 to 100"
 
@@ -89,12 +89,12 @@ def test_a_skipped_step_has_no_loss_to_draw() -> None:
         "Loss over steps 1 to 3: training 4 to 3",
         "Learning rate over steps 1 to 4: learning rate 0.001 to 0.001",
         "Gradient norm over steps 1 to 3: gradient norm 1 to 2",
-        "Speed over steps 1 to 4: speed 9 to 9",
+        "Throughput over steps 1 to 4: throughput 9 to 9",
     ]
     assert training_plots(steps[1:2]) == []
 
 
-def test_columns_turn_logarithmic_when_one_dwarfs_the_others() -> None:
+def test_columns_are_logarithmic_if_the_largest_dwarfs_the_others() -> None:
     even = cluster_plot([SizeClass("2", 50, 100), SizeClass("3", 1, 3)])
     uneven = cluster_plot([SizeClass("2", 51, 102), SizeClass("3", 1, 3)])
     assert even is not None

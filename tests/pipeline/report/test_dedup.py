@@ -20,7 +20,7 @@ from tests.support.report_run import REASONS, SCRIPT, make_run, words_of
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """The synthetic run up to its audit."""
+    """Return the synthetic run up to its audit."""
     return make_run(tmp_path_factory.mktemp("report") / "harbour", "audit")
 
 
@@ -29,7 +29,7 @@ def page_of(run: Store) -> str:
 
 
 def change(run: Store, table: str, block: str, values: dict[str, Any]) -> None:
-    """Put values into a manifest, as a run with other settings would have."""
+    """Write values into a manifest, as a run with other settings would."""
     path = Path(run.uri) / table / "v-tiny/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content" if block != "notes" else "run"][block] |= values
@@ -40,10 +40,10 @@ def change(run: Store, table: str, block: str, values: dict[str, Any]) -> None:
 
 
 def test_sizes_of_clusters(run: Store) -> None:
-    found = clusters(collect(run))
-    assert found is not None
-    assert (found.exact, found.near, found.same_url, found.num_clusters, found.largest) == (4, 3, 0, 3, 5)
-    assert [(size.label, size.clusters, size.documents) for size in found.sizes] == [
+    result = clusters(collect(run))
+    assert result is not None
+    assert (result.exact, result.near, result.same_url, result.num_clusters, result.largest) == (4, 3, 0, 3, 5)
+    assert [(size.label, size.clusters, size.documents) for size in result.sizes] == [
         ("2", 1, 2),
         ("3", 1, 3),
         ("4", 0, 0),
@@ -55,9 +55,9 @@ def test_large_clusters_share_columns_of_powers_of_two(tmp_path: Path) -> None:
     facts = collect(make_run(tmp_path / "run", "dedup"))
     sizes = facts.tables["dedup"].content.figures["cluster_sizes"]
     sizes |= {"8": 2, "9": 1, "16": 4, "17": 1, "100": 1}
-    found = clusters(facts)
-    assert found is not None
-    assert [(size.label, size.clusters, size.documents) for size in found.sizes[6:]] == [
+    result = clusters(facts)
+    assert result is not None
+    assert [(size.label, size.clusters, size.documents) for size in result.sizes[6:]] == [
         ("8", 2, 16),
         ("9–16", 5, 73),
         ("17–32", 1, 17),
@@ -66,16 +66,16 @@ def test_large_clusters_share_columns_of_powers_of_two(tmp_path: Path) -> None:
     ]
 
 
-def test_how_copies_were_found(run: Store) -> None:
-    found = search(collect(run))
-    assert found is not None
-    assert (found.compared, found.rounds, found.edges_by_round) == (((59, 71), (4, 6)), 3, (64, 31))
-    assert (found.shuffled_bytes, found.layout, found.earlier) == (81_400, (14, 8), ())
+def test_the_candidate_search(run: Store) -> None:
+    statistics = search(collect(run))
+    assert statistics is not None
+    assert (statistics.compared, statistics.rounds, statistics.edges_by_round) == (((59, 71), (4, 6)), 3, (64, 31))
+    assert (statistics.shuffled_bytes, statistics.layout, statistics.earlier) == (81_400, (14, 8), ())
     text = words_of(page_of(run))
     assert "Signatures 14 bands of 8 values" in text
-    assert "Pairs compared 71, of which 59 were joined, then 6, of which 4 were joined" in text
-    assert "Rounds of joining 3; edges: 64, then 31" in text
-    assert "Shuffled 81.4 kB, 2.2 kB a document" in text
+    assert "Pairs compared 71, of which 59 were linked, then 6, of which 4 were linked" in text
+    assert "Rounds of connected components 3; edges: 64, then 31" in text
+    assert "Bytes shuffled 81.4 kB, 2.2 kB per document" in text
     assert "Earlier snapshots none" in text
 
 
@@ -91,34 +91,34 @@ def test_indexes_of_earlier_snapshots_are_named_and_make_no_table_stale(tmp_path
     path.write_text(json.dumps(manifest))
     facts = collect(run)
     assert "clusters" in facts.tables
-    found = search(facts)
-    assert found is not None
-    assert found.earlier == ("0" * 64, "1" * 64)
+    statistics = search(facts)
+    assert statistics is not None
+    assert statistics.earlier == ("0" * 64, "1" * 64)
     assert not [check.claim for check in checks(facts) if "earlier" in check.claim]
     text = words_of(page_of(run))
     assert f"Earlier snapshots index {'0' * 64} index {'1' * 64}" in text
-    assert "Which copies stay has not been decided yet." in text
+    assert "Survivors have not been chosen yet." in text
 
 
 # ------------------------------------------------------------------------------------------------------------- audit
 
 
-def test_the_audit_stands_in_the_report(run: Store) -> None:
-    found = audit(collect(run))
-    assert found is not None
-    assert (found.best, found.at_limit.value, found.at_limit.text) == ("anchored", 0.8642, "86.4 %")
-    assert [row.is_limit for row in found.recall] == [False, True, False]
+def test_the_audit_is_in_the_report(run: Store) -> None:
+    result = audit(collect(run))
+    assert result is not None
+    assert (result.best, result.at_limit.value, result.at_limit.text) == ("anchored", 0.8642, "86.4 %")
+    assert [row.is_limit for row in result.recall] == [False, True, False]
     text = words_of(page_of(run))
     for expected in (
         "Precision 98.2 % 97.0 % to 99.0 %",
         "Recall 86.4 % 82.0 % to 91.0 %",
-        "From 0.7 on, two texts count as copies. The uniform sample compares all pairs of 2,000 documents; 9 of them",
+        "at least 0.7 count as copies. The uniform sample compares all pairs of 2,000 documents; 9 pairs",
         "1,234 documents in 432 groups",
-        "Of 2 larger groups 98,765 documents were left out.",
-        "Joined pairs by true similarity From Pairs 1.00 1,290 0.70 663 0.65 37 Recall",
-        "with the document each was joined with 1,990 98.2 % 97.0 % to 99.0 % 700 95.0 % 93.0 % to 97.0 % 0",
-        "with the first document of its cluster 1,981 90.0 % 88.0 % to 92.0 % 0 – 9 8 of earlier snapshots",
-        "from 0.7 2,345 86.4 % 82.0 % to 91.0 % 89.8 % 85.0 % to 93.0 % 9 77.8 % 45.0 % to 94.0 % 88.9 %",
+        "98,765 documents of 2 larger groups were left out.",
+        "Linked pairs by true similarity Similarity from Pairs 1.00 1,290 0.70 663 0.65 37 Recall",
+        "with the document to which it was linked 1,990 98.2 % 97.0 % to 99.0 % 700 95.0 % 93.0 % to 97.0 % 0",
+        "with the first document of its cluster 1,981 90.0 % 88.0 % to 92.0 % 0 – 9 8 from earlier snapshots",
+        "at least 0.7 2,345 86.4 % 82.0 % to 91.0 % 89.8 % 85.0 % to 93.0 % 9 77.8 % 45.0 % to 94.0 % 88.9 %",
         "equal shingles 321 100.0 % 97.5 % to 100.0 % 100.0 % 97.5 % to 100.0 % 0 – –",
     ):
         assert expected in text
@@ -133,7 +133,7 @@ def test_a_run_that_was_compared_whole_has_no_intervals(tmp_path: Path) -> None:
     ]
     change(run, "audit", "figures", {"recall": {**AUDITED["recall"], "uniform": whole}})
     text = words_of(page_of(run))
-    assert "All pairs of the 2,000 documents of the run were compared, so nothing is left to chance there." in text
+    assert "All pairs of the 2,000 documents of the run were compared, so these figures are exact." in text
     assert "Recall 75.0 % of 40 pairs" in text
 
 
@@ -143,18 +143,18 @@ def test_without_an_audit_nothing_is_claimed(tmp_path: Path) -> None:
     text = words_of(page_of(run))
     assert "Clusters by number of documents" in text
     assert "Recall" not in text
-    assert "Chance of sharing a bucket" not in text
+    assert "Probability of sharing an LSH bucket" not in text
 
 
-def measured(jaccard: float, found: float, low: float, high: float) -> Measured:
-    return Measured(0.65, 0.7, jaccard, found, low, high, 455, 0.468)
+def measured(jaccard: float, share: float, low: float, high: float) -> Measured:
+    return Measured(0.65, 0.7, jaccard, share, low, high, 455, 0.468)
 
 
 def test_the_curve_is_drawn_to_scale() -> None:
     points = {"anchored": [measured(0.5, 0.25, 0.2, 0.3)], "uniform": [measured(1.0, 1.0, 0.9, 1.0)]}
     plot = curve_plot(points, 0.7, (14, 8))
     assert plot is not None
-    uniform, anchored = plot.points  # those in colour are drawn last, on top
+    uniform, anchored = plot.points  # those in color are drawn last, on top
     assert (anchored.accent, uniform.accent, plot.samples) == (True, False, ("anchored", "uniform"))
     assert (anchored.x, uniform.x, plot.limit) == (54.0, 97.0, across(0.7))
     assert across(0) == plot.left == 97.0 - plot.width
@@ -162,13 +162,13 @@ def test_the_curve_is_drawn_to_scale() -> None:
     assert anchored.y == tick["25 %"]
     assert uniform.y == uniform.top == tick["100 %"]
     assert anchored.top < anchored.y < anchored.bottom < tick["0 %"]
-    line = [tuple(map(float, place.split(","))) for place in plot.theory.split()]
+    line = [tuple(map(float, point.split(","))) for point in plot.theory.split()]
     assert (len(line), line[0], line[-1]) == (101, (0.0, plot.inner), (1000.0, 0.0))
     assert line[70][1] == pytest.approx(plot.inner * (1 - 0.5645), abs=0.02)  # 14 bands of 8 at 0.7
     assert [y for _, y in line] == sorted((y for _, y in line), reverse=True)
     assert anchored.note == "similarity 0.65 to 0.7: 25.0 % of 455 pairs (20.0 % to 30.0 %), theory 46.8 %"
     assert plot.summary.startswith(
-        "Share of pairs that shared a bucket, by true similarity; anchored sample: similarity"
+        "Share of pairs that share an LSH bucket, by true similarity; anchored sample: similarity"
     )
     assert plot.summary.endswith(
         "uniform sample: similarity 0.65 to 0.7: 100.0 % of 455 pairs (90.0 % to 100.0 %), theory 46.8 %"
@@ -176,8 +176,8 @@ def test_the_curve_is_drawn_to_scale() -> None:
 
 
 def test_without_bands_there_is_no_theory_and_without_pairs_no_plot() -> None:
-    one = Measured(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3, None)
-    plot = curve_plot({"anchored": [], "uniform": [one]}, 0.7, None)
+    point = Measured(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3, None)
+    plot = curve_plot({"anchored": [], "uniform": [point]}, 0.7, None)
     assert plot is not None
     assert (plot.theory, plot.samples, plot.points[0].note) == ("", ("uniform",), "similarity 1: 100.0 % of 3 pairs")
     assert curve_plot({"anchored": [], "uniform": []}, 0.7, (14, 8)) is None
@@ -187,7 +187,7 @@ def test_without_bands_there_is_no_theory_and_without_pairs_no_plot() -> None:
 def test_the_curve_is_described_and_the_page_holds_it(run: Store) -> None:
     page = page_of(run)
     assert (
-        'aria-label="Share of pairs that shared a bucket, by true similarity; anchored sample: similarity 0.2 to'
+        'aria-label="Share of pairs that share an LSH bucket, by true similarity; anchored sample: similarity 0.2 to'
         in page
     )
     assert page.count('class="measured accent"') == 3
@@ -198,29 +198,32 @@ def test_the_curve_is_described_and_the_page_holds_it(run: Store) -> None:
 # ----------------------------------------------------------------------------------------------------------- repeats
 
 
-def test_what_repeats_cut(tmp_path: Path) -> None:
+def test_passages_cut_by_repeats(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
     add_repeats(run)
     facts = collect(run)
-    found = repeats(facts)
-    assert found is not None
-    assert [(row.kind, row.documents, row.passages, row.chars) for row in found.kinds] == [
+    result = repeats(facts)
+    assert result is not None
+    assert [(row.kind, row.documents, row.passages, row.chars) for row in result.kinds] == [
         ("line", 4, 12, 500),
         (SCRIPT, 1, 2, 150),
     ]
-    assert (found.documents, found.chars, found.dropped) == (5, 650, 2)
+    assert (result.documents, result.chars, result.dropped) == (5, 650, 2)
     reasons = {**REASONS, REPEATS.name: REPEATS.reasons}
     last = levels(facts, reasons)[-1]
     assert (last.name, last.documents, last.chars) == ("repeats", 18, 15_555)
     drops = drops_by_rule(facts, reasons)
     counted = {row.name: (row.count, row.chars) for rows in drops.values() for row in rows if row.count}
-    assert counted["quality/gopher_short_doc"] == (7, 6 * 90 + 900)  # six before, one once its passages were cut
+    assert counted["quality/gopher_short_doc"] == (7, 6 * 90 + 900)  # six before, one after its passages were cut
     assert counted["repeats/nothing_left"] == (1, 900)
     assert "repeats/dropped_before" not in counted
-    held = {check.claim: (check.left, check.right) for check in checks(facts)}
-    assert held["copies kept = documents searched for repeats"] == (20, 20)
+    claims = {check.claim: (check.left, check.right) for check in checks(facts)}
+    assert claims["survivors = documents searched for repeats"] == (20, 20)
     assert set(draw_samples(facts).by_rule) >= {"repeats/nothing_left", "dedup/near_duplicate"}
     page = page_of(run)
-    assert "650 characters were cut from 5 documents; 2 did not pass what is asked of the rest." in words_of(page)
+    assert (
+        "650 characters were cut from 5 documents; 2 of these documents were dropped, since the rest failed a rule."
+        in words_of(page)
+    )
     assert "line 500 76.9 % 12 4" in words_of(page)
     assert "<script" not in page.lower()

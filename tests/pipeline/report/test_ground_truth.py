@@ -1,4 +1,4 @@
-"""Found and planted: what a demo crawl knows of itself against what the run made of it."""
+"""The ground truth section: planted pages of a demo crawl compared with the verdicts of the run."""
 
 import json
 from pathlib import Path
@@ -21,19 +21,19 @@ from tests.support.report_run import CLEAN_BYTES, crawl, identifier, make_run, p
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """The whole synthetic run."""
+    """Return the whole synthetic run."""
     return whole_run(tmp_path_factory.mktemp("report") / "harbour")
 
 
 def truth_line(kind: str, number: int, *rules: str, **details: Any) -> dict[str, Any]:
-    """A planted record at the place of a record of the crawl."""
+    """Return a planted record at the offset of a record of the crawl."""
     part, offset = place_of(number)
     line = {"kind": kind, "url": crawl()[number].url or f"https://z.example/{number}", "file": f"crawl-{part}.warc.gz"}
     return line | {"offset": offset, "rules": list(rules), "expected": "drop" if rules else "keep"} | details
 
 
 def write_truth(path: Path) -> str:
-    """A truth file about the crawl: kept pages are records 33 to 52, the exact copies 23 to 26, near ones 27 to 29."""
+    """Write a truth file: kept pages are records 33 to 52, exact copies 23 to 26, near copies 27 to 29."""
     copies, rules = ("exact_duplicate", "near_duplicate"), ("gopher_short_doc",)
     lines = [
         truth_line("original", 33, group="one"),
@@ -71,7 +71,7 @@ def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
         "0.30": (1, 1, ""),
         "gopher_short_doc": (1, 2, "1 c4_lorem_ipsum"),
         "toxic": (1, 1, ""),
-        "declared rightly": (2, 2, ""),
+        "charset declared correctly": (2, 2, ""),
         "language ja": (1, 1, ""),
         "language fr": (0, 1, "1 en"),
         "charset utf-8": (1, 1, ""),
@@ -87,50 +87,60 @@ def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
     }
     assert [row.kind for row in scores if not row.judged] == ["0.70"]
     page = Path(write_report(run, str(tmp_path / "truth.jsonl"))).read_text()
-    assert "Found and planted" in page
+    assert "Ground truth" in page
     assert "1 c4_lorem_ipsum" in page
     assert "planted@penrose.com" not in page
     assert "mix of the dataset" not in page
     assert "bytes estimated" not in page
 
 
-def test_a_truth_file_that_is_none_is_refused(run: Store, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.jsonl: expected a truth file, got nothing"):
+def test_an_invalid_truth_file_is_rejected(run: Store, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"nowhere\.jsonl: expected a truth file, got nothing\. Write one with `penstock demo-crawl`\.",
+    ):
         write_report(run, str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "other.json").write_text('{"files": []}\n')
-    with pytest.raises(ConfigError, match=r"other\.json: expected one planted record a line, got KeyError"):
+    with pytest.raises(ConfigError, match=r"other\.json: expected one planted record per line, got KeyError"):
         write_report(run, str(tmp_path / "other.json"))
 
 
-def test_what_the_mix_leaves_out_is_not_kept(tmp_path: Path) -> None:
-    """Three documents stay. Values in the others were replaced all the same, and copies found."""
+def test_documents_left_out_by_the_mix_are_not_kept(tmp_path: Path) -> None:
+    """Three documents are kept. Values in the others are still counted as replaced, and copies as found."""
     run = make_run(tmp_path / "run")
     before = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
     clean = sorted(leave_out(run, 0).values())
-    gone = leave_out(run, clean[3])
-    assert len(gone) == 17
+    left_out = leave_out(run, clean[3])
+    assert len(left_out) == 17
     scores = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
     kept_before, ordinary = before["ordinary pages"].found, scores["ordinary pages"]
-    told = dict(reversed(one.split(" ")) for one in ordinary.others.split(", "))
-    assert ordinary.found + int(told["mix"]) == kept_before == 13
-    stays = sum(identifier(number) not in gone for number in (33, 34))
-    assert (scores["pii_email"].found, scores["pii_email"].others) == (stays, f"{2 - stays} mix" if stays < 2 else "")
+    counts = dict(reversed(entry.split(" ")) for entry in ordinary.others.split(", "))
+    assert ordinary.found + int(counts["mix"]) == kept_before == 13
+    num_kept = sum(identifier(number) not in left_out for number in (33, 34))
+    assert (scores["pii_email"].found, scores["pii_email"].others) == (
+        num_kept,
+        f"{2 - num_kept} mix" if num_kept < 2 else "",
+    )
     for kind in ("email", "phone", "0.30", "0.80", "language ja", "gopher_short_doc"):
         assert scores[kind] == before[kind]
     page = words_of(Path(write_report(run, str(tmp_path / "truth.jsonl"))).read_text())
-    assert f"{told['mix']} mix" in page
-    assert "everything planted was found. Of the pages that should be kept the mix of the dataset leaves some" in page
-    assert "separators counted, bytes estimated from characters" in page
+    assert f"{counts['mix']} mix" in page
+    assert "found equals planted. The mix of the dataset leaves out some of the pages that should be kept" in page
+    assert "separators included, bytes estimated from characters" in page
 
 
-def test_the_page_counts_what_the_mix_leaves_out_once(tmp_path: Path) -> None:
+def test_the_page_counts_documents_left_out_by_the_mix_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    gone = leave_out(run, 0.5)
+    left_out = leave_out(run, 0.5)
     facts, reasons = collect(run), {"tokens": TOKENS.reasons}
-    number = len(gone)
-    way = {level.name: level for level in levels(facts, reasons)}
-    assert (way["redaction"].documents, way["mix"].documents, way["tokens"].documents) == (20, 20 - number, 20 - number)
-    assert way["mix"].chars == way["tokens"].chars == 850 * (20 - number)
+    number = len(left_out)
+    funnel = {level.name: level for level in levels(facts, reasons)}
+    assert (funnel["redaction"].documents, funnel["mix"].documents, funnel["tokens"].documents) == (
+        20,
+        20 - number,
+        20 - number,
+    )
+    assert funnel["mix"].chars == funnel["tokens"].chars == 850 * (20 - number)
     (row,) = drops_by_rule(facts, reasons)["tokens"]
     assert (row.name, row.count, row.chars) == ("tokens/mix", number, 850 * number)
     assert [check.claim for check in checks(facts) if not check.holds] == []
@@ -138,5 +148,5 @@ def test_the_page_counts_what_the_mix_leaves_out_once(tmp_path: Path) -> None:
     assert contract(facts)["bytes_per_token"] == pytest.approx(CLEAN_BYTES * (20 - number) / tokens)
     drawn = draw_samples(facts).by_rule["tokens/mix"]
     assert len(drawn) == 3
-    assert {(sample.limit, sample.value in gone.values()) for sample in drawn} == {(0.5, True)}
+    assert {(sample.limit, sample.value in left_out.values()) for sample in drawn} == {(0.5, True)}
     assert all(sample.text.startswith("kept ") for sample in drawn)

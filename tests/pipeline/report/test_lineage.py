@@ -1,4 +1,4 @@
-"""The lineage in the report: where dots and ways lie, what stands beside them, and that a browser shows it."""
+"""The lineage in the report: positions of dots and links, the text beside them, and the rendering in a browser."""
 
 import json
 import re
@@ -19,12 +19,12 @@ from tests.support.report_run import SCRIPT, words_of
 
 @pytest.fixture
 def run(tmp_path: Path) -> Store:
-    """A run whose lineage is known."""
+    """Return a run whose lineage is known."""
     return lineage_run(tmp_path / "run")
 
 
 def drawing(links: str, **notes: tuple[str, ...]) -> Drawing:
-    """The drawing of nodes of one letter; `links` is such as `ab bc`."""
+    """Return the drawing of nodes of one letter; `links` is for example `ab bc`."""
     growing = Growing()
     for key in sorted({*links.replace(" ", "")}):
         growing.add(Node(key, "table", key, key * 64, {"rows": 1}, notes=notes.get(key, ())))
@@ -33,7 +33,7 @@ def drawing(links: str, **notes: tuple[str, ...]) -> Drawing:
 
 
 def tracks(links: str) -> dict[str, int]:
-    """The track of every node."""
+    """Return the track of every node."""
     return {stop.title: (stop.x - EDGE) // TRACK for stop in drawing(links).stops}
 
 
@@ -42,9 +42,9 @@ def tracks(links: str) -> dict[str, int]:
     [
         ("ab bc cd", {"a": 0, "b": 0, "c": 0, "d": 0}),
         ("ab ac bd cd", {"a": 0, "b": 0, "c": 1, "d": 0}),
-        ("ab ac bd de", {"a": 0, "b": 0, "c": 1, "d": 0, "e": 0}),  # c leads nowhere, so it stands aside
+        ("ab ac bd de", {"a": 0, "b": 0, "c": 1, "d": 0, "e": 0}),  # c leads nowhere, so it gets a side track
         ("ac bc cd", {"a": 0, "b": 1, "c": 0, "d": 0}),
-        ("ab bc ac", {"a": 0, "b": 0, "c": 0}),  # a to c is what a to b to c says
+        ("ab bc ac", {"a": 0, "b": 0, "c": 0}),  # the path from a over b implies the link from a to c
         ("ab ac ad be ce de", {"a": 0, "b": 0, "c": 1, "d": 2, "e": 0}),
     ],
 )
@@ -52,28 +52,28 @@ def test_tracks(links: str, expected: dict[str, int]) -> None:
     assert tracks(links) == expected
 
 
-def test_a_straight_way_is_a_line_and_another_bends_once() -> None:
-    found = drawing("ab ac bd cd")
+def test_a_straight_link_is_a_line_and_another_bends_once() -> None:
+    picture = drawing("ab ac bd cd")
     x0, x1, half = EDGE, EDGE + TRACK, ROW // 2
-    assert found.ways[0] == f"M{x0} 15V{15 + ROW}"
-    assert found.ways[1] == f"M{x0} 15C{x0} {15 + half} {x1} 15 {x1} {15 + half}V{15 + 2 * ROW}"
-    assert found.left == EDGE + 2 * TRACK
-    assert found.height > found.stops[-1].texts[-1].y
+    assert picture.paths[0] == f"M{x0} 15V{15 + ROW}"
+    assert picture.paths[1] == f"M{x0} 15C{x0} {15 + half} {x1} 15 {x1} {15 + half}V{15 + 2 * ROW}"
+    assert picture.left == EDGE + 2 * TRACK
+    assert picture.height > picture.stops[-1].texts[-1].y
 
 
-def test_rows_grow_with_what_is_to_be_said() -> None:
-    found = drawing("ab bc", a=("one",), b=("one", "two", "three"))
-    assert [stop.y for stop in found.stops] == [15, 15 + ROW + LINE, 15 + 2 * ROW + 3 * LINE]
-    assert [text.words for text in found.stops[1].texts] == ["1 rows", "", "one", "two"]
-    assert "three" in found.stops[1].hint
+def test_rows_grow_with_their_notes() -> None:
+    picture = drawing("ab bc", a=("one",), b=("one", "two", "three"))
+    assert [stop.y for stop in picture.stops] == [15, 15 + ROW + LINE, 15 + 2 * ROW + 3 * LINE]
+    assert [text.words for text in picture.stops[1].texts] == ["1 rows", "", "one", "two"]
+    assert "three" in picture.stops[1].hint
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+def test_an_empty_run_has_an_empty_drawing(tmp_path: Path) -> None:
     Store(str(tmp_path)).write_atomic("run.json", b"{}")
-    found = lineage_drawing(Store(str(tmp_path)))
-    assert (found.stops, found.ways, found.height) == ((), (), 0)
+    picture = lineage_drawing(Store(str(tmp_path)))
+    assert (picture.stops, picture.paths, picture.height) == ((), (), 0)
     text = words_of(Path(write_report(Store(str(tmp_path)), None)).read_text())
-    assert "No table stands yet, so there is nothing to trace." in text
+    assert "The run has no table yet, so it has no lineage." in text
 
 
 def test_the_report_shows_every_node_with_digest_counts_and_time(run: Store) -> None:
@@ -93,9 +93,9 @@ def test_the_report_shows_every_node_with_digest_counts_and_time(run: Store) -> 
         "12 steps, loss 4.0000",
     ):
         assert expected in text
-    assert dedup in section  # whole, where a pointer asks for it
+    assert dedup in section  # the whole digest is in the tooltip
     assert 'href="#lineage"' in page
-    assert "The chain is broken" not in text
+    assert "The lineage is broken" not in text
     assert Path(write_report(run, None)).read_text() == page
 
 
@@ -104,7 +104,7 @@ def test_a_broken_chain_is_marked_in_the_report(run: Store) -> None:
     (mark,) = [stop for stop in lineage_drawing(run).stops if stop.style == "broken"]
     assert mark.title == "dedup"
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "The chain is broken. 1 promise does not hold: dedup/v-tiny: expected" in text
+    assert "The lineage is broken. 1 check failed: dedup/v-tiny: expected" in text
 
 
 def test_hostile_words_are_escaped(run: Store) -> None:
@@ -123,18 +123,18 @@ def test_a_browser_lays_it_out_in_light_and_dark(run: Store, tmp_path: Path) -> 
     # The report itself runs no script; this copy of it measures what the browser has laid out.
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report.read_text())
     (tmp_path / "measured.html").write_text(page.replace("</body>", f"<script>{MEASURE}</script></body>"))
-    found = {}
+    layouts = {}
     for scheme, name in ((0, "dark"), (1, "light")):
         switches = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
         switches += [f"--blink-settings=preferredColorScheme={scheme}", f"--user-data-dir={tmp_path / name}"]
         command = [program, *switches, "--dump-dom", (tmp_path / "measured.html").as_uri()]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-        found[name] = json.loads(re.findall(r"<title>(\{.*?\})</title>", shown)[0])
-    for measured in found.values():
+        layouts[name] = json.loads(re.findall(r"<title>(\{.*?\})</title>", shown)[0])
+    for measured in layouts.values():
         assert measured["stops"] == len(lineage_drawing(run).stops)
         assert measured["overlaps"] == 0
         assert measured["widest"] <= 680
-    shades = {name: (measured["ink"], measured["paper"]) for name, measured in found.items()}
+    shades = {name: (measured["ink"], measured["paper"]) for name, measured in layouts.items()}
     assert shades["light"] == ("rgb(27, 34, 38)", "rgb(252, 252, 251)")
     assert shades["dark"] == ("rgb(228, 233, 235)", "rgb(16, 21, 23)")
 

@@ -1,4 +1,4 @@
-"""Losses by source, events and waiting of the report: hand-computed from a few steps."""
+"""Losses by source, events and waiting times in the report, computed by hand from a few steps."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_a_source_without_recent_or_finite_tokens_has_no_loss() -> None:
     steps += [step(n, losses={"books": 1.0}, source_tokens={"books": 50}) for n in range(2, 11)]
     held = {"old": {"loss": 1.0}}
     assert by_source([*steps, step(11, heldout=held)]) == [
-        # what was not finite in the first step does not count
+        # the first step of `books` was not finite and does not count
         SourceLosses("books", 450, None, {}),
         SourceLosses("old", 0, None, {"loss": 1.0}),
         SourceLosses("web", 100, None, {}),
@@ -41,24 +41,24 @@ def test_waiting_is_summed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "what", "detail", "is_bad"),
+    ("index", "name", "detail", "is_bad"),
     [
-        (0, "update skipped", "loss not finite, grad_norm not finite, at a loss scale of 65,536", True),
-        (2, "rewound", "back to step 10; 8 samples are skipped from then on", True),
-        (3, "checkpoint not written", "No space left on device", True),
-        (4, "asked to stop", "SIGTERM; train/checkpoints/step-000020 stands", False),
+        (0, "update skipped", "loss not finite, gradient norm not finite, with a loss scale of 65,536", True),
+        (2, "rewound", "back to step 10; 8 samples are added to the skip list", True),
+        (3, "checkpoint not saved", "No space left on device", True),
+        (4, "interrupted", "SIGTERM; saved train/checkpoints/step-000020", False),
         (6, "resumed", "from step-000030", False),
-        (7, "ended early", "no lower held-out loss in 3 measurements; the lowest was 4.2500", False),
-        (8, "ended with an error", "4 steps in a row", True),
+        (7, "early stop", "the held-out loss did not decrease in 3 measurements; the lowest loss is 4.2500", False),
+        (8, "stopped by an error", "4 steps in a row", True),
     ],
 )
-def test_events_are_told(place: int, what: str, detail: str, is_bad: bool) -> None:
+def test_events_are_described(index: int, name: str, detail: str, is_bad: bool) -> None:
     rows = told(events())
-    assert len(rows) == len(events()) - 1  # what a rewind has undone stands in its own row
-    row = rows[place]
-    assert (row.at, row.what, row.detail, row.is_bad) == ("2026-01-02 03:04:05", what, detail, is_bad)
+    assert len(rows) == len(events()) - 1  # the undone steps are reported by the rewind
+    row = rows[index]
+    assert (row.at, row.name, row.detail, row.is_bad) == ("2026-01-02 03:04:05", name, detail, is_bad)
 
 
 def test_an_event_of_a_later_version_is_shown_by_its_name() -> None:
     (row,) = told([{"kind": "moved_house", "step": 3, "at": "2026"}])
-    assert (row.step, row.what, row.detail, row.is_bad) == (3, "moved house", "", False)
+    assert (row.step, row.name, row.detail, row.is_bad) == (3, "moved house", "", False)

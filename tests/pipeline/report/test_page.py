@@ -1,4 +1,4 @@
-"""The page of the report: numbers in it, hostile text escaped, well formed, shown in a real browser."""
+"""The page of the report: its numbers, escaping of hostile text, well-formedness, and rendering in a real browser."""
 
 import html
 import json
@@ -25,13 +25,13 @@ from tests.support.report_run import ADDRESS, SCRIPT, bins, crawl, judged, make_
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """The whole synthetic run."""
+    """Return the whole synthetic run."""
     return whole_run(tmp_path_factory.mktemp("report") / "harbour")
 
 
 @pytest.fixture(scope="module")
 def page(run: Store) -> str:
-    """The report of that run."""
+    """Return the report of that run."""
     path = write_report(run, None)
     assert path == f"{run.uri}/report.html"
     return Path(path).read_text()
@@ -42,32 +42,32 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
     tokens = open_table(run, "tokens")[1]
     total = sum(sum(shards) for shards in tokens.content.figures["streams"].values())
     for expected in (
-        f"2 files of 52 kB held 53 records; 20 documents are left, cut into {total:,} tokens. All 21 checks",
+        f"2 files of 52 kB contain 53 records; 20 documents are kept, tokenized into {total:,} tokens. All 21",
         tokens.digest,
         "Pages per CPU second 1.9 23.5 s of CPU in 8 steps",
         "Held-out loss 4.568 after 40 steps",
         "gopher_short_doc too few words 6 11.3 % 540",
-        "52,000 bytes in the rows, 52,000 in the files. The account balances.",
+        "52,000 bytes in the rows, 52,000 in the files. The totals agree.",
         "gap/unreadable_gap 1,000 1.9 %",
         "it 5 0 0 0",
         "email 6 66.7 %",
         "9 values were replaced",
         "too large a share of the text is on the language's word list 0.01 3",
-        "5 of the documents that passed every rule are in languages without one",
+        "5 of the documents that passed every rule are in languages without a word list",
         "params 1,234,567 parameters N = 2·d count",
         "memory.2.states 2.5 MB",
-        "40 of 40 steps were made, 1 of them without an update; the loss of the last one is 4.0000",
-        "2.5 % of the steps' time went into waiting for data; checkpoints held training up for 0.5 s.",
-        "the gradients of a rank took 40 kB instead of 2 MB",
+        "40 of 40 optimizer steps were run, 1 of them without an update; the loss of the last step is 4.0000",
+        "The steps spent 2.5 % of their time waiting for data; checkpoints stalled training for 0.5 s.",
+        "the gradients that a rank sent from 2 MB to 40 kB",
         "books 780 4.4500 – – –",
         "web 2,340 4.0500 4.4500 85.6 –",
-        "12 2026-01-02 03:04:05 spike loss 7.2500, above 7.1000 (mean 6.5000); 4 parts of documents, among "
-        f"them https://a.example/1, {SCRIPT}, {'d' * 32}",
-        "20 2026-01-02 03:04:05 resumed from step-000020, in another layout: ranks 4, now 2; shard 4, now 2",
-        "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 threads each",
+        "12 2026-01-02 03:04:05 spike loss 7.2500, above 7.1000 (mean 6.5000); 4 spans of documents in the step, "
+        f"such as https://a.example/1, {SCRIPT}, {'d' * 32}",
+        "20 2026-01-02 03:04:05 resumed from step-000020, with another layout: ranks 4 → 2, shard 4 → 2",
+        "checkpoint 40 1.5 MB, 2 × cpu, shard 2, 1 thread per rank",
     ):
         assert expected in text
-    assert 'aria-label="Loss over steps 1 to 40: training 7.9 to 4; held out 6.5 to 4.5"' in page
+    assert 'aria-label="Loss over steps 1 to 40: training 7.9 to 4; held-out 6.5 to 4.5"' in page
 
 
 def test_the_same_run_gives_the_same_report(run: Store, page: str) -> None:
@@ -75,17 +75,17 @@ def test_the_same_run_gives_the_same_report(run: Store, page: str) -> None:
 
 
 @pytest.mark.parametrize("until", ["documents", "text", "verdicts", "clusters", "dedup", "audit", "clean"])
-def test_a_run_that_is_not_done_has_a_report(tmp_path: Path, until: str) -> None:
+def test_an_incomplete_run_has_a_report(tmp_path: Path, until: str) -> None:
     run = make_run(tmp_path / "run", until)
     text = words_of(Path(write_report(run, None)).read_text())
     assert "53 records" in text
     assert ("Deduplication has not run on these documents yet." in text) == (until in ("documents", "text", "verdicts"))
     assert ("Toxicity has not been measured yet." in text) == (until in ("documents", "text"))
     for missing in (
-        "no tokenizer of these documents yet",
-        "No tokens of these documents have been written",
-        "has not been sized yet",
-        "No step has been made",
+        "The run has no tokenizer yet.",
+        "The run has no token dataset yet.",
+        "The training run has no plan yet",
+        "No optimizer step has been made yet",
     ):
         assert missing in text
 
@@ -102,25 +102,29 @@ def test_tables_of_an_earlier_version_are_left_out(tmp_path: Path) -> None:
         ["dedup", "clean"],
     )
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "Left out: dedup, clean, made from other versions of the tables before." in text
+    assert "Not shown: dedup, clean, made from outdated versions of earlier tables." in text
 
 
-def test_an_empty_run_says_so_and_another_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_run_has_a_report_and_another_folder_is_rejected(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     with pytest.raises(ConfigError, match=r"expected a run folder, got no run\.json"):
         write_report(run, None)
     write_run(run, RunFile())
-    assert "No table stands yet" in Path(write_report(run, None)).read_text()
+    assert "The run has no table yet" in Path(write_report(run, None)).read_text()
 
 
 def test_a_damaged_plan_or_metrics_file_is_named(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     write_run(run, RunFile())
     run.write_atomic("train/metrics.jsonl", b'{"step": 1}\n')
-    with pytest.raises(ContractError, match=r"metrics\.jsonl: expected one step a line, got 'loss'"):
+    with pytest.raises(
+        ContractError, match=r"metrics\.jsonl: expected one complete step per line, got one without 'loss'\."
+    ):
         write_report(run, None)
     run.write_atomic("train/plan.json", b'{"figures": []}')
-    with pytest.raises(ContractError, match=r"plan\.json: expected a plan, got 'stages'"):
+    with pytest.raises(
+        ContractError, match=r"plan\.json: expected a plan, got one without 'stages'\. Run `penstock plan`\."
+    ):
         write_report(run, None)
 
 
@@ -133,10 +137,13 @@ def test_a_run_whose_first_steps_were_skipped_has_a_report(tmp_path: Path) -> No
     run.write_atomic("train/metrics.jsonl", json.dumps(line).encode() + b"\n")
     run.write_atomic("train/events.jsonl", b'{"kind": "skipped", "step": 1, "at": "2026-01-02", "loss": 3.5}\n')
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "No update has been made yet" in text
-    assert "1 2026-01-02 update skipped loss 3.5, grad_norm not finite" in text
+    assert "No update of the weights has been made yet" in text
+    assert "1 2026-01-02 update skipped loss 3.5, gradient norm not finite" in text
     run.write_atomic("train/events.jsonl", b'{"kind": "skipped"}\n')
-    with pytest.raises(ContractError, match=r"events\.jsonl: expected one event a line, got {'kind': 'skipped'}"):
+    with pytest.raises(
+        ContractError,
+        match=r"events\.jsonl: expected one event with kind, step and at per line, got {'kind': 'skipped'}",
+    ):
         write_report(run, None)
 
 
@@ -156,7 +163,7 @@ def test_no_template_or_module_marks_anything_as_safe() -> None:
 
 
 class Outline(HTMLParser):
-    """Open elements, ids, links and what each table and drawing says about itself."""
+    """Open elements, ids, links, and missing descriptions of tables and drawings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +210,7 @@ def test_the_page_is_well_formed_and_described(page: str) -> None:
 
 @pytest.fixture
 def chromium(tmp_path: Path) -> Callable[[Path, str], str]:
-    """Loads a file in a headless browser with no profile and returns the page as it then stands."""
+    """Return a function that loads a file in a headless browser with an empty profile and returns the rendered page."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         pytest.skip("no chromium on the PATH")
@@ -222,12 +229,12 @@ def chromium(tmp_path: Path) -> Callable[[Path, str], str]:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[str]]]:
-    """A web server on this machine: its address and the paths it was asked for."""
-    asked: list[str] = []
+    """Yield the address of a local web server and the list of the paths requested from it."""
+    requested: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             self.send_error(404)
 
         def log_message(self, *arguments: object) -> None:
@@ -235,15 +242,15 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}", asked
+        yield f"http://127.0.0.1:{httpd.server_port}", requested
         httpd.shutdown()
 
 
 @pytest.mark.browser
-def test_a_browser_runs_no_script_and_asks_no_network(
+def test_a_browser_runs_no_script_and_sends_no_request(
     tmp_path: Path, chromium: Callable[[Path, str], str], server: tuple[str, list[str]]
 ) -> None:
-    address, asked = server
+    address, requested = server
     hostile = f'{SCRIPT}"><img src={address}/pixel onerror="document.title=\'PWNED\'">'
     verdicts = {**judged(), "distributions": {"quality/gopher_short_doc": {hostile: bins([4, 60])}}}
     documents = {DOCUMENTS: {hostile: 3}, "mixed_languages": {f"en+{hostile}": 1}}
@@ -252,14 +259,14 @@ def test_a_browser_runs_no_script_and_asks_no_network(
     title = "<title>harbour · Penstock report</title>"
     shown = chromium(report, "escaped")
     assert title in shown
-    assert "All 19 checks" in words_of(shown)
-    assert asked == []
-    # The policy is the second wall: it holds where the escaping is taken away ...
+    assert "All 19 consistency checks" in words_of(shown)
+    assert requested == []
+    # The policy is a second defense: it holds if the escaping is removed ...
     raw = html.unescape(report.read_text())
     (tmp_path / "raw.html").write_text(raw)
     assert title in chromium(tmp_path / "raw.html", "policy")
-    assert asked == []
-    # ... and without both the same page does what it was made for, so this test would see it.
+    assert requested == []
+    # ... and without both the page attacks, so this test would detect a hole.
     (tmp_path / "bare.html").write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", raw))
     assert "<title>PWNED</title>" in chromium(tmp_path / "bare.html", "bare")
-    assert set(asked) == {"/pixel"}
+    assert set(requested) == {"/pixel"}

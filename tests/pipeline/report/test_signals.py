@@ -1,4 +1,4 @@
-"""Distributions in the report: axes on which every limit parts its documents rightly, and the sections made of them."""
+"""Histograms in the report: axes on which every limit divides its documents correctly, and the sections with them."""
 
 import math
 import re
@@ -23,26 +23,26 @@ from tests.support.report_run import REASONS, bins, judged, limit, make_run, wor
 
 
 def counts(*values: float) -> dict[int, int]:
-    """The coarse bins of some values."""
+    """Return the coarse bins of some values."""
     return {int(key): count for key, count in bins(values).items()}
 
 
 def edges(axis: Axis) -> list[tuple[float, float]]:
-    """First value of each slot, and the first one after it."""
+    """Return the first value of each slot, and the first one after it."""
     return [(slot.low, slot.high) for slot in axis.slots]
 
 
 # --------------------------------------------------------------------------------------------------------------- axis
 
 
-def test_whole_numbers_stand_side_by_side() -> None:
+def test_whole_numbers_have_adjacent_slots() -> None:
     axis = make_axis(counts(0, 1, 6), [], whole=True)
     assert edges(axis) == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 10)]
     assert [(slot.left, slot.right) for slot in axis.slots][:3] == [(0, 44), (60, 177.5), (177.5, 295)]
     assert axis.slots[-1].right == 1000
 
 
-def test_octaves_are_equally_wide_and_few_bins_do_not_grow_into_blocks() -> None:
+def test_octaves_are_equally_wide_and_few_bins_are_not_too_wide() -> None:
     axis = make_axis(counts(0.5, 1.0), [], whole=False)
     assert edges(axis) == [
         *((0.3125, 0.375), (0.375, 0.4375), (0.4375, 0.5), (0.5, 0.625)),
@@ -52,14 +52,14 @@ def test_octaves_are_equally_wide_and_few_bins_do_not_grow_into_blocks() -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "place"), [(0.1, 0), (0.3125, 0), (0.5, 375), (0.5625, 437.5), (1.0, 875), (1.25, 1000), (9, 1000)]
+    ("value", "position"), [(0.1, 0), (0.3125, 0), (0.5, 375), (0.5625, 437.5), (1.0, 875), (1.25, 1000), (9, 1000)]
 )
-def test_a_value_stands_in_its_bin_where_it_lies_between_the_edges(value: float, place: float) -> None:
-    assert make_axis(counts(0.5, 1.0), [], whole=False).place(value) == place
+def test_the_position_of_a_value_is_proportional_within_its_bin(value: float, position: float) -> None:
+    assert make_axis(counts(0.5, 1.0), [], whole=False).place(value) == position
 
 
 @pytest.mark.parametrize(
-    ("side", "value", "place"),
+    ("side", "value", "position"),
     [
         ("max", 0, 60),  # between the zeros and the ones
         ("max", 2, 295),
@@ -70,21 +70,21 @@ def test_a_value_stands_in_its_bin_where_it_lies_between_the_edges(value: float,
         ("max", 8, 60 + 7.5 * 117.5),  # 8 and 9 share a slot
     ],
 )
-def test_a_limit_stands_between_the_whole_numbers_that_it_parts(side: Any, value: float, place: float) -> None:
-    assert make_axis(counts(0, 1, 6), [], whole=True).cut(value, side) == place
+def test_a_limit_lies_between_the_whole_numbers_that_it_divides(side: Any, value: float, position: float) -> None:
+    assert make_axis(counts(0, 1, 6), [], whole=True).cut(value, side) == position
 
 
-def test_a_limit_keeps_what_measures_the_limit_itself() -> None:
+def test_a_value_equal_to_the_limit_is_kept() -> None:
     axis = make_axis(counts(0.5, 1.0), [], whole=False)
     assert axis.cut(0.5, "min") == 375
-    assert axis.cut(0.5, "max") == 375 + 0.2 * 125  # the values at the very edge lie in this bin
+    assert axis.cut(0.5, "max") == 375 + 0.2 * 125  # values equal to the lower edge are in this bin
     assert axis.cut(0.5625, "max") == axis.cut(0.5625, "min") == 437.5
     zeros = make_axis(counts(0.0, 0.5), [], whole=False)
     assert zeros.slots[0].key == ZERO
     assert (zeros.cut(0.0, "min"), zeros.cut(0.0, "max")) == (0, 60)
 
 
-def test_limits_are_on_the_axis_whatever_was_measured() -> None:
+def test_limits_are_on_the_axis_even_without_documents_there() -> None:
     axis = make_axis(counts(300.0, 310.0), [50.0, 100_000.0], whole=True)
     assert axis.slots[0].low <= 50 < axis.slots[0].high
     assert axis.slots[-1].low <= 100_000 < axis.slots[-1].high
@@ -100,7 +100,7 @@ def test_a_stray_value_does_not_stretch_the_axis_but_a_limit_does() -> None:
     assert make_axis(stray, [1e-30], whole=False).slots[0].key == key_of(1e-30)
 
 
-def test_a_measure_that_goes_both_ways_has_zero_in_the_middle() -> None:
+def test_a_signal_with_both_signs_has_zero_in_the_middle() -> None:
     axis = make_axis(counts(-2.0, -0.001, 0.0, 3.0), [], whole=False)
     lows = [slot.low for slot in axis.slots]
     assert lows == sorted(lows)
@@ -138,23 +138,23 @@ def test_infinity_and_an_axis_of_zeros_can_be_drawn() -> None:
     ],
 )
 def test_labels_are_round_and_do_not_touch(values: tuple[float, ...], whole: bool, expected: list[str]) -> None:
-    found = labels(make_axis(counts(*values), [], whole))
-    assert [label.text for label in found] == expected
-    assert all(left.end < right.start for left, right in pairwise(found))
+    shown = labels(make_axis(counts(*values), [], whole))
+    assert [label.text for label in shown] == expected
+    assert all(left.end < right.start for left, right in pairwise(shown))
 
 
 VALUES = st.floats(-1e9, 1e9, width=32).filter(lambda value: value == 0 or abs(value) > 1e-9)
 
 
 @given(st.lists(VALUES, min_size=1, max_size=30), st.lists(VALUES, max_size=3), st.booleans())
-def test_places_rise_with_their_values(values: list[float], limits: list[float], whole: bool) -> None:
+def test_positions_increase_with_their_values(values: list[float], limits: list[float], whole: bool) -> None:
     values = [float(round(value)) for value in values] if whole else values
     axis = make_axis(counts(*values), limits, whole)
     assert axis.slots[0].left == 0
     assert axis.slots[-1].right == pytest.approx(1000) or [slot.key for slot in axis.slots] == [ZERO]
-    places = [axis.place(value) for value in sorted(values)]
-    assert places == sorted(places)
-    assert all(axis.cut(one, "min") <= axis.cut(one, "max") for one in limits)
+    positions = [axis.place(value) for value in sorted(values)]
+    assert positions == sorted(positions)
+    assert all(axis.cut(limit, "min") <= axis.cut(limit, "max") for limit in limits)
     for value in values:
         slot = axis.slot(key_of(value))
         assert slot.low <= value < slot.high or slot.key == ZERO or slot.key != key_of(value)
@@ -163,7 +163,7 @@ def test_places_rise_with_their_values(values: list[float], limits: list[float],
 # ------------------------------------------------------------------------------------------------------------- spread
 
 
-def test_bars_rise_with_the_cube_root_and_change_colour_at_the_limit() -> None:
+def test_bar_heights_are_cube_roots_and_change_color_at_the_limit() -> None:
     spread = make_spread([Measured("en", counts(*[0] * 8, 1), (0,), 1)], "max", True, ("kept", "beyond"))
     (row,) = spread.rows
     assert spread.height == 58
@@ -172,14 +172,14 @@ def test_bars_rise_with_the_cube_root_and_change_colour_at_the_limit() -> None:
     assert spread.grid.startswith("M22 0V58M119 0V58")
 
 
-def test_a_bin_that_the_limit_crosses_is_parted_as_the_documents_are() -> None:
+def test_a_bin_that_the_limit_crosses_is_divided_by_the_counts() -> None:
     values = [0.5] * 8 + [1.0] * 64
     exact = Measured("en", counts(*values), (0.5625,), 65)
     (row,) = make_spread([exact], "max", False, ("kept", "beyond")).rows
-    seven, one = (58 - 55 * (number / 64) ** (1 / 3) for number in (7, 1))
+    eight, first = (58 - 55 * (number / 64) ** (1 / 3) for number in (7, 1))
     assert row.parts == (
-        ("kept", f"M375 58V{seven:.1f}H438V58"),
-        ("beyond", f"M438 58V{one:.1f}H500V58M875 58V3H1000V58"),
+        ("kept", f"M375 58V{eight:.1f}H438V58"),
+        ("beyond", f"M438 58V{first:.1f}H500V58M875 58V3H1000V58"),
     )
     all_above = Measured("en", counts(*values), (0.5625,), 72)
     (row,) = make_spread([all_above], "max", False, ("kept", "beyond")).rows
@@ -188,11 +188,11 @@ def test_a_bin_that_the_limit_crosses_is_parted_as_the_documents_are() -> None:
     assert row.parts[0] == ("kept", "M375 58V30.5H438V58")  # not counted: both sides as high as the bin
 
 
-def test_the_least_bin_is_seen_and_rows_without_a_limit_have_no_side() -> None:
+def test_the_smallest_bin_is_visible_and_rows_without_a_limit_are_neutral() -> None:
     rows = [Measured("en", counts(*[0] * 1_000_000, 9), (5,), 1), Measured("other", counts(0))]
     first, second = make_spread(rows, "max", True, ("kept", "beyond")).rows
     assert f"V{42 - LEAST:.1f}H" in first.parts[1][1]
-    assert ([name for name, _ in second.parts], second.cuts) == (["unparted"], ())
+    assert ([name for name, _ in second.parts], second.cuts) == (["neutral"], ())
 
 
 def test_the_most_frequent_languages_come_first_and_the_others_last() -> None:
@@ -208,14 +208,14 @@ def test_the_most_frequent_languages_come_first_and_the_others_last() -> None:
     [
         (
             Measured("en", counts(*[0] * 9, 4), (3,), 1),
-            "10 documents, half of them or more at 0; 1 (10.0 %) beyond the",
+            "10 documents, at least half of them at 0; 1 (10.0 %) beyond the",
         ),
-        (Measured("ja", counts(100, 200, 300, 400)), "4 documents, half of them or more from 96 to 320"),
-        (Measured("de", counts(7.0)), "1 document, half of them or more from 7 to 8"),
-        (Measured("fr", {key_of(math.inf): 2}), "2 documents, half of them or more from ∞ to ∞"),
+        (Measured("ja", counts(100, 200, 300, 400)), "4 documents, at least half of them from 96 to 320"),
+        (Measured("de", counts(7.0)), "1 document, at least half of them from 7 to 8"),
+        (Measured("fr", {key_of(math.inf): 2}), "2 documents, at least half of them from ∞ to ∞"),
     ],
 )
-def test_a_row_is_told_in_words(measured: Measured, expected: str) -> None:
+def test_the_description_of_a_row(measured: Measured, expected: str) -> None:
     assert note(measured).startswith(f"{measured.language}: {expected}")
 
 
@@ -227,24 +227,24 @@ def test_bins_are_those_of_the_manifest() -> None:
 
 
 def facts_of(folder: Path, **figures: dict[str, Any]) -> Facts:
-    """The facts of a run that has got as far as its verdicts, with these figures of its tables."""
+    """Return the facts of a run up to its verdicts, with these figures of its tables."""
     return collect(make_run(folder / "run", "verdicts", figures=figures))
 
 
 def charts_of(facts: Facts) -> dict[str, list[Chart]]:
-    """The charts of a run."""
+    """Return the charts of a run."""
     return charts(facts, drops_by_rule(facts, REASONS))
 
 
-def test_every_check_has_its_chart_and_the_loudest_come_first(tmp_path: Path) -> None:
-    found = charts_of(facts_of(tmp_path, verdicts=judged()))
-    assert [(chart.name, chart.dropped) for rows in found.values() for chart in rows] == [
+def test_every_check_has_a_chart_and_most_drops_come_first(tmp_path: Path) -> None:
+    by_stage = charts_of(facts_of(tmp_path, verdicts=judged()))
+    assert [(chart.name, chart.dropped) for rows in by_stage.values() for chart in rows] == [
         ("quality/gopher_short_doc", 6),
         ("quality/c4_lorem_ipsum", 1),
         ("quality/gopher_long_doc", 0),
         ("toxicity/toxic_word_share", 3),
     ]
-    short, lorem, long, toxic = (chart for rows in found.values() for chart in rows)
+    short, lorem, long, toxic = (chart for rows in by_stage.values() for chart in rows)
     assert (short.side, short.unit, short.anchor) == ("min", "words", "rule-quality-gopher_short_doc")
     assert short.column_meaning == "words with at least one character that is not punctuation"
     assert (toxic.unit, toxic.setting, toxic.meaning[:9]) == ("", "toxicity.max_word_share", "too large")
@@ -257,7 +257,7 @@ def test_every_check_has_its_chart_and_the_loudest_come_first(tmp_path: Path) ->
     assert [name for name, _ in long.spread.rows[0].parts] == ["kept"]
 
 
-def test_languages_that_are_not_told_apart_have_a_limit_only_if_it_is_one(tmp_path: Path) -> None:
+def test_the_other_languages_have_a_limit_only_if_it_is_the_same(tmp_path: Path) -> None:
     spread = {"en": bins([1, 2]), "other": bins([1, 2, 3])}
     same = limit("quality.min_words", "gopher_num_words", every=2, en=1, de=2)
     other = limit("quality.min_words", "gopher_num_words", every=2, en=1, de=3)
@@ -267,22 +267,22 @@ def test_languages_that_are_not_told_apart_have_a_limit_only_if_it_is_one(tmp_pa
         "distributions": dict.fromkeys(names, spread),
         "beyond": {name: {"en": 0, "de": 1, "nl": 1} for name in names},
     }
-    found = {chart.name: chart.spread.rows for chart in charts_of(facts_of(tmp_path, verdicts=figures))["quality"]}
-    assert [row.measured.limits for row in found[names[0]]] == [(1,), (2,)]
-    assert [row.measured.limits for row in found[names[1]]] == [(1,), ()]
-    assert [row.measured.beyond for row in found[names[0]]] == [0, 2]
+    rows_of = {chart.name: chart.spread.rows for chart in charts_of(facts_of(tmp_path, verdicts=figures))["quality"]}
+    assert [row.measured.limits for row in rows_of[names[0]]] == [(1,), (2,)]
+    assert [row.measured.limits for row in rows_of[names[1]]] == [(1,), ()]
+    assert [row.measured.beyond for row in rows_of[names[0]]] == [0, 2]
 
 
-def test_what_lies_beyond_is_left_open_where_it_was_not_counted(tmp_path: Path) -> None:
+def test_the_number_beyond_a_limit_is_unknown_if_it_was_not_counted(tmp_path: Path) -> None:
     figures = {name: value for name, value in judged().items() if name != "beyond"}
     facts = facts_of(tmp_path, verdicts=figures)
     (row, _) = charts_of(facts)["quality"][0].spread.rows
     assert (row.measured.beyond, row.measured.share) == (None, None)
-    assert row.note == "en: 32 documents, half of them or more from 256 to 320"
+    assert row.note == "en: 32 documents, at least half of them from 256 to 320"
     assert "en 50 – – ja 30 – –" in words_of(Path(write_report(facts.run, None)).read_text())
 
 
-def test_a_rule_that_is_asked_twice_has_two_charts(tmp_path: Path) -> None:
+def test_a_rule_with_two_checks_has_two_charts(tmp_path: Path) -> None:
     names = ("quality/gopher_short_doc", "quality/gopher_short_doc 2")
     check = limit("classifier.min_score", "classifier_scores", every=0.5)
     figures = {
@@ -297,7 +297,7 @@ def test_a_rule_that_is_asked_twice_has_two_charts(tmp_path: Path) -> None:
 
 
 def perplexities() -> dict[str, Any]:
-    """What a run says of perplexity."""
+    """Return the perplexity figures of a run."""
     return {
         "cutoffs": {HEAD_CUT: {"en": 200.0}, MIDDLE_CUT: {"en": 400.0}},
         "buckets": {"en": {"head": 10, "middle": 10, "tail": 12}, "ja": {"all": 5}},
@@ -326,7 +326,7 @@ def test_a_run_without_a_language_model_has_no_buckets(tmp_path: Path) -> None:
 
 
 def contamination() -> dict[str, Any]:
-    """What a run says of evaluation sets and mixed pages."""
+    """Return the figures of a run about evaluation sets and mixed-language documents."""
     return {
         SETS: {"quiz": {"items": 8, "indexed": 6, "ngrams": 100}, "sums": {"items": 4, "indexed": 4, "ngrams": 50}},
         DOCUMENTS: {"quiz": 3},
@@ -341,19 +341,19 @@ def contamination() -> dict[str, Any]:
 def test_the_hits_of_every_evaluation_set(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, documents=contamination())
     quiz, sums = evaluation_sets(facts)
-    assert (quiz.name, quiz.items, quiz.looked_for, quiz.seen, quiz.seen_mostly) == ("quiz", 8, 6, 2, 1)
+    assert (quiz.name, quiz.items, quiz.searched, quiz.found, quiz.mostly_found) == ("quiz", 8, 6, 2, 1)
     assert (quiz.documents, quiz.ngrams, quiz.share) == (3, 41, 0.25)
-    assert (sums.documents, sums.ngrams, sums.seen, sums.share) == (0, 0, 0, 0.0)
+    assert (sums.documents, sums.ngrams, sums.found, sums.share) == (0, 0, 0, 0.0)
     text = words_of(Path(write_report(facts.run, None)).read_text())
     assert "quiz 3 41 8 6 2 25.0 % 1 sums 0 0 4 4 0 0.0 % 0" in text
-    assert "Canary strings stand 2 times in 1 document." in text
+    assert "Canary strings occur 2 times in 1 document." in text
     assert "en + de 3 75.0 % ja + en 1 25.0 %" in text
 
 
 # --------------------------------------------------------------------------------------------------------------- page
 
 
-def test_the_cards_say_what_their_drawings_show(tmp_path: Path) -> None:
+def test_the_cards_describe_their_drawings(tmp_path: Path) -> None:
     page = Path(write_report(facts_of(tmp_path, verdicts=judged()).run, None)).read_text()
     text = words_of(page)
     for expected in (
@@ -361,11 +361,11 @@ def test_the_cards_say_what_their_drawings_show(tmp_path: Path) -> None:
         "share en 50 6 18.8 % ja 30 0 0.0 %",
         "gopher_num_words : words with at least one character that is not punctuation; limit quality.min_words",
         "toxic_word_share 3 dropped",
-        "1 more rule dropped nothing gopher_long_doc 0 dropped",
+        "1 more rule without drops gopher_long_doc 0 dropped",
     ):
         assert expected in text
     assert (
-        "<title>en: 32 documents, half of them or more from 256 to 320; 6 (18.8 %) beyond the limit of 50</title>"
+        "<title>en: 32 documents, at least half of them from 256 to 320; 6 (18.8 %) beyond the limit of 50</title>"
         in page
     )
     assert '<a class="plain" href="#rule-quality-gopher_short_doc"><code>gopher_short_doc</code></a>' in page
@@ -374,7 +374,7 @@ def test_the_cards_say_what_their_drawings_show(tmp_path: Path) -> None:
     assert page.index('id="rule-toxicity-toxic_word_share"') > toxicity
 
 
-def test_sections_stand_only_where_the_run_has_their_data(tmp_path: Path) -> None:
+def test_sections_exist_only_if_the_run_has_their_data(tmp_path: Path) -> None:
     optional = ("signals", "perplexity", "classifiers", "contamination")
     names = ("classifier/classifier_score", "perplexity/perplexity_tail", "decontaminate/contaminated")
     check = limit("classifier.min_score", "classifier_scores", every=0.5)

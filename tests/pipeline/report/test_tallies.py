@@ -1,4 +1,4 @@
-"""What the report is computed from: every number of a run whose books are known by hand, and samples redacted."""
+"""The inputs of the report: every number of a run that is known by hand, and redacted samples."""
 
 import json
 import shutil
@@ -21,13 +21,13 @@ from tests.support.report_run import ADDRESS, REASONS, crawl, identifier, make_r
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """The whole synthetic run."""
+    """Return the whole synthetic run."""
     return whole_run(tmp_path_factory.mktemp("report") / "harbour")
 
 
 def test_the_funnel_follows_the_documents_from_the_records_to_the_tokens(run: Store) -> None:
-    found = levels(collect(run), REASONS)
-    assert [(level.name, level.documents, level.chars) for level in found] == [
+    funnel = levels(collect(run), REASONS)
+    assert [(level.name, level.documents, level.chars) for level in funnel] == [
         ("records", 53, None),
         ("source", 44, 32_000),
         ("extract", 42, 32_000),
@@ -40,11 +40,11 @@ def test_the_funnel_follows_the_documents_from_the_records_to_the_tokens(run: St
         ("tokens", 20, 17_000),
     ]
     tokens = sum(sum(shards) for shards in open_table(run, "tokens")[1].content.figures["streams"].values())
-    assert (found[-1].tokens, found[-1].exact) == (tokens, True)
-    assert found[-2].tokens == pytest.approx(tokens)
-    assert not found[-2].exact
-    assert found[5].tokens == pytest.approx(tokens * 27_000 / 17_000)
-    assert found[0].tokens is None
+    assert (funnel[-1].tokens, funnel[-1].exact) == (tokens, True)
+    assert funnel[-2].tokens == pytest.approx(tokens)
+    assert not funnel[-2].exact
+    assert funnel[5].tokens == pytest.approx(tokens * 27_000 / 17_000)
+    assert funnel[0].tokens is None
 
 
 def test_every_declared_rule_is_counted_and_explained(run: Store) -> None:
@@ -74,7 +74,7 @@ def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
     facts = collect(run)
     assert num_pages(facts) == 44
     rows, more = languages(facts)
-    assert [(row.code, row.found, row.passed, row.passed_chars, row.clean) for row in rows] == [
+    assert [(row.code, row.documents, row.passed, row.passed_chars, row.clean) for row in rows] == [
         ("en", 32, 22, 19_800, 15),
         ("it", 5, 0, 0, 0),
         ("ja", 5, 5, 4500, 5),
@@ -86,31 +86,31 @@ def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
     assert [(count.name, count.number) for count in counts_of({"a": 1, "b": 3})] == [("b", 3), ("a", 1)]
 
 
-def test_the_books_meet_from_table_to_table(run: Store) -> None:
-    found = {check.claim: (check.left, check.right) for check in checks(collect(run))}
-    assert all(left == right for left, right in found.values())
-    assert found["bytes of records and gaps = bytes of the inputs"] == (52_000, 52_000)
-    assert found["documents measured = rows of verdicts"] == (37, 37)
-    assert found["documents measured = rows of clusters"] == (37, 37)
-    assert found["documents that pass the verdicts = documents deduplicated"] == (27, 27)
-    assert found["copies kept = documents cleaned"] == (20, 20)
-    assert found["clean documents = documents in shards"] == (20, 20)
+def test_the_counts_of_tables_agree(run: Store) -> None:
+    claims = {check.claim: (check.left, check.right) for check in checks(collect(run))}
+    assert all(left == right for left, right in claims.values())
+    assert claims["bytes of records and gaps = bytes of the inputs"] == (52_000, 52_000)
+    assert claims["documents extracted = rows of verdicts"] == (37, 37)
+    assert claims["documents extracted = rows of clusters"] == (37, 37)
+    assert claims["documents that pass the verdicts = documents deduplicated"] == (27, 27)
+    assert claims["survivors = documents cleaned"] == (20, 20)
+    assert claims["clean documents = documents in shards"] == (20, 20)
     assert {
-        "clean read the dedup shown here",
-        "audit read the clusters shown here",
-        "the plan is for this dataset",
-    } < set(found)
-    assert "checkpoint of step 40 was trained on this dataset" in found
+        "clean was made from this version of dedup",
+        "audit was made from this version of clusters",
+        "the plan was made for this dataset",
+    } < set(claims)
+    assert "checkpoint of step 40 was trained on this dataset" in claims
 
 
-def test_a_broken_account_is_said_aloud(tmp_path: Path) -> None:
+def test_unaccounted_bytes_are_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "text")
     path = Path(run.uri) / "documents/v-tiny/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content"]["inputs"][0]["bytes"] += 7
     path.write_text(json.dumps(manifest))
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "1 of 2 checks do not hold" in text
+    assert "1 of 2 checks failed" in text
     assert "7 bytes are unaccounted for" in text
 
 
@@ -120,9 +120,9 @@ def test_a_broken_account_is_said_aloud(tmp_path: Path) -> None:
 def test_samples_are_those_with_the_smallest_hash(run: Store) -> None:
     drawn = draw_samples(collect(run))
     assert drawn.rows_read == 53
-    order = sorted(range(16, 22), key=lambda place: shuffle_key(0, identifier(place)))[:PER_RULE]
-    found = [sample.url for sample in drawn.by_rule["quality/gopher_short_doc"]]
-    assert found == [f"https://b.example/short/{place - 16}" for place in order]
+    order = sorted(range(16, 22), key=lambda number: shuffle_key(0, identifier(number)))[:PER_RULE]
+    urls = [sample.url for sample in drawn.by_rule["quality/gopher_short_doc"]]
+    assert urls == [f"https://b.example/short/{number - 16}" for number in order]
     assert drawn.by_rule["dedup/near_duplicate"][0].value == pytest.approx(0.9)
     (toxic, *_) = drawn.by_rule["toxicity/toxic_word_share"]
     assert (toxic.limit, toxic.text.startswith("toxicity/toxic_word_share")) == (0.01, True)
@@ -138,16 +138,16 @@ def test_samples_are_redacted(run: Store) -> None:
     assert "<EMAIL>" in sample.url
 
 
-def test_text_that_the_recipe_left_out_is_named_so(tmp_path: Path) -> None:
+def test_a_sample_without_stored_text_names_the_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "verdicts", [replace(record, text=None) for record in crawl()])
     drawn = draw_samples(collect(run))
     assert {sample.why_empty for sample in drawn.by_rule["quality/gopher_short_doc"]} == {
-        "the text was left out of the run, as its recipe says"
+        "the recipe does not store the text of dropped documents"
     }
 
 
 def find_names_by(run: Store, pipeline: Path) -> None:
-    """Make the run one that looked for names by the spaCy pipeline in a zip file."""
+    """Change the run into one that recognized names with the spaCy pipeline in a zip file."""
     path = Path(run.uri) / "clean/v-tiny/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content"]["models"]["pii/ner"] = "f" * 64
@@ -155,7 +155,7 @@ def find_names_by(run: Store, pipeline: Path) -> None:
     write_run(run, RunFile(tables=read_run(run).tables, recipe={"pii": {"ner_model": str(pipeline)}}))
 
 
-def test_names_are_replaced_where_the_run_looked_for_them(tmp_path: Path) -> None:
+def test_names_are_replaced_if_the_run_recognized_them(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "clean")
     pipeline = spacy.blank("en")
     pipeline.add_pipe("entity_ruler").add_patterns([{"label": "PERSON", "pattern": "Lorem"}])  # type: ignore[attr-defined]
@@ -165,15 +165,15 @@ def test_names_are_replaced_where_the_run_looked_for_them(tmp_path: Path) -> Non
     assert sample.text.endswith("by <PERSON>")
 
 
-def test_without_the_name_finder_of_the_run_no_text_is_shown(tmp_path: Path) -> None:
+def test_without_the_name_recognition_model_no_text_is_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "clean")
     find_names_by(run, tmp_path / "lost.zip")
     assert draw_samples(collect(run)).by_rule == {}
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "Samples are left out: the pipeline that found names in the run is not where its recipe says" in text
+    assert "Samples are not shown: the name recognition model of the run is not at the path in its recipe" in text
 
 
-def test_a_sample_is_one_short_line_of_what_can_be_seen() -> None:
+def test_a_sample_is_one_short_printable_line() -> None:
     assert plain("a\n\n b\u202ec\x00\ud800") == "a bc"
     assert shortened("x" * SHOWN_CHARS) == "x" * SHOWN_CHARS
     assert shortened("x" * (SHOWN_CHARS + 1)) == "x" * (SHOWN_CHARS - 1) + "…"

@@ -99,9 +99,7 @@ def test_all_problems_are_reported_at_once(run: Store) -> None:
     first, second = dataset.streams["web/train"][:2]
     run.delete(f"{TABLE}/{first.path}")
     flip_byte(run.path(f"{TABLE}/{second.path}"))
-    with pytest.raises(
-        ContractError, match=rf"(?s)2 file\(s\).*{first.path}: expected a file of a manifest, got nothing"
-    ):
+    with pytest.raises(ContractError, match=rf"2 file\(s\)[\s\S]*{first.path}: expected a file of a manifest, got"):
         verify_dataset(run, dataset)
 
 
