@@ -1,8 +1,8 @@
-"""The rules of each dialect: which signal is compared with which setting, in the order in which its peer looks at them.
+"""The rules of each dialect: the signal, setting and limit of each check, in the order of the reference implementation.
 
-Neutral rules have no language in their terms (repetition; number of words; symbols, bullets, ellipses; placeholder and
-brackets) and hold everywhere. The limits of all others were set on English text: another language has them only where
-its profile or the recipe gives a value. Thresholds and their order are those of the peers' own configurations.
+Neutral rules do not depend on the language (repetition; number of words; symbols, bullets, ellipses; placeholder text
+and brackets) and hold for every language. The limits of all others were set on English text: another language has them
+only if its profile or the recipe sets a value. Limits and their order are those of the published configurations.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ RuleSet = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One comparison of a stored signal with a limit."""
+    """A comparison of a stored signal with a limit."""
 
     reason: str
     signal: str
     setting: str
-    """Field of the quality section that replaces the limit; its prefix tells the side."""
+    """Field of the quality section that replaces the limit; its prefix, `min_` or `max_`, is the direction."""
     limit: float
-    """As published, for English; for every language if the rule is neutral."""
+    """The published limit for English; for every language if the rule is neutral."""
     neutral: bool = False
 
 
@@ -47,7 +47,7 @@ GOPHER_LIMITS = {
 
 
 def _repetition(column: str, *settings: str) -> tuple[Rule, ...]:
-    """Gopher's repetition rules on the columns that begin like this, in the order of the settings."""
+    """Return Gopher's repetition rules on the columns with this prefix, in the order of the settings."""
     names = [(setting.removeprefix("max_"), setting) for setting in settings]
     return tuple(
         Rule(f"gopher_{name}", column + name, setting, GOPHER_LIMITS[setting], True) for name, setting in names
@@ -132,8 +132,8 @@ _DOLMA: Mapping[RuleSet, tuple[Rule, ...]] = {
     ),
     "top_ngrams": _repetition("dolma_", *_TOP),
 }
-"""Source: dolma, the mixer's exclusions of its CCCC set (tags gopher_v2, c4_v2). They name the most frequent n-grams
-`…_2gram` where the tagger writes `…_2grams`, so these never excluded a document: here a rule set of its own."""
+"""Source: dolma, the mixer's exclusions of its CCCC set (tags gopher_v2, c4_v2). They call the most frequent n-grams
+`…_2gram`, but the tagger writes `…_2grams`, so these never excluded a document: here they are a separate rule set."""
 _REDPAJAMA: Mapping[RuleSet, tuple[Rule, ...]] = {
     "gopher_quality": (
         Rule("gopher_short_doc", "rps_doc_word_count", "min_words", 50, True),
@@ -150,8 +150,8 @@ _REDPAJAMA: Mapping[RuleSet, tuple[Rule, ...]] = {
         Rule("c4_too_few_sentences", "rps_doc_num_sentences", "min_sentences", 5),
     ),
 }
-"""Source: the example of the dataset's card, which gives Gopher's rules up to the most frequent 2-gram and leaves the
-others to the reader: here with Gopher's own limits. C4's limits are C4's."""
+"""Source: the example of the dataset's card, which has Gopher's rules up to the most frequent 2-gram and leaves the
+others to the reader. Those have Gopher's own limits here, and C4's rules have C4's."""
 _OURS: Mapping[RuleSet, tuple[Rule, ...]] = {
     "boilerplate": (Rule("boilerplate_lines", "boilerplate_lines", "max_boilerplate_lines", 0.3, True),),
     "markup": (
@@ -160,15 +160,15 @@ _OURS: Mapping[RuleSet, tuple[Rule, ...]] = {
         Rule("code_lines", "code_lines", "max_code_lines", 0.3, True),
     ),
 }
-"""Our own, beside any dialect where the recipe names them. Of 1,689 real English pages they drop 32, 16 of them for
-boilerplate."""
+"""Our own rules, applied with any dialect if the recipe names them. They drop 32 of 1,689 real English pages, 16 of
+them for boilerplate."""
 RULES: Mapping[Dialect, Mapping[RuleSet, tuple[Rule, ...]]] = {
     "datatrove": {**_DATATROVE, **_OURS},
     "dclm": {**_DCLM, **_OURS},
     "dolma": {**_DOLMA, **_OURS},
     "redpajama": {**_REDPAJAMA, **_OURS},
 }
-"""Dialect → rule set → its rules, in the order in which the peer looks at them."""
+"""Dialect → rule set → its rules, in the order of the reference implementation."""
 
 DEFAULT_RULES: Mapping[Dialect, tuple[RuleSet, ...]] = {
     "datatrove": ("gopher_repetition", "gopher_quality", "c4", "fineweb"),
@@ -176,7 +176,7 @@ DEFAULT_RULES: Mapping[Dialect, tuple[RuleSet, ...]] = {
     "dolma": ("c4", "gopher_quality", "gopher_repetition"),
     "redpajama": ("gopher_quality", "gopher_repetition"),
 }
-"""Dialect → rule sets that decide where the recipe names none: those of its pipeline, in its order."""
+"""Dialect → default rule sets: those of its published pipeline, in its order."""
 
 _PARTS = {"para": "paragraphs", "line": "lines"}
 REASONS: Mapping[str, str] = {
@@ -209,4 +209,4 @@ REASONS: Mapping[str, str] = {
     "code_signs": "too many brackets and operators",
     "code_lines": "too many lines end like code",
 }
-"""Reason → what it means; every dialect drops for some of these."""
+"""Reason → its meaning; each dialect uses some of these."""
