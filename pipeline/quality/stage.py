@@ -52,7 +52,7 @@ class Measures:
 
 
 def measure(text: str, language: str, measures: Measures, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the signals of the text and its `cuts`; of the text after cuts `num_bytes`, `_body` and `_words` (xxh64)."""
+    """Return the signals and `cuts` of a text, and `num_bytes`, `_body` and `_words` (xxh64) of the text after cuts."""
     vocabulary.trim()
     whole = Parts(text, vocabulary)
     row = _families(whole, language, measures)

@@ -1,7 +1,6 @@
-"""The original record of a document, read again by its byte range and compared with what was recorded of it.
+"""Refetch: reads the original record of a document again by its byte range and compares it with its stored row.
 
-The bytes pass through the source stage once more, so whatever it would now say of them is compared: record type, URL,
-date, status, media type, size of the page.
+The bytes pass through the source stage again; record type, URL, date, status, media type and page size are compared.
 """
 
 import io
@@ -29,22 +28,22 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Refetched:
-    """A record as it lies there now."""
+    """The current state of a document's record in its file."""
 
     uri: str
     """The file it was read from."""
     offset: int
-    """Where it begins, in the unit of its table [bytes, or rows]."""
+    """Its offset, in the unit of its table [bytes, or rows]."""
     length: int
     """Its length in the same unit."""
     changes: tuple[str, ...]
-    """Everything in which it is another record than the one that was recorded; empty = the same."""
+    """Differences from the stored row, as messages; empty if there are none."""
     head: bytes
     """Its first bytes as the crawler wrote them, decompressed. RAW: may hold personal data."""
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> Refetched:
-    """The record of a document in its file, read again; `recorded` is the document's row, with offset and length.
+    """Read the record of a document again; `recorded` is the document's row, with offset and length.
 
     Raises ContractError if the file cannot be read.
     """
@@ -60,11 +59,11 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
 
 
 def _read(fs: pafs.FileSystem, path: str, split: Split, offset: int, length: int) -> bytes:
-    """The bytes of a record; a row of a Parquet file as a file of that row alone."""
+    """Return the bytes of a record; a row of a Parquet file becomes a Parquet file of that row only."""
     if split.format == "parquet":
         return _read_row(fs, path, offset)
     if split.format == "jsonl" and split.name.lower().endswith((".gz", ".zst", ".bz2")):
-        # Offsets count decompressed bytes, and what is before them has to be decompressed.
+        # Offsets count decompressed bytes, so everything before them has to be decompressed.
         with fs.open_input_stream(path) as stream:
             left = offset
             while left and (passed := len(stream.read(min(left, READ_BYTES)))):

@@ -1,4 +1,4 @@
-"""The declaration of the source stage: its settings, its columns, its closed list of reasons, and how a split opens."""
+"""The declaration of the source stage: its settings, its columns, its closed list of reasons, and its reader."""
 
 from collections.abc import Iterator
 
@@ -34,8 +34,8 @@ REASONS = {
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """The rows of one file in its order, with a Drop where a row cannot be a document. Never raises for what the file
-    holds; errors of the storage pass through."""
+    """Yield the rows of one file in order, each with a Drop if it cannot be a document. No content of the file raises
+    an error; errors of the storage are passed on."""
     openers = {"warc": open_warc, "jsonl": open_jsonl, "parquet": open_parquet}
     return openers[split.format](split, stream, config)
 
