@@ -90,7 +90,7 @@ def test_a_registered_model_comes_from_its_url_and_then_from_the_cache(tmp_path:
     ("path", "why"),
     [
         ("wrong", f"expected 5000 bytes with SHA-256 {SHA}, got 5000 bytes with {WRONG_SHA}"),
-        ("cut", "found 4999 bytes with"),
+        ("cut", "got 4999 bytes with"),
         ("long", "expected 5000 bytes, got more"),
         ("missing", "Not Found"),
     ],
@@ -182,9 +182,9 @@ def test_a_path_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (
             "lid.176.fzt",
-            r"model 'lid.176.fzt': .* a file, found neither \(did you mean 'lid.176.ftz'\?\)",
+            r"model 'lid.176.fzt': .* a file, got neither \(did you mean 'lid.176.ftz'\?\)",
         ),
-        ("zzz", r"found neither \(valid: ccnet.af.arpa.bin, .* and [0-9]+ more\)"),
+        ("zzz", r"got neither \(valid: ccnet.af.arpa.bin, .* and [0-9]+ more\)"),
         ("no/such.bin", "model no/such.bin: expected a model file, got nothing. Correct the path"),
         ("/", "model /: expected a model file, got a folder"),
     ],
@@ -273,9 +273,9 @@ def test_a_name_passes_to_the_newer_model_and_both_files_stay(tmp_path: Path) ->
     ("name", "why"),
     [
         ("x.ftz", "that of a registered model"),
-        ("a/b", "one that no file can have"),
-        ("", "one that no file can have"),
-        ("-x", "one that no file can have"),
+        ("a/b", "an invalid file name"),
+        ("", "an invalid file name"),
+        ("-x", "an invalid file name"),
     ],
 )
 def test_a_name_that_cannot_be_given(tmp_path: Path, name: str, why: str) -> None:
