@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from schemas.config import Section, execution
 
 Format = Literal["auto", "warc", "jsonl", "parquet"]
+"""Values of `source.format`: `auto` and the names of `formats.FORMATS`, which a test compares."""
 
 
 class SourceConfig(Section):

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pipeline.engine.stage import Drop, Row, Source, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.formats import FORMATS
 from pipeline.sources.provenance import COLUMNS
-from pipeline.sources.warc import open_warc
 
 __all__ = ["REASONS", "SOURCE", "SourceConfig", "open_split"]
 
@@ -36,8 +35,7 @@ REASONS = {
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
     """Yield the rows of one file in order, each with a Drop if it cannot be a document. No content of the file raises
     an error; errors of the storage are passed on."""
-    openers = {"warc": open_warc, "jsonl": open_jsonl, "parquet": open_parquet}
-    return openers[split.format](split, stream, config)
+    return FORMATS[split.format].open(split, stream, config)
 
 
 SOURCE = Source(

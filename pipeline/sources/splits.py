@@ -16,14 +16,10 @@ import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.formats import FORMATS
 from schemas.errors import ConfigError
 from schemas.storage import resolve
 
-SUFFIXES = {
-    "warc": re.compile(r"\.(?:warc|arc|wet|wat)(?:\.(?:gz|zst))?$", re.IGNORECASE),
-    "jsonl": re.compile(r"\.(?:jsonl|ndjson|json)(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE),
-    "parquet": re.compile(r"\.(?:parquet|pq)$", re.IGNORECASE),
-}
 # In a URI a question mark starts the options of the filesystem.
 LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
@@ -123,10 +119,11 @@ def _translate_name(part: str) -> str:
 
 
 def _format_of(name: str) -> str:
-    for format_name, suffix in SUFFIXES.items():
-        if suffix.search(name):
-            return format_name
-    raise ValueError("a suffix of no known format. Set source.format to warc, jsonl or parquet.")
+    for file_format in FORMATS.values():
+        if file_format.suffixes.search(name):
+            return file_format.name
+    *others, last = FORMATS
+    raise ValueError(f"a suffix of no known format. Set source.format to {', '.join(others)} or {last}.")
 
 
 def _check_readable(file: _File) -> None:
