@@ -1,6 +1,6 @@
 """The settings of the quality stage: the signals to measure, the lines to cut, and the limits of the rules.
 
-An absent limit has the published value of the dialect, or that of the language's profile. Limits and rule sets change
+An absent limit has the default in `rules.LIMITS`, or that of the language's profile. Limits and rule sets change
 verdicts only, so they can be tried on a finished run; families, cuts and line settings change the stored tables.
 """
 
@@ -45,58 +45,58 @@ class QualityConfig(Section):
     """Limits for single languages, such as {"de": {"min_words": 30}}; they replace all others."""
 
     max_dup_para_frac: float | None = decision(None)
-    """Repeated paragraphs over paragraphs; 0.30. This and the next twelve: Gopher, table A1."""
+    """Repeated paragraphs over paragraphs. This and the next twelve: Gopher, table A1."""
     max_dup_para_char_frac: float | None = decision(None)
-    """Characters in repeated paragraphs over characters; 0.20."""
+    """Characters in repeated paragraphs over characters."""
     max_dup_line_frac: float | None = decision(None)
-    """Repeated lines over lines; 0.30."""
+    """Repeated lines over lines."""
     max_dup_line_char_frac: float | None = decision(None)
-    """Characters in repeated lines over characters; 0.20."""
+    """Characters in repeated lines over characters."""
     max_top_2gram: float | None = decision(None)
-    """Characters in the most frequent 2-gram of words over characters; 0.20."""
+    """Characters in the most frequent 2-gram of words over characters."""
     max_top_3gram: float | None = decision(None)
-    """The same for 3-grams; 0.18."""
+    """The same for 3-grams."""
     max_top_4gram: float | None = decision(None)
-    """The same for 4-grams; 0.16."""
+    """The same for 4-grams."""
     max_dup_5gram: float | None = decision(None)
-    """Characters in repeated 5-grams of words over characters; 0.15."""
+    """Characters in repeated 5-grams of words over characters."""
     max_dup_6gram: float | None = decision(None)
-    """The same for 6-grams; 0.14."""
+    """The same for 6-grams."""
     max_dup_7gram: float | None = decision(None)
-    """The same for 7-grams; 0.13."""
+    """The same for 7-grams."""
     max_dup_8gram: float | None = decision(None)
-    """The same for 8-grams; 0.12."""
+    """The same for 8-grams."""
     max_dup_9gram: float | None = decision(None)
-    """The same for 9-grams; 0.11."""
+    """The same for 9-grams."""
     max_dup_10gram: float | None = decision(None)
-    """The same for 10-grams; 0.10."""
+    """The same for 10-grams."""
 
     min_words: int | None = decision(None)
-    """Minimum of words other than punctuation [words]; 50. This and the next eleven: Gopher, appendix A.1.1."""
+    """Minimum of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
     max_words: int | None = decision(None)
-    """Maximum of words other than punctuation [words]; 100,000."""
+    """Maximum of words other than punctuation [words]."""
     min_mean_word_length: float | None = decision(None)
-    """Minimum of the mean length of those words [code points]; 3."""
+    """Minimum of the mean length of those words [code points]."""
     max_mean_word_length: float | None = decision(None)
-    """Maximum of the mean length of those words [code points]; 10."""
+    """Maximum of the mean length of those words [code points]."""
     min_median_word_length: float | None = decision(None)
-    """Minimum of the median length of those words, which dolma uses [code points]; 3."""
+    """Minimum of the median length of those words, which dolma uses [code points]."""
     max_median_word_length: float | None = decision(None)
-    """Maximum of the median length of those words, which dolma uses [code points]; 10."""
+    """Maximum of the median length of those words, which dolma uses [code points]."""
     max_symbol_ratio: float | None = decision(None)
-    """Number of # and ellipses over words, for dialects that count both together; 0.1."""
+    """Number of # and ellipses over words, for dialects that count both together."""
     max_hash_ratio: float | None = decision(None)
-    """Number of # over words; 0.1."""
+    """Number of # over words."""
     max_ellipsis_ratio: float | None = decision(None)
-    """Number of ... and … over words; 0.1."""
+    """Number of ... and … over words."""
     max_bullet_lines: float | None = decision(None)
-    """Lines that start with a bullet over lines; 0.9."""
+    """Lines that start with a bullet over lines."""
     max_ellipsis_lines: float | None = decision(None)
-    """Lines that end with an ellipsis over lines; 0.3."""
+    """Lines that end with an ellipsis over lines."""
     min_alpha_words: float | None = decision(None)
-    """Words with a letter over words; 0.8."""
+    """Words with a letter over words."""
     min_stop_words: int | None = decision(None)
-    """Distinct stop words of the language's list, Gopher's eight for English [words]; 2."""
+    """Distinct stop words of the language's list, Gopher's eight for English [words]."""
 
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
@@ -106,22 +106,22 @@ class QualityConfig(Section):
     c4_max_word_length: int = 1000
     """Maximum length of a whitespace-separated word on a kept line [code points]. C4's reference code."""
     max_lorem_ipsum: float | None = decision(None)
-    """Occurrences of lorem ipsum; 0. C4. RedPajama-V2: over characters."""
+    """Occurrences of lorem ipsum. C4. RedPajama-V2: over characters."""
     max_curly_brackets: float | None = decision(None)
-    """Opening curly brackets, a sign of code or a template; 0. C4. RedPajama-V2: share of the characters."""
+    """Opening curly brackets, a sign of code or a template. C4. RedPajama-V2: share of the characters."""
     max_javascript: int | None = decision(None)
-    """Occurrences of javascript; 0. dolma's C4."""
+    """Occurrences of javascript. dolma's C4."""
     min_sentences: int | None = decision(None)
-    """Sentences on the kept lines [sentences]; 5. C4."""
+    """Sentences on the kept lines [sentences]. C4."""
 
     min_terminal_lines: float | None = decision(None)
-    """Lines that end in terminal punctuation over lines; 0.12. This and the next three: FineWeb, section 3.6."""
+    """Lines that end in terminal punctuation over lines. This and the next three: FineWeb, section 3.6."""
     max_short_lines: float | None = decision(None)
-    """Lines of at most 30 characters over lines; 0.67."""
+    """Lines of at most 30 characters over lines."""
     max_dup_line_chars: float | None = decision(None)
-    """Characters in repeated lines over characters; 0.01."""
+    """Characters in repeated lines over characters."""
     max_newline_ratio: float | None = decision(None)
-    """Newlines over words, high for lists; 0.3."""
+    """Newlines over words, high for lists."""
 
     refinedweb_max_uppercase: float = 0.5
     """Maximum share of upper-case characters of a kept line. RefinedWeb; this and the next change the cuts, like C4's
@@ -129,15 +129,15 @@ class QualityConfig(Section):
     refinedweb_min_line_words: int = 2
     """Minimum number of whitespace-separated words of a kept line, empty lines excepted [words]. RefinedWeb."""
     max_removed_words: float | None = decision(None)
-    """Words that RefinedWeb's line rules cut over words; 0.05. DCLM."""
+    """Words that RefinedWeb's line rules cut over words. DCLM."""
     max_boilerplate_lines: float | None = decision(None)
-    """Lines with a phrase of menus, consent, accounts or shops over lines; 0.3. This and the next three: our own."""
+    """Lines with a phrase of menus, consent, accounts or shops over lines. This and the next three: our own."""
     max_markup_chars: float | None = decision(None)
-    """Characters in HTML tags and character references over characters; 0.1."""
+    """Characters in HTML tags and character references over characters."""
     max_code_signs: float | None = decision(None)
-    """Brackets, operators and similar signs over characters other than whitespace; 0.1."""
+    """Brackets, operators and similar signs over characters other than whitespace."""
     max_code_lines: float | None = decision(None)
-    """Lines that end like a statement or block of code over lines; 0.3."""
+    """Lines that end like a statement or block of code over lines."""
 
     @model_validator(mode="before")
     @classmethod
