@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -156,9 +156,9 @@ class Parts:
             arrays = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
         return arrays
 
-    def only(self, lines: Sequence[int], text: str) -> "Parts":
+    def only(self, lines: Sequence[int], text: str) -> Self:
         """Return the view of `text`, which consists of exactly these lines, reusing their pieces."""
-        rest = Parts(text, self.vocabulary)
+        rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):
             rest.__dict__ |= {"_pieces": (counts, self.numbers), "words": self.words}

@@ -26,7 +26,7 @@ CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
 
-class _File(NamedTuple):
+class _InputFile(NamedTuple):
     name: str
     uri: str
     info: pafs.FileInfo
@@ -36,7 +36,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
     """Return the files of the source in the order of their names. Raises ConfigError that lists every wrong path if a
     pattern matches nothing, a file cannot be read, or two files have the same name."""
     problems: list[str] = []
-    files: dict[str, _File] = {}
+    files: dict[str, _InputFile] = {}
     for path in config.paths:
         try:
             for file in _match(path):
@@ -72,7 +72,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
     return splits
 
 
-def _match(path: str) -> Iterator[_File]:
+def _match(path: str) -> Iterator[_InputFile]:
     """Yield every file that a path or pattern matches. Raises ValueError or OSError if there is none."""
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
@@ -81,7 +81,9 @@ def _match(path: str) -> Iterator[_File]:
     first = next((index for index, part in enumerate(parts) if magic.search(part)), None)
     if first is None or (not is_uri and os.path.lexists(path)):
         fs, plain = resolve(path if is_uri else location)
-        yield _File(unquote(parts[-1]) if is_uri else parts[-1], path if is_uri else location, fs.get_file_info(plain))
+        yield _InputFile(
+            unquote(parts[-1]) if is_uri else parts[-1], path if is_uri else location, fs.get_file_info(plain)
+        )
         return
     folder = "/".join(parts[:first])
     fs, root = resolve(f"{folder}{question}{options}" if is_uri else folder or "/")
@@ -92,7 +94,7 @@ def _match(path: str) -> Iterator[_File]:
         name = info.path[len(root.rstrip("/")) + 1 :]
         if info.type != pafs.FileType.Directory and names.fullmatch(name):
             matched = True
-            yield _File(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
+            yield _InputFile(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
     if not matched:
         raise ValueError("none that matches")
 
@@ -126,7 +128,7 @@ def _format_of(name: str) -> str:
     raise ValueError(f"a suffix of no known format. Set source.format to {', '.join(others)} or {last}.")
 
 
-def _check_readable(file: _File) -> None:
+def _check_readable(file: _InputFile) -> None:
     """Raise ValueError or OSError if the file cannot be opened."""
     kind = file.info.type
     if kind == pafs.FileType.NotFound:

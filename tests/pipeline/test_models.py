@@ -136,7 +136,7 @@ def test_offline_lists_every_place_and_what_to_do(tmp_path: Path, server: str) -
         f"  {target}: no such file",
         f"  {server}/right: not tried, models.offline is set",
         "  x in the wheel carrier==1.0: not tried, models.offline is set",
-        f"put the file at {target}, or give its path in the recipe",
+        f"Put the file at {target}, or give its path in the recipe.",
     ]
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_file_in_the_cache_is_refused_and_replaced(tmp_path: Path, serve
     both = f"expected 5000 bytes with SHA-256 {SHA}, got 5000 bytes with {WRONG_SHA}"
     with pytest.raises(ConfigError, match=both):
         ensure_model("x.ftz", config(tmp_path, offline=True), here)
-    with pytest.raises(ContractError, match=f"{re.escape(str(target))}: {both}; run penstock models fetch x.ftz"):
+    with pytest.raises(ContractError, match=f"{re.escape(str(target))}: {both}. Run penstock models fetch x.ftz"):
         verify_model("x.ftz", config(tmp_path), here)
     assert fetch_model("x.ftz", config(tmp_path), here) == LocalModel(target, SHA)
     assert verify_model("x.ftz", config(tmp_path), here) == LocalModel(target, SHA)
@@ -289,7 +289,7 @@ def test_a_trained_model_that_is_lost_or_changed(tmp_path: Path) -> None:
     added.path.write_bytes(WRONG)
     with pytest.raises(ConfigError, match=f"model wiki: expected a file with SHA-256 {SHA}(?s:.*)with {WRONG_SHA}"):
         ensure_model("wiki", config(tmp_path))
-    with pytest.raises(ContractError, match="train it again"):
+    with pytest.raises(ContractError, match="Train it again"):
         verify_model("wiki", config(tmp_path))
     added.path.unlink()
     with pytest.raises(ConfigError, match=r"expected model wiki, got no file. Train it again"):

@@ -401,7 +401,7 @@ def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"types": ["emial"]}, "no such type: 'emial' (did you mean 'email'?)"),
-        ({"ner_labels": {"PERSON": "person"}}, "ner_labels: expected pii.ner_model with it, got none. Set pii.ner_model."),
+        ({"ner_labels": {"PERSON": "person"}}, "ner_labels: expected pii.ner_model with it, got none. Set"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict, message: str) -> None:
