@@ -218,7 +218,7 @@ EXTRACT = PerDocument(
     reasons={
         **NESTING_REASONS,
         "parser_error": "the parser or extractor refused the page",
-        "no_text": "fewer than min_text_chars characters of main text were found",
+        "no_text": "fewer than min_text_chars characters of main text",
         "text_too_long": "the text has more than max_text_chars characters",
         "undecodable": "more than max_undecodable of the text's characters are U+FFFD",
     },
