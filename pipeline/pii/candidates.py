@@ -1,7 +1,7 @@
-"""Candidates: the few windows of a text where personal data can stand, found by cheap searches over its ASCII form.
+"""Candidate windows: the few spans of a text that may contain personal data, from cheap searches of its ASCII form.
 
-The form has the length of the text, so positions hold in both. Word boundaries of patterns work in it beside scripts
-without spaces (there is none in `号138…`), and digits, dashes and spaces of other scripts are those of ASCII.
+The ASCII form has the length of the text, so offsets are valid in both. In it, word boundaries of patterns also work
+next to scripts without spaces (`号138…` has none), and digits, dashes and spaces of other scripts are ASCII.
 """
 
 import re
@@ -14,15 +14,16 @@ from typing import Any
 import regex
 
 JOIN = " \0 "
-"""Stands between joined windows; no pattern of personal data crosses it."""
+"""Separator of joined windows; no pattern of personal data crosses it."""
 NEAR_BEFORE, NEAR_BEHIND = 60, 25
-"""How far a word that names a value may stand before and behind it [characters]."""
+"""Maximum distance of a naming word before and after a value [characters]."""
 MAX_VALUE, MAX_WINDOW, MAX_JOINED = 512, 1 << 12, 1 << 14
-"""Longest value, longest window, about the longest text a pattern runs over at once: bounds its time [characters]."""
+"""Maximum length of a value, of a window, and (about) of the joined text of one search, to limit its time
+[characters]."""
 
 
 def _numeric_forms() -> dict[str, str]:
-    """Characters that other scripts and typography put inside numbers and addresses, by their ASCII form."""
+    """Return the ASCII form of characters of other scripts and typography that occur in numbers and addresses."""
     zeros = (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0A66, 0x0AE6, 0x0BE6, 0x0C66, 0x0CE6, 0x0D66, 0x0E50, 0xFF10)
     table = {chr(zero + digit): str(digit) for zero in zeros for digit in range(10)}
     wide = (*range(0x41, 0x5B), *range(0x61, 0x7B), *map(ord, "@+-.:/()_"))
@@ -32,18 +33,18 @@ def _numeric_forms() -> dict[str, str]:
 
 
 def _letter_forms() -> dict[str, str]:
-    """Latin letters with marks, by their bare letter."""
+    """Return the base letter of Latin letters with diacritics."""
     letters = [chr(code) for code in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00))]
     return {letter: base for letter in letters if (base := unicodedata.normalize("NFD", letter)[0]).isascii()}
 
 
 FORMS = _numeric_forms() | _letter_forms()
-# `re` or `regex`, here and below: whichever was faster by measurement, up to ten times on this kind of search.
+# `re` or `regex`, here and below: the faster by measurement, up to ten times on this kind of search.
 _FOLDABLE = re.compile(f"[{re.escape(''.join(FORMS))}]")
 
 
 def fold(text: str) -> str:
-    """The ASCII form of a text, of the same length; `?` where a character has none."""
+    """Return the ASCII form of a text, of the same length, with `?` for characters without one."""
     if text.isascii():
         return text
     text = _FOLDABLE.sub(lambda match: FORMS[match.group()], text)
@@ -52,7 +53,7 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """Types of values that one search finds: what to look for, and how far a value may reach beyond it [characters]."""
+    """Types of values with a common search: its pattern, and the maximum extent of a value beyond it [characters]."""
 
     pattern: Any
     before: int
@@ -78,46 +79,46 @@ FAMILIES = {
 
 
 def windows(folded: str, family: Family) -> list[tuple[int, int]]:
-    """Spans [start, end) of the ASCII form that may hold a value of the family, in order; close ones are one span."""
+    """Return the spans [start, end) of the ASCII form that may contain a value of the family, close spans merged."""
     spans: list[tuple[int, int]] = []
     for match in family.pattern.finditer(folded):
         start, end = max(0, match.start() - family.before), min(len(folded), match.end() + family.after)
         if spans and start <= spans[-1][1] and end - spans[-1][0] <= MAX_WINDOW:
             spans[-1] = spans[-1][0], end
-        else:  # a longer run than any value is cut so that every value lies in one of the pieces
+        else:  # A span above the maximum is split with overlap, so that one of the windows contains any value.
             spans += [(at, min(end, at + MAX_WINDOW)) for at in range(start, end, MAX_WINDOW - MAX_VALUE)]
     return spans
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Some windows as one text, so that a pattern runs once over all of them."""
+    """Several windows as one text, so that a pattern is searched once in all of them."""
 
     text: str
     starts: list[int]
     origins: list[int]
 
     def origin(self, position: int) -> int:
-        """The position in the whole text of a position in the joined one."""
+        """Return the offset in the whole text of an offset in the joined text."""
         window = bisect_right(self.starts, position) - 1
         return self.origins[window] + position - self.starts[window]
 
 
 def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
-    """The windows as joined texts of bounded size."""
+    """Yield the windows as joined texts of limited size."""
     first, size = 0, 0
     for last, (start, end) in enumerate(spans, 1):
         size += end - start
         if size > MAX_JOINED or last == len(spans):
             chosen = spans[first:last]
-            pieces = [folded[start:end] for start, end in chosen]
+            texts = [folded[start:end] for start, end in chosen]
             starts = [0]
-            for piece in pieces[:-1]:
-                starts.append(starts[-1] + len(piece) + len(JOIN))
-            yield Joined(JOIN.join(pieces), starts, [start for start, _ in chosen])
+            for text in texts[:-1]:
+                starts.append(starts[-1] + len(text) + len(JOIN))
+            yield Joined(JOIN.join(texts), starts, [start for start, _ in chosen])
             first, size = last, 0
 
 
 def any_of(*words: str) -> str:
-    """The pattern of any of the words; those of scripts with spaces are whole words."""
+    """Return a pattern of any of the words; words of scripts with spaces match only as whole words."""
     return "|".join(rf"\b{re.escape(word)}\b" if ord(word[0]) < 0xE00 else re.escape(word) for word in words)

@@ -1,7 +1,7 @@
-"""Phone numbers: runs of digits read as numbers of the countries where the page's language is at home.
+"""Recognition of telephone numbers: runs of digits, parsed as numbers of the main countries of the page's language.
 
-libphonenumber says whether a number is assigned or at least possible; how it is written says whether digits are a
-telephone number at all. (presidio's recogniser runs libphonenumber's matcher over the text once for each country.)
+libphonenumber determines if a number is assigned or at least possible; its notation determines if the digits are a
+telephone number at all. (presidio's recognizer runs libphonenumber's matcher over the text once for each country.)
 """
 
 import re
@@ -24,15 +24,15 @@ REGIONS = {
         "zh": "CN TW HK",
     }.items()
 }  # fmt: skip
-"""Countries by language code: where most pages of the language come from, the largest first."""
+"""Countries with most pages of a language, by language code, the largest first."""
 ANYWHERE = ("US", "GB", "DE", "FR")
 """Countries tried for a page in any other language."""
 
 INTERNATIONAL, ASSIGNED, WRITTEN = 0.9, 0.6, 0.45
-"""Scores: a number with its country code, an assigned national number, one that is only written like a number."""
+"""Scores: a number with its country code, an assigned national number, digits that only look like a number."""
 
 MAX_GROUPS, NEAR = 8, 32
-"""Most groups of digits in one number; how far before it the word may stand that names it [characters]."""
+"""Maximum number of digit groups in a number; maximum distance of a naming word before it [characters]."""
 
 NAMING_WORDS = frozenset({
     "call", "cell", "celular", "cellulare", "contact", "fax", "fon", "handy", "hotline", "kontakt", "mob", "mobil",
@@ -40,17 +40,17 @@ NAMING_WORDS = frozenset({
     "telefonu", "telephone", "teléfono", "tél", "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон", "телефону",
     "факс", "هاتف", "تلفون", "جوال",
 })  # fmt: skip
-"""Words that name a telephone number where they stand close to it, no other digits between."""
+"""Words that name a telephone number if they are close to it with no other digits between."""
 NAMING_PARTS = (
     "电话", "電話", "手机", "手機", "热线", "熱線", "传真", "傳真", "携帯", "전화", "휴대폰", "팩스", "โทร", "फोन",
 )  # fmt: skip
-"""The same in scripts where they stand inside longer runs of characters."""
+"""The same in scripts without spaces, where they occur inside longer runs of characters."""
 
 _SIGNS = re.compile(r"[+(]{0,2}\Z")
 _GROUP = re.compile("[0-9]+")
 _DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
 _INSIDE, _AFTER_AREA = re.compile(r"[ ./-]|\)?[ -]?\(|\)[ ./-]?|- "), re.compile(" [-/] ")
-"""What separates the groups of one number, and its area code from the rest; anything else separates numbers."""
+"""Separators of the groups of a number, and of its area code from the rest; anything else separates numbers."""
 _EXTENSION = re.compile(r" ?(?:x|ext\.? ?)[0-9]{1,6}(?![0-9A-Za-z])")
 # Digits with separators that are something else: dates, years, ISBN-13, groups like an IP address or an SSN.
 _OTHER = re.compile(
@@ -63,27 +63,28 @@ _OTHER = re.compile(
 _BEFORE = re.compile(
     r"(?:[0-9A-Za-z]|[0-9][-./,]|[$#_=]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku|order|no|nr|id|ref|art)[\s.:-]*)\Z", re.I
 )
-_BEHIND = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
+_FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
 # Groupings that hardly anything else has, so that no other sign is needed: 415-555-0139, 138 0000 9430.
 _GROUPINGS = {(3, 3, 4), (3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 2, 2), (3, 3, 2, 2)}
 _MOBILE = (PhoneNumberType.MOBILE, PhoneNumberType.FIXED_LINE_OR_MOBILE)
 
 Groups = list[tuple[int, int]]
 Found = tuple[int, int, float]
+"""(start, end, score) of a telephone number."""
 
 
 def find_phones(text: str, folded: str, language: str | None) -> Iterator[Found]:
-    """(start, end, score) of every telephone number in a text, given its ASCII form too."""
+    """Yield (start, end, score) of every telephone number in a text, given its ASCII form too."""
     regions = REGIONS.get(language or "", ANYWHERE)
     for run in FAMILIES["digits"].pattern.finditer(folded):
         for groups in _segments(folded, run.span()):
-            found = _number_in(text, folded, groups, regions)
-            if found:
-                yield found
+            number = _number_in(text, folded, groups, regions)
+            if number:
+                yield number
 
 
 def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
-    """The groups of digits in a run, those together that could be one number."""
+    """Yield segments of a run: lists of digit groups that could be one number."""
     groups: Groups = []
     for match in _GROUP.finditer(folded, *run):
         if groups:
@@ -97,7 +98,7 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
 
 
 def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> Found | None:
-    """The number that a segment begins with; a national one fills the segment, unless a word names it."""
+    """Return the number at the start of a segment; a national number must fill the segment unless a word names it."""
     first, begin = 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
@@ -116,7 +117,7 @@ def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...])
         if not (whole or international or named):
             break
         extension = _EXTENSION.match(folded, end)
-        if extension or not _BEHIND.match(folded, end):
+        if extension or not _FOLLOWING.match(folded, end):
             score = rate(folded[start:end], named or extension is not None, regions)
             # A part of the segment must be an assigned number.
             if score > (best[2] if best else 0.0 if whole else WRITTEN):
@@ -131,7 +132,7 @@ def _names(near: str) -> bool:
 
 
 def rate(written: str, named: bool, regions: tuple[str, ...]) -> float:
-    """How surely digits with signs and separators are a telephone number of one of the regions: a score or 0."""
+    """Return the score of digits with signs and separators as a telephone number of one of the regions, or 0."""
     groups = _GROUP.findall(written)
     lengths = tuple(map(len, groups))
     digits, bracket = sum(lengths), written[0] == "(" and ")" in written
@@ -140,28 +141,29 @@ def rate(written: str, named: bool, regions: tuple[str, ...]) -> float:
     if not 7 <= digits <= 12 or (lengths[0] == 1 and groups[0] not in "18" and not bracket) or written.count("/") > 1:
         return 0.0
     trunk = groups[0][0] == "0" or bracket
-    telling = (
+    distinctive = (
         digits > 8 and len(groups) > 1 and (trunk or lengths in _GROUPINGS or ("-" in written and len(groups) > 2))
     )
     bare = digits > 8 and len(groups) == 1 and groups[0][0] in "018"
-    if not (named or telling or bare):
-        return 0.0  # before libphonenumber, which takes 40 µs a country: pages are full of numbers
+    if not (named or distinctive or bare):
+        return 0.0  # Before libphonenumber, which takes 40 µs per country: pages contain many numbers.
     for region in regions:
         number = _parse("".join(groups), region)
         if number is None or not phonenumbers.is_possible_number(number):
             continue
         if phonenumbers.is_valid_number(number):
-            if telling or named or phonenumbers.number_type(number) in _MOBILE:
+            if distinctive or named or phonenumbers.number_type(number) in _MOBILE:
                 return ASSIGNED
-        elif trunk and telling and _GROUP.findall(_national(number)) == groups:
+        elif trunk and distinctive and _GROUP.findall(_national(number)) == groups:
             return WRITTEN
     if trunk and len(groups) > 2 and 9 <= digits <= 11 and 2 <= lengths[0] <= 5 and min(lengths) > 1:
-        return WRITTEN  # a national number of some other country
+        return WRITTEN  # A national number of some other country.
     return WRITTEN if named and (len(groups) > 1 or digits > 8) else 0.0
 
 
 def _international(written: str, named: bool) -> float:
-    """After `+` a possible length is enough; after 00 the number must be assigned, or named."""
+    """Return the score of an international number: after `+` a possible length is enough; after 00 the number must be
+    assigned, or named."""
     plus = "+" in written[:2]
     number = _parse(written if plus else f"+{''.join(_GROUP.findall(written))[2:]}", None)
     if number is None or not phonenumbers.is_possible_number(number):

@@ -1,7 +1,7 @@
-"""Personal data: found by pattern and checksum, replaced by typed placeholders; no value ever leaves the text.
+"""The pii stage: detects personal data by pattern and checksum and replaces it by typed placeholders.
 
-A redactor looks only at the windows of a text where something can stand (`candidates`), runs the recognisers of the
-configured types there (`types`, `phones`), and decides overlaps the same way every time.
+A redactor searches only the candidate windows of a text (`candidates`), runs the recognizers of the configured types
+there (`types`, `phones`), and resolves overlaps deterministically. No value is stored outside the text.
 """
 
 import tempfile
@@ -23,18 +23,18 @@ from schemas.errors import ConfigError
 Span = tuple[int, int, str, float]
 """(start, end, type, score)."""
 NER_CHARS = 100_000
-"""A spaCy pipeline sees at most this much text at once: its memory grows with it [characters]."""
+"""Maximum length of text that a spaCy pipeline processes at once, since its memory grows with it [characters]."""
 NER_SCORE = 0.4
-"""Below every pattern's score: an address inside an organisation's name is still an address."""
+"""Score of a name, below every pattern's score: an address inside an organization's name is still an address."""
 
 
 class PiiConfig(Section):
-    """Which personal data is replaced."""
+    """The section `[pii]` of a recipe: the types of personal data to replace."""
 
     types: tuple[str, ...] = TYPE_NAMES
-    """Types that are replaced, each by its placeholder such as `<EMAIL>`."""
+    """Types to replace, each by its placeholder, such as `<EMAIL>`."""
     ner_model: str | None = location(None)
-    """Path of a spaCy pipeline that finds names, as a wheel or zip file (one file, one digest); None = names stay."""
+    """Path of a spaCy pipeline that recognizes names, as one wheel or zip file with one digest; None keeps names."""
     ner_labels: dict[str, str] = dict.fromkeys(("PERSON", "PER"), "person")
     """Type by label of that pipeline; other labels are left alone."""
 
@@ -49,12 +49,12 @@ class PiiConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> "PiiConfig":
         if self.ner_model is None and "ner_labels" in self.model_fields_set:
-            raise ValueError("ner_labels would be ignored without ner_model")
+            raise ValueError("ner_labels: expected pii.ner_model with it, got none. Set pii.ner_model.")
         return self
 
 
 class Redactor:
-    """The recognisers of a config, loaded once per worker; its methods are pure functions of their arguments."""
+    """The recognizers of a config, loaded once per worker; the methods are pure functions of their arguments."""
 
     def __init__(self, types: tuple[str, ...] = TYPE_NAMES, find_names: Callable[[str], list[Span]] | None = None):
         self._families: dict[str, list[Loaded]] = {}
@@ -64,7 +64,7 @@ class Redactor:
         self._find_names = find_names
 
     def redact(self, text: str, language: str | None = None) -> tuple[str, dict[str, int]]:
-        """The text with every value replaced by its placeholder, and the number of replacements by type."""
+        """Return the text with every value replaced by its placeholder, and the number of replacements by type."""
         spans = self.find(text, language)
         if not spans:
             return text, {}
@@ -76,7 +76,7 @@ class Redactor:
         return "".join(pieces), dict(sorted(Counter(name for _, _, name, _ in spans).items()))
 
     def find(self, text: str, language: str | None = None) -> list[Span]:
-        """The values that are replaced, in order, none overlapping another."""
+        """Return the spans of the values to replace, in order and without overlaps."""
         folded = fold(text)
         spans: list[Span] = []
         seen = {family: windows(folded, FAMILIES[family]) for family in self._families}
@@ -88,7 +88,7 @@ class Redactor:
                         end = start + stop - begin
                         if _whole(folded, start, end) and (alone or loaded.is_named(text, start, end)):
                             spans.append((start, end, loaded.kind.name, score))
-        if self._phones and seen.get("digits", True):  # True: no other type has looked for digits
+        if self._phones and seen.get("digits", True):  # True: no other type searched for digits.
             spans += [(start, end, "phone", score) for start, end, score in find_phones(text, folded, language)]
         if self._find_names:
             spans += self._find_names(text)
@@ -96,7 +96,8 @@ class Redactor:
 
 
 def _whole(folded: str, start: int, end: int) -> bool:
-    """Whether a value is no part of a longer number or word: windows cut them, and a few patterns have no bounds."""
+    """Return True if a value is not part of a longer number or word: windows cut these, and a few patterns are
+    unbounded."""
     return not any(
         (left.isdigit() and right.isdigit()) or (left.isalpha() and right.isalpha())
         for left, right in ((folded[start - 1 : start], folded[start]), (folded[end - 1], folded[end : end + 1]))
@@ -104,27 +105,30 @@ def _whole(folded: str, start: int, end: int) -> bool:
 
 
 def without_overlaps(spans: list[Span]) -> list[Span]:
-    """The spans in order of position; of two that overlap the surer one stays, then the longer, then the earlier."""
-    rank = {name: place for place, name in enumerate(TYPE_NAMES)}
+    """Return the spans by position; of two that overlap, keep the higher score, then the longer, then the earlier."""
+    rank = {name: index for index, name in enumerate(TYPE_NAMES)}
     chosen: list[Span] = []
     for span in sorted(spans, key=lambda s: (-s[3], s[0] - s[1], s[0], rank.get(s[2], len(rank)), s[2])):
-        place = bisect_left(chosen, span)
-        before, behind = chosen[max(0, place - 1) : place], chosen[place : place + 1]
-        if (not before or before[0][1] <= span[0]) and (not behind or span[1] <= behind[0][0]):
+        index = bisect_left(chosen, span)
+        before, after = chosen[max(0, index - 1) : index], chosen[index : index + 1]
+        if (not before or before[0][1] <= span[0]) and (not after or span[1] <= after[0][0]):
             insort(chosen, span)
     return chosen
 
 
 def load_names(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Span]]:
-    """A function that finds entities of the labels by the spaCy pipeline in a wheel or zip file. Raises ConfigError."""
+    """Return a function that recognizes entities of these labels by the spaCy pipeline in a wheel or zip file.
+
+    Raises ConfigError if the file has no pipeline.
+    """
     import spacy
 
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder)
-        found = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
-        if not found:
+        configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
+        if not configs:
             raise ConfigError(f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. Give its wheel.")
-        pipeline = spacy.load(found[0].parent)
+        pipeline = spacy.load(configs[0].parent)
 
     def find_names(text: str) -> list[Span]:
         spans: list[Span] = []
@@ -138,8 +142,8 @@ def load_names(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Spa
 
 
 def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
-    """The stage's function, with its recognisers loaded."""
-    # Before the recognisers, whose import hides torch, which a spaCy pipeline may want.
+    """Return the stage's function, with its recognizers loaded."""
+    # Before the recognizers, whose import hides torch, which a spaCy pipeline may require.
     find_names = load_names(models["ner"], config.ner_labels) if config.ner_model else None
     redactor = Redactor(config.types, find_names)
 
@@ -147,8 +151,8 @@ def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
         counts: Counter[str] = Counter()
         for column in ("text", "title", "url"):
             if row[column]:
-                row[column], found = redactor.redact(row[column], row["language"])
-                counts.update(found)
+                row[column], replaced = redactor.redact(row[column], row["language"])
+                counts.update(replaced)
         row["pii_counts"] = dict(sorted(counts.items()))
         row["num_chars"], row["num_bytes"] = len(row["text"]), len(row["text"].encode())
 
@@ -156,7 +160,7 @@ def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def model_files(config: PiiConfig) -> dict[str, str]:
-    """The spaCy pipeline, where one is configured."""
+    """Return the spaCy pipeline, if one is configured."""
     return {"ner": config.ner_model} if config.ner_model else {}
 
 

@@ -1,7 +1,7 @@
-"""The types of personal data: where each is looked for, by which recogniser, and what must hold before it counts.
+"""The types of personal data: the candidate family, the recognizer and the conditions of each.
 
-Most recognisers are presidio's pattern recognisers, called directly: no language model, no network. A type that many
-harmless numbers resemble counts only where a word near it names it (`NHS number 943 476 5919`).
+Most recognizers are presidio's pattern recognizers, called directly: no language model, no network. A type that many
+harmless numbers resemble counts only if a nearby word names it (`NHS number 943 476 5919`).
 """
 
 import ipaddress
@@ -17,39 +17,39 @@ import tldextract
 
 from pipeline.pii.candidates import JOIN, NEAR_BEFORE, NEAR_BEHIND, any_of
 
-# The snapshot of the public suffix list that comes with tldextract: never the network, never a cache on disk.
+# The snapshot of the public suffix list in the package tldextract, without network and without a cache on disk.
 _DOMAINS = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 @dataclass(frozen=True)
 class PiiType:
-    """One type: its name (the placeholder is `<NAME>`), its family of candidates, its recogniser and its conditions."""
+    """A type: its name (the placeholder is `<NAME>`), its candidate family, its recognizer and its conditions."""
 
     name: str
     family: str
     recognizer: str = "PatternRecognizer"
-    """Class in presidio_analyzer; its checksum, where it has one, always applies."""
+    """Class in presidio_analyzer; its checksum, if it has one, always applies."""
     patterns: tuple[tuple[str, float], ...] = ()
-    """Patterns with scores, instead of the recogniser's own."""
+    """Patterns with scores that replace the recognizer's own."""
     check: Callable[[str], bool] | None = None
     """A further condition on the value in its ASCII form."""
     alone: float = 0.5
-    """Least score of a pattern that counts without a naming word."""
+    """Minimum score of a pattern that counts without a naming word."""
     confirmed: bool = False
-    """Whether the recogniser's checksum must confirm the value; where it can only refuse, it must not."""
+    """True if the recognizer's checksum must confirm the value; False if the checksum can only reject values."""
     words: tuple[str, ...] = ()
-    """Naming words beside the recogniser's own."""
+    """Naming words in addition to the recognizer's own."""
 
 
 def has_public_suffix(value: str) -> bool:
-    """Whether an e-mail address ends in a domain under a public suffix, or does so before a missing space (`.Next`)."""
+    """Return True if an e-mail address has a domain under a public suffix, also before a missing space (`.Next`)."""
     labels = re.split(r"@|%(?:25)?40", value)[-1].split(".")
     return any(_DOMAINS(".".join(labels[:end])).fqdn for end in range(len(labels), 1, -1))
 
 
 def is_personal_address(value: str) -> bool:
-    """Whether an IP address may be somebody's: not private, loopback or multicast."""
-    if ":" in value:  # written in full, or global unicast, 2000::/3
+    """Return True if an IP address may belong to a person: not private, loopback or multicast."""
+    if ":" in value:  # Written in full, or global unicast, 2000::/3.
         return value.count(":") == 7 or int(ipaddress.IPv6Address(value)) >> 125 == 1
     first, second, *_ = map(int, value.split("."))
     private = first in (0, 10, 127) or first >= 224 or (first, second) in ((169, 254), (192, 168))
@@ -57,12 +57,13 @@ def is_personal_address(value: str) -> bool:
 
 
 def is_resident_id(value: str) -> bool:
-    """Whether a Chinese resident id of 18 digits holds: date of birth and check digit (GB 11643-1999, mod 11-2)."""
+    """Return True if a Chinese resident id of 18 digits is valid: date of birth and check digit (GB 11643-1999, mod
+    11-2)."""
     try:
         date(int(value[6:10]), int(value[10:12]), int(value[12:14]))
     except ValueError:
         return False
-    total = sum(int(digit) * pow(2, 17 - place, 11) for place, digit in enumerate(value[:17]))
+    total = sum(int(digit) * pow(2, 17 - index, 11) for index, digit in enumerate(value[:17]))
     return value[17].upper() == "10X98765432"[total % 11]
 
 
@@ -87,7 +88,7 @@ _IPV4 = (
 _IPV6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?![\w:])"
 _SSN = ((r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", 0.8), (r"\b[0-9]{3}([ .]?)[0-9]{2}\1[0-9]{4}\b", 0.1))
 NEVER = 2.0
-"""For `alone`: the type always needs its naming word."""
+"""Value of `alone` for a type that always requires its naming word."""
 
 TYPES = (
     PiiType("email", "at", patterns=((_EMAIL, 0.9),), check=has_public_suffix),
@@ -119,38 +120,38 @@ TYPES = (
     PiiType("th_tnin", "digits", "ThTninRecognizer", alone=NEVER),
     PiiType("tr_id", "digits", "TrNationalIdRecognizer", alone=NEVER),
 )  # fmt: skip
-"""Earlier types win ties. South Africa's id is left out: presidio's check of it looks at today's date."""
+"""Earlier types win ties. South Africa's id is omitted: presidio's check of it depends on today's date."""
 TYPE_NAMES = tuple(dict.fromkeys(kind.name for kind in TYPES))
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A type with its recogniser in memory."""
+    """A type with its recognizer in memory."""
 
     kind: PiiType
     recognizer: Any
     words: re.Pattern[str] | None
 
     def is_named(self, text: str, start: int, end: int) -> bool:
-        """Whether a word near text[start:end] names the type."""
+        """Return True if a word near text[start:end] names the type."""
         near = text[max(0, start - NEAR_BEFORE) : start] + JOIN + text[end : end + NEAR_BEHIND]
         return self.words is not None and self.words.search(near) is not None
 
     def find(self, text: str) -> list[tuple[int, int, float, bool]]:
-        """(start, end, score, whether it stands without a naming word) of every value in an ASCII text."""
-        found = []
+        """Return (start, end, score, True if it counts without a naming word) of every value in an ASCII text."""
+        values = []
         for result in self.recognizer.analyze(text, self.recognizer.supported_entities, None):
             if self.kind.confirmed and result.score < 1:
                 continue
             if self.kind.check is None or self.kind.check(text[result.start : result.end]):
                 strength = result.analysis_explanation.original_score
-                found.append((result.start, result.end, float(result.score), strength >= self.kind.alone))
-        return found
+                values.append((result.start, result.end, float(result.score), strength >= self.kind.alone))
+        return values
 
 
 def import_presidio() -> Any:
-    """The package presidio_analyzer, silenced: one of its recognisers logs the value it fails on."""
-    # Loading it would load torch wherever torch is installed, and use it for nothing here: hidden meanwhile, which
+    """Import presidio_analyzer with its log disabled: one of its recognizers logs the value that it fails on."""
+    # Importing it would also load torch if installed, which is not used here. torch is hidden during the import, which
     # saves 2 s and 180 MB in each worker (measured).
     hidden = "torch" not in sys.modules
     if hidden:
@@ -165,7 +166,7 @@ def import_presidio() -> Any:
 
 
 def load_types(names: tuple[str, ...]) -> list[Loaded]:
-    """The recognisers of the chosen types, `phone` excepted, which has a module of its own."""
+    """Return the recognizers of the chosen types except `phone`, which has its own module."""
     presidio = import_presidio()
     loaded = []
     for kind in TYPES:
@@ -175,8 +176,8 @@ def load_types(names: tuple[str, ...]) -> list[Loaded]:
         if kind.patterns:
             patterns = [presidio.Pattern(kind.name, pattern, score) for pattern, score in kind.patterns]
             options = {"patterns": patterns, "supported_entity": kind.name.upper()}
-        home = presidio if kind.recognizer == "PatternRecognizer" else presidio.predefined_recognizers
-        recognizer = getattr(home, kind.recognizer)(**options)
+        module = presidio if kind.recognizer == "PatternRecognizer" else presidio.predefined_recognizers
+        recognizer = getattr(module, kind.recognizer)(**options)
         words = any_of(*kind.words, *map(str.strip, recognizer.context or ()))
         loaded.append(Loaded(kind, recognizer, re.compile(words, re.IGNORECASE) if words else None))
     return loaded

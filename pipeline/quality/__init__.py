@@ -1,1 +1,1 @@
-"""Quality: what is measured on a text (Gopher, C4, FineWeb), one module a work, and the decision taken from it."""
+"""Quality signals of a text (Gopher, C4, FineWeb and others, one module per publication) and the rules on them."""

@@ -1,6 +1,6 @@
-"""What surrounds the text of a page: boilerplate phrases by language, markup and code.
+"""Signals of text that is not prose: boilerplate phrases by language, markup and code.
 
-The phrases are our own short list in `phrases.toml`; a language that it lacks has no signal.
+The phrases are our own short list in `phrases.toml`. A language without a list has no boilerplate signal.
 """
 
 import re
@@ -26,35 +26,35 @@ def _lists() -> Mapping[str, Any]:
 
 
 def phrases_of(language: str) -> tuple[str, ...]:
-    """The boilerplate phrases of a language, in lower case."""
+    """Return the boilerplate phrases of a language, in lower case; empty if it has no list."""
     return tuple(_lists()["phrases"].get(language, ()))
 
 
 def function_words() -> frozenset[str]:
-    """The closed word classes of English."""
+    """Return the function words of English (its closed word classes)."""
     return frozenset(_lists()["function_words"].split())
 
 
 def boilerplate(whole: Parts, language: str) -> dict[str, float | None]:
-    """The signals BOILERPLATE of a text; None where the language has no list."""
+    """Return the signals BOILERPLATE of a text; their values are None if the language has no list."""
     phrases = phrases_of(language)
     if not phrases:
         return {"boilerplate_phrases": None, "boilerplate_lines": None}
-    found = {phrase: count for phrase in phrases if (count := whole.lowered.count(phrase))}
-    lines = [line for line in whole.lowered.split("\n") if line and not line.isspace()] if found else []
-    holding = sum(any(phrase in line for phrase in found) for line in lines)
-    return {"boilerplate_phrases": sum(found.values()), "boilerplate_lines": holding / max(len(lines), 1)}
+    counts = {phrase: count for phrase in phrases if (count := whole.lowered.count(phrase))}
+    lines = [line for line in whole.lowered.split("\n") if line and not line.isspace()] if counts else []
+    num_matching = sum(any(phrase in line for phrase in counts) for line in lines)
+    return {"boilerplate_phrases": sum(counts.values()), "boilerplate_lines": num_matching / max(len(lines), 1)}
 
 
 def markup(whole: Parts) -> dict[str, float]:
-    """The signals MARKUP of a text."""
+    """Return the signals MARKUP of a text."""
     text = whole.text
-    tagged = sum(len(found) for found in _TAG.findall(text)) if "<" in text or "&" in text else 0
+    tag_chars = sum(map(len, _TAG.findall(text))) if "<" in text or "&" in text else 0
     classes = classes_of(text)
-    filled = len(classes) - int(np.count_nonzero(classes & SPACE))
+    num_visible = len(classes) - int(np.count_nonzero(classes & SPACE))
     lines = [line for line in map(str.rstrip, text.split("\n")) if line]
     return {
-        "markup_chars": tagged / max(len(text), 1),
-        "code_signs": int(np.count_nonzero(classes & CODE)) / max(filled, 1),
+        "markup_chars": tag_chars / max(len(text), 1),
+        "code_signs": int(np.count_nonzero(classes & CODE)) / max(num_visible, 1),
         "code_lines": sum(line.endswith(CODE_ENDS) for line in lines) / max(len(lines), 1),
     }

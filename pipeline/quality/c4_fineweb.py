@@ -1,7 +1,9 @@
-"""C4's line rules, as spans to cut from a text, and what they leave: sentences, placeholder text, curly brackets.
+"""C4's line rules and signals, and FineWeb's signals.
 
-The text itself is never rewritten: text minus cuts is what C4 leaves, its lines stripped, without citations, joined by
-the line breaks of the text. Source: Raffel et al. 2020, arXiv 1910.10683, section 2.2, as datatrove reads it.
+The line rules return spans to cut; the text itself is never rewritten. Text minus cuts equals C4's output: stripped
+lines without citations, joined by the line breaks of the text. FineWeb's signals are measured on the text after cuts.
+Source: Raffel et al. 2020, arXiv 1910.10683, section 2.2; Penedo et al. 2024, arXiv 2406.17557, section 3.6; both as
+datatrove implements them.
 """
 
 import re
@@ -23,40 +25,40 @@ POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """The settings of the line rules."""
+    """The settings of C4's line rules."""
 
     terminal_punctuation: bool = False
-    """Whether a line must end in TERMINAL, and not in an ellipsis."""
+    """True if a line must end in TERMINAL and not in an ellipsis."""
     min_words: int = 3
-    """Words between whitespace that a line needs."""
+    """Minimum number of whitespace-separated words of a line [words]."""
     max_word_length: int = 1000
-    """Length of the longest such word that a line may have [code points]."""
+    """Maximum length of any such word of a line [code points]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the line rules leave of a text."""
+    """The result of the line rules: the lines and spans of a text that are kept, and counts on its lines."""
 
     lines: list[int]
-    """Numbers of the lines that stay."""
+    """Numbers of the lines that are kept."""
     cited: bool
-    """Whether the text has citations, which are cut from these lines."""
+    """True if the text has citations, which are cut from the kept lines."""
     spans: list[Span]
-    """What stays of the text, newlines between lines included; sorted, disjoint, not adjacent [code points]."""
+    """Kept spans of the text, newlines between lines included; sorted, disjoint, not adjacent [code points]."""
     lorem_ipsum: int
-    """Occurrences of the placeholder on lines that the other rules would keep."""
+    """Occurrences of the placeholder text on lines that the other rules keep."""
     curly_brackets: int
-    """Opening curly brackets on such lines."""
+    """Opening curly brackets on the lines that the other rules keep."""
 
 
 def keep_every_line(text: str, counts: Sequence[int]) -> Kept:
-    """The whole text, placeholder and brackets counted everywhere: for languages that the line rules do not know."""
+    """Return a result that keeps the whole text and counts on every line, for languages other than English."""
     lines = [number for number, count in enumerate(counts) if count]
     return Kept(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
 
 
 def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: LineRules) -> Kept:
-    """What stays of a text, given its lines with their ends and the number of pieces on each."""
+    """Apply the line rules, given the lines with their line ends and the number of words on each."""
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
     cited = "[" in text and CITATION.search(text) is not None
@@ -77,12 +79,12 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
             line = CITATION.sub("", line) if cited else line
             if rules.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith("...")):
                 continue
-            small = line.lower() if phrases else ""
-            lorem_ipsum += small.count(PLACEHOLDER)
-            if SCRIPT in small:
+            lowered_line = line.lower() if phrases else ""
+            lorem_ipsum += lowered_line.count(PLACEHOLDER)
+            if SCRIPT in lowered_line:
                 continue
             curly_brackets += line.count("{")
-            if any(phrase in small for phrase in POLICIES):
+            if any(phrase in lowered_line for phrase in POLICIES):
                 continue
             kept.append(number)
     else:
@@ -91,7 +93,7 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
-    """The kept lines without surrounding whitespace and citations, and one line break between any two of them."""
+    """Return the spans of the kept lines, stripped and without citations, with one line break between two lines."""
     ends = list(accumulate(map(len, lines)))
     spans: list[Span] = []
     for before, number in zip([-1, *kept], kept):
@@ -106,30 +108,28 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
     return trim(text, spans)
 
 
-def num_sentences(words: Words, pieces: Sequence[int]) -> int:
-    """Sentences on lines with these numbers of pieces, none of them 0; each line has at least one.
+def num_sentences(words: Words, counts: Sequence[int]) -> int:
+    """Return the number of sentences on lines with these counts of whitespace-separated words, none of them 0.
 
-    A sentence begins with a line, and with a token after a sentence end that is not punctuation itself.
+    A sentence starts with each line, and with each token after a sentence end that is not punctuation itself.
     """
-    if not pieces:
+    if not counts:
         return 0
-    line_starts = np.concatenate(([0], np.cumsum(pieces)[:-1]))
+    line_starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     tokens = np.add.reduceat(words.counts, line_starts)
-    telling = (words.flags & MARK) == 0
-    ends = (words.flags[telling] & ENDS_SENTENCE) > 0
-    line = np.repeat(np.arange(len(pieces)), tokens)[telling]
-    return len(pieces) + int(np.count_nonzero(ends[:-1] & ~ends[1:] & (line[1:] == line[:-1])))
+    unmarked = (words.flags & MARK) == 0
+    ends = (words.flags[unmarked] & ENDS_SENTENCE) > 0
+    line = np.repeat(np.arange(len(counts)), tokens)[unmarked]
+    return len(counts) + int(np.count_nonzero(ends[:-1] & ~ends[1:] & (line[1:] == line[:-1])))
 
 
-# FineWeb's quality signals: lines that end like sentences, short lines, repeated lines, newlines among words.
-#
-# Source: Penedo et al. 2024, arXiv 2406.17557, section 3.6, as datatrove reads it.
+# FineWeb's signals: lines that end like sentences, short lines, repeated lines, and the ratio of newlines to words.
 
-SHORT_LINE = 30  # [characters] a line of at most this length is short; part of the signal's definition
+SHORT_LINE = 30  # Maximum length of a short line [characters]; part of the signal's definition.
 
 
 def fineweb(body: str, num_tokens: int) -> dict[str, float]:
-    """The signals FINEWEB of a text after cuts that has this many tokens."""
+    """Return the signals FINEWEB of a text after cuts, given its number of tokens."""
     lines = [line for line in body.split("\n") if line and not line.isspace()]
     num_lines, newlines = max(len(lines), 1), body.count("\n")
     repeated = sum(map(len, lines)) - sum(map(len, set(lines)))

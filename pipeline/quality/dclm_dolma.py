@@ -1,8 +1,9 @@
-"""DCLM's reading of Gopher's quality and repetition rules.
+"""Gopher's and C4's signals as DCLM and as dolma define them.
 
-Words are pieces between whitespace; for n-grams Unicode's words. Every occurrence of what occurs more than once is a
-repetition, the first included; empty lines and paragraphs do not count. Source: Li et al. 2024, arXiv 2406.11794, and
-its code `baselines/mappers`.
+Words are separated by whitespace; DCLM's n-grams are of Unicode words. Every occurrence of a repeated item counts, the
+first included. DCLM ignores empty lines and paragraphs. dolma uses the median word length instead of the mean, and
+divides repeated n-grams by all n-grams of the text. Source: Li et al. 2024, arXiv 2406.11794, and its code
+`baselines/mappers`; Soldaini et al. 2024, arXiv 2402.00159, and its code `python/dolma/taggers`.
 """
 
 import re
@@ -29,7 +30,7 @@ _FASTTEXT_SPACE = re.compile(rf"[{ASCII_SPACE}\0]+")
 
 
 def dclm_lines(text: str) -> dict[str, float]:
-    """The signals of DCLM that look at lines and paragraphs of a text."""
+    """Return DCLM's signals of the lines and paragraphs of a text."""
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     size = max(len(lines), 1)
     signals = {
@@ -42,7 +43,7 @@ def dclm_lines(text: str) -> dict[str, float]:
 
 
 def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
-    """Shares of parts, and of their characters, whose text occurs more than once."""
+    """Return the share of items that occur more than once, and the share of characters in them."""
     if len(set(parts)) == len(parts):
         return 0.0, 0.0
     repeated = [(part, count) for part, count in Counter(parts).items() if count > 1]
@@ -51,7 +52,7 @@ def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
 
 
 def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
-    """The signals of DCLM that look at words, given the codes of the language's stop words."""
+    """Return DCLM's signals of words, given the codes of the language's stop words."""
     lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
     signals = {
@@ -67,37 +68,36 @@ def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
     words = whole.vocabulary.words(numbers, read_unicode_words)
     offsets = np.concatenate(([0], np.cumsum(words.lengths)))
     size = max(int(offsets[-1]), 1)
-    for found in recurring(words.codes):
-        if found.n in TOP_SIZES:
-            longest = int(spans(found.firsts, found.n, offsets).max()) if len(found.firsts) else 0
-            signals[f"dclm_top_{found.n}gram"] = longest * found.most / size
+    for ngrams in recurring(words.codes):
+        if ngrams.n in TOP_SIZES:
+            longest = int(spans(ngrams.firsts, ngrams.n, offsets).max()) if len(ngrams.firsts) else 0
+            signals[f"dclm_top_{ngrams.n}gram"] = longest * ngrams.most / size
         else:
-            signals[f"dclm_dup_{found.n}gram"] = covered(found, offsets) / size
+            signals[f"dclm_dup_{ngrams.n}gram"] = covered(ngrams, offsets) / size
     return signals
 
 
 def num_words(parts: Parts) -> int:
-    """fastText's words that begin with a letter or digit: they part at ASCII whitespace and zero bytes alone."""
+    """Return the number of fastText words that start with a letter or digit.
+
+    fastText splits at ASCII whitespace and zero bytes only.
+    """
     text = parts.text
     if "\0" in text:
         return sum(word[0].isalnum() for word in _FASTTEXT_SPACE.split(text) if word)
-    # what follows other whitespace is a piece, but for fastText the rest of a word that does not begin with a letter
+    # After other whitespace a new piece starts here, but for fastText the same word continues: do not count it again.
     inside = sum(1 for _ in _AFTER_OTHER.finditer(text))
     return int(np.count_nonzero(parts.read(read_pieces)[1] & ALNUM_FIRST)) - inside
 
 
-# dolma's reading of Gopher's and C4's rules: taggers gopher_v2 and c4_v2 of its toolkit.
-#
-# Words are pieces between whitespace, and the median of their lengths stands for the mean. Every occurrence of what
-# occurs more than once is a repetition; repeated n-grams are weighed against all n-grams of the text. Source:
-# Soldaini et al. 2024, arXiv 2402.00159, and its code `python/dolma/taggers`.
+# dolma's signals: the taggers gopher_v2 and c4_v2 of its toolkit.
 
 DOLMA_BULLETS = ("*", "-")
 ELLIPSIS = "…"
 
 
 def dolma_lines(whole: Parts) -> dict[str, float]:
-    """The signals of dolma that look at lines."""
+    """Return dolma's signals of lines."""
     lines, lowered = split_lines(whole.text), whole.lowered
     repeated, share = shares_of_repeated(lines)
     num_chars = int(whole.read(read_pieces)[0].sum()) if repeated else 1
@@ -113,7 +113,7 @@ def dolma_lines(whole: Parts) -> dict[str, float]:
 
 
 def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
-    """The signals of dolma that look at words; those of n-grams are None in a text of fewer words."""
+    """Return dolma's signals of words; an n-gram signal is None if the text has fewer than n words."""
     lengths, flags, codes, _ = whole.read(read_pieces)
     size = max(len(lengths), 1)
     signals: dict[str, float | None] = {
@@ -125,14 +125,14 @@ def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
     }
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     total = max(int(offsets[-1]), 1)
-    for found in recurring(codes):
-        n, measured = found.n, len(lengths) >= found.n
+    for ngrams in recurring(codes):
+        n, measured = ngrams.n, len(lengths) >= ngrams.n
         if n in TOP_SIZES:
-            first = int(found.firsts.min()) if len(found.firsts) else 0
-            top = int(offsets[first + n] - offsets[first]) * found.most if measured else 0
+            first = int(ngrams.firsts.min()) if len(ngrams.firsts) else 0
+            top = int(offsets[first + n] - offsets[first]) * ngrams.most if measured else 0
             signals[f"dolma_top_{n}gram"] = top / total if measured else None
         else:
-            every = int((offsets[n:] - offsets[:-n]).sum()) if measured else 0
-            repeated = int(spans(found.places, n, offsets).sum())
-            signals[f"dolma_dup_{n}gram"] = repeated / max(every, 1) if measured else None
+            all_chars = int((offsets[n:] - offsets[:-n]).sum()) if measured else 0
+            repeated = int(spans(ngrams.places, n, offsets).sum())
+            signals[f"dolma_dup_{n}gram"] = repeated / max(all_chars, 1) if measured else None
     return signals

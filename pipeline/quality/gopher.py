@@ -1,6 +1,8 @@
-"""Gopher's quality signals: number and length of words, symbols, bullets, ellipses, letters, stop words.
+"""Gopher's quality and repetition signals.
 
-Source: Rae et al. 2021, arXiv 2112.11446, appendix A.1.1, as datatrove reads it.
+Quality: number and length of words, symbols, bullets, ellipses, letters, stop words. Repetition: repeated paragraphs,
+lines and word n-grams as shares of the text; every occurrence after the first is a repeat.
+Source: Rae et al. 2021, arXiv 2112.11446, appendix A.1.1 and table A1, as datatrove implements them.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,24 +17,24 @@ ELLIPSES = ("...", "…")
 
 
 def stop_codes(words: Collection[str]) -> Codes:
-    """The codes of the stop words of a language, sorted."""
+    """Return the codes of the stop words of a language, sorted."""
     ordered = sorted(words)
     return np.sort(token_codes(ordered, np.array(list(map(len, ordered)), np.int64)))
 
 
 def num_stop_words(codes: Codes, stop_words: Codes) -> int:
-    """Distinct stop words among words, both given by their codes, the stop words sorted."""
+    """Return the number of distinct stop words among the words; both are given by codes, the stop words sorted."""
     if not len(stop_words):
         return 0
-    places = np.searchsorted(stop_words, codes)
-    places[places == len(stop_words)] = 0
-    met = np.zeros(len(stop_words), bool)
-    met[places[stop_words[places] == codes]] = True
-    return int(np.count_nonzero(met))
+    indices = np.searchsorted(stop_words, codes)
+    indices[indices == len(stop_words)] = 0
+    present = np.zeros(len(stop_words), bool)
+    present[indices[stop_words[indices] == codes]] = True
+    return int(np.count_nonzero(present))
 
 
 def gopher(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> dict[str, float]:
-    """The signals GOPHER_QUALITY of a text, its lines (as `splitlines` gives them), its tokens and stop words."""
+    """Return the signals GOPHER_QUALITY of a text, given its lines (of `splitlines`), tokens and stop words."""
     flags = words.flags
     proper = (flags & WORD) > 0
     num_words = int(np.count_nonzero(proper))
@@ -52,18 +54,15 @@ def gopher(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> 
     }
 
 
-# Gopher's repetition signals: repeated paragraphs, lines and word n-grams as shares of the text.
-#
-# A repeat is every occurrence after the first. Source: Rae et al. 2021, arXiv 2112.11446, table A1, as datatrove reads
-# it.
+# Repetition signals.
 
 TOP_SIZES = (2, 3, 4)
 REPEATED_SIZES = (5, 6, 7, 8, 9, 10)
-_MIX = np.uint64(0xD6E8FEB86659FD93)  # odd; makes the code of ("ab", "c") differ from that of ("a", "bc")
+_MIX = np.uint64(0xD6E8FEB86659FD93)  # Odd; makes the code of ("ab", "c") differ from that of ("a", "bc").
 
 
 def repeats(items: Sequence[str]) -> tuple[int, int]:
-    """Number of repeated items and of characters in them."""
+    """Return the number of repeated items and the number of characters in them."""
     distinct = set(items)
     if len(distinct) == len(items):
         return 0, 0
@@ -71,13 +70,13 @@ def repeats(items: Sequence[str]) -> tuple[int, int]:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The parts of the stripped text between runs of at least two newlines."""
-    parts = (part.lstrip("\n") for part in text.strip().split("\n\n"))
-    return [part for part in parts if part] or [""]
+    """Return the paragraphs of the stripped text: what runs of at least two newlines separate."""
+    paragraphs = (paragraph.lstrip("\n") for paragraph in text.strip().split("\n\n"))
+    return [paragraph for paragraph in paragraphs if paragraph] or [""]
 
 
 def split_lines(text: str) -> list[str]:
-    """The parts of the text between runs of newlines; an empty one where it begins or ends with a newline."""
+    """Return the lines between runs of newlines; the text's leading or trailing newline adds an empty line."""
     lines = [line for line in text.split("\n") if line]
     if text.startswith("\n"):
         lines.insert(0, "")
@@ -87,12 +86,12 @@ def split_lines(text: str) -> list[str]:
 
 
 def repetition(text: str, words: Words) -> dict[str, float]:
-    """The signals GOPHER_REPETITION of a text."""
+    """Return the signals GOPHER_REPETITION of a text."""
     size = max(len(text), 1)
     signals: dict[str, float] = {}
-    for name, parts in (("para", split_paragraphs(text)), ("line", split_lines(text))):
-        number, characters = repeats(parts)
-        signals[f"gopher_dup_{name}_frac"] = number / len(parts)
+    for name, items in (("para", split_paragraphs(text)), ("line", split_lines(text))):
+        number, characters = repeats(items)
+        signals[f"gopher_dup_{name}_frac"] = number / len(items)
         signals[f"gopher_dup_{name}_char_frac"] = characters / size
     offsets = np.concatenate(([0], np.cumsum(words.lengths)))
     for n, characters in _top_ngrams(words.codes, offsets):
@@ -103,16 +102,16 @@ def repetition(text: str, words: Words) -> dict[str, float]:
 
 
 def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """n and the characters (spaces between words included) in the most frequent n-gram, the first among equals."""
+    """Yield n and the number of characters in the most frequent n-gram, spaces included; ties go to the first."""
     grams = codes
-    places = np.arange(len(codes))  # an n-gram that recurs begins where an (n-1)-gram that recurs begins
+    starts_at = np.arange(len(codes))  # A recurring n-gram starts where a recurring (n-1)-gram starts.
     for n in TOP_SIZES:
         grams = grams[:-1] * _MIX + codes[n - 1 :]
         if not len(grams):
             yield n, 0
             continue
-        places = places[places < len(grams)]
-        order, same = _equal_ranks(grams[places])
+        starts_at = starts_at[starts_at < len(grams)]
+        order, same = _equal_ranks(grams[starts_at])
         most, at = 1, 0
         if len(same):
             bounds = np.flatnonzero(same[1:] - same[:-1] > 1) + 1
@@ -120,25 +119,25 @@ def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
             counts = np.concatenate((bounds, [len(same)])) - starts + 1
             most = int(counts.max())
             ranks = same[starts[counts == most]]
-            at = int(places[order[ranks[:, None] + np.arange(most)].min()])
-        places = places[_recurring(order, same)]
+            at = int(starts_at[order[ranks[:, None] + np.arange(most)].min()])
+        starts_at = starts_at[_recurring(order, same)]
         yield n, int(offsets[at + n] - offsets[at] + n - 1) * most
 
 
 def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """n and the characters in repeated n-grams, found from left to right and never overlapping one another."""
+    """Yield n and the number of characters in repeated n-grams, scanned from left to right without overlap."""
     forward, backward = powers(int(offsets[-1]) + 1)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(codes * forward[offsets[:-1]])))
     for n in REPEATED_SIZES:
-        # the dialect compares n-grams without separators: their code is a slice of the text's polynomial, shifted to 0
+        # The dialect compares n-grams without separators: their code is a slice of the text's polynomial, shifted to 0.
         grams = (sums[n:] - sums[:-n]) * backward[offsets[:-n]]
         order, same = _equal_ranks(grams)
-        # an n-gram that occurs once is neither a repeat nor the first of one, so only the others need the scan
-        places = _recurring(order, same) if len(same) else order[:0]
-        spans = offsets[places + n] - offsets[places]
+        # An n-gram that occurs once is not a repeat and has none, so only recurring n-grams need the scan.
+        starts_at = _recurring(order, same) if len(same) else order[:0]
+        spans = offsets[starts_at + n] - offsets[starts_at]
         seen: set[int] = set()
         characters = free = 0
-        for at, gram, span in zip(places.tolist(), grams[places].tolist(), spans.tolist()):
+        for at, gram, span in zip(starts_at.tolist(), grams[starts_at].tolist(), spans.tolist()):
             if at < free:
                 continue
             if gram in seen:
@@ -150,14 +149,14 @@ def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _equal_ranks(grams: Codes) -> tuple[Ints, Ints]:
-    """The order that sorts the n-grams, and the ranks whose n-gram equals that of the next rank."""
+    """Return the order that sorts the n-grams, and the ranks whose n-gram equals that of the next rank."""
     order = np.argsort(grams)
     ranked = grams[order]
     return order, np.flatnonzero(ranked[1:] == ranked[:-1])
 
 
 def _recurring(order: Ints, same: Ints) -> Ints:
-    """Indices, ascending, of the n-grams that occur more than once."""
+    """Return the indices, ascending, of the n-grams that occur more than once."""
     recurs = np.zeros(len(order), bool)
     recurs[order[same]] = True
     recurs[order[same + 1]] = True

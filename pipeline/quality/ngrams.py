@@ -1,7 +1,7 @@
-"""Word n-grams that recur in a text, for the dialects that count every occurrence of what occurs more than once.
+"""Recurring word n-grams of a text, for the dialects that count every occurrence of a repeated n-gram.
 
-An n-gram that recurs begins where an (n-1)-gram that recurs begins, so each size looks only at the places that the one
-before left: few in most texts.
+A recurring n-gram starts where a recurring (n-1)-gram starts, so each size checks only the positions that the previous
+size kept: few in most texts.
 """
 
 from collections.abc import Iterator
@@ -13,24 +13,24 @@ from pipeline.text.words import Codes, Ints
 
 SIZES = range(2, 11)
 TOP_SIZES, REPEATED_SIZES = (2, 3, 4), (5, 6, 7, 8, 9, 10)
-_MIX = np.uint64(0xD6E8FEB86659FD93)  # odd; makes the code of ("ab", "c") differ from that of ("a", "bc")
+_MIX = np.uint64(0xD6E8FEB86659FD93)  # Odd; makes the code of ("ab", "c") differ from that of ("a", "bc").
 
 
 @dataclass(frozen=True, slots=True)
 class Recurring:
-    """The n-grams of one size that occur more than once."""
+    """The n-grams of size `n` that occur more than once."""
 
     n: int
     places: Ints
-    """Words at which they begin, ascending."""
+    """Indices of their first words, ascending."""
     most: int
-    """How often the most frequent occurs; 1 if none recurs."""
+    """Count of the most frequent n-gram; 1 if none recurs."""
     firsts: Ints
-    """First places of those that occur so often; empty if none recurs."""
+    """First position of each n-gram with that count; empty if none recurs."""
 
 
 def recurring(codes: Codes) -> Iterator[Recurring]:
-    """The recurring n-grams of a text, given the codes of its words, for each of SIZES."""
+    """Yield the recurring n-grams of a text for each of SIZES, given the codes of its words."""
     places, grams = np.arange(len(codes)), codes
     for n in SIZES:
         inside = places <= len(codes) - n
@@ -53,17 +53,17 @@ def recurring(codes: Codes) -> Iterator[Recurring]:
         places, grams = places[recurs], grams[recurs]
 
 
-def covered(found: Recurring, offsets: Ints) -> int:
-    """Characters of the words in recurring n-grams, each word counted once, given the words' offsets [code points]."""
-    if not len(found.places):
+def covered(ngrams: Recurring, offsets: Ints) -> int:
+    """Return the number of characters in recurring n-grams, each word counted once; `offsets` in code points."""
+    if not len(ngrams.places):
         return 0
     edges = np.zeros(len(offsets), np.int64)
-    edges[found.places] += 1
-    edges[found.places + found.n] -= 1
+    edges[ngrams.places] += 1
+    edges[ngrams.places + ngrams.n] -= 1
     within = np.cumsum(edges[:-1]) > 0
     return int((offsets[1:] - offsets[:-1])[within].sum())
 
 
 def spans(places: Ints, n: int, offsets: Ints) -> Ints:
-    """Characters of the n-grams that begin at these words."""
+    """Return the number of characters of each n-gram that starts at these words."""
     return offsets[places + n] - offsets[places]

@@ -1,8 +1,9 @@
-"""RedPajama-V2's signals of documents.
+"""RedPajama-V2's signals of documents and of single lines.
 
-Most look at the text in lower case without punctuation, cut at whitespace; some at the raw text, cut into runs of word
-characters and of others. Source: Weber et al. 2024, arXiv 2411.12372, and its code `app/src/core/quality_signals`.
-Not here: those of models and of block lists, and the stop words are ours.
+Most use the lower-case text without punctuation, split at whitespace; some use the raw text, split into runs of word
+characters and runs of other characters. The signals of models and block lists are not here; the stop words are ours.
+Line signals also serve RefinedWeb's line rules. Lines end with their newline and tile the text.
+Source: Weber et al. 2024, arXiv 2411.12372, and its code `app/src/core/quality_signals`.
 """
 
 import re
@@ -34,14 +35,14 @@ _SENTENCE = re.compile(r"\b[^.!?]+[.!?]*")
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines with their newlines."""
+    """Return the lines of a text with their newlines."""
     lines = text.split("\n")
     last = lines.pop()
     return [line + "\n" for line in lines] + ([last] if last else [])
 
 
 def redpajama_lines(whole: Parts) -> dict[str, float | None]:
-    """The signals of a text and its lines that look at no words."""
+    """Return the signals of a text and its lines that need no words."""
     text, lines = whole.text, lines_of(whole.text)
     size = len(lines)
     return {
@@ -56,7 +57,7 @@ def redpajama_lines(whole: Parts) -> dict[str, float | None]:
 
 
 def redpajama_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
-    """The signals that look at words; None where a text has no words."""
+    """Return the signals of words; None if the text has no words."""
     raw = whole.vocabulary.words(whole.numbers, read_raw_words)
     num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
     lengths, flags, codes, _ = whole.read(read_normal_pieces)
@@ -74,13 +75,13 @@ def redpajama_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
         "rps_doc_lorem_ipsum": _placeholders(whole.text) if (flags & LOREM).any() else 0.0,
     }
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    for found in recurring(codes):
-        if found.n in TOP_SIZES:
-            first = int(found.firsts.min()) if len(found.firsts) else 0
-            top = int(offsets[first + found.n] - offsets[first]) * found.most if found.most > 1 else 0
-            signals[f"rps_doc_frac_chars_top_{found.n}gram"] = top / max(num_chars, 1)
+    for ngrams in recurring(codes):
+        if ngrams.n in TOP_SIZES:
+            first = int(ngrams.firsts.min()) if len(ngrams.firsts) else 0
+            top = int(offsets[first + ngrams.n] - offsets[first]) * ngrams.most if ngrams.most > 1 else 0
+            signals[f"rps_doc_frac_chars_top_{ngrams.n}gram"] = top / max(num_chars, 1)
         else:
-            signals[f"rps_doc_frac_chars_dupe_{found.n}grams"] = covered(found, offsets) / max(num_chars, 1)
+            signals[f"rps_doc_frac_chars_dupe_{ngrams.n}grams"] = covered(ngrams, offsets) / max(num_chars, 1)
     return signals
 
 
@@ -89,32 +90,31 @@ def _share(part: int, size: int) -> float | None:
 
 
 def _entropy(counts: Ints, total: int) -> float:
-    """Entropy of words that occur so often [nats]; summed over ascending counts, so that no hash has a say in it."""
-    different, times = np.unique(counts, return_counts=True)
-    shares = different / total
-    return float(-(times * shares * np.log(shares)).sum())
+    """Return the entropy of words with these counts [nats]; summed over ascending counts, so word hashes cannot
+    change the result."""
+    distinct, multiplicity = np.unique(counts, return_counts=True)
+    shares = distinct / total
+    return float(-(multiplicity * shares * np.log(shares)).sum())
 
 
 def _placeholders(text: str) -> float:
-    """Occurrences of the placeholder text over characters, both after normalisation."""
+    """Return occurrences of the placeholder text over characters, both after normalization."""
     normal = " ".join(filter(None, map(normal_piece, text.split())))
     return normal.count(PLACEHOLDER) / max(len(normal), 1)
 
 
-# Signals of single lines: those of RedPajama-V2, and what RefinedWeb's line rules look at.
-#
-# Lines end with their newline and tile the text, as RedPajama-V2 has them. Characters are counted on an array of their
-# classes, summed line by line; what a line's words say comes from the vocabulary.
+# Signals of single lines. Characters are counted on an array of their classes, summed line by line; the signals of a
+# line's words come from the vocabulary.
 
 UPPER, DIGIT, CODE, SPACE = 1, 2, 4, 8
-"""Classes of a character: upper case; digit; a sign that code has more of than prose; whitespace."""
+"""Classes of a character: upper case; digit; a sign that is more frequent in code than in prose; whitespace."""
 CODE_SIGNS = frozenset("{}[]()<>=;_/\\|&$#@*+^~`%")
 TERMINAL = (".", "!", "?", "”")
 COUNTED = "likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
 COUNTER = re.compile(rf"^\W*\d[,.\d]*[kmb]?\s+(?:{COUNTED})\W*$")
-"""A line that is a counter, such as `3 likes`, in lower case. RefinedWeb's words as DCLM lists them."""
+"""Matches a lower-case line that is a counter, such as `3 likes`. RefinedWeb's words as DCLM lists them."""
 _COUNTED = re.compile(COUNTED)
-_CLASSED = 0x32000  # beyond lie no letters with case, digits or spaces
+_CLASSED = 0x32000  # Code points above have no letters with case, digits or spaces.
 
 
 @cache
@@ -128,18 +128,18 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def classes_of(text: str) -> npt.NDArray[np.uint8]:
-    """The classes of every character of a text."""
+    """Return the classes of every character of a text."""
     return _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
 
 
 def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
-    """The sums of the values between neighbouring edges."""
+    """Return the sums of the values between consecutive edges."""
     totals = np.concatenate(([0], np.cumsum(values)))[edges]
     return totals[1:] - totals[:-1]
 
 
 class Lines:
-    """The lines of a text and what is counted on each of them."""
+    """The lines of a text and the character and word counts of each line."""
 
     def __init__(self, whole: Parts):
         self.whole = whole
@@ -148,27 +148,27 @@ class Lines:
         classes = classes_of(whole.text)
         self.upper = _sums((classes & UPPER) > 0, self.edges)
         self.digits = _sums((classes & DIGIT) > 0, self.edges)
-        if len(self.texts) == len(whole.lines):  # then no other separator than newlines splits a line
+        if len(self.texts) == len(whole.lines):  # True only if no separator other than a newline splits a line.
             self.counts = np.array(whole.counts, np.int64)
         else:
             self.counts = np.fromiter((len(line.split()) for line in self.texts), np.int64, len(self.texts))
 
     def lengths(self) -> Ints:
-        """Length of each line without its newline [code points]."""
+        """Return the length of each line without its newline [code points]."""
         newlines = np.fromiter((line.endswith("\n") for line in self.texts), np.int64, len(self.texts))
         return self.edges[1:] - self.edges[:-1] - newlines
 
     def counters(self) -> npt.NDArray[np.bool_]:
-        """Which lines are counters."""
-        found = np.zeros(len(self.texts), bool)
+        """Return a mask of the lines that are counters."""
+        is_counter = np.zeros(len(self.texts), bool)
         if _COUNTED.search(self.whole.lowered):
             for number in np.flatnonzero((self.digits > 0) & (self.counts > 1)).tolist():
-                found[number] = COUNTER.search(self.texts[number].removesuffix("\n").lower()) is not None
-        return found
+                is_counter[number] = COUNTER.search(self.texts[number].removesuffix("\n").lower()) is not None
+        return is_counter
 
 
 def line_signals(lines: Lines) -> dict[str, Any]:
-    """The column `lines`, spans [start, end), and LINE_SIGNALS, a value for each of them."""
+    """Return the column `lines`, spans [start, end), and LINE_SIGNALS with one value per line."""
     whole, texts, edges = lines.whole, lines.texts, lines.edges
     per_piece, (lengths, flags, _, numeric) = whole.vocabulary.look_up(read_normal_pieces, whole.numbers)
     words_at = np.concatenate(([0], np.cumsum(per_piece)))[np.concatenate(([0], np.cumsum(lines.counts)))]

@@ -1,8 +1,8 @@
-"""RefinedWeb's line rules as DCLM implements them, as spans to cut, and the share of words that they cost.
+"""RefinedWeb's line rules as DCLM implements them: the spans to cut, and the share of words that they remove.
 
-Cut are lines in capitals, of digits alone, counters such as `3 likes`, and of a single word; from lines of at most ten
-words also three phrases of shops and blogs. What the phrases and the line breaks leave is not stripped line by line but
-as a whole. Source: Penedo et al. 2023, arXiv 2306.01116, appendix G.2; Li et al. 2024, arXiv 2406.11794.
+They cut lines in capitals, lines of digits only, counters such as `3 likes`, and lines of a single word. From lines of
+at most ten words they also cut three phrases of shops and blogs. The result is stripped as a whole, not line by line.
+Source: Penedo et al. 2023, arXiv 2306.01116, appendix G.2; Li et al. 2024, arXiv 2406.11794.
 """
 
 import re
@@ -24,22 +24,25 @@ PHRASES = (
     re.compile(r"\s?read more...$", re.IGNORECASE),
     re.compile(r"^sign-in\s?", re.IGNORECASE),
 )
-"""Taken out one after the other. The dots stand for any character: so does DCLM's pattern."""
+"""Patterns that are removed one after the other. Each dot matches any character, as in DCLM's pattern."""
 _PHRASES = ("items in cart", "read more", "sign-in")
 
 
 @dataclass(frozen=True, slots=True)
 class RefinedWebRules:
-    """The settings of the line rules."""
+    """The settings of RefinedWeb's line rules."""
 
     max_uppercase: float = 0.5
-    """Share of upper case among the characters of a line."""
+    """Maximum share of upper-case characters of a line."""
     min_words: int = 2
-    """Words between whitespace that a line needs; empty lines stay."""
+    """Minimum number of whitespace-separated words of a line [words]; empty lines are kept."""
 
 
 def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
-    """What to cut from a text, and how many lines go whole; in other languages by capitals and digits alone."""
+    """Return the spans to cut and the number of lines that are cut as a whole.
+
+    In languages other than English only the rules on capitals and digits apply.
+    """
     text, edges = lines.whole.text, lines.edges
     lengths = lines.lengths()
     keep = lines.upper <= rules.max_uppercase * lengths
@@ -54,15 +57,15 @@ def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tup
             if not any(phrase in line.lower() for phrase in _PHRASES):
                 continue
             start, stop = int(edges[number]), int(edges[number] + lengths[number])
-            found, left = _phrases_in(text[start:stop])
+            phrases, left = _phrases_in(text[start:stop])
             num_cut += not left.strip()
-            cuts += [(start + a, start + b) for a, b in found] if left.strip() else [(start, int(edges[number + 1]))]
-    rest = between(union(cuts, []), len(text))
-    return between(trim(text, rest), len(text)), num_cut
+            cuts += [(start + a, start + b) for a, b in phrases] if left.strip() else [(start, int(edges[number + 1]))]
+    kept = between(union(cuts, []), len(text))
+    return between(trim(text, kept), len(text)), num_cut
 
 
 def _numbers(lines: Lines, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The lines of digits alone; the text's own first and last lines are looked at without outer whitespace."""
+    """Return a mask of the lines of digits only; the first and last line are stripped before the check."""
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
     filled = np.flatnonzero(kept & (lines.counts > 0))
@@ -73,29 +76,29 @@ def _numbers(lines: Lines, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]
 
 
 def _phrases_in(line: str) -> tuple[list[Span], str]:
-    """Where a line holds the phrases, and the line without them."""
+    """Return the spans of the phrases in a line, and the line without them."""
     size = len(line)
-    places = list(range(size))
+    offsets = list(range(size))
     for pattern in PHRASES:
         for match in reversed(list(pattern.finditer(line))):
             line = line[: match.start()] + line[match.end() :]
-            del places[match.start() : match.end()]
-    return [(place, place + 1) for place in sorted(set(range(size)).difference(places))], line
+            del offsets[match.start() : match.end()]
+    return [(offset, offset + 1) for offset in sorted(set(range(size)).difference(offsets))], line
 
 
 def share_of_words(whole: Parts, cuts: Sequence[Span]) -> float:
-    """Words that the cuts take away over words, as DCLM counts them; 1 if nothing is left."""
+    """Return the words that the cuts remove over all words, as DCLM counts them; 1 if nothing is left."""
     text = whole.text
     before = num_words(whole)
     left = len(text) - sum(end - start for start, end in cuts)
     if not before or not left:
         return 1.0
-    apart = all(_parted(text, start) and _parted(text, end) for start, end in cuts)
-    if apart:  # no word is cut in two, so those that go are those of what is cut
+    if all(_at_word_boundary(text, start) and _at_word_boundary(text, end) for start, end in cuts):
+        # No word is cut in two, so the removed words are the words of the cut spans.
         return num_words(Parts("\n".join([text[start:end] for start, end in cuts]), whole.vocabulary)) / before
     return (before - num_words(Parts(without(text, cuts), whole.vocabulary))) / before
 
 
-def _parted(text: str, place: int) -> bool:
-    """Whether no word of DCLM's can lie on both sides of this place."""
-    return place in (0, len(text)) or text[place - 1] in ASCII_SPACE or text[place] in ASCII_SPACE
+def _at_word_boundary(text: str, offset: int) -> bool:
+    """Return True if no word, as DCLM defines it, can extend across this offset."""
+    return offset in (0, len(text)) or text[offset - 1] in ASCII_SPACE or text[offset] in ASCII_SPACE

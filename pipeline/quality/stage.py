@@ -1,4 +1,9 @@
-"""All signals of one text that are asked for, measured in one walk over its lines and words."""
+"""The quality stage: measures and stores the signals of each text, and declares the checks on them.
+
+The stage itself drops nothing. The checks use stored signals only, so other limits can be tried on the table without
+the text. A limit holds for the language that it was set for: English has the published values, other languages those
+of their profile, and a neutral rule holds for every language.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,57 +36,57 @@ _RATIOS = tuple(signal.name for signal in SIGNALS if signal.kind == pa.float32()
 
 @dataclass(frozen=True, eq=False)
 class Measures:
-    """What is measured of each text and what is cut from it."""
+    """The signals to measure on each text and the lines to cut from it."""
 
     families: frozenset[str] = frozenset(("gopher_repetition", "gopher_quality", "c4", "fineweb"))
     cut_lines: frozenset[str] = frozenset(("c4",))
-    """Names of the line rules whose finds are cut, not only counted."""
+    """Names of the line rules whose lines are cut, not only counted."""
     lines: LineRules = field(default_factory=LineRules)
     refinedweb: RefinedWebRules = field(default_factory=RefinedWebRules)
     stop_words: Mapping[str, Codes] = field(default_factory=lambda: {ENGLISH: stop_codes(STOP_WORDS)})
     """`stop_codes` of the stop words of each language."""
 
-    def wants(self, rules: str) -> bool:
-        """Whether line rules are counted or cut."""
+    def applies(self, rules: str) -> bool:
+        """Return True if these line rules are counted or cut."""
         return rules in self.families or rules in self.cut_lines
 
 
 def measure(text: str, language: str, measures: Measures, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The signals of the text, its `cuts`, and of what they leave `num_bytes`, `_body` and `_words` (their xxh64)."""
+    """Return the signals and `cuts` of a text, and `num_bytes`, `_body` and `_words` (xxh64) of the text after cuts."""
     vocabulary.trim()
     whole = Parts(text, vocabulary)
     row = _families(whole, language, measures)
     cuts: list[Span] = []
     body = whole
-    lines = Lines(whole) if measures.wants("refinedweb") or "lines" in measures.families else None
+    lines = Lines(whole) if measures.applies("refinedweb") or "lines" in measures.families else None
     if lines is not None and "lines" in measures.families:
         row |= line_signals(lines)
-    if measures.wants("c4"):
-        signals, found, left = _c4(whole, language, measures.lines)
+    if measures.applies("c4"):
+        signals, c4_cuts, c4_body = _c4(whole, language, measures.lines)
         row |= signals if "c4" in measures.families else {}
         if "c4" in measures.cut_lines:
-            cuts, body = found, left
-    if lines is not None and measures.wants("refinedweb"):
-        signals, found, left = _refinedweb(lines, language, measures.refinedweb)
+            cuts, body = c4_cuts, c4_body
+    if lines is not None and measures.applies("refinedweb"):
+        signals, refinedweb_cuts, refinedweb_body = _refinedweb(lines, language, measures.refinedweb)
         row |= signals if "refinedweb" in measures.families else {}
         if "refinedweb" in measures.cut_lines:
-            both = union(cuts, found)
-            body = Parts(without(text, both), vocabulary) if cuts else left
-            cuts = both
+            all_cuts = union(cuts, refinedweb_cuts)
+            body = Parts(without(text, all_cuts), vocabulary) if cuts else refinedweb_body
+            cuts = all_cuts
     if "fineweb" in measures.families:
         row |= fineweb(body.text, len(body.words.flags))
     row["cuts"], row["_body"], row["_words"] = cuts, body.text, vocabulary.keys(body.numbers)
     row["num_bytes"] = len(body.text.encode("utf-8", "surrogatepass"))
-    # the table stores float32: rounding here makes a decision taken now and one replayed from the table the same
+    # The table stores float32: rounding here makes a decision now equal to one replayed from the table.
     measured = [name for name in _RATIOS if row.get(name) is not None]
     row.update(zip(measured, np.array([row[name] for name in measured], np.float32).tolist()))
     return row
 
 
 def _families(whole: Parts, language: str, measures: Measures) -> dict[str, Any]:
-    """The signals of all families that look at the whole text, before any cut."""
+    """Return the signals of all families that are measured on the whole text, before any cut."""
     families, stop_words = measures.families, measures.stop_words.get(language, NO_CODES)
-    spaced = language not in UNSPACED_LANGUAGES  # elsewhere what lies between whitespace is no word
+    spaced = language not in UNSPACED_LANGUAGES  # In the others, whitespace does not separate words.
     row: dict[str, Any] = {}
     if "gopher_repetition" in families:
         row |= repetition(whole.text, whole.words)
@@ -105,7 +110,7 @@ def _families(whole: Parts, language: str, measures: Measures) -> dict[str, Any]
 
 
 def _c4(whole: Parts, language: str, rules: LineRules) -> tuple[dict[str, Any], list[Span], Parts]:
-    """The signals of C4, the cuts that its line rules ask for, and what these leave."""
+    """Return the signals of C4, the cuts of its line rules, and the text after these cuts."""
     text, lines, counts = whole.text, whole.lines, whole.counts
     kept = apply_line_rules(text, lines, counts, rules) if language == ENGLISH else keep_every_line(text, counts)
     remains = "".join([text[start:end] for start, end in kept.spans])
@@ -120,7 +125,7 @@ def _c4(whole: Parts, language: str, rules: LineRules) -> tuple[dict[str, Any], 
 
 
 def _refinedweb(lines: Lines, language: str, rules: RefinedWebRules) -> tuple[dict[str, Any], list[Span], Parts]:
-    """The signals of RefinedWeb, the cuts that its line rules ask for, and what these leave."""
+    """Return the signals of RefinedWeb, the cuts of its line rules, and the text after these cuts."""
     whole = lines.whole
     cuts, num_cut = apply_refinedweb(lines, rules, language == ENGLISH)
     left = Parts(without(whole.text, cuts), whole.vocabulary) if cuts else whole
@@ -128,11 +133,11 @@ def _refinedweb(lines: Lines, language: str, rules: RefinedWebRules) -> tuple[di
     return signals, cuts, left
 
 
-# The vocabularies of a worker: one for each way to split, so that their number does not grow with the languages.
+# The vocabularies of a worker: one per splitter, so that their number does not grow with the number of languages.
 
 
 class Vocabularies:
-    """The vocabulary of each language; languages that are split alike share one."""
+    """The vocabulary of each language; languages with the same splitter share one."""
 
     def __init__(self, capacity: int = CAPACITY):
         self._capacity = capacity
@@ -145,20 +150,16 @@ class Vocabularies:
         return self._by_splitter[split]
 
 
-# The quality stage: the signals of each text are measured and stored, and thresholds are declared, not applied.
-#
-# What decides sees nothing but stored signals, so other thresholds can be tried on the table without the text. A limit
-# holds for the language it was set for: English has the published values, others those of their profile, and what no
-# language is named for holds for all.
+# The stage's functions.
 
 
 def models(config: QualityConfig) -> dict[str, str]:
-    """The file of profiles, if the recipe names one."""
+    """Return the file of profiles, if the recipe names one."""
     return {"profiles": config.profiles} if config.profiles else {}
 
 
 def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
-    """The function that adds the signals, cuts and body of a document; it decides nothing."""
+    """Return the function that adds the signals, cuts and body of a document; it drops nothing."""
     profiles = load_profiles(models.get("profiles"))
     stop_words = {language: stop_codes(profile.stop_words) for language, profile in profiles.items()}
     vocabularies, measures = Vocabularies(), measures_of(config, stop_words)
@@ -170,7 +171,7 @@ def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Measures:
-    """What the settings ask to measure, given the codes of the stop words of each language."""
+    """Return the measures that the settings select, given the codes of the stop words of each language."""
     lines = LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
@@ -179,15 +180,19 @@ def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Measu
 
 
 def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Every rule that decides, in order, with its limit in each language. Raises ConfigError for a bad profile.
+    """Return the check of every active rule, in order, with its limit in each language.
 
-    The built-in profiles were derived in the dialect "datatrove"; the others need a file derived in theirs.
+    The built-in profiles were derived with the dialect "datatrove"; another dialect needs a file derived with it.
+    Raises ConfigError if a profile sets a limit that is no threshold of the quality section.
     """
     profiles = load_profiles(models.get("profiles"))
     thresholds = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
     unknown = sorted({name for profile in profiles.values() for name in profile.limits} - thresholds)
     if unknown:
-        raise ConfigError(f"language profiles: expected limits of quality thresholds, got {unknown}. Derive them anew.")
+        raise ConfigError(
+            f"language profiles: expected limits of quality thresholds, got {unknown}. "
+            "Run `penstock derive-profiles` again."
+        )
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
     return [
         Check(rule.reason, rule.signal, rule.setting, limits_of(rule, config, known)) for rule in config.chosen_rules()
@@ -195,7 +200,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
 
 
 def limits_of(rule: Rule, config: QualityConfig, profiles: Mapping[str, Profile]) -> dict[str, float]:
-    """The limit of a rule by language; a language that it does not name, and EVERY neither, is not checked."""
+    """Return the limit of a rule by language; without EVERY, a language that is not listed is not checked."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)
     if rule.neutral:

@@ -1,8 +1,8 @@
-"""What the dialects take for a word: readers that a vocabulary asks once of every piece it meets.
+"""The lines and words of a text as each dialect defines them; a vocabulary computes them once per distinct piece.
 
-The datatrove dialect has the words of the language's splitter. DCLM and dolma take the pieces between whitespace, DCLM
-for n-grams Unicode's words; RedPajama-V2 takes runs of word characters and of others, and for most of its signals the
-pieces in lower case without ASCII punctuation.
+A piece is a maximal run of characters without whitespace. The datatrove dialect uses the words of the language's
+splitter. DCLM and dolma use pieces, DCLM's n-grams Unicode words. RedPajama-V2 uses runs of word characters and of
+other characters, and for most of its signals lower-case pieces without ASCII punctuation.
 """
 
 import re
@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,11 @@ from pipeline.text.words import Codes, Ints, Reader, Vocabulary, Words, token_co
 Arrays = tuple[npt.NDArray[Any], ...]
 
 LETTER, SYMBOL, ALNUM_FIRST = 1, 2, 4
-"""Flags of a piece: has a letter; has one of dolma's symbols; begins with a letter or digit."""
+"""Flags of a piece: has a letter; has one of dolma's symbols; starts with a letter or digit."""
 ASCII_LETTER, CAPITALS = 1, 2
 """Flags of a raw word of RedPajama-V2: has an ASCII letter; is in upper case."""
 JAVASCRIPT, LOREM = 1, 2
-"""Flags of a normal word of RedPajama-V2: is `javascript`; ends like the first word of the placeholder text."""
+"""Flags of a normalized word of RedPajama-V2: is `javascript`; ends like the first word of the placeholder text."""
 DOLMA_SYMBOLS = ("#", "…")
 
 _RAW_WORD = re.compile(r"\w+|\W+")
@@ -34,7 +34,7 @@ _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 
 def lengths_of(words: Sequence[str]) -> Ints:
-    """Length of each word [code points]."""
+    """Return the length of each word [code points]."""
     return np.fromiter(map(len, words), np.int64, len(words))
 
 
@@ -43,7 +43,7 @@ def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
 
 
 def read_pieces(pieces: Sequence[str]) -> Arrays:
-    """The pieces themselves: lengths, flags, codes, and the codes of their lower case."""
+    """Read the pieces themselves as words: counts, lengths, flags, codes, and the codes of their lower case."""
     lengths, lowered = lengths_of(pieces), [piece.lower() for piece in pieces]
     flags = _flags(map(_piece_flags, pieces), len(pieces))
     lower_codes = token_codes(lowered, lengths_of(lowered))
@@ -58,14 +58,14 @@ def _piece_flags(piece: str) -> int:
 
 
 def normal_piece(piece: str) -> str:
-    """A piece as RedPajama-V2 normalises it: no ASCII punctuation, lower case, NFD."""
+    """Return a piece as RedPajama-V2 normalizes it: no ASCII punctuation, lower case, NFD."""
     if piece.isascii() and piece.isalpha():
         return piece.lower()
     return unicodedata.normalize("NFD", piece.translate(_NO_PUNCTUATION).lower())
 
 
 def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
-    """What normalisation leaves of each piece, one word or none: lengths, flags, codes, numeric characters."""
+    """Read normalized pieces, one word or none each: counts, lengths, flags, codes, numbers of numeric characters."""
     normal = [normal_piece(piece) for piece in pieces]
     words = [word for word in normal if word]
     lengths = lengths_of(words)
@@ -94,25 +94,25 @@ def _no_flags(word: str) -> int:
 
 
 read_raw_words = words_of(_raw_words, _raw_flags)
-"""The words of RedPajama-V2's raw text: runs of word characters, and runs of others, of a piece."""
+"""Reads the words of RedPajama-V2's raw text: runs of word characters, and runs of other characters, of a piece."""
 read_unicode_words = words_of(unicode_words, _no_flags)
-"""The words of DCLM's n-grams."""
+"""Reads the words of DCLM's n-grams."""
 
 
 def num_among(codes: Codes, known: Codes) -> int:
-    """How many of the words are among the known ones, repetitions counted; both by their codes, `known` sorted."""
+    """Return the number of words, repetitions included, that are among `known`; both are codes, `known` sorted."""
     if not len(known):
         return 0
-    places = np.searchsorted(known, codes)
-    places[places == len(known)] = 0
-    return int(np.count_nonzero(known[places] == codes))
+    indices = np.searchsorted(known, codes)
+    indices[indices == len(known)] = 0
+    return int(np.count_nonzero(known[indices] == codes))
 
 
-# The parts of one text that its signals are taken from: lines, pieces between whitespace, words; each found once.
+# The lines, pieces and words of one text, each computed at most once.
 
 
 class Parts:
-    """A text and what it falls into, as far as somebody asks."""
+    """A text with its lines, pieces and words, computed on first use."""
 
     def __init__(self, text: str, vocabulary: Vocabulary):
         self.text = text
@@ -121,7 +121,7 @@ class Parts:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines with their ends, as `splitlines` finds them."""
+        """The lines with their line ends, as `splitlines` splits them."""
         return self.text.splitlines(keepends=True)
 
     @cached_property
@@ -150,15 +150,15 @@ class Parts:
         return self.text.lower()
 
     def read(self, reader: Reader) -> list[npt.NDArray[Any]]:
-        """What a reader says of the pieces, asked once."""
-        found = self._read.get(reader)
-        if found is None:
-            found = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
-        return found
+        """Return a reader's arrays for the pieces; each reader runs once."""
+        arrays = self._read.get(reader)
+        if arrays is None:
+            arrays = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
+        return arrays
 
-    def only(self, lines: Sequence[int], text: str) -> "Parts":
-        """The parts of `text`, which holds these lines and no others, pieces and all."""
-        rest = Parts(text, self.vocabulary)
+    def only(self, lines: Sequence[int], text: str) -> Self:
+        """Return the view of `text`, which consists of exactly these lines, reusing their pieces."""
+        rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):
             rest.__dict__ |= {"_pieces": (counts, self.numbers), "words": self.words}

@@ -1,1 +1,1 @@
-"""Sources: how files of the outside world become rows, with an account of every byte."""
+"""Sources: readers that turn input files into rows and account for every byte."""

@@ -1,7 +1,7 @@
-"""Frames: the gzip members, zstd frames and plain stretches of a file, decoded piece by piece with where each one lies.
+"""Decoder of compressed files: gzip members, zstd frames, bzip2 streams and plain runs, with their stored offsets.
 
-Every frame's exact span is known, its check sum is verified, and a piece is bounded whatever the compression ratio.
-Where bytes cannot be decoded the reader says so and goes on at the next place where a frame starts.
+The exact span of every frame is known and its checksum is verified. A decoded block has a maximum size at any
+compression ratio. After bytes that cannot be decoded, the reader reports a fault and resumes at the next frame.
 """
 
 import bz2
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from fastwarc.stream_io import ZstdReader
 
-# Reading anywhere in a byte stream through one cached block, and finding bytes in it.
+# Random access to a byte stream through one cached block, and search in it.
 
 BLOCK_BYTES = 1 << 20
 OVERLAP_BYTES = 16 << 10
 
 
 class ByteStream(Protocol):
-    """What a source needs of a file: reading from any position."""
+    """The file interface that a source requires: reading from any position."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
@@ -28,7 +28,7 @@ class ByteStream(Protocol):
 
 
 class Blocks:
-    """Reading anywhere in a stream through one cached block."""
+    """Random access to a stream through one cached block."""
 
     def __init__(self, stream: ByteStream):
         self._stream = stream
@@ -37,7 +37,7 @@ class Blocks:
         self._view = memoryview(b"")
 
     def at(self, position: int, size: int) -> memoryview:
-        """At most `size` bytes from `position`; fewer where a block ends; none only at the end of the file."""
+        """Return at most `size` bytes from `position`: fewer at the end of a block, none only at the end of file."""
         offset = position - self._start
         if not 0 <= offset < len(self._block):
             self._load(position)
@@ -45,14 +45,14 @@ class Blocks:
         return self._view[offset : offset + size]
 
     def peek(self, position: int, size: int) -> bytes:
-        """Exactly `size` bytes from `position`, fewer only where the file ends; the cached block stays."""
+        """Return `size` bytes from `position`, fewer only at the end of the file; the cached block is kept."""
         offset = position - self._start
         if 0 <= offset <= len(self._block) - size:
             return bytes(self._view[offset : offset + size])
         return self._read(position, size)
 
     def search(self, pattern: re.Pattern[bytes], position: int) -> Iterator[int]:
-        """Positions where `pattern` matches, from `position` on; a match longer than OVERLAP_BYTES may be missed."""
+        """Yield the positions of matches from `position`; a match longer than OVERLAP_BYTES may be missed."""
         size = BLOCK_BYTES >> 4
         while True:
             block = self.peek(position, size)
@@ -67,7 +67,7 @@ class Blocks:
             size = BLOCK_BYTES
 
     def size(self) -> int:
-        """The size of the file [bytes]."""
+        """Return the size of the file [bytes]."""
         return self._stream.seek(0, 2)
 
     def _load(self, position: int) -> None:
@@ -85,7 +85,7 @@ class Blocks:
 
 SLICE_BYTES = 32 << 10
 PIECE_BYTES = 1 << 20
-# A decoder notices damage some way behind it; a frame that starts within this distance is still found.
+# A decoder notices damage only after it; a frame that starts within this distance before is still recovered.
 BACKTRACK_BYTES = 192 << 10
 ZSTD_BLOCK_BYTES = 128 << 10
 PEEK_BYTES = 8 << 10
@@ -96,25 +96,25 @@ ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
 
 class Piece(NamedTuple):
-    """Decoded bytes; `start` is the stored offset of their frame, or of the bytes themselves when they are plain."""
+    """A block of decoded bytes; `start` is the stored offset of their frame, or of the bytes themselves if plain."""
 
     data: bytes
     start: int
     plain: bool
     first: bool
-    """Whether a frame or plain stretch begins here."""
+    """True if a frame or plain run starts here."""
     fault: str | None = None
-    """The reason why the bytes from `start` to `resumed` cannot be decoded, or not to their end."""
+    """The reason why the bytes from `start` to `resumed` cannot be decoded completely."""
     resumed: int = 0
 
 
 class Starts(NamedTuple):
-    """How to tell where a record starts, so that reading can go on behind damage."""
+    """Patterns of record starts, so that reading can resume after damage."""
 
     begins: Callable[[bytes], bool]
-    """Whether decoded bytes begin with a record, for bytes where one is expected."""
+    """Return True if decoded bytes, expected to be a record, start with one."""
     pattern: re.Pattern[bytes]
-    """Finds a record among other bytes; strict. The match begins with the record or with the line end before it."""
+    """Strict pattern of a record among other bytes. A match starts with the record or the line end before it."""
 
 
 class _DamageError(Exception):
@@ -124,33 +124,33 @@ class _DamageError(Exception):
 
 
 class Frames:
-    """The pieces of a file in order. `starts` is None for text, where any decodable byte will do."""
+    """The decoded blocks of a file in order. `starts` is None for text, for which any decodable byte is valid."""
 
     def __init__(self, stream: ByteStream, starts: Starts | None):
         self.blocks = Blocks(stream)
         self.starts = starts
         self.end = 0
-        """The size of the file [bytes], once every piece was read."""
+        """The size of the file [bytes], after every block was read."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
         self._pieces = self._read(0)
 
     def next(self) -> Piece | None:
-        """The next piece, None at the end of the file."""
+        """Return the next block, or None at the end of the file."""
         return next(self._pieces, None)
 
     def seek(self, position: int) -> None:
-        """Go on at a stored offset where a frame or a plain stretch starts."""
+        """Continue at a stored offset where a frame or a plain run starts."""
         self._pieces.close()
         self._pieces = self._read(position)
 
     def next_start(self, position: int) -> int:
-        """The first stored offset from `position` on where a frame decodes or a record starts; else the file size."""
+        """Return the first stored offset from `position` where a frame decodes or a record starts, or the file size."""
         return self._search(self._anything, position)
 
     def _search(self, pattern: re.Pattern[bytes], position: int) -> int:
-        for found in self.blocks.search(pattern, position):
-            if self._decodes(found):
-                return found + (self.blocks.peek(found, 1) == b"\n")
+        for match in self.blocks.search(pattern, position):
+            if self._decodes(match):
+                return match + (self.blocks.peek(match, 1) == b"\n")
         return self.blocks.size()
 
     def _decodes(self, position: int) -> bool:
@@ -183,13 +183,13 @@ class Frames:
     def _frame(self, codec: "Codec", start: int) -> Generator[Piece, None, int]:
         first, position = True, start
         try:
-            for data, behind in codec(self.blocks, start):
-                position = behind
+            for data, end in codec(self.blocks, start):
+                position = end
                 if data:
                     yield Piece(data, start, False, first)
                     first = False
         except _DamageError as damage:
-            # Frames only: a damaged frame may hold its record in stored blocks, to be seen but not to be read twice.
+            # Search for frames only: a damaged frame may contain its record uncompressed, which must not be read twice.
             position = self._search(CANDIDATE, max(start + 1, damage.position - BACKTRACK_BYTES))
             yield Piece(b"", start, False, first, damage.reason, position)
         return position
@@ -203,7 +203,7 @@ class Frames:
 
 
 Codec = Callable[[Blocks, int], Iterator[tuple[bytes, int]]]
-"""(blocks, start of the frame) → decoded pieces, each with the stored offset behind it; raises _DamageError."""
+"""(blocks, start of the frame) → decoded blocks, each with the stored offset after it; raises _DamageError."""
 
 
 def _codec(head: bytes) -> Codec | None:
@@ -225,7 +225,7 @@ def _gzip(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
             if position == start:
                 yield _salvage(stored), position
             raise _DamageError("bad_gzip", position) from None
-        # At the end of the member both attributes hold what is left of the input.
+        # At the end of the member both attributes hold the rest of the input.
         position += len(stored) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
         if data or stored:
             yield data, position
@@ -234,7 +234,7 @@ def _gzip(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(stored: memoryview) -> bytes:
-    """What a damaged member gives before the damage: zlib discards the output of the call that fails."""
+    """Return the bytes of a damaged member before the damage: zlib discards the output of the call that fails."""
     decoder = zlib.decompressobj(31)
     parts: list[bytes] = []
     try:
@@ -264,8 +264,8 @@ def _zstd(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
     damage = None
     try:
         end = _zstd_end(blocks, start)
-    except _DamageError as found:
-        damage, end = found, found.position
+    except _DamageError as error:
+        damage, end = error, error.position
     try:
         reader = ZstdReader(cast(Any, _Range(blocks, start, end))) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
         while data := reader.read(PIECE_BYTES):
@@ -278,7 +278,7 @@ def _zstd(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _zstd_end(blocks: Blocks, start: int) -> int:
-    """Stored offset behind a zstd frame, by its block headers. Source: RFC 8878, sections 3.1.1 and 3.1.2."""
+    """Return the stored offset after a zstd frame, from its block headers. Source: RFC 8878, sections 3.1.1, 3.1.2."""
     head = blocks.peek(start, 8).ljust(8, b"\0")
     position = start
     if head[:4] != ZSTD:
@@ -304,7 +304,7 @@ def _zstd_end(blocks: Blocks, start: int) -> int:
 
 
 class _Range:
-    """The stored bytes from `start` to `end`, as a stream for a decoder that pulls."""
+    """The stored bytes from `start` to `end`, as a stream for a decoder that reads from a file object."""
 
     def __init__(self, blocks: Blocks, start: int, end: int):
         self._blocks = blocks
@@ -312,12 +312,12 @@ class _Range:
         self._end = end
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes, empty at the end of the range."""
+        """Return at most `size` bytes, empty at the end of the range."""
         left = self._end - self._position
         data = bytes(self._blocks.at(self._position, min(left, size if size >= 0 else SLICE_BYTES)))
         self._position += len(data)
         return data
 
     def tell(self) -> int:
-        """The stored offset of the next byte."""
+        """Return the stored offset of the next byte."""
         return self._position

@@ -1,7 +1,7 @@
-"""HTTP responses as archives keep them: status, media type and the decoded page, bounded in bytes.
+"""Parsers of record headers (WARC, ARC) and of archived HTTP responses: status, media type and the decoded page.
 
-Crawlers store responses in every state: encoded as received, decoded with the old headers left in place, cut short.
-A declared encoding that the body plainly does not have is therefore taken as already undone.
+Crawlers store responses encoded as received, decoded with the old headers, or truncated. If a body clearly lacks its
+declared encoding, it is treated as already decoded. The size of a decoded page is limited.
 """
 
 import io
@@ -16,10 +16,9 @@ from fastwarc.stream_io import ZstdReader
 from pipeline.engine.stage import Drop
 from pipeline.sources.config import SourceConfig
 
-# Record headers of WARC (all versions) and ARC (v1, v2), read leniently into one form.
-#
-# Real archives hold folded lines, bare line feeds, NUL bytes, invalid UTF-8 and lower-case types; none of them makes a
-# record unreadable. Only a record whose length cannot be known has no header.
+# Record headers of WARC (all versions) and ARC (v1, v2), parsed leniently into one form. Real archives contain folded
+# lines, bare line feeds, NUL bytes, invalid UTF-8 and lower-case types; none of them makes a record unreadable. Only a
+# record whose length cannot be determined has no header.
 
 MAX_HEADER_BYTES = 64 << 10
 WARC_VERSION = re.compile(rb"(?i:WARC)/\d")
@@ -29,8 +28,8 @@ ARC_LINE = re.compile(
     rb"([A-Za-z][A-Za-z0-9+.\-]{1,15}:[^\r\n]{0,8000}) ([0-9A-Fa-f.:]{2,45}|-) (\d{8,14}) ([^\r\n ]*)"
     rb"(?: [^\r\n]{0,500})? (\d{1,15})\r?\n"
 )
-# Among other bytes the start of a record is looked for more strictly: a version line and a known field, or a whole ARC
-# line behind a line end. Both begin with a literal, which lets the search skip ahead (30 times as fast on zeros).
+# Among other bytes the search for a record start is stricter: a version line and a known field, or a whole ARC line
+# after a line end. Both start with a literal, which lets the search skip ahead (30 times as fast on zeros).
 RECORD = re.compile(
     rb"WARC/\d\.\d{1,2}\r?\n(?i:WARC|Content)-[A-Za-z\-]{1,100}[ \t]*:"
     rb"|\n[A-Za-z][A-Za-z0-9+.\-]{1,15}:[^\r\n]{0,8000} \d{1,3}(?:\.\d{1,3}){3} \d{14} [^\r\n]{0,600}\d(?=\r?\n)"
@@ -41,7 +40,7 @@ DIGITS = re.compile(r"\d{1,15}")
 
 @dataclass(slots=True)
 class Header:
-    """What a record says of itself."""
+    """The header fields of a WARC or ARC record."""
 
     kind: str | None
     """WARC-Type in lower case; `arc_header` for the first record of an ARC file."""
@@ -52,19 +51,19 @@ class Header:
     content_type: str | None
     """Content-Type of the block, parameters included."""
     truncated: str | None = None
-    """Why the crawler cut the block short, if it did (WARC-Truncated)."""
+    """The reason why the crawler truncated the block, if it did (WARC-Truncated)."""
     block_digest: str | None = None
     payload_digest: str | None = None
     arc: bool = False
 
 
 def begins_record(data: bytes) -> bool:
-    """Whether the bytes begin with a WARC version line or an ARC record line."""
+    """Return True if the bytes start with a WARC version line or an ARC record line."""
     return WARC_VERSION.match(data) is not None or ARC_LINE.match(data) is not None
 
 
 def parse_warc_header(block: bytes) -> Header | None:
-    """The header in the bytes from the version line to the blank line; None if it declares no length."""
+    """Parse the header from the version line to the blank line; return None if it declares no length."""
     fields = parse_fields(block)
     length = fields.get("content-length", "")
     if not DIGITS.fullmatch(length):
@@ -83,7 +82,7 @@ def parse_warc_header(block: bytes) -> Header | None:
 
 
 def parse_fields(block: bytes) -> dict[str, str]:
-    """Fields of a WARC or HTTP header by lower-case name, the first line left out; of several the last one wins."""
+    """The fields of a WARC or HTTP header by lower-case name, without the first line; the last of duplicates wins."""
     fields: dict[str, str] = {}
     name = ""
     for line in block.decode("utf-8", "replace").split("\n")[1:]:
@@ -98,11 +97,11 @@ def parse_fields(block: bytes) -> dict[str, str]:
 
 
 def parse_arc_line(line: bytes) -> Header | None:
-    """The header in an ARC record line; None if it is not one."""
-    found = ARC_LINE.match(line)
-    if found is None:
+    """Parse an ARC record line; return None if it is not one."""
+    match = ARC_LINE.match(line)
+    if match is None:
         return None
-    url, _, date, mime, length = (part.decode("utf-8", "replace") for part in found.groups())
+    url, _, date, mime, length = (field.decode("utf-8", "replace") for field in match.groups())
     return Header(
         kind="arc_header" if url.startswith("filedesc:") else "response",
         length=int(length),
@@ -114,7 +113,7 @@ def parse_arc_line(line: bytes) -> Header | None:
 
 
 def parse_date(text: str) -> datetime | None:
-    """A WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]) in UTC, cut to milliseconds; None if it is neither."""
+    """Return a WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]) in UTC, truncated to milliseconds, or None."""
     try:
         if text.isdecimal():
             date = datetime.strptime(text[:14].ljust(14, "0"), "%Y%m%d%H%M%S")
@@ -146,7 +145,7 @@ GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 @dataclass(slots=True)
 class Page:
-    """An HTTP response: what its header says, and its page, or the reason why it has none."""
+    """An HTTP response: its header fields, and its page or the reason why it has none."""
 
     status: int | None = None
     mime: str | None = None
@@ -156,7 +155,7 @@ class Page:
 
 
 class _EncodingError(Exception):
-    """The body does not hold what its encoding promises."""
+    """The body does not have its declared encoding."""
 
 
 class _TooLargeError(Exception):
@@ -164,7 +163,7 @@ class _TooLargeError(Exception):
 
 
 def read_response(block: bytes, config: SourceConfig) -> Page:
-    """The page in the block of a response record; never raises for what the block holds."""
+    """Return the page in the block of a response record; no content of the block raises an error."""
     page = Page()
     if not block.startswith(b"HTTP/"):
         page.drop = Drop("no_http_header")
@@ -190,7 +189,7 @@ def read_response(block: bytes, config: SourceConfig) -> Page:
 
 
 def take_body(page: Page, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
-    """Set the page's body, decoded from the outermost (last) coding inwards, or the reason why it cannot be used."""
+    """Set the page's body, decoded from the outermost (last) coding inwards, or its drop."""
     limit = config.max_page_bytes
     try:
         if len(codings) > MAX_CODINGS:
@@ -213,12 +212,12 @@ def take_body(page: Page, stored: memoryview, codings: list[str], config: Source
 
 
 def split_content_type(value: str | None) -> tuple[str | None, str | None]:
-    """Media type in lower case and charset of a Content-Type; None where it names none."""
+    """Return the media type in lower case and the charset of a Content-Type; each is None if absent."""
     if value is None:
         return None, None
     mime, _, parameters = value.partition(";")
-    found = CHARSET.search(parameters) if parameters else None
-    return mime.strip().lower() or None, found.group(1) if found else None
+    match = CHARSET.search(parameters) if parameters else None
+    return mime.strip().lower() or None, match.group(1) if match else None
 
 
 def _decode(stored: memoryview, coding: str, limit: int) -> bytes | memoryview:
@@ -235,7 +234,7 @@ def _decode(stored: memoryview, coding: str, limit: int) -> bytes | memoryview:
             return _unzstd(stored, limit) if stored[:4] == ZSTD_MAGIC else _already_decoded(stored)
     if coding in UNDECODABLE:
         raise _EncodingError
-    return stored  # Browsers ignore what is no coding ("identity", "utf-8", "none"); so do servers' authors.
+    return stored  # Browsers ignore values that are no coding ("identity", "utf-8", "none").
 
 
 def _already_decoded(stored: memoryview) -> memoryview:
@@ -245,8 +244,8 @@ def _already_decoded(stored: memoryview) -> memoryview:
 
 
 def _dechunk(stored: memoryview) -> bytes | memoryview:
-    """The chunks joined. A body that does not begin with a chunk was joined before; one that ends between two chunks
-    is whole as far as it goes. Source: RFC 9112, section 7.1."""
+    """Return the joined chunks. A body that does not start with a chunk was joined before; one that ends between two
+    chunks is used up to there. Source: RFC 9112, section 7.1."""
     header = CHUNK.match(stored)
     if header is None:
         return stored
@@ -276,7 +275,7 @@ def _gunzip(stored: memoryview, limit: int) -> bytes:
 
 
 def _inflate(stored: memoryview, limit: int) -> bytes | memoryview:
-    # "deflate" means the zlib format, but as many servers send the bare one.
+    # "deflate" means the zlib format, but as many servers send the raw deflate format.
     for window_bits in (15, -15):
         try:
             return _zlib(stored, 0, window_bits, limit)[0]
@@ -286,7 +285,7 @@ def _inflate(stored: memoryview, limit: int) -> bytes | memoryview:
 
 
 def _zlib(stored: memoryview, position: int, window_bits: int, limit: int) -> tuple[bytes, int]:
-    """The stream at `position` decoded, and the position behind it."""
+    """Decode the stream at `position`; return its data and the position after it."""
     decoder = zlib.decompressobj(window_bits)
     parts: list[bytes] = []
     size = 0

@@ -1,9 +1,8 @@
-"""JSON lines (plain, gzip, zstd or bzip2) and Parquet files of texts: one row for every line or record, and gaps.
+"""Readers of JSON lines (plain, gzip, zstd or bzip2) and Parquet files: one row per line or record, and gaps.
 
-Of JSON lines, offsets and lengths are bytes of the decompressed stream, where `zcat FILE | tail -c +OFFSET+1` finds the
-line again; they add up to its size, which is the file's own when it is not compressed. Compressed bytes that cannot
-be decoded are a gap of no length whose verdict holds their number. Of Parquet files the unit is the row: offset is
-the row number, length 1, and they add up to the number of rows.
+Offsets and lengths of JSON lines are bytes of the decompressed stream (`zcat FILE | tail -c +OFFSET+1` prints the line)
+and add up to its size. Compressed bytes that cannot be decoded are a gap of length 0 whose verdict has their number.
+In Parquet files the unit is the row: the offset is the row number, the length 1, and the sum the number of rows.
 """
 
 import json
@@ -25,7 +24,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class _Lines:
-    """The lines of a file with where they start in its decompressed stream; `position` ends up at its size."""
+    """The lines of a file and their offsets in its decompressed stream; `position` is its size after the last line."""
 
     def __init__(self, frames: Frames, max_bytes: int):
         self._frames = frames
@@ -33,7 +32,7 @@ class _Lines:
         self.position = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
-        """(start, line without its line feed); a Drop in its place for a line too long, or for undecodable bytes."""
+        """Yield (start, line without its line feed); a Drop replaces a line that is too long or undecodable bytes."""
         held: list[bytes] = []
         start = size = 0
         while (piece := self._frames.next()) is not None:
@@ -64,7 +63,7 @@ class _Lines:
 
 
 def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """The rows of a file of JSON objects, one a line. Empty lines are no rows; their bytes go with the line before."""
+    """Yield the rows of a file with one JSON object per line. Bytes of empty lines count to the previous line."""
     lines = _Lines(Frames(stream, None), config.max_record_bytes)
 
     def items() -> Iterator[Item]:
@@ -89,8 +88,8 @@ def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """The rows of a Parquet file, batch by batch. A row group that cannot be read is a gap of its rows, a file that
-    cannot be opened a gap of no length whose verdict holds its size [bytes]."""
+    """Yield the rows of a Parquet file, batch by batch. An unreadable row group is a gap of its rows; an unreadable
+    file is a gap of length 0 whose verdict has its size [bytes]."""
     num_rows = 0
 
     def items() -> Iterator[Item]:
@@ -100,8 +99,8 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iter
             return
         try:
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
-            wanted = (config.text_field, config.url_field, config.id_field)
-            columns = [name for name in dict.fromkeys(wanted) if name in file.schema_arrow.names]
+            fields = (config.text_field, config.url_field, config.id_field)
+            columns = [name for name in dict.fromkeys(fields) if name in file.schema_arrow.names]
         except UNREADABLE:
             yield Item(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
@@ -118,7 +117,7 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iter
 
 
 def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a row group up to where it cannot be read."""
+    """Yield the rows of a row group up to the first batch that cannot be read."""
     try:
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
             values = [_values(batch.column(name)) for name in columns]

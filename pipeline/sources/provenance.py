@@ -1,8 +1,7 @@
-"""Where a row comes from: its columns, its id, its registrable domain, and the account of every byte of its file.
+"""Provenance of rows: their columns, id and registrable domain, and the account of every byte of a file.
 
-A file is cut at the starts of its records and gaps: each one reaches to the start of the next, so their lengths add up
-to the size by construction. Records that share a start (several in one gzip member) are numbered as parts of it; the
-last of them carries the member's length, the others have none.
+Each record or gap extends to the start of the next, so their lengths add up to the size of the file by construction.
+Records with the same start (several in one gzip member) are numbered; the last has the member's length, the others 0.
 """
 
 import re
@@ -39,7 +38,7 @@ HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#
 
 
 class Item(NamedTuple):
-    """A record or gap that starts at `start` and reaches to the next item."""
+    """A record or gap that starts at `start` and extends to the next item."""
 
     start: int
     row: Row
@@ -47,7 +46,7 @@ class Item(NamedTuple):
 
 
 def new_row(record_type: str | None, url: str | None = None, date: datetime | None = None) -> Row:
-    """A row of every column, those that are not known yet being None."""
+    """Return a row with every column; columns without a value yet are None."""
     row: Row = dict.fromkeys(COLUMNS)
     row["record_type"] = record_type
     if url:
@@ -58,8 +57,8 @@ def new_row(record_type: str | None, url: str | None = None, date: datetime | No
 
 
 def account(items: Iterator[Item], split: Split, end: Callable[[], int]) -> Iterator[tuple[Row, Drop | None]]:
-    """The rows of a file with id, offset and length; `end()` is its size, asked for last. A file without any item
-    gives one gap of its whole size."""
+    """Yield the rows of a file with id, offset and length; `end()` returns its size and is called last. A file without
+    items yields one gap of its whole size."""
     held: tuple[Row, Drop | None] | None = None
     offset = part = 0
     for start, row, drop in items:
@@ -82,10 +81,10 @@ def account(items: Iterator[Item], split: Split, end: Callable[[], int]) -> Iter
 
 
 def domain_of(url: str) -> str | None:
-    """The registrable domain of a URL by the bundled public suffix list; of an address or a name without a public
-    suffix the host itself; None where there is no host."""
-    found = HOST.match(url)
-    return _domain(found.group(1)) if found else None
+    """Return the registrable domain of a URL by the bundled public suffix list; the host itself if it is an address or
+    has no public suffix; None if there is no host."""
+    match = HOST.match(url)
+    return _domain(match.group(1)) if match else None
 
 
 @lru_cache(maxsize=1 << 16)
@@ -96,15 +95,15 @@ def _domain(host: str) -> str | None:
 
 @cache
 def _public_suffixes() -> TLDExtract:
-    # No address to fetch a newer list from and no cache: the snapshot in the package, the same for every run.
+    # No download of a newer list and no cache: every run uses the snapshot in the package.
     return TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
-# Text that needs no extraction: conversion records, JSON lines and Parquet rows.
+# Text without extraction: conversion records, JSON lines and Parquet rows.
 
 
 def encodable(text: str) -> str:
-    """The text as UTF-8 can hold it: lone surrogates become U+FFFD, and so does NUL, as it does in HTML."""
+    """Return the text with lone surrogates, which UTF-8 cannot encode, and NUL (as in HTML) replaced by U+FFFD."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     if text.isascii():
@@ -112,13 +111,13 @@ def encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Through UTF-16, so that the two halves of a pair that were escaped one by one are joined.
+        # Through UTF-16, so that the two halves of a pair that were escaped separately are joined.
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 
 def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
-    """Set the row's text and its size [bytes of UTF-8], or return why it cannot be used."""
+    """Set the row's text and its size [bytes of UTF-8], or return the Drop of a text that cannot be used."""
     text = encodable(text)
     size = len(text.encode())
     row["page_bytes"] = size

@@ -1,13 +1,12 @@
-"""The declaration of the source stage: its settings, its columns, its closed list of reasons, and how a split opens."""
+"""The declaration of the source stage: its settings, its columns, its closed list of reasons, and its reader."""
 
 from collections.abc import Iterator
 
 from pipeline.engine.stage import Drop, Row, Source, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.formats import FORMATS
 from pipeline.sources.provenance import COLUMNS
-from pipeline.sources.warc import open_warc
 
 __all__ = ["REASONS", "SOURCE", "SourceConfig", "open_split"]
 
@@ -16,13 +15,13 @@ REASONS = {
     "http_status": "the HTTP status is not one that is kept",
     "not_html": "the media type is not one that is kept, or none is declared and the bytes do not look like HTML",
     "no_http_header": "a response that does not begin with an HTTP status line",
-    "bad_http": "an HTTP header whose status line or end cannot be found",
-    "bad_encoding": "the body does not hold what its transfer or content encoding promises",
+    "bad_http": "an HTTP header without a valid status line or an end",
+    "bad_encoding": "the body is not in its transfer or content encoding",
     "page_too_large": "the decoded page or text is larger than max_page_bytes",
     "record_too_large": "the record or line as stored is larger than max_record_bytes; it was passed over",
     "empty_page": "nothing, or nothing but white space, where the page should be",
     "truncated_record": "the file ends inside the record; or the crawler cut it short and such records are not kept",
-    "lying_length": "no record, gap or end stands where the record says that it ends",
+    "lying_length": "no record, gap or end of file at the declared end of the record",
     "digest_mismatch": "the block does not have the digest that its header gives",
     "bad_header": "a record whose header has no end or no length",
     "bad_gzip": "a compressed member is damaged (gzip, zstd or bzip2)",
@@ -34,10 +33,9 @@ REASONS = {
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """The rows of one file in its order, with a Drop where a row cannot be a document. Never raises for what the file
-    holds; errors of the storage pass through."""
-    openers = {"warc": open_warc, "jsonl": open_jsonl, "parquet": open_parquet}
-    return openers[split.format](split, stream, config)
+    """Yield the rows of one file in order, each with a Drop if it cannot be a document. No content of the file raises
+    an error; errors of the storage are passed on."""
+    return FORMATS[split.format].open(split, stream, config)
 
 
 SOURCE = Source(

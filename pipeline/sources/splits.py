@@ -1,7 +1,8 @@
-"""Which files a source reads: paths and patterns become splits with canonical names, before anything runs.
+"""The splits of a source: its paths and patterns are resolved to files with canonical names before a run starts.
 
-A split's name is its path below the longest folder of the pattern that is fixed, so moving a crawl changes no name
-and no doc_id; its identity (size and time) tells whether the file changed.
+A split's name is its path below the longest folder of the pattern without a wildcard, so moving a crawl changes no
+name and no doc_id. Its identity (size and time) shows a change of the file. The stream of a split computes the SHA-256
+of the file while it is read.
 """
 
 import hashlib
@@ -15,31 +16,27 @@ import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.formats import FORMATS
 from schemas.errors import ConfigError
 from schemas.storage import resolve
 
-SUFFIXES = {
-    "warc": re.compile(r"\.(?:warc|arc|wet|wat)(?:\.(?:gz|zst))?$", re.IGNORECASE),
-    "jsonl": re.compile(r"\.(?:jsonl|ndjson|json)(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE),
-    "parquet": re.compile(r"\.(?:parquet|pq)$", re.IGNORECASE),
-}
-# In a URI a question mark begins the options of the filesystem.
+# In a URI a question mark starts the options of the filesystem.
 LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
 
-class _File(NamedTuple):
+class _InputFile(NamedTuple):
     name: str
     uri: str
     info: pafs.FileInfo
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
-    """The files of the source in the order of their names. Raises ConfigError, naming every path that is wrong, if a
-    pattern matches nothing, a file cannot be read, or two files have one name."""
+    """Return the files of the source in the order of their names. Raises ConfigError that lists every wrong path if a
+    pattern matches nothing, a file cannot be read, or two files have the same name."""
     problems: list[str] = []
-    files: dict[str, _File] = {}
+    files: dict[str, _InputFile] = {}
     for path in config.paths:
         try:
             for file in _match(path):
@@ -58,11 +55,14 @@ def find_splits(config: SourceConfig) -> list[Split]:
         try:
             format_name = config.format if config.format != "auto" else _format_of(name)
             _check_readable(file)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             problems.append(f"expected a file at {file.uri}, got {error}")
             continue
+        except OSError as error:
+            problems.append(f"expected a file at {file.uri}, got {error}. Make it readable.")
+            continue
         identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
-        if config.snapshot is not None:  # ids follow from names, and two crawls may name their files alike
+        if config.snapshot is not None:  # Ids derive from names, and two crawls may use the same file names.
             name = f"{config.snapshot}/{name}"
         crawl = CRAWL.search(name)
         snapshot = config.snapshot or (crawl.group() if crawl else None)
@@ -72,8 +72,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
     return splits
 
 
-def _match(path: str) -> Iterator[_File]:
-    """Every file that a path or pattern stands for. Raises ValueError or OSError if there is none."""
+def _match(path: str) -> Iterator[_InputFile]:
+    """Yield every file that a path or pattern matches. Raises ValueError or OSError if there is none."""
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
     parts = location.split("/")
@@ -81,24 +81,26 @@ def _match(path: str) -> Iterator[_File]:
     first = next((index for index, part in enumerate(parts) if magic.search(part)), None)
     if first is None or (not is_uri and os.path.lexists(path)):
         fs, plain = resolve(path if is_uri else location)
-        yield _File(unquote(parts[-1]) if is_uri else parts[-1], path if is_uri else location, fs.get_file_info(plain))
+        yield _InputFile(
+            unquote(parts[-1]) if is_uri else parts[-1], path if is_uri else location, fs.get_file_info(plain)
+        )
         return
     folder = "/".join(parts[:first])
     fs, root = resolve(f"{folder}{question}{options}" if is_uri else folder or "/")
     names = re.compile(_translate([unquote(part) if is_uri else part for part in parts[first:]]))
-    found = False
+    matched = False
     deep = len(parts) - first > 1 or parts[-1] == "**"
     for info in fs.get_file_info(pafs.FileSelector(root, recursive=deep)):
         name = info.path[len(root.rstrip("/")) + 1 :]
         if info.type != pafs.FileType.Directory and names.fullmatch(name):
-            found = True
-            yield _File(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
-    if not found:
+            matched = True
+            yield _InputFile(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
+    if not matched:
         raise ValueError("none that matches")
 
 
 def _translate(parts: list[str]) -> str:
-    """The regular expression of a glob pattern. As in a shell, wildcards match no name that begins with a dot."""
+    """Return the regular expression of a glob pattern. As in a shell, wildcards match no name with a leading dot."""
     folders = "".join(r"(?:(?!\.)[^/]+/)*" if part == "**" else f"{_translate_name(part)}/" for part in parts[:-1])
     return folders + (r"(?:(?!\.)[^/]+/)*(?!\.)[^/]+" if parts[-1] == "**" else _translate_name(parts[-1]))
 
@@ -119,36 +121,36 @@ def _translate_name(part: str) -> str:
 
 
 def _format_of(name: str) -> str:
-    for format_name, suffix in SUFFIXES.items():
-        if suffix.search(name):
-            return format_name
-    raise ValueError("a suffix that names no format; set source.format to warc, jsonl or parquet")
+    for file_format in FORMATS.values():
+        if file_format.suffixes.search(name):
+            return file_format.name
+    *others, last = FORMATS
+    raise ValueError(f"a suffix of no known format. Set source.format to {', '.join(others)} or {last}.")
 
 
-def _check_readable(file: _File) -> None:
-    """Raise ValueError or OSError if the file is none that can be opened."""
+def _check_readable(file: _InputFile) -> None:
+    """Raise ValueError or OSError if the file cannot be opened."""
     kind = file.info.type
     if kind == pafs.FileType.NotFound:
-        raise ValueError("nothing; correct the path")
+        raise ValueError("nothing. Correct the path.")
     if kind == pafs.FileType.Directory:
-        raise ValueError("a folder; name its files, such as FOLDER/*.warc.gz")
+        raise ValueError("a folder. Name its files, such as FOLDER/*.warc.gz.")
     if kind != pafs.FileType.File:
-        raise ValueError("no regular file; correct the path")
+        raise ValueError("no regular file. Correct the path.")
     if "://" not in file.uri:
         with open(file.uri, "rb") as stream:
             stream.read(1)
 
 
-# The byte stream of a split: it takes the SHA-256 of the file while it is read.
-#
-# An input is identified before reading by name, size and time; its digest is taken on the way, so that nothing is read
-# twice. Readers may jump: bytes are hashed once, in order, up to a high-water mark, and `finish` reads the rest.
+# The byte stream of a split. An input is identified before reading by name, size and time; its digest is computed while
+# reading, so that nothing is read twice. Readers may seek: bytes are hashed once, in order, up to a high-water mark,
+# and `finish` reads the rest.
 
 READ_BYTES = 1 << 20
 
 
 class HashedStream:
-    """A seekable file that takes the SHA-256 of its content while it is read."""
+    """A seekable file that computes the SHA-256 of its content while it is read."""
 
     def __init__(self, inner: Any):
         self._inner = inner
@@ -158,7 +160,7 @@ class HashedStream:
         self.closed = False
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most `size` bytes from here on; all of them when it is negative; empty at the end of the file."""
+        """Return at most `size` bytes from the position, all if it is negative, none at the end of the file."""
         data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
         start, self._position = self._position, self._position + len(data)
         if start <= self._hashed < self._position:
@@ -173,31 +175,31 @@ class HashedStream:
         return self._position
 
     def tell(self) -> int:
-        """The position of the next byte to read."""
+        """Return the position of the next byte to read."""
         return self._position
 
     def readable(self) -> bool:
-        """True: pyarrow asks."""
+        """Return True; pyarrow calls this."""
         return True
 
     def seekable(self) -> bool:
-        """True: pyarrow asks."""
+        """Return True; pyarrow calls this."""
         return True
 
     def finish(self) -> tuple[str, int]:
-        """The SHA-256 (hex) and the size [bytes] of the whole file; reads what was never read."""
+        """Return the SHA-256 (hex) and the size [bytes] of the whole file; read the unread bytes first."""
         self.seek(self._hashed)
         while self.read(READ_BYTES):
             pass
         return self._digest.hexdigest(), self._hashed
 
     def close(self) -> None:
-        """Close the file below."""
+        """Close the underlying file."""
         self.closed = True
         self._inner.close()
 
 
 def open_stream(split: Split) -> HashedStream:
-    """The split's file, hashed while it is read. Raises OSError if it is gone."""
+    """Open the split's file, which is hashed while it is read. Raises OSError if it does not exist."""
     fs, path = resolve(split.uri)
     return HashedStream(fs.open_input_file(path))

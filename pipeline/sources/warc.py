@@ -1,7 +1,7 @@
-"""WARC, WET, WAT and ARC archives, compressed or not: one row for every record, and one for every gap between them.
+"""Reader of WARC, WET, WAT and ARC archives, compressed or not: one row per record, and one per gap between records.
 
-Reading never stops at damage. A record ends where its declared length says if something that can follow a record is
-there; otherwise it is dropped, and the next place where a record starts is looked for behind its header.
+Reading never stops at damage. A record's declared length is accepted if a valid continuation follows its end; otherwise
+the record is dropped, and reading resumes at the next record start after its header.
 """
 
 import base64
@@ -29,32 +29,31 @@ from pipeline.sources.http import (
 )
 from pipeline.sources.provenance import Item, account, new_row, set_text
 
-# A window on decoded bytes that knows where each one is stored, and that never slides over a damaged place unseen.
-#
-# The bytes it goes through form *runs*: stretches without damage that a record may span. A frame that begins with a
-# record begins a new run, so a record whose declared length is wrong cannot swallow the next gzip member.
+# A window on decoded bytes that knows their stored offsets and reports every damaged range. The bytes form *runs*:
+# ranges without damage that a record may span. A frame that starts with a record starts a new run, so a record with a
+# wrong declared length cannot include the next gzip member.
 
 NEWLINES = re.compile(rb"[\r\n]*")
 BLANK_LINE = re.compile(rb"\n\r{0,2}\n")
 
 
 class Window:
-    """The decoded bytes of a file from a current position on, pulled as they are asked for."""
+    """The decoded bytes of a file from a current position, decoded on demand."""
 
     def __init__(self, frames: Frames):
         self.frames = frames
         self.next: Piece | None = None
-        """The piece behind the run: what begins the next one, or why nothing can be decoded there."""
+        """The block after the run: the first block of the next run, or a fault."""
         self._buffer = b""
         self._at = 0
         self._base = 0
         """Decoded offset of the buffer's first byte."""
         self._marks: deque[tuple[int, int, bool]] = deque()
-        """(decoded offset, stored offset, plain) where frames begin, the first at or before the position."""
+        """(decoded offset, stored offset, plain) of frame starts, the first at or before the position."""
         self._ended = False
 
     def fill(self, size: int) -> int:
-        """The number of bytes at hand: `size` or more, fewer only where the run ends."""
+        """Return the number of buffered bytes: `size` or more, fewer only at the end of the run."""
         held = len(self._buffer) - self._at
         if held >= size or self.next is not None or self._ended:
             return held
@@ -73,8 +72,8 @@ class Window:
         return held
 
     def advance(self) -> Piece | None:
-        """Enter the next run, this one being used up, and return its first piece; None at the end of the file.
-        A piece with a fault is returned once, and the run behind it is entered by the next call."""
+        """Enter the next run after this one is consumed and return its first block; None at the end of the file.
+        A block with a fault is returned once, and the next call enters the run after it."""
         piece, self.next = self.next, None
         if piece is None:
             return None
@@ -88,14 +87,14 @@ class Window:
         return piece
 
     def seek(self, stored: int) -> None:
-        """Go on at a stored offset where a frame or plain stretch starts."""
+        """Continue at a stored offset where a frame or plain run starts."""
         self.frames.seek(stored)
         self._base += self._at
         self._buffer, self._at, self.next, self._ended = b"", 0, None, False
         self._marks.clear()
 
     def stored(self) -> tuple[int, bool]:
-        """Where the current byte is stored (the start of its frame, if it has one), and whether it is plain."""
+        """Return the stored offset of the current byte (of its frame, if it has one), and True if it is plain."""
         position = self._base + self._at
         while len(self._marks) > 1 and self._marks[1][0] <= position:
             self._marks.popleft()
@@ -103,25 +102,25 @@ class Window:
         return (stored + position - decoded, True) if plain else (stored, False)
 
     def peek(self) -> bytes:
-        """The next bytes of the run, PEEK_BYTES at most."""
+        """Return the next bytes of the run, PEEK_BYTES at most."""
         self.fill(PEEK_BYTES)
         return self._buffer[self._at : self._at + PEEK_BYTES]
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes of the run, fewer only where it ends."""
+        """Consume and return the next `size` bytes of the run, fewer only at its end."""
         self.fill(size)
         data = self._buffer[self._at : self._at + size]
         self._at += len(data)
         return data
 
     def ahead(self, distance: int) -> bytes | None:
-        """The bytes that stand `distance` further on, PEEK_BYTES at most; None if the run ends before."""
+        """Return the bytes at `distance` from the position, PEEK_BYTES at most; None if the run ends before."""
         if self.fill(distance + PEEK_BYTES) < distance:
             return None
         return self._buffer[self._at + distance : self._at + distance + PEEK_BYTES]
 
     def skip(self, size: int) -> int:
-        """Pass over `size` bytes without holding them; the number passed, less only where the run ends."""
+        """Skip `size` bytes without buffering them; return the number skipped, fewer only at the end of the run."""
         left = size
         while left and self.fill(1):
             step = min(left, len(self._buffer) - self._at)
@@ -130,22 +129,22 @@ class Window:
         return size - left
 
     def skip_newlines(self) -> bool:
-        """Pass over line ends; whether the run goes on behind them."""
+        """Skip line ends; return True if the run continues after them."""
         while self.fill(1):
-            found = NEWLINES.match(self._buffer, self._at)
-            self._at = found.end() if found else self._at
+            match = NEWLINES.match(self._buffer, self._at)
+            self._at = match.end() if match else self._at
             if self._at < len(self._buffer):
                 return True
         return False
 
     def take_header(self) -> bytes | None:
-        """The bytes up to the next blank line and with it. None if none is in reach; the bytes without it are then
-        passed over, since no header ends in them, but for the last ones, in which the next header may begin."""
+        """Return the bytes up to and including the next blank line, or None if none is within MAX_HEADER_BYTES. Then
+        the searched bytes are skipped, except the last ones, in which the next header may start."""
         size = 4 << 10
         while True:
             held = self.fill(size)
-            if found := BLANK_LINE.search(self._buffer, self._at):
-                return self.take(found.end() - self._at)
+            if match := BLANK_LINE.search(self._buffer, self._at):
+                return self.take(match.end() - self._at)
             if held < size:
                 self.skip(held)
                 return None
@@ -155,11 +154,11 @@ class Window:
             size *= 4
 
     def search(self, pattern: re.Pattern[bytes]) -> bool:
-        """Move to the next match of `pattern` in this run, or to its end; whether there is one."""
+        """Move to the next match of `pattern` in this run, or to its end; return True if there is a match."""
         while True:
             held = self.fill(BLOCK_BYTES)
-            if found := pattern.search(self._buffer, self._at):
-                self._at = found.start()
+            if match := pattern.search(self._buffer, self._at):
+                self._at = match.start()
                 return True
             if held < BLOCK_BYTES:
                 self._at = len(self._buffer)
@@ -187,7 +186,7 @@ PAGES = frozenset({"response", "resource", "conversion"})
 
 @dataclass(slots=True)
 class Record:
-    """A record as it lies in the file, or a gap (no header); `drop` says what is wrong with its bytes."""
+    """A record as stored in the file, or a gap (no header); `drop` is the reason why its bytes are unusable."""
 
     start: int
     header: Header | None = None
@@ -196,14 +195,14 @@ class Record:
 
 
 def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """The rows of an archive in the order of the file. Offsets and lengths are stored bytes and add up to its size."""
+    """Yield the rows of an archive in order. Offsets and lengths are stored bytes and add up to the file size."""
     frames = Frames(stream, RECORD_STARTS)
     records = read_records(Window(frames), config.max_record_bytes)
     return account((_item(record, config) for record in records), split, lambda: frames.end)
 
 
 def read_records(window: Window, max_bytes: int) -> Iterator[Record]:
-    """Every record and gap in order; a block above `max_bytes` is passed over without being held."""
+    """Yield every record and gap in order; a block above `max_bytes` is skipped without buffering it."""
     while True:
         if window.skip_newlines():
             start, plain = window.stored()
@@ -219,8 +218,8 @@ def read_records(window: Window, max_bytes: int) -> Iterator[Record]:
 
 
 def _read_plain(window: Window, start: int, max_bytes: int) -> Record:
-    """A record in uncompressed bytes. The place where it says it ends is looked at before the record is read, so a
-    wrong length costs one look, however large it is."""
+    """Read a record in uncompressed bytes. Its declared end is checked before the record is read, so a wrong length of
+    any size costs a single check."""
     header = _take_header(window)
     if header is None:
         return Record(start, drop=_lost(window, start, True, "bad_header"))
@@ -228,28 +227,28 @@ def _read_plain(window: Window, start: int, max_bytes: int) -> Record:
     end = window.stored()[0] + header.length if header.length else None
     if end is not None and not blocks.peek(end - 1, 1):
         return Record(start, header, drop=_lost(window, start, True, "truncated_record", "lying_length"))
-    behind = blocks.peek(end, PEEK_BYTES) if end is not None else window.peek()
-    if not _may_follow(behind):
+    following = blocks.peek(end, PEEK_BYTES) if end is not None else window.peek()
+    if not _may_follow(following):
         return Record(start, header, drop=_lost(window, start, True, "lying_length"))
     if end is not None and header.length > max_bytes:
-        window.seek(end + len(behind) - len(behind.lstrip(b"\r\n")))
+        window.seek(end + len(following) - len(following.lstrip(b"\r\n")))
         return Record(start, header, drop=Drop("record_too_large", float(header.length), float(max_bytes)))
     return Record(start, header, window.take(header.length))
 
 
 def _read_framed(window: Window, start: int, max_bytes: int) -> Record:
-    """A record in decoded bytes of gzip members or zstd frames, which can only be read forwards."""
+    """Read a record in decoded bytes of gzip members or zstd frames, which can only be read forwards."""
     header = _take_header(window)
     if header is None:
         return Record(start, drop=_lost(window, start, False, "bad_header"))
     block, drop = b"", None
     if header.length > max_bytes:
         drop = Drop("record_too_large", float(header.length), float(max_bytes))
-        behind = window.peek() if window.skip(header.length) == header.length else None
+        following = window.peek() if window.skip(header.length) == header.length else None
     else:
-        behind = window.ahead(header.length)
-    if behind is None or not _may_follow(behind):
-        reason = "truncated_record" if behind is None and window.next is None else "lying_length"
+        following = window.ahead(header.length)
+    if following is None or not _may_follow(following):
+        reason = "truncated_record" if following is None and window.next is None else "lying_length"
         return Record(start, header, drop=_lost(window, start, False, reason, "lying_length"))
     if drop is None:
         block = window.take(header.length)
@@ -259,7 +258,7 @@ def _read_framed(window: Window, start: int, max_bytes: int) -> Record:
 
 
 def _take_header(window: Window) -> Header | None:
-    """The header at the window's position, which moves behind it; None if it has no end or no length."""
+    """Consume and return the header at the window's position; None if it has no end or no length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
         return parse_arc_line(window.take(line.end()))
@@ -268,30 +267,30 @@ def _take_header(window: Window) -> Header | None:
 
 
 def _may_follow(data: bytes) -> bool:
-    """Whether these bytes may stand behind a record: line ends and then another record, the end, or anything at all
-    behind the two line ends that close a WARC record."""
+    """Return True if these bytes may follow a record: line ends and then another record, the end of the file, or any
+    bytes after the two line ends that close a WARC record."""
     rest = data.lstrip(b"\r\n")
     return not rest or TERMINATOR.match(data) is not None or begins_record(rest)
 
 
-def _lost(window: Window, start: int, plain: bool, reason: str, found_reason: str | None = None) -> Drop:
-    """Move to the next record and return the drop for what is passed: for `found_reason` if one starts before the
-    stretch ends, for `reason` if not, unless the stretch ends in damage that explains it."""
+def _lost(window: Window, start: int, plain: bool, reason: str, reason_if_resumed: str | None = None) -> Drop:
+    """Move to the next record and return the drop of the skipped bytes. Its reason is `reason_if_resumed` if a record
+    starts before the run ends, else `reason`, unless the run ends in damage that explains it."""
     if plain:
         # One byte back, for the line end in front of an ARC line.
         here = window.stored()[0] - 1 if window.fill(1) else start
-        found = window.frames.next_start(max(here, start + 1))
-        window.seek(found)
-        is_found = found < window.frames.blocks.size()
+        next_start = window.frames.next_start(max(here, start + 1))
+        window.seek(next_start)
+        is_resumed = next_start < window.frames.blocks.size()
     else:
-        is_found = window.search(RECORD)
-        if not is_found and (fault := _fault_of(window, start)):
+        is_resumed = window.search(RECORD)
+        if not is_resumed and (fault := _fault_of(window, start)):
             return Drop(fault)
-    return Drop(found_reason if is_found and found_reason else reason)
+    return Drop(reason_if_resumed if is_resumed and reason_if_resumed else reason)
 
 
 def _fault_of(window: Window, start: int) -> str | None:
-    """The fault of the frame at `start` if the run ends in it; it is then taken as dealt with."""
+    """Return the fault of the frame at `start` if the run ends in it, and mark it as handled."""
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None
@@ -312,7 +311,7 @@ def _item(record: Record, config: SourceConfig) -> Item:
 
 
 def _read_page(row: Row, header: Header, block: bytes, config: SourceConfig) -> Drop | None:
-    """Fill in the columns of a page from its whole block; the reason why it is none, if so."""
+    """Set the columns of a page from its whole block; return a Drop if it is not a page."""
     if config.drop_truncated and header.truncated:
         return Drop("truncated_record")
     if config.verify_digests and not digest_matches(header, block):
@@ -340,8 +339,8 @@ def _read_page(row: Row, header: Header, block: bytes, config: SourceConfig) -> 
 
 
 def digest_matches(header: Header, block: bytes) -> bool:
-    """Whether the block has the digest its header gives: of the block, else of the payload. True if it gives none that
-    can be compared. Source: ISO 28500:2017, sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16)."""
+    """Return True if the block has the digest in its header (of the block, else of the payload), or if the header has
+    no comparable digest. Source: ISO 28500:2017, sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16)."""
     declared = header.block_digest or header.payload_digest or ""
     if not header.block_digest and header.kind == "response" and (blank := TERMINATOR.search(block)):
         block = block[blank.end() :]

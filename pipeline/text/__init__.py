@@ -1,1 +1,1 @@
-"""What is known of languages: how text falls into words, with spaces or without, and what clean text is like."""
+"""Text by language: splitting into words, with or without spaces, spans, and profiles of clean text."""

@@ -1,8 +1,8 @@
 """The job that derives language profiles: stop words and limits from clean reference text, as FineWeb-2 does.
 
-Stop words are frequent words that most documents hold. A limit is a percentile of what clean documents measure, with a
-margin, and never stricter than the published one; limits on the length of words are first scaled by the language's
-median. All is read off exact counts, so that neither partitions nor order change the file.
+Stop words are frequent words that occur in most documents. A limit is a percentile of a signal in clean documents, plus
+a margin, and never stricter than the published limit; limits on word length are first scaled by the language's median.
+Everything is computed from exact counts, so that neither partitioning nor order changes the file.
 Source: Penedo et al. 2025 (FineWeb-2), arXiv 2506.20920, on filtering thresholds and stop words by language.
 """
 
@@ -40,33 +40,32 @@ from schemas.manifest import Table, open_table
 from schemas.storage import Store, resolve
 from schemas.tables import DOCUMENTS
 
-# Exact counts over reference text, one task for each file or part of a run; answers add up in any order.
-#
-# A word that makes up a share of all text makes up at least that share of some part of it. So each part names its own
-# frequent words, and only their union is counted everywhere: no task and no driver holds a vocabulary.
+# Exact counts over reference text, one task for each file or part of a run; answers can be added in any order. A word
+# with a given share of all text has at least that share of some part of it. So each part lists its own frequent words,
+# and only their union is counted everywhere: no task and no driver holds a whole vocabulary.
 
 CANDIDATE_SHARE = 0.001
-"""Share of a part's words from which one of them is counted everywhere."""
+"""Minimum share of a part's words for a word that is counted everywhere."""
 ROWS_AT_ONCE = 256
 BEST = 4
-"""How many of a document's stop words are ranked."""
+"""Number of a document's stop words that are ranked."""
 Words = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
 class CountTask:
-    """A file of JSON lines or a part of a run, and what to count in it."""
+    """A file of JSON lines or a part of a run, and the words to count in it."""
 
     source: Split | Part
     quality: QualityConfig
     sources: tuple[str, ...] = ()
-    """Of a run, the sources that count; empty: all."""
+    """The sources of a run to count; empty: all."""
     words: Words = field(default_factory=dict)
     """Words by language, in the order of their ranks."""
 
 
 def texts(task: CountTask) -> Iterator[tuple[str, str]]:
-    """(language, text) of every document of a task. Raises ConfigError for a line that is not one."""
+    """Yield (language, text) of every document of a task. Raises ConfigError for an invalid line."""
     if isinstance(task.source, Part):
         yield from _stored_texts(task.source, task.sources)
         return
@@ -95,7 +94,7 @@ def _stored_texts(part: Part, sources: tuple[str, ...]) -> Iterator[tuple[str, s
 
 
 def words_of(text: str, language: str) -> Iterator[str]:
-    """The words of a text that may be stop words: letters in lower case, no digit, no mark."""
+    """Yield the words of a text that may be stop words: lower-case letters without digits and signs."""
     split = splitter_of(language)
     return (word for piece in text.split() for word in split(piece) if _may_be_stop_word(word))
 
@@ -106,7 +105,7 @@ def _may_be_stop_word(word: str) -> bool:
 
 
 def frequent_words(task: CountTask, retried: bool) -> Answer:
-    """Each language's documents and words, and the words that make up CANDIDATE_SHARE of those of this task."""
+    """Count each language's documents and words, and list the words with CANDIDATE_SHARE of those of this task."""
     documents: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
     for language, text in texts(task):
@@ -121,42 +120,43 @@ def frequent_words(task: CountTask, retried: bool) -> Answer:
 
 
 def word_counts(task: CountTask, retried: bool) -> Answer:
-    """How often each of the task's words occurs and in how many documents, by language."""
-    wanted = {language: frozenset(words) for language, words in task.words.items()}
-    counts: dict[str, Counter[str]] = {language: Counter() for language in wanted}
-    holding: dict[str, Counter[str]] = {language: Counter() for language in wanted}
+    """Count the occurrences of each of the task's words and the documents with it, by language."""
+    counted = {language: frozenset(words) for language, words in task.words.items()}
+    counts: dict[str, Counter[str]] = {language: Counter() for language in counted}
+    holding: dict[str, Counter[str]] = {language: Counter() for language in counted}
     rows = 0
     for language, text in texts(task):
         rows += 1
-        if language in wanted:
-            found = Counter(word for word in words_of(text, language) if word in wanted[language])
-            counts[language].update(found)
-            holding[language].update(found.keys())
+        if language in counted:
+            occurrences = Counter(word for word in words_of(text, language) if word in counted[language])
+            counts[language].update(occurrences)
+            holding[language].update(occurrences.keys())
     return {"rows": rows, "counts": counts, "holding": holding}
 
 
 def word_ranks(task: CountTask, retried: bool) -> Answer:
-    """By language and n up to BEST, how many documents have the n-th best rank of their words at each rank from 1 on.
+    """Count documents by the n-th best rank of their words, by language and n up to BEST.
 
-    A document has two of the first r words exactly if its second best rank is at most r; past the last: it has not.
+    A document has two of the first r words exactly if its second best rank is at most r. The rank after the last means
+    that the document has fewer than n of the words.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
-    found: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(BEST)] for language in ranks}
+    tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(BEST)] for language in ranks}
     rows = 0
     for language, text in texts(task):
         rows += 1
         if language in ranks:
             last = len(ranks[language]) + 1
             own = sorted({ranks[language].get(word, last) for word in words_of(text, language)})[:BEST]
-            for counts, rank in zip(found[language], [*own, *[last] * BEST]):
+            for counts, rank in zip(tallies[language], [*own, *[last] * BEST]):
                 counts[str(rank)] += 1
-    return {"rows": rows, "ranks": {lang: {str(n): c for n, c in enumerate(best, 1)} for lang, best in found.items()}}
+    return {"rows": rows, "ranks": {lang: {str(n): c for n, c in enumerate(best, 1)} for lang, best in tallies.items()}}
 
 
 def signal_histograms(task: CountTask, retried: bool) -> Answer:
-    """Exact histograms of what each rule compares, by setting and language; of a run, from its stored columns alone."""
+    """Return exact histograms of each rule's signal, by setting and language; of a run, from stored columns only."""
     checks = QUALITY.checks(task.quality, {}, {})
-    found: Any = {}
+    histograms: Any = {}
     documents: Any = {}
     part = task.source if isinstance(task.source, Part) else None
     for batch in _stored(part, task.sources, checks) if part else _measured(task, checks):
@@ -167,8 +167,8 @@ def signal_histograms(task: CountTask, retried: bool) -> Answer:
             values = values_of(check, batch)
             bins = {name: count_bins(values[numbers == number], FINE) for number, name in enumerate(languages)}
             named = {name: {str(key): count for key, count in counts.items()} for name, counts in bins.items()}
-            found = add_figures(found, {check.setting: named})
-    return {"rows": sum(documents.values()), "documents": documents, "histograms": found}
+            histograms = add_figures(histograms, {check.setting: named})
+    return {"rows": sum(documents.values()), "documents": documents, "histograms": histograms}
 
 
 def _stored(part: Part, sources: tuple[str, ...], checks: Sequence[Check]) -> Iterator[pa.RecordBatch]:
@@ -191,7 +191,7 @@ def _measured(task: CountTask, checks: Sequence[Check]) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist(rows, schema)
 
 
-# The writing that words are in, by the Unicode names of their letters.
+# The script of words, by the Unicode names of their letters.
 
 SCRIPTS = {
     "LATIN": "Latn", "CYRILLIC": "Cyrl", "GREEK": "Grek", "ARABIC": "Arab", "HEBREW": "Hebr", "DEVANAGARI": "Deva",
@@ -200,11 +200,11 @@ SCRIPTS = {
     "TAMIL": "Taml", "TELUGU": "Telu", "KANNADA": "Knda", "MALAYALAM": "Mlym", "SINHALA": "Sinh", "ARMENIAN": "Armn",
     "GEORGIAN": "Geor", "ETHIOPIC": "Ethi", "THAANA": "Thaa", "MONGOLIAN": "Mong", "ORIYA": "Orya",
 }  # fmt: skip
-"""First word of a letter's Unicode name → ISO 15924 code of the writing."""
+"""First word of a letter's Unicode name → ISO 15924 code of the script."""
 
 
 def script_of(words: Iterable[str]) -> str:
-    """The ISO 15924 code of the writing of most letters; kana alone tell Japanese, `Zyyy` stands for no letters."""
+    """Return the ISO 15924 code of the script of most letters; any kana means Japanese, `Zyyy` means no letters."""
     names = [unicodedata.name(char, "").partition(" ")[0].partition("-")[0] for word in words for char in word]
     scripts = Counter(SCRIPTS[name] for name in names if name in SCRIPTS)
     return "Jpan" if "Jpan" in scripts else max(scripts, key=lambda code: (scripts[code], code), default="Zyyy")
@@ -212,77 +212,77 @@ def script_of(words: Iterable[str]) -> str:
 
 ENGLISH = "en"
 SPARE = 2
-"""By how many stop words clean documents must exceed the limit [words]."""
+"""Number of stop words by which clean documents must exceed the limit [words]."""
 AS_PUBLISHED = ("min_words", "max_words", "min_stop_words", "max_lorem_ipsum", "max_curly_brackets")
-"""Settings whose limits no percentile moves: length of a document, stop words, what it holds besides words."""
+"""Settings whose limits are never derived: length of a document, stop words, non-words."""
 WORD_LENGTH, NGRAMS = "_word_length", "gram"
-"""How settings on the length of words and on their n-grams end."""
+"""Suffixes of the settings on word length and on n-grams."""
 Histograms = Mapping[str, Mapping[str, int]]
-"""Documents by the bin of what they measure, by setting."""
+"""Number of documents by bin of the signal, by setting."""
 
 
 class DeriveConfig(Section):
-    """The section `[derive]`: what the profiles are derived from, and how tight they are."""
+    """The section `[derive]`: the reference text of the profiles, and the tightness of their limits."""
 
     reference: tuple[str, ...] = ()
     """Files of JSON lines, objects with the strings `text` and `lang`; paths or patterns, plain or compressed."""
     run: str | None = None
-    """Run folder whose measured documents are the reference, in place of files: limits from its stored signals alone,
-    stop words from its text."""
+    """Run folder whose documents are the reference instead of files: limits from stored signals, stop words from
+    text."""
     sources: tuple[str, ...] = ()
-    """Of a run, the sources that are clean enough; empty: all."""
+    """The sources of a run that are clean enough; empty: all."""
     dialect: Dialect = "datatrove"
-    """Whose signals and published limits."""
+    """Dialect of the signals and published limits."""
     min_documents: int = Field(30, ge=1)
-    """Documents that a language must have to get a profile."""
+    """Minimum number of documents of a language with a profile."""
     tail: float = Field(0.005, gt=0, lt=0.5)
-    """Share of a language's clean documents that may lie beyond a limit before its margin. A language with too few
-    documents to tell also has the room that those of its script together need, or all where these are few too."""
+    """Share of a language's clean documents beyond a limit before its margin. A language with too few documents uses
+    the percentile of all languages of its script, or of all languages, if that is looser."""
     margin: float = Field(0.25, ge=0, lt=1)
-    """How much room beyond that percentile, as a share of it, or of what it leaves to 1 where that is less."""
+    """Margin beyond that percentile, as a share of it, or of its distance to 1 if that is less."""
     english_word_length: float = Field(4.58, gt=0)
-    """Mean word length of the median English document, which the published limits go with [code points]; measured on
-    the 511 English documents of the reference text that the built-in profiles come from."""
+    """Mean word length of the median English document, to which the published limits apply [code points]; measured on
+    the 511 English documents of the reference text of the built-in profiles."""
     min_stop_word_share: float = Field(0.008, gt=0, lt=1)
-    """There are as many stop words as words that make up this share of all."""
+    """Minimum share of all words of a stop word; sets the number of stop words."""
     min_stop_words: int = Field(8, ge=2)
-    """The least number of stop words [words]; Gopher has eight."""
+    """Minimum number of stop words [words]; Gopher has eight."""
     max_stop_words: int = Field(30, ge=2)
-    """The greatest, for languages in which fewer do not bring four of them into all but `tail` of the documents."""
+    """Maximum number of stop words, used if fewer do not put four of them into all but `tail` of the documents."""
     leave_out: tuple[str, ...] = (ENGLISH,)
-    """Languages that get no limits: the published rules were made for English."""
+    """Languages without derived limits: the published rules were made for English."""
 
     @model_validator(mode="after")
     def _one_reference(self) -> "DeriveConfig":
         if bool(self.reference) == bool(self.run):
             raise ValueError("expected either reference, files of text, or run, a run folder. Give one of them.")
         if self.sources and not self.run:
-            raise ValueError("sources would be ignored: files of text have none")
+            raise ValueError("sources: expected a run with it, got files of text. Remove derive.sources.")
         if self.max_stop_words < self.min_stop_words:
-            raise ValueError(f"max_stop_words: expected at least min_stop_words, got {self.max_stop_words}")
+            raise ValueError(f"max_stop_words: expected at least min_stop_words, got {self.max_stop_words}. Raise it.")
         return self
 
 
 @dataclass(frozen=True)
 class StopWords:
-    """The stop words of a language, most frequent first, and how many of them a document must have."""
+    """The stop words of a language, most frequent first, and the minimum number of them in a document."""
 
     words: tuple[str, ...]
-    wanted: int
+    min_words: int
 
 
 def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, Profile]:
-    """The profiles of every language with enough text, written to the TOML file `out`.
+    """Derive the profile of every language with enough text and write them to the TOML file `out`.
 
-    `spark` is the session whose workers count; without one they are counted here. Raises ConfigError, ContractError.
+    `spark` is the session whose workers count; without it this process counts. Raises ConfigError, ContractError.
     """
     tasks = _tasks(config)
-    found = _counted(spark, frequent_words, tasks, "frequent words")
-    chosen = {lang: words for lang, words in found["candidates"].items() if _wanted(lang, found["documents"], config)}
+    frequencies = _counted(spark, frequent_words, tasks, "frequent words")
+    documents, totals = frequencies["documents"], frequencies["totals"]
+    chosen = {lang: words for lang, words in frequencies["candidates"].items() if _has_profile(lang, documents, config)}
     if not chosen:
-        there = dict(sorted(found["documents"].items()))
         raise ConfigError(
-            f"derive: expected languages with {config.min_documents} documents, got {there}. "
+            f"derive: expected languages with {config.min_documents} documents, got {dict(sorted(documents.items()))}. "
             "Give more text or lower derive.min_documents."
         )
     counted = _counted(spark, word_counts, _asking(tasks, chosen), "word counts")
@@ -294,21 +294,21 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
     scripts = {lang: script_of(words) for lang, words in ranked.items()}
     profiles = {}
     for lang, words in ranked.items():
-        least = config.min_stop_word_share * found["totals"][lang]
+        least = config.min_stop_word_share * totals[lang]
         frequent = sum(count >= least for count in counts[lang].values())
         stop = stop_words_of(words, frequent, ranks["ranks"][lang], config)
         own = {name: by_language.get(lang, {}) for name, by_language in histograms.items()}
-        peers = _together(histograms, _peers(lang, scripts, found["documents"], config))
-        limits = limits_of(lang, checks, own, peers, config) | {"min_stop_words": float(stop.wanted)}
+        peers = _together(histograms, _peers(lang, scripts, documents, config))
+        limits = limits_of(lang, checks, own, peers, config) | {"min_stop_words": float(stop.min_words)}
         profiles[lang] = Profile(lang, scripts[lang], frozenset(stop.words), dict(sorted(limits.items())))
         ranked[lang] = stop.words
-    text = render_profiles(profiles, ranked, found["documents"], _how(config))
+    text = render_profiles(profiles, ranked, documents, _settings_text(config))
     folder, _, name = out.rpartition("/")
     Store(folder or ".").write_atomic(name, text.encode())
     return profiles
 
 
-def _how(config: DeriveConfig) -> str:
+def _settings_text(config: DeriveConfig) -> str:
     names = ("dialect", "min_documents", "tail", "margin", "min_stop_word_share")
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
 
@@ -324,12 +324,12 @@ def _tasks(config: DeriveConfig) -> list[CountTask]:
 
 
 def _asking(tasks: Sequence[CountTask], words: Mapping[str, Iterable[str]]) -> list[CountTask]:
-    asked = {language: tuple(found) for language, found in words.items()}
-    return [replace(task, words=asked) for task in tasks]
+    by_language = {language: tuple(listed) for language, listed in words.items()}
+    return [replace(task, words=by_language) for task in tasks]
 
 
 def _counted(spark: Any, count: Callable[[CountTask, bool], Answer], tasks: Sequence[CountTask], label: str) -> Answer:
-    """The answers of all tasks added up."""
+    """Return the sum of the answers of all tasks."""
     answers = run_tasks(spark, count, tasks, label, None) if spark else [count(task, False) for task in tasks]
     total: Any = {}
     for answer in answers:
@@ -337,12 +337,12 @@ def _counted(spark: Any, count: Callable[[CountTask, bool], Answer], tasks: Sequ
     return dict(total)
 
 
-def _wanted(language: str, documents: Mapping[str, int], config: DeriveConfig) -> bool:
+def _has_profile(language: str, documents: Mapping[str, int], config: DeriveConfig) -> bool:
     return language not in config.leave_out and documents[language] >= config.min_documents
 
 
 def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) -> Histograms:
-    """The histograms of several languages as one, by setting."""
+    """Return the sum of the histograms of several languages, by setting."""
     total: Any = {}
     for name, by_language in histograms.items():
         for language in languages:
@@ -351,27 +351,28 @@ def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) ->
 
 
 def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, int], config: DeriveConfig) -> list[str]:
-    """The languages whose documents tell a percentile for this one: itself if it has enough, else those of its script,
-    else all."""
+    """Return the languages whose documents determine a percentile for this one: itself if it has enough, else those of
+    its script, else all."""
     circles = ([language], [peer for peer in scripts if scripts[peer] == scripts[language]], list(scripts))
-    told = [circle for circle in circles if config.tail * sum(documents[peer] for peer in circle) >= 1]
-    return told[0] if told else list(scripts)
+    sufficient = [circle for circle in circles if config.tail * sum(documents[peer] for peer in circle) >= 1]
+    return sufficient[0] if sufficient else list(scripts)
 
 
 def _ranked(counts: Mapping[str, int], holding: Mapping[str, int], number: int) -> tuple[str, ...]:
-    """Words of most documents first: a word of one subject may be frequent, but only where that is spoken of."""
+    """Return the words by number of documents: a word of a single subject may be frequent, but in few documents."""
     return tuple(sorted(counts, key=lambda word: (-holding[word], -counts[word], word))[:number])
 
 
 def stop_words_of(
     words: Sequence[str], frequent: int, ranks: Mapping[str, Mapping[str, int]], config: DeriveConfig
 ) -> StopWords:
-    """The first of the words: `frequent` of them, `min_stop_words` at least, and more until documents hold four.
+    """Return the first words: `frequent`, at least `min_stop_words`, and more until documents contain four.
 
-    `ranks`: documents by their n-th best rank. A document must have two fewer than all but `tail` of them hold.
+    `ranks` is the number of documents by n-th best rank. The minimum in a document is SPARE less than all but `tail` of
+    the documents contain.
     """
     documents = sum(ranks["1"].values())
-    enough = documents - max(1, math.floor(config.tail * documents))  # one may be mislabelled
+    enough = documents - max(1, math.floor(config.tail * documents))  # A single document may be mislabeled.
     least = min(len(words), max(frequent, config.min_stop_words))
     holding = (number for number in range(least, len(words) + 1) if _within(ranks[str(BEST)], number) >= enough)
     number = next(holding, least)
@@ -386,11 +387,11 @@ def _within(ranks: Mapping[str, int], number: int) -> int:
 def limits_of(
     language: str, checks: Sequence[Check], own: Histograms, peers: Histograms, config: DeriveConfig
 ) -> dict[str, float]:
-    """The limits of one language by setting, from its own histograms or its peers', whichever ask for more room."""
+    """Return the limits of a language by setting, from its own or its peers' histograms, whichever are looser."""
     limits: dict[str, float] = {}
     for check in checks:
         counts = _bins(own, check)
-        if not counts or not _moves(check, language):
+        if not counts or not _is_derived(check, language):
             continue
         published = limit_of(check, ENGLISH)
         if check.setting.endswith(WORD_LENGTH):
@@ -407,9 +408,9 @@ def limits_of(
     return limits
 
 
-def _moves(check: Check, language: str) -> bool:
-    """Whether a language may ask for another limit: of rules made for English; of those for all languages, only on
-    n-grams of words and where a dictionary tells the words, because repeated text is no trait of a language."""
+def _is_derived(check: Check, language: str) -> bool:
+    """Return True if a language may have its own limit: for rules made for English; for neutral rules only on word
+    n-grams of languages split by a dictionary, because repeated text is not a property of a language."""
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
     return check.setting not in AS_PUBLISHED
@@ -420,15 +421,15 @@ def _bins(histograms: Histograms, check: Check) -> dict[int, int]:
 
 
 def _edge(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """The percentile with the margin."""
+    """Return the percentile plus the margin."""
     edge = _percentile(check, counts, config)
     room = config.margin * (min(edge, 1 - edge) if _is_share(check) and edge < 1 else edge)
     return edge - room if is_minimum(check) else edge + room
 
 
 def _percentile(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """What all but `tail` of the documents measure, or all but one: it may be mislabelled or not as clean."""
-    beyond = max(config.tail, 1.5 / sum(counts.values()))  # 1.5 of n is reached by the second, whatever the rounding
+    """Return the value that all but `tail` of the documents, or all but one, reach: it may be mislabeled or unclean."""
+    beyond = max(config.tail, 1.5 / sum(counts.values()))  # The second document reaches 1.5 / n with any rounding.
     return quantile(counts, beyond if is_minimum(check) else 1 - beyond, FINE)
 
 
@@ -441,7 +442,7 @@ def _is_share(check: Check) -> bool:
 
 
 def _rounded(limit: float, check: Check) -> float:
-    """The limit to three digits, or to a whole number where the signal is one, never the stricter way."""
+    """Return the limit rounded to three digits, or to an integer if the signal is one, never to a stricter value."""
     scale = 1 if pa.types.is_integer(DOCUMENTS.field(check.column).type) else 1000
-    steps = round(limit * scale, 6)  # what three digits cannot hold is no reason for the next step
+    steps = round(limit * scale, 6)  # A floating-point error must not round to the next step.
     return (math.floor(steps) if is_minimum(check) else math.ceil(steps)) / scale

@@ -1,7 +1,7 @@
-"""Profiles: what clean text of a language looks like, as stop words and limits of quality thresholds.
+"""Language profiles: the stop words and quality limits of a language, derived from clean text.
 
 A limit has the name of a setting of `[quality]`. The built-in file was derived by `pipeline/text/derive_profiles.py`
-and holds function words and numbers alone. English is not in it: the published rules were made for English.
+and contains only function words and numbers. English is not in it: the published rules were made for English.
 """
 
 import json
@@ -20,22 +20,22 @@ BUILT_IN = Path(__file__).with_name("profiles.toml")
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known of clean text in one language."""
+    """The stop words and limits of one language."""
 
     language: str
-    """Code as the language model names it."""
+    """Code of the language model."""
     script: str
-    """ISO 15924 code of the writing, such as `Latn`."""
+    """ISO 15924 code of the script, such as `Latn`."""
     stop_words: frozenset[str] = frozenset()
-    """Most frequent words, as the language's splitter gives them."""
+    """Most frequent words, as split by the language's splitter."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Limit by the name of the setting it replaces; its prefix `min_` or `max_` tells the side."""
+    """Limit by the name of the setting it replaces; the prefix `min_` or `max_` is its direction."""
 
 
 def load_profiles(path: str | None) -> Mapping[str, Profile]:
-    """The profiles in a TOML file by language, in order of their codes; None: the built-in ones.
+    """Load the profiles in a TOML file by language, in order of their codes; None: the built-in profiles.
 
-    Raises ConfigError that names everything wrong in the file.
+    Raises ConfigError that lists every problem of the file.
     """
     return _load(str(path) if path else str(BUILT_IN))
 
@@ -43,7 +43,7 @@ def load_profiles(path: str | None) -> Mapping[str, Profile]:
 def render_profiles(
     profiles: Mapping[str, Profile], words: Mapping[str, Sequence[str]], documents: Mapping[str, int], how: str
 ) -> str:
-    """The TOML text of profiles, with the stop words in this order, the numbers of documents and how they were used."""
+    """Return the TOML text of profiles, with the stop words in this order, document counts and the settings `how`."""
     lines = [f"# Derived from clean reference text: {how}."]
     for language, profile in profiles.items():
         listed = ", ".join(json.dumps(word, ensure_ascii=False) for word in words[language])
@@ -58,10 +58,10 @@ def _load(path: str) -> Mapping[str, Profile]:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"language profiles {path}: expected a TOML file, got {error}. Derive it anew.") from error
+        raise ConfigError(f"language profiles {path}: expected a TOML file, got {error}. Derive it again.") from error
     problems = [problem for language, value in values.items() for problem in _problems(language, value)]
     if problems:
-        raise ConfigError(f"language profiles {path}: {'; '.join(problems)}; derive the file anew or correct it")
+        raise ConfigError(f"language profiles {path}: {'; '.join(problems)}. Correct the file.")
     return {language: _profile(language, values[language]) for language in sorted(values)}
 
 
@@ -74,7 +74,7 @@ def _problems(language: str, value: Any) -> list[str]:
     if not isinstance(value, dict):
         return [f"{language}: expected a table [{language}], got {value!r}"]
     problems = [
-        f"{language}.{name}: no such key (valid: script, stop_words, limits)"
+        f"{language}.{name}: expected one of script, stop_words, limits, got another key"
         for name in sorted(value.keys() - {"script", "stop_words", "limits"})
     ]
     if not isinstance(value.get("script"), str):

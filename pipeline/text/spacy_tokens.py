@@ -1,7 +1,8 @@
-"""How a piece of text without whitespace falls into tokens: the rules of spaCy's blank English pipeline, rewritten.
+"""Tokenization of a piece of text without whitespace: a reimplementation of spaCy's blank English pipeline.
 
-Punctuation is peeled off both ends until a known form or a plain core is left; the core is one token if it is an
-address and is otherwise cut at hyphens, commas and the like between letters. Other languages: without English forms.
+Punctuation is removed from both ends until a known form or a plain core is left. The core is a single token if it is
+an address; otherwise it is split at hyphens, commas and similar signs between letters. Other languages use the same
+rules without English forms.
 """
 
 import re
@@ -16,7 +17,7 @@ Tokens = tuple[str, ...]
 
 
 def _members(test: Callable[[str], bool], *spans: tuple[int, int]) -> str:
-    """The characters of the spans that pass the test."""
+    """Return the characters of the spans that pass the test."""
     return "".join(char for span in spans for char in map(chr, range(*span)) if test(char))
 
 
@@ -29,7 +30,7 @@ LOWER = _members(str.islower, (0x61, 0x530), (0x1E00, 0x1F00)) + UNCASED
 UPPER = _members(str.isupper, (0x41, 0x530), (0x1E00, 0x1F00)) + UNCASED
 ICONS = _members(_is_icon, (0xA0, 0x3400), (0xFFE0, 0x10000))
 FACES = _members(_is_icon, (0x1F000, 0x1FB00))
-"""Icons beyond the basic plane, apart: re looks up a class within it in a table, and a mixed one range by range."""
+"""Icons beyond the basic plane, kept separate: re uses a table for a class within it, but ranges for a mixed class."""
 QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"
 MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 CURRENCY = "$£€¥฿" + "".join(map(chr, range(0x20A0, 0x20C0))) + "﷼"
@@ -55,7 +56,7 @@ _MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
 
 
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
-    """The separators at which a core is cut; what must precede one is looked up behind it, so that re skips to \\W."""
+    """Return the pattern of a core's separators; the left context is a lookbehind after it, so that re skips to \\W."""
     letter = lower + upper
     return re.compile(
         rf"\W(?:(?<=\.)\.+|(?<={icon})|(?<=[0-9][+\-*^])(?=[0-9\-])|(?<=[{lower}{quotes}]\.)(?=[{upper}{quotes}])"
@@ -78,7 +79,7 @@ _RUNS = re.compile(rf"([{UNSPACED}]+)|[^{UNSPACED}]+")
 
 
 def _contractions() -> Iterator[tuple[str, Tokens]]:
-    """English contractions with a straight apostrophe, a curly one, and none."""
+    """Return English contractions with a straight apostrophe, a curly one, and none."""
     questions = "who what when where why how there"
     families = (
         ("i", "'m 'm|a"),
@@ -115,7 +116,7 @@ _DROPPED_G = "doin goin havin lovin nothin nuthin ol somethin"
 
 
 def _emoticons() -> Iterator[str]:
-    """Faces of punctuation and letters that stay one token."""
+    """Return emoticons of punctuation and letters that are a single token."""
     for eyes, noses, mouths in (
         (":", ("", "-"), ") )) ))) ( (( ((( ] } / | P p O o 0 * 3 > X x D"),
         (":", ("'", "'-"), ") ("),
@@ -129,7 +130,7 @@ def _emoticons() -> Iterator[str]:
 
 
 def _english_forms() -> dict[str, Tokens]:
-    """Every form that the rules must not touch, with its tokens."""
+    """Return every form that the rules must not split, with its tokens."""
     forms = dict(_contractions())
     for joined in _SPLIT_FORMS.split("|"):
         forms["".join(joined.split())] = tuple(joined.split())
@@ -143,7 +144,7 @@ def _english_forms() -> dict[str, Tokens]:
 
 
 def _head(text: str, low: int, high: int) -> int:
-    """Length of the token to peel off the start of text[low:high]; 0 if there is none."""
+    """Return the length of the prefix token of text[low:high]; 0 if there is none."""
     first = text[low]
     if first in _HEADS:
         return 1
@@ -160,7 +161,7 @@ def _head(text: str, low: int, high: int) -> int:
 
 
 def _tail(text: str, low: int, high: int) -> int:
-    """Length of the token to peel off the end of text[low:high]; 0 if there is none."""
+    """Return the length of the suffix token of text[low:high]; 0 if there is none."""
     last, before = text[high - 1], text[high - 2] if high - 2 >= low else ""
     if last in _TAILS:
         return 2 if last == before == "…" else 1
@@ -183,7 +184,7 @@ def _tail(text: str, low: int, high: int) -> int:
 
 
 def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
-    """The tokens of a piece by the affix rules."""
+    """Return the tokens of a piece by the affix rules."""
     low, high = 0, len(piece)
     heads: list[str] = []
     tails: list[str] = []
@@ -213,7 +214,7 @@ def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
 
 
 def _cut(core: str) -> list[str]:
-    """The tokens of a core: itself if it is an amount or an address, else its parts between infixes."""
+    """Return the tokens of a core: itself if it is an amount or an address, else its parts between infixes."""
     if core.isalnum() or _AMOUNT.fullmatch(core):
         return [core]
     if "." in core and len(core) <= _MAX_ADDRESS and _ADDRESS.fullmatch(core):
@@ -232,13 +233,13 @@ def _cut(core: str) -> list[str]:
 
 
 def _joinable(forms: Mapping[str, Tokens], longest: int) -> dict[Tokens, Tokens]:
-    """Forms that the affix rules would cut, by what these would make of them: they are joined again afterwards."""
+    """Return the forms that the affix rules split, by their tokens after that: they are joined again afterwards."""
     cut = {tuple(_peel(form, {}, longest)): tokens for form, tokens in forms.items()}
     return {parts: tokens for parts, tokens in cut.items() if len(parts) > 1}
 
 
 def _join(tokens: list[str], joinable: Mapping[Tokens, Tokens], firsts: frozenset[str]) -> list[str]:
-    """The tokens with every run that spells a known form replaced by that form's tokens, longest run first."""
+    """Return the tokens with every run that spells a known form replaced by that form's tokens, longest first."""
     if firsts.isdisjoint(tokens):
         return tokens
     joined: list[str] = []
@@ -264,7 +265,7 @@ _WIDEST = max(map(len, _JOINABLE))
 
 
 def split_english(piece: str) -> Sequence[str]:
-    """The English tokens of a piece without whitespace."""
+    """Return the English tokens of a piece without whitespace."""
     if piece in _FORMS:
         return _FORMS[piece]
     if piece.isalpha():
@@ -285,16 +286,16 @@ def _split(piece: str, words: Callable[[str], Sequence[str]]) -> Sequence[str]:
 
 
 def split_neutral(piece: str) -> Sequence[str]:
-    """The tokens of a piece in other languages: no English forms, a token a character where words are not spaced."""
+    """Return the tokens of a piece in another language: no English forms, one per character if unspaced."""
     return _split(piece, list)
 
 
 def split_unspaced(piece: str) -> Sequence[str]:
-    """The same in a language written without spaces, whose words come from dictionaries."""
+    """Return the tokens of a piece in a language without spaces, whose words come from dictionaries."""
     return _split(piece, words_of_run)
 
 
 def splitter_of(language: str) -> Callable[[str], Sequence[str]]:
-    """The function that cuts a piece of this language, by the code of the fastText model lid.176, into tokens."""
+    """Return the tokenizer of pieces of a language, given its code in the fastText model lid.176."""
     other = split_unspaced if language in UNSPACED_LANGUAGES else split_neutral
     return split_english if language == "en" else other

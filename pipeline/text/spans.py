@@ -1,6 +1,6 @@
-"""Spans [start, end) of a text: sorted, disjoint, none empty; what is cut, what stays, and how one becomes the other.
+"""Operations on spans [start, end) of a text, such as cuts: sorted, disjoint and not empty.
 
-A text is never rewritten: its cuts are stored beside it, and text minus cuts is what the next stage reads.
+A text is never rewritten: its cuts are stored with it, and the next stage reads the text minus cuts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ Span = tuple[int, int]
 
 
 def append_span(spans: list[Span], start: int, end: int) -> None:
-    """Append a span that begins no earlier than the last ends, joined to it if they touch; an empty one is left out."""
+    """Append a span that starts at or after the last end, merged if they touch; an empty span is ignored."""
     if start >= end:
         return
     if spans and spans[-1][1] == start:
@@ -19,16 +19,16 @@ def append_span(spans: list[Span], start: int, end: int) -> None:
 
 
 def between(spans: Iterable[Span], size: int) -> list[Span]:
-    """What lies between sorted spans in a text of this size: sorted, disjoint, none empty."""
+    """Return the complement of sorted spans in a text of this size: sorted, disjoint, none empty."""
     edges = [0, *(edge for span in spans for edge in span), size]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end]
 
 
-def select(visible: Sequence[Span], wanted: Iterable[Span]) -> list[Span]:
-    """The spans of a text that hold the wanted spans of what is visible of it; both sorted and disjoint."""
+def select(visible: Sequence[Span], chosen: Iterable[Span]) -> list[Span]:
+    """Map spans of the visible text to spans of the whole text; both arguments are sorted and disjoint."""
     selected: list[Span] = []
-    at = passed = 0  # the visible span under look, and the visible code points before it
-    for start, end in wanted:
+    at = passed = 0  # Index of the current visible span, and the visible code points before it.
+    for start, end in chosen:
         while start < end:
             low, high = visible[at]
             if start >= passed + high - low:
@@ -41,7 +41,7 @@ def select(visible: Sequence[Span], wanted: Iterable[Span]) -> list[Span]:
 
 
 def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """What either of two lists of cuts asks for: sorted, disjoint, not adjacent."""
+    """Return the union of two lists of cuts: sorted, disjoint, not adjacent."""
     joined: list[Span] = []
     for start, end in sorted([*cuts, *others]):
         if joined and start <= joined[-1][1]:
@@ -52,7 +52,7 @@ def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def without(text: str, cuts: Sequence[Span]) -> str:
-    """The text minus its cuts."""
+    """Return the text minus its cuts."""
     if not cuts:
         return text
     edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
@@ -60,7 +60,7 @@ def without(text: str, cuts: Sequence[Span]) -> str:
 
 
 def trim(text: str, spans: list[Span]) -> list[Span]:
-    """The spans without the whitespace that their text would begin and end with; changed in place."""
+    """Remove leading and trailing whitespace of the spans' joined text, in place, and return the spans."""
     while spans:
         start, stop = spans[0]
         size = len(text[start:stop].lstrip())

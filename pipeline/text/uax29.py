@@ -1,8 +1,8 @@
-"""Words of a piece of text by Unicode's word boundaries (UAX #29, Unicode 16), those that begin with a letter or digit.
+"""Unicode word segmentation (UAX #29, Unicode 16): the words that start with a letter or digit.
 
-Every character gets a class, classes that extend the character before them are passed over, and a boundary lies
-wherever no rule joins two neighbours. Whitespace never joins words, but for the narrow no-break space, so a piece is
-what lies between other whitespace. Emoji joined by a zero-width joiner are not followed: they make no words.
+Every character gets a class, characters that extend the previous one are skipped, and there is a boundary wherever no
+rule joins two neighbors. Of all whitespace only the narrow no-break space joins words, so a piece is a run without
+other whitespace. Emoji sequences with a zero-width joiner are not handled: they form no words.
 """
 
 import re
@@ -25,14 +25,14 @@ _EXCEPTIONS = {
     "E": "202F",
     "o": "200B 3006-3007 3021-3029 3038-303A 17000-187F7 18D00-18D08",
 }
-"""Class → code points that their general category and name would put elsewhere. Classes: Letter, Hebrew letter, Number,
+"""Class → code points with another class than by category and name. Classes: Letter, Hebrew letter, Number,
 Katakana, E (connector), X (extends the character before), o (other); `:` joins letters, `,` numbers, `.` and `'` both.
 """
 _UNJOINED = (
     *("CJK", "HIRAGANA", "HENTAIGANA", "THAI", "LAO", "MYANMAR", "KHMER", "TAI LE", "NEW TAI", "TAI VIET", "TAI THAM"),
     *("TANGUT", "NUSHU", "KHITAN", "AHOM"),
 )
-"""Beginnings of the names of letters that stand alone."""
+"""Name prefixes of letters that do not join others."""
 _KATAKANA = ("KATAKANA", "HALFWIDTH KATAKANA", "CIRCLED KATAKANA", "SQUARE")
 _BY_CATEGORY = {"Mn": "X", "Me": "X", "Mc": "X", "Cf": "X", "Nd": "N", "Pc": "E"}
 
@@ -52,11 +52,11 @@ def _class_of(char: str) -> str:
 
 
 class _Classes(dict[int, str]):
-    """Code point → class, found when first met."""
+    """Code point → class, computed on first access."""
 
     def __missing__(self, code: int) -> str:
-        found = self[code] = _class_of(chr(code))
-        return found
+        kind = self[code] = _class_of(chr(code))
+        return kind
 
 
 def _exceptions() -> _Classes:
@@ -73,7 +73,7 @@ _JOINS = re.compile(
     r"(?<=[LH])(?=[LHN]|[:.'][LH])|(?<=[LH][:.'])(?=[LH])|(?<=H)(?='|\"H)|(?<=H\")(?=H)"
     r"|(?<=N)(?=[NLH]|[,.']N)|(?<=N[,.'])(?=N)|(?<=K)(?=K)|(?<=[LHNKE])(?=E)|(?<=E)(?=[LHNK])"
 )
-"""Places between two classes where no boundary lies."""
+"""Positions between two classes without a boundary."""
 _ASCII_WORD = re.compile(r"(?:[A-Za-z0-9_]|(?<=[A-Za-z])[:.'](?=[A-Za-z])|(?<=[0-9])[,;.'](?=[0-9]))+")
 
 
@@ -82,12 +82,12 @@ _WIDER = re.compile(rf"[^\S{NARROW_SPACE}]+")
 
 
 def pieces_of(text: str) -> list[str]:
-    """The pieces of a text that `unicode_words` asks for."""
+    """Return the pieces of a text that `unicode_words` requires."""
     return [piece for piece in _WIDER.split(text) if piece] if NARROW_SPACE in text else text.split()
 
 
 def unicode_words(piece: str) -> Sequence[str]:
-    """The words of a piece without whitespace that begin with a letter or digit, in order."""
+    """Return the words of a piece that start with a letter or digit, in order."""
     if piece.isascii():
         if piece.isalnum():
             return (piece,)
@@ -101,7 +101,7 @@ def unicode_words(piece: str) -> Sequence[str]:
 
 
 def _extended(piece: str, classes: str) -> list[str]:
-    """The same where some characters extend the one before: these stay with it and are passed over by all rules."""
+    """Return the words of a piece in which characters extend the previous one: all rules skip these."""
     places = [place for place, kind in enumerate(classes) if kind != "X" or place == 0]
     joined = {match.start() for match in _JOINS.finditer("".join(classes[place] for place in places))}
     starts = [place for number, place in enumerate(places) if number not in joined]

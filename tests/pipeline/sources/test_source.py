@@ -3,13 +3,15 @@
 import gzip
 import io
 import json
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.stage import Source, Split
-from pipeline.sources.config import SourceConfig
+from pipeline.sources.config import Format, SourceConfig
+from pipeline.sources.formats import FORMATS
 from pipeline.sources.source import REASONS, SOURCE, open_split
 from pipeline.sources.splits import find_splits, open_stream
 
@@ -85,3 +87,16 @@ def test_files_of_every_format_from_disk(tmp_path):
         ("all", "b.jsonl.gz", "line", None),
         ("all", "c.parquet", "row", None),
     ]
+
+
+def test_the_setting_accepts_every_registered_format():
+    assert get_args(Format) == ("auto", *FORMATS)
+    assert [row.name for row in FORMATS.values()] == list(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [("a.warc.zst", ["warc"]), ("a.ARC", ["warc"]), ("a.json.bz2", ["jsonl"]), ("a.pq", ["parquet"]), ("a.pq.gz", [])],
+)
+def test_suffixes_name_one_format(name, formats):
+    assert [row.name for row in FORMATS.values() if row.suffixes.search(name)] == formats

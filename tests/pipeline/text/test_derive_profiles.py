@@ -90,13 +90,13 @@ def test_stop_words_until_documents_hold_four() -> None:
     assert stop_words_of(words, 3, {**sure, "4": {"4": 100}}, config).words == words[:8]
     assert stop_words_of(words, 9, {**sure, "4": {"4": 100}}, config).words == words[:9]
     late = stop_words_of(words, 3, {**sure, "4": {"4": 90, "10": 10}}, config)
-    assert (late.words, late.wanted) == (words[:10], 2)
+    assert (late.words, late.min_words) == (words[:10], 2)
     # one document of a hundred may be without; two may not, and more words would not help
-    assert stop_words_of(words, 3, {**sure, "4": {"4": 99, "13": 1}}, config).wanted == 2
+    assert stop_words_of(words, 3, {**sure, "4": {"4": 99, "13": 1}}, config).min_words == 2
     fewer = stop_words_of(words, 3, {**sure, "4": {"4": 98, "13": 2}}, config)
-    assert (fewer.words, fewer.wanted) == (words[:8], 1)
+    assert (fewer.words, fewer.min_words) == (words[:8], 1)
     none = {"1": {"13": 100}, "2": {"13": 100}, "3": {"13": 100}, "4": {"13": 100}}
-    assert stop_words_of(words, 3, none, config).wanted == 0
+    assert stop_words_of(words, 3, none, config).min_words == 0
 
 
 def bins(values: Sequence[float]) -> dict[str, int]:
@@ -216,7 +216,7 @@ def test_too_little_text(tmp_path: Path) -> None:
     [
         ({}, "expected either reference, files of text, or run, a run folder"),
         ({"reference": ("a",), "run": "b"}, "expected either reference"),
-        ({"reference": ("a",), "sources": ("web",)}, "sources would be ignored"),
+        ({"reference": ("a",), "sources": ("web",)}, "sources: expected a run with it, got files of text. Remove"),
         ({"reference": ("a",), "min_stop_words": 9, "max_stop_words": 8}, "max_stop_words: expected at least"),
         ({"reference": ("a",), "tail": 0.5}, "less than 0.5"),
     ],

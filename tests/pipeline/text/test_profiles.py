@@ -57,7 +57,7 @@ def test_a_profile_needs_neither_words_nor_limits(tmp_path: Path) -> None:
     [
         ("xx = 3", r"xx: expected a table \[xx\], got 3"),
         ("[xx]", r"xx.script: expected an ISO 15924 code, got None"),
-        ('[xx]\nscript = "Latn"\nwords = []', r"xx.words: no such key \(valid: script, stop_words, limits\)"),
+        ('[xx]\nscript = "Latn"\nwords = []', r"xx.words: expected one of script, stop_words, limits, got another key"),
         ('[xx]\nscript = "Latn"\nstop_words = ["a", 3]', r"stop_words: expected a list of words, got \['a', 3\]"),
         ('[xx]\nscript = "Latn"\nstop_words = [""]', r"stop_words: expected a list of words"),
         ('[xx]\nscript = "Latn"\nlimits = 3', r"xx.limits: expected a table of numbers, got 3"),
