@@ -1,16 +1,14 @@
 """The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data stage."""
 
 import argparse
-import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from jobs.exit_codes import explained
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.run import prepare, run_steps
-from schemas.errors import PenstockError, storage_problem
-from schemas.storage import Store, remote_problem
+from schemas.storage import Store
 
 
 def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
@@ -25,28 +23,6 @@ def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str 
         run_steps(spark, prepared, folder, config.partitions)
     finally:
         spark.stop()
-
-
-def explained(call: Callable[[], int | None]) -> int:
-    """The exit code of a call: its own, 2 for an explained error, 130 if interrupted, 141 if nobody reads it."""
-    try:
-        return call() or 0
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # Who reads the output has seen enough, as `head` has; else Python would say so when it closes the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception as error:  # Spark wraps in its own what the storage said to a worker
-        problem = remote_problem(error) or (storage_problem(error) if isinstance(error, OSError) else None)
-        if problem is None:
-            raise
-        print(f"penstock: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

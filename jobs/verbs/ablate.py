@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jobs.arguments import Command, add_run
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from jobs.verbs.proxies import (
@@ -38,6 +39,10 @@ from train.config.settings import SECTIONS
 from train.data.heldout import copies_trained_on, heldout_documents, trained_on
 from train.data.order import tokens_drawn
 from train.eval.paired import SHARE, Losses, answer_of, compare_sides, label_of
+
+VERBS = {
+    "ablate": "Train pairs of proxies with and without rules of a run, and say whether the rules are worth it.",
+}
 
 # Branches: other datasets made by changed recipes of a run, in folders below it; only what changes is computed.
 #
@@ -418,3 +423,12 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
                 f"{name}: expected the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, got "
                 f"{other.tokenizer.sha256[:12]} or other separators. Give both runs one as a file (tokenizer.model)."
             )
+
+
+COMMANDS = {
+    "ablate": Command(
+        (add_run, add_ablate_arguments),
+        ablate_command,
+        "ablate run --without quality.fineweb --seeds 3",
+    ),
+}

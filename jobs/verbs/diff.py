@@ -5,13 +5,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jobs.arguments import Command
 from pipeline.inspect.diff import KEPT, Difference, Example, Side, compare, open_side
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.versions import run_at
 
+VERBS = {
+    "diff": "Print which documents two runs or versions do not share, by source and rule, and their tokens by source.",
+}
+
 Moved = Mapping[tuple[str, str], int]
+
+
+def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `diff`."""
+    parser.add_argument("a", help="run folder, or RUN@digest")
+    parser.add_argument("b", help="run folder, or RUN@digest")
+    parser.add_argument("--list", type=int, default=0, metavar="N", help="documents to name for each source and rule")
+    parser.add_argument("--json", help="write the whole difference to this file")
 
 
 def diff_command(arguments: argparse.Namespace) -> int:
@@ -104,3 +117,8 @@ def to_json(found: Difference, a: Side, b: Side) -> dict[str, Any]:
         ],
         "tokens": {name: {"a": old, "b": new} for name, (old, new) in found.tokens.items()},
     }
+
+
+COMMANDS = {
+    "diff": Command((add_diff_arguments,), diff_command, "diff run@62330853215d run --list 3"),
+}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.arguments import Command, add_recipe
 from jobs.recipe import read_recipe
 from jobs.run_all import run_recipe
 from pipeline.engine.stage import Source
@@ -29,6 +30,10 @@ from schemas.manifest import MANIFEST_NAME, RUN_NAME, Table, open_table, read_ru
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
+
+VERBS = {
+    "dvc": "Write dvc.yaml into this folder: the stages of a recipe, from its inputs to the report, for `dvc repro`.",
+}
 
 DVC_NAME = "dvc.yaml"
 FIRST_LINE = "# Written by `penstock dvc`; write it again rather than editing it."
@@ -295,3 +300,12 @@ def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
 def _quoted(text: str) -> str:
     """A string of YAML, in which DVC finds nothing to fill in."""
     return json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")
+
+
+COMMANDS = {
+    "dvc": Command(
+        (add_recipe, add_dvc_arguments),
+        dvc_command,
+        "dvc jobs/recipes/demo.toml --out demo/run",
+    ),
+}

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy
 from jobs.verbs.scaling import add_interval_arguments, check_intervals, how_fitted, measured_run, print_law
@@ -30,6 +31,10 @@ from train.plan.make_plan import make_plan
 from train.plan.plan import Plan, check_ranks, check_used
 from train.scaling.fit import fit_or_hold
 from train.scaling.own_law import LawFile, law_file, write_law
+
+VERBS = {
+    "ladder": "Train proxies of several sizes and lengths on a run's dataset and fit a law of loss to them.",
+}
 
 Arguments = argparse.Namespace
 Recipe = dict[str, dict[str, Any]]
@@ -260,3 +265,12 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield f"  {first.ljust(widths[0])}  {'  '.join(cells)}"
+
+
+COMMANDS = {
+    "ladder": Command(
+        (add_run, add_overrides, add_ladder_arguments),
+        ladder_command,
+        "ladder run --sizes 4",
+    ),
+}

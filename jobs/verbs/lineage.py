@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jobs.arguments import Command, add_run
 from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
 from pipeline.lineage.openlineage import events
 from pipeline.lineage.read import check_lineage, read_lineage
@@ -14,8 +15,19 @@ from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.versions import run_at
 
+VERBS = {
+    "lineage": "Print what a run was made from, from the files of the crawl to its checkpoints; a broken chain is an error.",
+}
+
 LINES = (".jsonl", ".ndjson")
 """Suffixes of a file of events that holds one a line; any other is one JSON array."""
+
+
+def add_lineage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lineage` but for the run."""
+    parser.add_argument("--out", help="write the graph to this JSON file")
+    parser.add_argument("--openlineage", help="write OpenLineage events; a line each if it ends in .ndjson or .jsonl")
+    parser.add_argument("--verify", action="store_true", help="read every file again and compare its digest")
 
 
 def lineage_command(arguments: argparse.Namespace) -> int:
@@ -80,3 +92,12 @@ def counted(unit: str, value: int | float) -> str:
 def _write(name: str, data: bytes) -> None:
     path = Path(name).absolute()
     Store(str(path.parent)).write_atomic(path.name, data)
+
+
+COMMANDS = {
+    "lineage": Command(
+        (add_run, add_lineage_arguments),
+        lineage_command,
+        "lineage run --out lineage.json --openlineage events.json",
+    ),
+}

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs.arguments import Command
 from schemas.errors import ConfigError
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
@@ -11,6 +12,10 @@ from schemas.versions import run_at
 from train.mix.measured import MeasuredRun, measured_run
 from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
 from train.scaling.own_law import read_law
+
+VERBS = {
+    "mix": "Suggest shares, repeats and what more to crawl, by what each source's loss says; write them to mix.toml.",
+}
 
 Arguments = argparse.Namespace
 SAME = 1e-4
@@ -111,3 +116,8 @@ def _cells(name: str, part: SourceMix) -> Iterator[str]:
     yield shown("excess", ".4f")
     yield f"{part.keep:.4g}"
     yield "-" if part.wanted_tokens is None else f"{part.wanted_tokens:,}"
+
+
+COMMANDS = {
+    "mix": Command((add_mix_arguments,), mix_command, "mix suggest run --reference reference --out mix.toml"),
+}

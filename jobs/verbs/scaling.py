@@ -5,6 +5,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jobs.arguments import Command
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from train.config.plan import OwnLaw
@@ -13,6 +14,10 @@ from train.plan.plan import read_plan
 from train.scaling.fit import NAMES, Fit, Measured, fit_or_hold, interval_of
 from train.scaling.laws import LossLaw
 from train.scaling.own_law import FAR, LawFile, law_file, law_in, write_law
+
+VERBS = {
+    "fit-scaling": "Fit L(N, D) = E + A/N^alpha + B/D^beta to runs and print it, with intervals and what it says of budgets.",
+}
 
 Arguments = argparse.Namespace
 COLUMNS = ("params", "tokens", "loss")
@@ -149,3 +154,8 @@ def _best_of(law: LossLaw, compute: float) -> tuple[float, float] | None:
         return best.params, law.loss(best.params, best.tokens)
     except (OverflowError, ValueError, ZeroDivisionError):
         return None
+
+
+COMMANDS = {
+    "fit-scaling": Command((add_fit_arguments,), fit_scaling_command, "fit-scaling runs.csv --out law.json"),
+}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+from jobs.arguments import Command
 from pipeline.takedown.certificate import check_certificate, describe_check
 from pipeline.takedown.commit import begin, drop_old, finish, read_pending
 from pipeline.takedown.select import Request, Selection, select, taken_down_before
@@ -19,6 +20,10 @@ from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certifi
 from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, refuse_attached
 from train.takedown_replay import Span, affected
+
+VERBS = {
+    "takedown": "Remove documents from a run's dataset, tables and indexes, and write a certificate that anyone can check.",
+}
 
 Arguments = argparse.Namespace
 SHOWN_STEPS = 12
@@ -201,3 +206,8 @@ def _drop_old(run: Store) -> int:
     dropped = drop_old(run)
     print(f"{len(dropped)} file(s) deleted that no standing version names", file=sys.stdout)
     return 0
+
+
+COMMANDS = {
+    "takedown": Command((add_takedown,), takedown_command, "takedown run --domain example.com"),
+}

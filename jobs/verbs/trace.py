@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jobs.arguments import Command, add_run
 from jobs.recipe import stored_recipe
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.refetch import Refetched, refetch
@@ -15,6 +16,10 @@ from schemas.versions import run_at
 from train.trace.answer import Answers, DocumentsAnswer, Place, Told, Wanted, plain
 from train.trace.answer_text import present_documents, present_step, shown
 from train.trace.documents import scan_of
+
+VERBS = {
+    "trace": "Print the documents of a step, or the steps and checkpoints that saw a document.",
+}
 
 Arguments = argparse.Namespace
 NOTHING = {
@@ -126,3 +131,12 @@ def _present_record(record: dict[str, Any]) -> str:
     same = "the same record" if record["record_known"] else "a record (what it was is not known: no documents table)"
     lines = record["head"].decode("utf-8", "replace").splitlines()
     return "\n".join([f"{where}: {same}; RAW:", *(f"  | {shown(line)}" for line in lines)])
+
+
+COMMANDS = {
+    "trace": Command(
+        (add_run, add_trace_arguments),
+        trace_command,
+        "trace run --step 12 --rank 0 --text",
+    ),
+}

@@ -1,4 +1,4 @@
-"""`penstock plan`, `train`, `generate`, `export`: sizing a training run, making it, and what becomes of its model.
+"""`penstock train`, `generate`, `export`, `evaluate`, `calibrate`: a training run, and what becomes of its model.
 
 Torch is loaded in the processes that are started, never here.
 """
@@ -9,23 +9,27 @@ import subprocess
 import sys
 import tempfile
 
-from jobs.recipe import stored_recipe
+from jobs.arguments import Command, add_overrides, add_run
 from jobs.spark_session import worker_environment
-from schemas.errors import ConfigError, PenstockError
+from schemas.errors import ConfigError
 from schemas.locks import training
-from schemas.manifest import RUN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach, run_at
-from train.checkpoint.folder import as_begun, check_goes_on, local_path
-from train.config.plan import keep_mix, mix_overrides
-from train.config.settings import Settings, settings_of
+from train.checkpoint.folder import local_path
+from train.config.settings import Settings
 from train.export.megatron import export_megatron
 from train.plan.dry_run import describe_run
-from train.plan.make_plan import choose_layout, make_plan
-from train.plan.plan import check_overrides, check_ranks, check_used, kept_settings, read_settings, write_plan
-from train.plan.text import print_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import check_overrides, check_ranks, check_used, kept_settings, read_settings
 from train.takedown_replay import begin_replay, describe_replay
+
+VERBS = {
+    "train": "Train on this machine, or go on with it, in as many processes as asked; --dry-run says what that would be.",
+    "generate": "Sample text from a checkpoint.",
+    "export": "Write a checkpoint as a Llama folder of Hugging Face's, or the dataset as Megatron's .bin and .idx.",
+    "evaluate": "Measure a checkpoint on the held-out text of other runs; what it was trained on is left out.",
+    "calibrate": "Measure this machine as a device that plans can name.",
+}
 
 Arguments = argparse.Namespace
 FORMATS = ("huggingface", "megatron")
@@ -34,85 +38,11 @@ SHUTDOWN_SECONDS = 3600
 """Time that torchrun leaves its ranks for their last checkpoint; after its own 30 s it would kill them."""
 
 
-BUDGETS: dict[str, tuple[str, type, str]] = {
-    "flops": ("plan.compute", float, "budget [FLOPs]"),
-    "gpu-hours": ("plan.gpu_hours", float, "budget in hours of one device"),
-    "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
-    "params": ("plan.params", float, "parameters to plan for"),
-    "law": ("plan.law_file", str, "file of a law of your own, from `penstock ladder`"),
-    "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
-    "gpus": ("cluster.gpus", int, "devices in a node"),
-    "nodes": ("cluster.nodes", int, "nodes"),
-    "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device for an hour"),
-}
-"""Flags of `plan`, the settings they stand for, their type, and what they say."""
-
-
-def plan_command(arguments: Arguments) -> int:
-    """Size the training run from what was written; --dry-run shows the plan and leaves the one that stands."""
-    with tempfile.TemporaryDirectory() as scratch:  # where a dry run writes what a plan may need
-        return _plan(arguments, Store(scratch))
-
-
-def _plan(arguments: Arguments, scratch: Store) -> int:
-    run = Store(arguments.run)
-    is_new = not run.exists(RUN_NAME)
-    try:
-        return _planned(arguments, run, scratch)
-    except PenstockError:
-        if is_new:
-            run.delete(RUN_NAME)  # of a folder on another run's dataset, for which there is no plan
-        raise
-
-
-def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
-    given = vars(arguments)
-    if given.get("dataset") is not None:
-        run = _on_dataset_of(run_at(arguments.dataset), run, scratch if arguments.dry_run else run)
-    flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
-    budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
-    budgets += ["plan.law='own'"] if given.get("law") is not None else []
-    recipe = stored_recipe(run, [*arguments.overrides, *budgets])
-    dataset, mix = open_dataset(run), given.get("mix")
-    if mix is not None:
-        mixed = mix_overrides(mix, dataset, arguments.overrides)
-        recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
-    place = scratch if arguments.dry_run else run
-    plan, found = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
-    if not arguments.dry_run:
-        with training(run, "penstock plan"):
-            check_goes_on(run, dataset, plan)
-            if mix is not None:
-                keep_mix(run, mix)  # before the plan that names it
-            write_plan(run, plan)
-    if arguments.quiet:
-        print(f"plan written to {run.uri}/train/plan.json")
-        return 0
-    print(print_plan(plan))
-    if found is not None:
-        print(found)
-    return 0
-
-
-def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """The folder `place` as a run on the dataset of another one, whose recipe it begins with.
-
-    Raises ConfigError if `run` stands on another dataset.
-    """
-    dataset = open_dataset(other)
-    if not run.exists(RUN_NAME):
-        if place is not run and not other.is_local:
-            raise ConfigError(
-                f"plan --dry-run: expected a dataset on a disk of this machine, got {other.uri}. Leave --dry-run out."
-            )
-        attach(place, other, ("tokens", "tokenizer"))
-        return place
-    if (found := open_dataset(run)).digest != dataset.digest:
-        raise ConfigError(
-            f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
-            f"{run.uri} on {found.digest[:12]}. Name another folder."
-        )
-    return run
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `calibrate`."""
+    parser.add_argument("profile", help="file to write what was measured to; `plan --gpu FILE` takes it")
+    parser.add_argument("--ranks", type=int, help="processes that measure together; default: what the machine takes")
+    parser.add_argument("--threads", type=int, help="threads of each")
 
 
 def calibrate_command(arguments: Arguments) -> int:
@@ -120,6 +50,27 @@ def calibrate_command(arguments: Arguments) -> int:
     options = {"ranks": arguments.ranks, "threads": arguments.threads}
     given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     return _in_torch("train.calibrate", arguments.profile, *given)
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `train` but for the run and `--set`."""
+    parser.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
+    parser.add_argument("--restarts", type=int, default=0, help="how often the ranks start again after one has died")
+    parser.add_argument(
+        "--replay-from",
+        metavar="STEP|clean",
+        help="train again from this checkpoint on the dataset without documents that were taken down",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="start nothing; print layout, memory of a rank and steps for so many"
+    )
+    parser.add_argument(
+        "--quarantine",
+        dest="overrides",
+        action="append_const",
+        const="guard.quarantine=true",
+        help="behind a spike go on without the documents that stand out; train/quarantine.jsonl lists them",
+    )
 
 
 def train_command(arguments: Arguments) -> int:
@@ -175,12 +126,31 @@ def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
     return 0
 
 
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `generate` but for the run."""
+    parser.add_argument("--prompt", default="")
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add the step of the checkpoint."""
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+
+
 def generate_command(arguments: Arguments) -> int:
     """Sample text from a checkpoint."""
     command = [arguments.run, "--prompt", arguments.prompt]
     for name in ("tokens", "temperature", "seed"):
         command += [f"--{name}", str(getattr(arguments, name))]
     return _in_torch("train.eval.generate", *command, *_step(arguments))
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export` but for the run and the step."""
+    parser.add_argument("--format", choices=FORMATS, required=True, help="of a checkpoint; megatron: of the dataset")
+    parser.add_argument("--out", required=True, help="folder to write: a new one for huggingface")
 
 
 def export_command(arguments: Arguments) -> int:
@@ -223,3 +193,28 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
     return subprocess.run(command, env=worker_environment(), check=False).returncode
+
+
+COMMANDS = {
+    "train": Command(
+        (add_run, add_overrides, add_train_arguments),
+        train_command,
+        "train run --ranks 2 --set train.precision=bf16",
+    ),
+    "generate": Command(
+        (add_run, add_generate_arguments, add_step),
+        generate_command,
+        "generate run --prompt 'The function returns' --tokens 60",
+    ),
+    "export": Command(
+        (add_run, add_export_arguments, add_step),
+        export_command,
+        "export run --format huggingface --out llama",
+    ),
+    "evaluate": Command(
+        (add_run, add_evaluate_arguments),
+        evaluate_command,
+        "evaluate run --on other",
+    ),
+    "calibrate": Command((add_calibrate_arguments,), calibrate_command, "calibrate machine.json --ranks 2"),
+}

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jobs.arguments import Command, add_overrides
 from jobs.recipe import read_values
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.fit.classifier import TrainClassifierConfig, summary, train_classifier
@@ -16,6 +17,13 @@ from pipeline.text.derive_profiles import DeriveConfig, derive_profiles
 from schemas.config import Recipe, Section, load_recipe
 from schemas.manifest import open_table
 from schemas.storage import Store
+
+VERBS = {
+    "train-lm": "Train an n-gram language model on the clean text of a run (or on words of your own), for perplexities.",
+    "train-classifier": "Train a quality classifier, measure it on texts held out, and put it into the model store.",
+    "train-importance": "Count the n-grams of a target and of a raw sample (DSIR), and put the model into the model store.",
+    "derive-profiles": "Derive stop words and thresholds of each language from clean reference text.",
+}
 
 Arguments = argparse.Namespace
 Sections = Mapping[str, type[Section]]
@@ -35,6 +43,26 @@ def with_spark(recipe: Recipe, name: str, work: Callable[[Any], Any]) -> Any:
         return work(spark)
     finally:
         spark.stop()
+
+
+def add_fit_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of a job that makes a model: a TOML file and `--set`."""
+    parser.add_argument("recipe", nargs="?", help="TOML file with the settings; all of them can be given by --set")
+
+
+def add_model_file(parser: argparse.ArgumentParser) -> None:
+    """Add the file that a language model is written to."""
+    parser.add_argument("--out", required=True, help="file of the model, ….lm")
+
+
+def add_model_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder that a model is written to."""
+    parser.add_argument("--out", required=True, help="folder of the model")
+
+
+def add_profiles_file(parser: argparse.ArgumentParser) -> None:
+    """Add the file that profiles are written to."""
+    parser.add_argument("--out", required=True, help="TOML file")
 
 
 def train_lm_command(arguments: Arguments) -> int:
@@ -88,3 +116,27 @@ def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any
         return work(None)
     open_table(Store(run), "clean")
     return with_spark(recipe, "penstock", work)
+
+
+COMMANDS = {
+    "train-lm": Command(
+        (add_fit_settings, add_model_file, add_overrides),
+        train_lm_command,
+        "train-lm --out en.lm --set lm.run=wiki",
+    ),
+    "train-classifier": Command(
+        (add_fit_settings, add_model_folder, add_overrides),
+        train_classifier_command,
+        "train-classifier --out models --set 'train_classifier.labelled=[\"pages.jsonl\"]'",
+    ),
+    "train-importance": Command(
+        (add_fit_settings, add_model_folder, add_overrides),
+        train_importance_command,
+        "train-importance --out models --set 'train_importance.target={run=\"wiki\"}' --set 'train_importance.raw={run=\"crawl\"}'",
+    ),
+    "derive-profiles": Command(
+        (add_fit_settings, add_profiles_file, add_overrides),
+        derive_profiles_command,
+        "derive-profiles --out languages.toml --set derive.run=wiki",
+    ),
+}

@@ -3,12 +3,17 @@
 import argparse
 from collections.abc import Iterator
 
+from jobs.arguments import Command, add_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import run_at
 from train.data.packing import packed_files
 from train.data.verify import Promised, verify_dataset
 from train.plan.plan import PLAN_NAME, read_plan
+
+VERBS = {
+    "verify": "Compare every shard, index and tokenizer file with the manifest; what was right before is not read again.",
+}
 
 Arguments = argparse.Namespace
 
@@ -36,3 +41,12 @@ def _packed(run: Store, dataset: Dataset) -> Iterator[Promised]:
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `verify` but for the run."""
     parser.add_argument("--paranoid", action="store_true", help="read every file, whatever was verified before")
+
+
+COMMANDS = {
+    "verify": Command(
+        (add_run, add_verify_arguments),
+        verify_command,
+        "verify run --paranoid",
+    ),
+}

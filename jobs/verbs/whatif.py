@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.engine.spark import ship_models
@@ -15,6 +16,15 @@ from pipeline.steps.verdicts import JUDGED
 from schemas.config import Recipe
 from schemas.ids import canonical_json
 from schemas.storage import Store
+
+VERBS = {
+    "whatif": "Predict what a finished run would keep with other thresholds; no text is read and nothing is changed.",
+}
+
+
+def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `whatif` but for the run and `--set`."""
+    parser.add_argument("--json", help="write the whole prediction to this file, every curve included")
 
 
 def whatif_command(arguments: argparse.Namespace) -> int:
@@ -50,3 +60,12 @@ def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
         for stage in JUDGED
         if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
     }
+
+
+COMMANDS = {
+    "whatif": Command(
+        (add_run, add_overrides, add_whatif_arguments),
+        whatif_command,
+        "whatif run --set quality.min_words=30 --set toxicity.max_words=0",
+    ),
+}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jobs.cli import main
-from jobs.run_all import explained
+from jobs.exit_codes import explained
 from jobs.verbs import ladder as job
 from jobs.verbs import proxies
 from jobs.verbs.ladder import LAW_NAME, add_ladder_arguments, ladder_command

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.run_all import explained
+from jobs.exit_codes import explained
 from jobs.verbs.trace import add_trace_arguments, trace_command
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
