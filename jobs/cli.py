@@ -60,7 +60,7 @@ def build_parser(called: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0 done, 1 nothing found, 2 an explained error, 130 interrupted."""
+    """Run one verb and return the exit code: 0 done, 1 nothing found, 2 an explained error, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
     # `penstock` has no options of its own but --help, so the first other word is the verb.
     arguments = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)

@@ -1,4 +1,4 @@
-"""The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data stage."""
+"""The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data step."""
 
 import argparse
 import sys
@@ -12,11 +12,11 @@ from schemas.storage import Store
 
 
 def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
-    """Run the recipe's data stages into the run folder `out`, up to the step `until` (None: all)."""
+    """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them)."""
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
     folder.check_place()
-    prepared = prepare(recipe, until)  # whatever is wrong is found before Spark starts
+    prepared = prepare(recipe, until)  # every wrong setting is reported before Spark starts
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config)
     try:
@@ -26,7 +26,7 @@ def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and run; returns the exit code."""
+    """Parse the arguments, run the recipe and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", help="TOML file")
     parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")

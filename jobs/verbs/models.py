@@ -14,7 +14,7 @@ VERBS = {
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `models`."""
     parser.add_argument("action", choices=("list", "fetch", "verify"))
-    parser.add_argument("name", nargs="?", help="name in the store")
+    parser.add_argument("name", nargs="?", help="name of a model, as `penstock models list` prints it")
 
 
 def models_command(arguments: argparse.Namespace) -> int:
@@ -25,7 +25,9 @@ def models_command(arguments: argparse.Namespace) -> int:
             print(row)
         return 0
     if not arguments.name:
-        raise ConfigError(f"models {arguments.action}: expected a name. `penstock models list` shows them.")
+        raise ConfigError(
+            f"models {arguments.action}: expected a name, got none. Choose one that `penstock models list` prints."
+        )
     print((fetch_model if arguments.action == "fetch" else verify_model)(arguments.name, config))
     return 0
 

@@ -19,39 +19,39 @@ from train.plan.plan import write_plan
 from train.plan.text import print_plan
 
 VERBS = {
-    "plan": "Size the training run from what was written; --dry-run shows the plan and leaves the one that stands.",
+    "plan": "Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it.",
 }
 
 Arguments = argparse.Namespace
 
 BUDGETS: dict[str, tuple[str, type, str]] = {
     "flops": ("plan.compute", float, "budget [FLOPs]"),
-    "gpu-hours": ("plan.gpu_hours", float, "budget in hours of one device"),
+    "gpu-hours": ("plan.gpu_hours", float, "budget [device hours]"),
     "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
-    "params": ("plan.params", float, "parameters to plan for"),
-    "law": ("plan.law_file", str, "file of a law of your own, from `penstock ladder`"),
+    "params": ("plan.params", float, "parameters of the model"),
+    "law": ("plan.law_file", str, "file of a scaling law, from `penstock ladder` or `fit-scaling`"),
     "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
-    "gpus": ("cluster.gpus", int, "devices in a node"),
+    "gpus": ("cluster.gpus", int, "devices of a node"),
     "nodes": ("cluster.nodes", int, "nodes"),
-    "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device for an hour"),
+    "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device hour"),
 }
-"""Flags of `plan`, the settings they stand for, their type, and what they say."""
+"""Flags of `plan`: the setting that each sets, its type and its help text."""
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `plan` but for the run and `--set`."""
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--quiet", action="store_true", help="write the plan, print only where it is")
-    how.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("--dataset", metavar="RUN", help="make RUN's dataset that of this new run folder")
+    """Add the arguments of `plan` except the run and `--set`."""
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--quiet", action="store_true", help="write the plan and print only its path")
+    output.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument("--dataset", metavar="RUN", help="plan a new run folder on the dataset of RUN")
     parser.add_argument("--mix", metavar="FILE", help="shares of the sources, from `penstock mix suggest`")
-    for flag, (setting, kind, told) in BUDGETS.items():
-        parser.add_argument(f"--{flag}", type=kind, help=f"{told} ({setting})")
+    for flag, (setting, kind, description) in BUDGETS.items():
+        parser.add_argument(f"--{flag}", type=kind, help=f"{description} ({setting})")
 
 
 def plan_command(arguments: Arguments) -> int:
-    """Size the training run from what was written; --dry-run shows the plan and leaves the one that stands."""
-    with tempfile.TemporaryDirectory() as scratch:  # where a dry run writes what a plan may need
+    """Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it."""
+    with tempfile.TemporaryDirectory() as scratch:  # for files that planning writes, in a dry run
         return _plan(arguments, Store(scratch))
 
 
@@ -62,7 +62,7 @@ def _plan(arguments: Arguments, scratch: Store) -> int:
         return _planned(arguments, run, scratch)
     except PenstockError:
         if is_new:
-            run.delete(RUN_NAME)  # of a folder on another run's dataset, for which there is no plan
+            run.delete(RUN_NAME)  # planning failed, so the new folder is not left half made
         raise
 
 
@@ -79,7 +79,7 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
         mixed = mix_overrides(mix, dataset, arguments.overrides)
         recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
     place = scratch if arguments.dry_run else run
-    plan, found = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
+    plan, search_text = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
     if not arguments.dry_run:
         with training(run, "penstock plan"):
             check_goes_on(run, dataset, plan)
@@ -90,28 +90,26 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
         print(f"plan written to {run.uri}/train/plan.json")
         return 0
     print(print_plan(plan))
-    if found is not None:
-        print(found)
+    if search_text is not None:
+        print(search_text)
     return 0
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """The folder `place` as a run on the dataset of another one, whose recipe it begins with.
+    """Return the folder `place` as a run on the dataset of another run, whose recipe is its default.
 
-    Raises ConfigError if `run` stands on another dataset.
+    Raises ConfigError if `run` already uses a third dataset.
     """
     dataset = open_dataset(other)
     if not run.exists(RUN_NAME):
         if place is not run and not other.is_local:
-            raise ConfigError(
-                f"plan --dry-run: expected a dataset on a disk of this machine, got {other.uri}. Leave --dry-run out."
-            )
+            raise ConfigError(f"plan --dry-run: expected a dataset on a local disk, got {other.uri}. Remove --dry-run.")
         attach(place, other, ("tokens", "tokenizer"))
         return place
-    if (found := open_dataset(run)).digest != dataset.digest:
+    if (current := open_dataset(run)).digest != dataset.digest:
         raise ConfigError(
             f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
-            f"{run.uri} on {found.digest[:12]}. Name another folder."
+            f"{run.uri} on {current.digest[:12]}. Name another folder."
         )
     return run
 

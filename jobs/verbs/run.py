@@ -7,8 +7,8 @@ from jobs.run_all import run_recipe
 from jobs.verbs.plan import plan_command
 
 VERBS = {
-    "run": "Run every data stage, then size the training run.",
-    "stage": "Run the data stages up to one step.",
+    "run": "Run every data step, then plan the training run.",
+    "stage": "Run the data steps up to one step.",
 }
 
 
@@ -20,13 +20,13 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run every data stage, then size the training run."""
+    """Run every data step, then plan the training run."""
     run_recipe(arguments.recipe, arguments.out, arguments.overrides)
     return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
 
 
 def stage_command(arguments: argparse.Namespace) -> int:
-    """Run the data stages up to one step."""
+    """Run the data steps up to one step."""
     run_recipe(arguments.recipe, arguments.out, arguments.overrides, until=arguments.step)
     return 0
 

@@ -18,7 +18,9 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `show` but for the run."""
     parser.add_argument("--doc", help="document id, 32 hex digits")
     parser.add_argument("--url", help="URL as it was crawled")
-    parser.add_argument("--where", action="append", default=[], help="condition on the columns of documents")
+    parser.add_argument(
+        "--where", action="append", default=[], help="condition on the columns of documents; may be repeated"
+    )
     parser.add_argument("--limit", type=int, default=10)
     parser.add_argument("--text", action="store_true", help="print the clean text too")
 
@@ -29,14 +31,14 @@ def show_command(arguments: argparse.Namespace) -> int:
     conditions += [column_equals("doc_id", arguments.doc)] if arguments.doc else []
     conditions += [column_equals("url", arguments.url)] if arguments.url else []
     if not conditions:
-        raise ConfigError("show: expected --doc, --url or --where, got none of them")
+        raise ConfigError("show: expected --doc, --url or --where, got none of them. Add one.")
     condition = functools.reduce(operator.and_, conditions)
-    found = 0
+    number = 0
     for row in find_documents(run_at(arguments.run), condition, arguments.limit):
         print(describe(row, arguments.text) + "\n")
-        found += 1
-    print(f"{found} document(s)")
-    return 0 if found else 1
+        number += 1
+    print(f"{number} document(s)")
+    return 0 if number else 1
 
 
 COMMANDS = {

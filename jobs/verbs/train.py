@@ -1,6 +1,6 @@
-"""`penstock train`, `generate`, `export`, `evaluate`, `calibrate`: a training run, and what becomes of its model.
+"""`penstock train`, `generate`, `export`, `evaluate` and `calibrate`: the commands that use torch.
 
-Torch is loaded in the processes that are started, never here.
+Torch is imported in the child processes that they start, never in this one.
 """
 
 import argparse
@@ -24,66 +24,71 @@ from train.plan.plan import check_overrides, check_ranks, check_used, kept_setti
 from train.takedown_replay import begin_replay, describe_replay
 
 VERBS = {
-    "train": "Train on this machine, or go on with it, in as many processes as asked; --dry-run says what that would be.",
+    "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "export": "Write a checkpoint as a Llama folder of Hugging Face's, or the dataset as Megatron's .bin and .idx.",
-    "evaluate": "Measure a checkpoint on the held-out text of other runs; what it was trained on is left out.",
-    "calibrate": "Measure this machine as a device that plans can name.",
+    "export": "Export a checkpoint as a Llama folder for Hugging Face, or the dataset as Megatron's .bin and .idx.",
+    "evaluate": "Measure a checkpoint on the held-out text of other runs, except documents that it was trained on.",
+    "calibrate": "Measure the speed of this machine and write it as a device profile for `plan --gpu`.",
 }
 
 Arguments = argparse.Namespace
 FORMATS = ("huggingface", "megatron")
-"""What a run is exported as: the model of a checkpoint as a Llama folder; its dataset as .bin and .idx files."""
+"""Export formats: the model of a checkpoint as a Llama folder; the dataset as .bin and .idx files."""
 SHUTDOWN_SECONDS = 3600
-"""Time that torchrun leaves its ranks for their last checkpoint; after its own 30 s it would kill them."""
+"""Time that torchrun waits for the ranks to write their last checkpoint; its default is to kill them after 30 s."""
 
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `calibrate`."""
-    parser.add_argument("profile", help="file to write what was measured to; `plan --gpu FILE` takes it")
-    parser.add_argument("--ranks", type=int, help="processes that measure together; default: what the machine takes")
-    parser.add_argument("--threads", type=int, help="threads of each")
+    parser.add_argument("profile", help="device profile to write; `plan --gpu FILE` reads it")
+    parser.add_argument(
+        "--ranks", type=int, help="processes that measure together; default: as many as fit the machine"
+    )
+    parser.add_argument("--threads", type=int, help="threads of each process")
 
 
 def calibrate_command(arguments: Arguments) -> int:
-    """Measure this machine as a device that plans can name."""
+    """Measure the speed of this machine and write it as a device profile for `plan --gpu`."""
     options = {"ranks": arguments.ranks, "threads": arguments.threads}
     given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     return _in_torch("train.calibrate", arguments.profile, *given)
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `train` but for the run and `--set`."""
+    """Add the arguments of `train` except the run and `--set`."""
     parser.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
-    parser.add_argument("--restarts", type=int, default=0, help="how often the ranks start again after one has died")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="how often to restart the ranks after one of them has failed"
+    )
     parser.add_argument(
         "--replay-from",
         metavar="STEP|clean",
-        help="train again from this checkpoint on the dataset without documents that were taken down",
+        help="repeat training from this checkpoint, on the dataset without the documents that were taken down",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="start nothing; print layout, memory of a rank and steps for so many"
+        "--dry-run", action="store_true", help="start nothing; print the layout, the memory of a rank and the steps"
     )
     parser.add_argument(
         "--quarantine",
         dest="overrides",
         action="append_const",
         const="guard.quarantine=true",
-        help="behind a spike go on without the documents that stand out; train/quarantine.jsonl lists them",
+        help="after a loss spike, exclude the documents whose losses are outliers; train/quarantine.jsonl lists them",
     )
 
 
 def train_command(arguments: Arguments) -> int:
-    """Train on this machine, or go on with it, in as many processes as asked; --dry-run says what that would be."""
+    """Start or resume training on this machine. --dry-run prints layout and memory without starting it."""
     if arguments.ranks < 1 or arguments.restarts < 0:
         raise ConfigError(
-            f"train: expected --ranks >= 1 and --restarts >= 0, got {arguments.ranks} and {arguments.restarts}"
+            f"train: expected --ranks >= 1 and --restarts >= 0, got {arguments.ranks} and {arguments.restarts}. "
+            "Correct the flag that is too small."
         )
     run = Store(arguments.run)
     local_path(run, "train")
     if arguments.replay_from is not None:
         if arguments.dry_run:
-            raise ConfigError("train: expected --dry-run or --replay-from, got both. A replay moves checkpoints.")
+            raise ConfigError("train: expected --dry-run or --replay-from, got both. Remove --dry-run.")
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
@@ -92,7 +97,7 @@ def train_command(arguments: Arguments) -> int:
         check_used(settings, dataset)
         if arguments.dry_run:
             return _dry_run(dataset, settings, arguments.ranks)
-        # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
+        # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.
         check_ranks(make_plan(run, dataset, settings), arguments.ranks)
         with training(run, "penstock train"):
             pass
@@ -106,28 +111,28 @@ def train_command(arguments: Arguments) -> int:
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
         torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = ["train.launch", "--standalone", *torchrun, "-m", *command]
-        # As torchrun would set it, with a page of warnings; the ranks set their threads themselves.
+        # torchrun would set it too, with a long warning; the ranks set their number of threads themselves.
         environment = {"OMP_NUM_THREADS": "1"} | environment
-    # In place of this process, so that signals and exit codes need nobody to pass them on.
+    # Replaces this process, so that signals and exit codes need not be passed on.
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 
 def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
-    # A plan that asks for too much memory is refused; here it is shown.
+    # A plan that needs too much memory is rejected; a dry run prints it.
     unlimited = settings.plan.model_copy(update={"device_memory": None})
-    with tempfile.TemporaryDirectory() as scratch:  # an index of packed rows is made there, not in the run
+    with tempfile.TemporaryDirectory() as scratch:  # the index of packed rows is written there, not to the run
         plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
         print(describe_run(plan, settings, num_ranks))
         try:
             check_ranks(make_plan(Store(scratch), dataset, settings), num_ranks)
         except ConfigError:
-            return 2  # what is wrong stands above
+            return 2  # the text above describes the problem
     return 0
 
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `generate` but for the run."""
+    """Add the arguments of `generate` except the run."""
     parser.add_argument("--prompt", default="")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--temperature", type=float, default=0.8)
@@ -148,24 +153,30 @@ def generate_command(arguments: Arguments) -> int:
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `export` but for the run and the step."""
-    parser.add_argument("--format", choices=FORMATS, required=True, help="of a checkpoint; megatron: of the dataset")
-    parser.add_argument("--out", required=True, help="folder to write: a new one for huggingface")
+    """Add the arguments of `export` except the run and the step."""
+    parser.add_argument(
+        "--format", choices=FORMATS, required=True, help="huggingface exports a checkpoint, megatron the dataset"
+    )
+    parser.add_argument("--out", required=True, help="folder to write; huggingface requires a new one")
 
 
 def export_command(arguments: Arguments) -> int:
-    """Write a checkpoint as a Llama folder of Hugging Face's, or the dataset as Megatron's .bin and .idx."""
+    """Export a checkpoint as a Llama folder for Hugging Face, or the dataset as Megatron's .bin and .idx."""
     if arguments.format == "huggingface":
         return _in_torch("train.export.llama", arguments.run, "--out", arguments.out, *_step(arguments))
     if arguments.step is not None:
-        raise ConfigError("export --step: expected with --format huggingface, got megatron, which takes the dataset")
-    for made in export_megatron(Store(arguments.run), Store(arguments.out)):
-        print(f"{arguments.out}/{made.prefix}: {made.num_documents:,} documents, {made.num_tokens:,} tokens")
+        raise ConfigError(
+            "export --step: expected --format huggingface, got megatron, which exports the dataset. Remove --step."
+        )
+    for exported in export_megatron(Store(arguments.run), Store(arguments.out)):
+        print(
+            f"{arguments.out}/{exported.prefix}: {exported.num_documents:,} documents, {exported.num_tokens:,} tokens"
+        )
     return 0
 
 
 def _in_torch(*command: str) -> int:
-    """The exit code of a module of the training half, run in a process of its own."""
+    """Run a module of `train` in a child process and return its exit code."""
     return subprocess.run([sys.executable, "-m", *command], check=False).returncode
 
 
@@ -173,19 +184,18 @@ def _step(arguments: Arguments) -> list[str]:
     return [] if arguments.step is None else ["--step", str(arguments.step)]
 
 
-# `penstock evaluate RUN --on OTHER`: a checkpoint measured on the held-out text of another dataset.
-
-
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `evaluate`, behind the run."""
-    parser.add_argument("--on", action="append", required=True, help="run folder whose held-out text is asked about")
+    """Add the arguments of `evaluate` except the run."""
+    parser.add_argument(
+        "--on", action="append", required=True, help="run folder whose held-out text is read; may be repeated"
+    )
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     parser.add_argument("--sequences", type=int, default=512, help="held-out rows of each source")
-    parser.add_argument("--out", help="JSON file of what was measured")
+    parser.add_argument("--out", help="JSON file for the measurements")
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on the held-out text of other runs; what it was trained on is left out."""
+    """Measure a checkpoint on the held-out text of other runs, except documents that it was trained on."""
     command = [sys.executable, "-m", "train.eval.evaluate", arguments.run]
     command += [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]

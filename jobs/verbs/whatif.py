@@ -1,4 +1,4 @@
-"""`penstock whatif`: other thresholds tried on a finished run, from its stored measurements."""
+"""`penstock whatif`: the predicted effect of other thresholds on a finished run, from its stored signals."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from schemas.ids import canonical_json
 from schemas.storage import Store
 
 VERBS = {
-    "whatif": "Predict what a finished run would keep with other thresholds; no text is read and nothing is changed.",
+    "whatif": "Predict what a finished run would keep with other thresholds, without reading texts or changing the "
+    "run.",
 }
 
 
@@ -28,7 +29,7 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def whatif_command(arguments: argparse.Namespace) -> int:
-    """Predict what a finished run would keep with other thresholds; no text is read and nothing is changed."""
+    """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
     run = Store(arguments.run)
     prediction, changed = predicted(run, arguments.overrides)
     print(tell(prediction, changed))
@@ -39,21 +40,21 @@ def whatif_command(arguments: argparse.Namespace) -> int:
 
 
 def predicted(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
-    """The prediction for a run and the settings that it changes. Raises ConfigError before Spark starts."""
-    committed, wanted = stored_recipe(run, []), stored_recipe(run, overrides)
-    changed = changed_settings(committed, wanted)
-    models = deciding_models(wanted)
-    open_tables(run)  # a run that is not there, or not of one piece, is refused before Spark starts
-    spark = open_session(wanted.section("spark", SparkConfig), "penstock what-if")
+    """Return the prediction for a run and the changed settings. Raises ConfigError before Spark starts."""
+    committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
+    changed = changed_settings(committed, proposed)
+    models = deciding_models(proposed)
+    open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
+    spark = open_session(proposed.section("spark", SparkConfig), "penstock what-if")
     try:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
-        return predict(spark, run, wanted, models), changed
+        return predict(spark, run, proposed, models), changed
     finally:
         spark.stop()
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Local paths of the models of the stages that decide something."""
+    """Return the local paths of the models of every stage whose checks can drop documents."""
     config = recipe.section("models", ModelsConfig)
     return {
         stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}

@@ -127,7 +127,7 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
         (["train", "no-such-run", "--restarts", "-1"], "got 1 and -1"),
         (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
-        (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "got megatron, which takes"),
+        (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "got megatron, which exports the dataset"),
     ],
 )
 def test_errors_are_one_message(arguments, message, capsys):

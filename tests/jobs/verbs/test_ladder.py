@@ -1,4 +1,4 @@
-"""`penstock ladder`: which proxies it trains, what it goes on with, the law it fits, and plans that go by that law."""
+"""`penstock ladder`: the proxy runs that it trains and resumes, the law that it fits, and plans by that law."""
 
 import argparse
 import contextlib
@@ -113,7 +113,7 @@ def test_a_term_that_is_sure_to_be_nothing_makes_no_law(tmp_path: Path) -> None:
     write_law(str(tmp_path / "law.json"), good)
     nothing = 3.6e-46
     law = good.law.model_copy(update={"a": nothing, "intervals": good.law.intervals | {"a": (nothing, nothing)}})
-    with pytest.raises(ConfigError, match=r"falls with N, found a = 3\.6e-46 .* none is written"):
+    with pytest.raises(ConfigError, match=r"falls with N, got a = 3\.6e-46 .* none is written"):
         write_law(str(tmp_path / "other.json"), good.model_copy(update={"law": law}))
     assert [path.name for path in tmp_path.iterdir()] == ["law.json"]
 
@@ -166,11 +166,11 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
         ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
         ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
         ("--sizes 5 --largest 5e4", "expected 5 sizes, got models of 30,880, 30,880, "),
-        ("--set train.global_batch=64", "expected at least 20 steps to the shortest proxy, got 4 of 64 x 64 tokens"),
-        ("--set train.steps=5", "found train.steps, which the ladder chooses or does not use"),
-        ("--set quality.min_words=5", "found quality.min_words, which the ladder chooses or does not use"),
-        ("--set plan.law=own", "found plan.law, which the ladder chooses"),
-        ("--set optim.schedule=plateau", "optim.schedule = plateau: expected one that fits runs of any length"),
+        ("--set train.global_batch=64", "expected at least 20 steps in the shortest proxy run, got 4 of 64 x 64 tokens"),
+        ("--set train.steps=5", "got train.steps, which the ladder chooses or does not use"),
+        ("--set quality.min_words=5", "got quality.min_words, which the ladder chooses or does not use"),
+        ("--set plan.law=own", "got plan.law, which the ladder chooses"),
+        ("--set optim.schedule=plateau", "optim.schedule = plateau: expected a schedule that scales with the length"),
         ("--set layout.tensor=2", "layout: expected"),
         ("--share 1", "ladder: expected --draws >= 0 and --share between 0 and 1, got 20 and 1"),
     ],
@@ -192,7 +192,7 @@ def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path,
     if tokens <= 256:
         pytest.fail(f"the tiny dataset holds {tokens} tokens out: fewer than a row")
     dataset.streams["web/heldout"].clear()
-    with pytest.raises(ConfigError, match="expected held-out rows of 256 tokens, which the proxies are compared by"):
+    with pytest.raises(ConfigError, match="expected held-out rows of 256 tokens, by which the proxy runs are compared"):
         job._check(read_settings(run, dataset, []), dataset)
 
 
@@ -327,13 +327,13 @@ def test_the_law_has_its_runs_and_says_how_it_was_fitted(laddered: Laddered) -> 
 @pytest.mark.dist
 def test_what_a_ladder_prints(laddered: Laddered) -> None:
     out = laddered.out
-    assert "ladder of 6 proxies: 249k tokens, " in out
+    assert "ladder of 6 proxy runs: 249k tokens, " in out
     assert "left to the ladder, whatever the recipe says: plan." in out
     for point in laddered.law.points:
         assert f"{point.loss:.4f}  {point.fitted:.4f}" in out
     assert "N: all parameters, a tied embedding once" in out
     assert "beyond 100 times that, " in out
-    assert "times the dearest run: a guess)" in out
+    assert "times the most expensive run: an extrapolation)" in out
     assert f"`penstock plan {laddered.run} --law {laddered.run}/ladder/law.json` goes by it" in out
 
 

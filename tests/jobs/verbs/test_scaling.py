@@ -57,7 +57,7 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
     [
         ("params,tokens,loss\n1e9,2e9,x\n", [], "line 2: expected three numbers, got ['1e9', '2e9', 'x']"),
         ("params,loss\n1e9,3\n", [], "expected the columns params, tokens, loss, got no tokens"),
-        ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "found 200 and 1.5"),
+        ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "got 200 and 1.5"),
         ("params,tokens,loss\n1e9,2e9,3\n", [], "expected runs of several sizes, got 1"),
         (None, [], "expected a table of runs, got no such file"),
     ],
@@ -169,11 +169,11 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
         ),
         ("--params 0.5", "expected a model of 0.5 parameters, from plan.params, got 43,168 at least with 512 tokens"),
         ("--params 1e30", "expected a model of 1e+30 parameters, from plan.params, got 1,6"),
-        ("--flops 1e60", "parameters, from the budget and the tokens, found 1,6"),
+        ("--flops 1e60", "parameters, from the budget and the tokens, got 1,6"),
         ("--flops 1e21", "this budget is for 2,886,751,346 parameters on 57,735,026,919 tokens, and there are "),
         (
             "--params 1e9 --set plan.num_layers=2 --set plan.d_model=32",
-            "1,000,000,000 parameters, from plan.params, found",
+            "1,000,000,000 parameters, from plan.params, got",
         ),
     ],
 )
@@ -274,12 +274,12 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--gpu h101", "found h101; did you mean"),
+        ("--gpu h101", "got h101"),
         ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected sizes that divide 8 devices"),
-        ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "found context = 4, tensor = 4"),
+        ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "got context = 4, tensor = 4"),
         ("--gpu a100-80gb --set train.precision=fp8", "expected one that a100-80gb computes in"),
-        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "found none of"),
+        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "got none of"),
     ],
 )
 def test_devices_that_cannot_be_are_refused(run: Store, capsys, words: str, message: str) -> None:
