@@ -47,7 +47,7 @@ class DvcStage:
     """One stage of a `dvc.yaml`."""
 
     name: str
-    says: str
+    description: str
     commands: tuple[tuple[str, ...], ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -101,7 +101,7 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     stages = [
         DvcStage(
             name=step.name,
-            says=f"writes {' and '.join(step.writes)}",
+            description=f"writes {' and '.join(step.writes)}",
             commands=((*call, "--stage", step.name),),
             reads=tuple(
                 dict.fromkeys(
@@ -119,7 +119,7 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     names = [*(step.name for step in steps), TRAIN]
     first = DvcStage(
         name="settings",
-        says="writes this file again, and what decides each of the stages below",
+        description="writes this file again, and what decides each of the stages below",
         commands=(call,),
         reads=(recipe_path,),
         writes=tuple(_settings_file(run, name) for name in names),
@@ -137,7 +137,7 @@ def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]
     files = [file for name in SECTIONS for place in _locations(recipe, name) for file in _tracked_files(place)]
     yield DvcStage(
         name=TRAIN,
-        says="sizes the training run and trains the model",
+        description="sizes the training run and trains the model",
         commands=(("penstock", "run", recipe_path, "--out", run, *flags), ("penstock", "train", run)),
         reads=tuple(dict.fromkeys([_settings_file(run, TRAIN), *files, f"{run}/tokens"])),
         writes=(plan, f"{run}/train/checkpoints"),
@@ -274,7 +274,7 @@ def _remove_versions(run: Store, tables: Mapping[str, Table], damaged: Sequence[
             f"{damaged[0]}: expected the digest of its manifest, got another; the table is not rebuilt, because "
             f"{reason}. Restore the file from a copy."
         )
-    print(f"{damaged[0]}: differs from its manifest. {' and '.join(tables)} are rebuilt.", file=sys.stderr)
+    print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():
         table.folder.delete(MANIFEST_NAME)
         for path in table.manifest.paths_of():
@@ -288,7 +288,7 @@ def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
     yield "stages:"
     for stage in stages:
         yield f"  {stage.name}:"
-        yield f"    desc: {_quoted(stage.says)}"
+        yield f"    desc: {_quoted(stage.description)}"
         yield "    cmd:"
         yield from (f"      - {_quoted(shlex.join(command))}" for command in stage.commands)
         yield "    deps:"

@@ -51,9 +51,9 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def encoded(openlineage_events: Sequence[dict[str, Any]], name: str) -> bytes:
+def encoded(values: Sequence[dict[str, Any]], name: str) -> bytes:
     """Return events in the format that the suffix of a file name selects."""
-    lines = [canonical_json(event) for event in openlineage_events]
+    lines = [canonical_json(event) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 

@@ -127,7 +127,10 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
         (["train", "no-such-run", "--restarts", "-1"], "got 1 and -1"),
         (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
-        (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "got megatron, which exports the dataset"),
+        (
+            ["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"],
+            "got megatron, which exports the dataset",
+        ),
     ],
 )
 def test_errors_are_one_message(arguments, message, capsys):
@@ -155,7 +158,10 @@ def test_errors_are_one_message(arguments, message, capsys):
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
         (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
         (["train-classifier", "--out", "x"], "expected positives and negatives, or labelled files"),
-        (["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"], "[train_importance]: expected"),
+        (
+            ["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"],
+            "[train_importance]: expected",
+        ),
         (["derive-profiles", "--out", "x.toml"], "[derive]: expected"),
         (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "expected a table 'clean'"),
     ],

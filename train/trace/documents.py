@@ -64,7 +64,7 @@ class Details:
 
     def __init__(self, dataset: Dataset):
         self._tables: dict[str, tuple[Store, Manifest]] = {}
-        self._files: dict[tuple[str, int], _Part] = {}
+        self._files: dict[tuple[str, int], _PartFile] = {}
         self._add("clean", (dataset.folder, dataset.manifest))
         if "clean" in self._tables:
             for name in ("documents", "scores", "verdicts"):
@@ -99,14 +99,14 @@ class Details:
         if (origin := table_behind(*made, name)) is not None:
             self._tables[name] = origin
 
-    def _part(self, name: str, number: int) -> "_Part":
+    def _part(self, name: str, number: int) -> "_PartFile":
         if (name, number) not in self._files:
             folder, manifest = self._tables[name]
-            self._files[name, number] = _Part(folder, manifest.run.paths[part_key(number)])
+            self._files[name, number] = _PartFile(folder, manifest.run.paths[part_key(number)])
         return self._files[name, number]
 
 
-class _Part:
+class _PartFile:
     """One part file of a table, sorted by offset if it has that column."""
 
     def __init__(self, folder: Store, path: str):

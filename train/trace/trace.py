@@ -175,7 +175,7 @@ class Trace:
         trace._order = Order(streams, order.stages, skip, order.seed)
         return trace
 
-    def found(self, placed: Placed) -> FoundDocument:
+    def _with_appearances(self, placed: Placed) -> FoundDocument:
         """Return a document of the index with all its spans in the steps, in order."""
         stream, document, _ = placed
         key = lambda part: (part.step, part.row, part.piece)  # noqa: E731
@@ -193,16 +193,16 @@ class Trace:
 
         If there is none, return those of the same page; empty if there are none of these either.
         """
-        return [self.found(placed) for placed in self.documents.of_url(url)]
+        return [self._with_appearances(placed) for placed in self.documents.of_url(url)]
 
     def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
         """Return the document of an id with all its spans in the steps; empty if the dataset has none."""
         placed = self.documents.of_id(doc_id)
-        return [] if placed is None else [self.found(placed)]
+        return [] if placed is None else [self._with_appearances(placed)]
 
     def steps_of_domain(self, host: str) -> Iterator[FoundDocument]:
         """Yield every document of a registrable domain, or of a host and its subdomains, by SURT."""
-        return (self.found(placed) for placed in self.documents.of_host(host))
+        return (self._with_appearances(placed) for placed in self.documents.of_host(host))
 
     def _covering(self, source: str, pieces: Sequence[Piece]) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
         """Return the documents in token ranges of a source, and where each begins and ends in the stream."""

@@ -171,7 +171,18 @@ def test_the_table_names_buckets(given_run: Path, tmp_path: Path, capsys: pytest
     assert suggest(str(given_run), "--out", str(tmp_path / "mix.toml"), "--tokens", "1e5") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"mix for dataset {open_dataset(Store(str(given_run))).digest[:12]}, by the run's own")
-    assert lines[1].split() == ["source", "share", "passes", "loss", "against", "excess", "keep", "tokens", "to", "collect"]
+    assert lines[1].split() == [
+        "source",
+        "share",
+        "passes",
+        "loss",
+        "against",
+        "excess",
+        "keep",
+        "tokens",
+        "to",
+        "collect",
+    ]
     assert lines[2].startswith("web+head  0.")
     assert lines[4].startswith("web+head: held-out loss 2.9988, falling by 0.3000 ± 0.0000 nats/token for each e-fold")
 
@@ -195,7 +206,7 @@ def test_a_law_that_is_none_is_named_as_it_was_given(given_run: Path, tmp_path: 
 
 
 def test_a_folder_is_no_file_to_replace(given_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"expected a file to write, got the folder {tmp_path}. Name a file"):
+    with pytest.raises(ConfigError, match=f"expected a file to write, got the folder {tmp_path}. Set --out to a file"):
         suggest(str(given_run), "--out", str(tmp_path), "--force")
 
 
@@ -204,8 +215,8 @@ def test_a_folder_is_no_file_to_replace(given_run: Path, tmp_path: Path) -> None
     [
         (["--tokens", "0"], "expected --tokens > 0, got 0"),
         (["--tokens", "inf"], "expected --tokens > 0, got inf"),
-        (["--step-size", "2"], "expected --step-size with --reference"),
-        (["--reference", "x", "--from-step", "3"], "expected --from-step without --reference"),
+        (["--step-size", "2"], "expected --step-size only with --reference"),
+        (["--reference", "x", "--from-step", "3"], "expected --from-step only without --reference"),
         (["--from-step", "90"], "got 3 of web.head, 3 of web.tail. .*--set train.eval_every=8"),
         (["--out", "nowhere/mix.toml"], "expected a folder for nowhere/mix.toml"),
     ],

@@ -97,7 +97,7 @@ def test_killed_twice_and_ended_by_another_request(tmp_path: Path, capsys) -> No
         with killed(after), pytest.raises(Killed):
             take_down(tmp_path, doc=[document.hex()])
     assert take_down(tmp_path, doc=[other.hex()]) == 0
-    assert "was broken off; it is brought to its end first" in capsys.readouterr().out
+    assert "was interrupted; it is completed first" in capsys.readouterr().out
     assert len(certificates(tmp_path)) == 2
     left = [row["doc_id"] for row in documents_of(opened(tmp_path))]
     assert document not in left

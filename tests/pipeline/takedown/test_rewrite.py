@@ -191,9 +191,9 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
         ({"doc": ["xyz"]}, "--doc: expected a document id of 32 hex digits, got 'xyz'"),
         ({"near": ["ab" * 15]}, "--near: expected a document id of 32 hex digits"),
         ({}, "expected --domain, --url, --doc or --near, got none of them"),
-        ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old by itself"),
-        ({"check": "a.json", "doc": ["00" * 16]}, "by itself, found --check, --doc"),
-        ({"check": "a.json"}, "expected a certificate, got no a.json"),
+        ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old without other options"),
+        ({"check": "a.json", "doc": ["00" * 16]}, "without other options, got --check, --doc"),
+        ({"check": "a.json"}, "expected a certificate, got no file a.json"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(standing: Path, asked: dict, said: str) -> None:
@@ -234,7 +234,7 @@ def test_what_is_done_is_not_done_again(run: Path, capsys) -> None:
     after = all_bytes(run)
     capsys.readouterr()
     assert take_down(run, domain=["site3.co.uk"]) == 0
-    assert "nothing is left to do" in capsys.readouterr().out
+    assert "nothing to do" in capsys.readouterr().out
     gone = next(row for row in rows if row["domain"] == "site3.co.uk")
     assert take_down(run, doc=[gone["doc_id"].hex()]) == 0
     assert all_bytes(run) == after
@@ -370,7 +370,7 @@ def test_taking_everything_leaves_nothing_to_train_on(run: Path, capsys: pytest.
     assert take_down(run, doc=everything[1:]) == 0
     assert "no document is left" not in capsys.readouterr().out
     assert take_down(run, doc=everything[:1]) == 0
-    assert "no document is left in the dataset: there is nothing to train on" in capsys.readouterr().out
+    assert "no document is left in the dataset, so nothing can be trained on it" in capsys.readouterr().out
     assert opened(run).manifest.content.counts.rows_kept == 0
 
 

@@ -248,7 +248,7 @@ def test_the_command_says_what_it_read(run: Store, capsys: pytest.CaptureFixture
     told = []
     for words in ([], [], ["--paranoid"]):
         assert verify_command(parser.parse_args([run.uri, *words])) == 0
-        told.append(capsys.readouterr().out.partition("expected; ")[2].partition(" were")[0])
+        told.append(capsys.readouterr().out.partition("manifest. ")[2].partition(" were")[0])
     number = num_files(run)
     assert told == [str(number), "0", str(number)]
 
