@@ -46,7 +46,10 @@ def generate(
     prediction, or belongs to another tokenizer.
     """
     if num_tokens < 0 or temperature < 0:
-        raise ConfigError(f"generate: expected num_tokens and temperature >= 0, got {num_tokens} and {temperature}")
+        raise ConfigError(
+            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Raise the negative "
+            "number."
+        )
     dataset, note = open_dataset(run), find_note(run, step)
     contract = dataset.tokenizer
     check_tokenizer(note, dataset)

@@ -60,7 +60,9 @@ def export_llama(
     Raises ConfigError if Llama has no such shape or the folder is not empty, ContractError if weights do not match it.
     """
     if problems := [text for wrong, text in _beyond_llama(shape) if wrong]:
-        raise ConfigError(f"export: expected a shape that Llama has, got {'; '.join(problems)}. Keep our own format.")
+        raise ConfigError(
+            f"export: expected a shape that Llama has, got {'; '.join(problems)}. Use the checkpoint in its own format."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: expected a new folder, got one with files in it. Set --out to another.")
     _check_weights(state, shape, "export")
@@ -262,7 +264,7 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
         )
     except (KeyError, ValidationError) as error:
         raise ContractError(
-            f"{where}: expected the configuration of a Llama, got {error}. Fetch the file again."
+            f"{where}: expected a complete configuration of a Llama, got an error at {error}. Fetch it again."
         ) from error
 
 
