@@ -47,8 +47,8 @@ def generate(
     """
     if num_tokens < 0 or temperature < 0:
         raise ConfigError(
-            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Raise the negative "
-            "number."
+            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Raise the "
+            "negative number."
         )
     dataset, note = open_dataset(run), find_note(run, step)
     contract = dataset.tokenizer

@@ -462,7 +462,7 @@ def test_proxies_that_are_not_alike_are_no_pair(sides: dict[str, Store], tmp_pat
     assert plan.num_tokens == pytest.approx(3000, rel=0.05)
     with pytest.raises(ContractError, match=r"expected proxy runs equal in learning rate, got 0\.01 and 0\.5"):
         check_alike([plan, plan.model_copy(update={"learning_rate": 0.5})])
-    with pytest.raises(ConfigError, match="got other settings. Remove the folder"):
+    with pytest.raises(ConfigError, match=r"got other settings. Remove the folder"):
         plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 6000, ASKED))
 
 
