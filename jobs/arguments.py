@@ -25,7 +25,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add the option that overrides settings, which may be repeated."""
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help="override a setting of the recipe; may be repeated",
+    )
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pages", type=int, default=3000, help="base pages; planted duplicates and defects are added to them"
     )
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random content; default 1")
 
 
 def demo_crawl_command(arguments: argparse.Namespace) -> int:

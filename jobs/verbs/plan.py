@@ -32,7 +32,7 @@ BUDGETS: dict[str, tuple[str, type, str]] = {
     "law": ("plan.law_file", str, "file of a scaling law, from `penstock ladder` or `fit-scaling`"),
     "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
     "gpus": ("cluster.gpus", int, "devices of a node"),
-    "nodes": ("cluster.nodes", int, "nodes"),
+    "nodes": ("cluster.nodes", int, "number of nodes"),
     "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device hour"),
 }
 """Flags of `plan`: the setting that each sets, its type and its help text."""

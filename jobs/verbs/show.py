@@ -21,7 +21,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", action="append", default=[], help="condition on the columns of documents; may be repeated"
     )
-    parser.add_argument("--limit", type=int, default=10)
+    parser.add_argument("--limit", type=int, default=10, help="maximum number of documents; default 10")
     parser.add_argument("--text", action="store_true", help="print the clean text too")
 
 

@@ -78,7 +78,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--contains",
         metavar="TEXT",
-        help="the steps and checkpoints that saw a document with this text; scans all shards",
+        help="the steps and checkpoints that saw a document with this text; reads the text of all documents",
     )
     parser.add_argument("--rank", type=int, help="with --step: only the rows of this rank, from 0")
     parser.add_argument("--micro-batch", type=int, help="with --rank: only the rows of this micro-batch, from 0")
@@ -97,7 +97,14 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refetch", action="store_true", help="read the original records again by byte range and compare them"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help="override a setting of [source] for --refetch",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

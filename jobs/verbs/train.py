@@ -133,10 +133,10 @@ def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `generate` except the run."""
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt", default="", help="beginning of the text; default: a new document")
+    parser.add_argument("--tokens", type=int, default=100, help="maximum number of tokens to add; default 100")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 chooses the most probable token; default 0.8")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling; default 0")
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:

@@ -240,13 +240,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Laddered:
-    """A ladder that was killed and gone on with."""
+    """A ladder that was killed and resumed."""
 
     run: Path
     first: tuple[str, ...]
-    """Proxies that were begun until it was killed, the last in vain."""
+    """Proxy runs that were started before it was killed; the last did not finish."""
     second: tuple[str, ...]
-    """Proxies that were begun afterwards."""
+    """Proxy runs that were started afterwards."""
     out: str
     """What the second part printed."""
 
@@ -331,7 +331,7 @@ def test_the_law_has_its_runs_and_says_how_it_was_fitted(laddered: Laddered) -> 
 def test_what_a_ladder_prints(laddered: Laddered) -> None:
     out = laddered.out
     assert "ladder of 6 proxy runs: 249k tokens, " in out
-    assert "left to the ladder, whatever the recipe says: plan." in out
+    assert "settings of the recipe that the ladder replaces: plan." in out
     for point in laddered.law.points:
         assert f"{point.loss:.4f}  {point.fitted:.4f}" in out
     assert "N: all parameters, a tied embedding once" in out
