@@ -489,7 +489,7 @@ def run(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def same_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches are made in the session of the tests, which goes on."""
+    """Branches are made in the session of the tests, which continues."""
     monkeypatch.setattr(branch, "open_session", lambda config, name: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
 
@@ -645,7 +645,7 @@ def test_copies_that_another_run_knows_of_are_left_out(run: Store, same_session:
     other, change = run.child("../other"), change_of(["dedup.near_duplicate"], ["tokens.seed=7"])
     make_branch(run, other, branch_recipe(run, change))
     datasets, placed = [open_dataset(run)] * 2, split_of(open_dataset(run))
-    held = set(split_of(open_dataset(other)))  # a few are held out; the clusters say the same of all
+    held = set(split_of(open_dataset(other)))  # a few are held out; the clusters are the same for all
     alike = [members(one) for one in (run, other)]
     expected = {
         document
@@ -686,7 +686,7 @@ def test_from_a_rule_to_the_answer_in_the_report(
     again = capsys.readouterr().out
     assert "proxy runs 4 of 4 are complete" in again
     assert one.result.answer in again
-    # What is no result is named, and a result on another dataset says so.
+    # What is no result is named, and a result on another dataset is marked as such.
     run.write_atomic("ablations/broken/result.json", b'{"version": 1}')
     found = ablations(run, "0" * 64)
     assert [shown.is_current for shown in found.shown] == [False]

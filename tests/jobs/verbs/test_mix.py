@@ -40,7 +40,7 @@ documents_of_tiny = tiny_dataset._documents
 
 
 def documents(source: str, *arguments: Any) -> Iterator[dict[str, Any]]:
-    """Those of the tiny dataset; the words of `noise` are drawn evenly, so only their frequency is to be learnt."""
+    """Those of the tiny dataset; the words of `noise` are drawn evenly, so only their frequency is to be learned."""
     for row in documents_of_tiny(source, *arguments):
         if source == "noise":
             draw = random.Random(row["offset"])
@@ -72,7 +72,7 @@ def planned(folder: Path, *overrides: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with a source that can be learnt and one that cannot, 100 words each."""
+    """A run folder with a source that can be learned and one that cannot, 100 words each."""
     folder = tmp_path_factory.mktemp("mixed") / "run"
     with mock.patch.object(tiny_dataset, "_documents", documents):
         run = tiny_dataset.make_tiny_dataset(folder, {"words": 150, "noise": 150}, vocab_size=len(RESERVED) + 100)
@@ -263,7 +263,7 @@ def test_shares_become_weights(given_run: Path, tmp_path: Path) -> None:
     assert plan.stages[0].counts == {"web+head": 49999, "web+tail": 1}
     assert plan.settings.train.mix == file_sha256(path)
     plain = make_plan(run, dataset, load_settings(read_run(run).recipe, overrides[:1], "test"))
-    assert plan.settings.content() == plain.settings.content()  # who said it does not change the weights
+    assert plan.settings.content() == plain.settings.content()  # the origin of the mix does not change the weights
 
 
 def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> None:

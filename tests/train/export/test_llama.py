@@ -92,9 +92,9 @@ def test_what_transformers_writes_computes_the_same_here(name: str, tmp_path: Pa
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
     theirs.save_pretrained(tmp_path)
-    found, state = import_llama(tmp_path)
-    assert found == shape
-    model = build_model(found).to_empty(device="cpu")
+    imported, state = import_llama(tmp_path)
+    assert imported == shape
+    model = build_model(imported).to_empty(device="cpu")
     model.load_state_dict(state)
     ids = some_ids(2, 60)
     with torch.no_grad():
@@ -218,6 +218,6 @@ def test_what_old_versions_write_is_read(tmp_path: Path) -> None:
     held["lm_head.weight"] = held["model.embed_tokens.weight"].clone()
     save_file(held, folder / "model.safetensors")
     changed(num_key_value_heads="gone", head_dim="gone", rope_scaling={"type": "linear", "factor": 3.0})(folder)
-    found, state = import_llama(folder)
-    assert found == shape.model_copy(update={"rope_scaling": "linear", "rope_factor": 3.0})
+    imported, state = import_llama(folder)
+    assert imported == shape.model_copy(update={"rope_scaling": "linear", "rope_factor": 3.0})
     assert state.keys() == dict(model.named_parameters()).keys()

@@ -315,7 +315,7 @@ def test_a_look_up_loads_neither_torch_nor_pandas(run: Store) -> None:
 
 @pytest.fixture
 def archive(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
-    """An archive with a record where the index says that one document's lies, and that document's row."""
+    """An archive with a record where the index locates one document, and that document's row."""
     row = next(row for row in rows_of(run) if row["split"] == "web.warc.gz" and row["offset"])
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>A page.</p>"
     head = f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: {row['url']}\r\nContent-Type: application/http\r\n"
