@@ -1,1 +1,1 @@
-"""The spark-submit shells, the `penstock` command and the recipes; no logic of their own."""
+"""The `penstock` command, the spark-submit entry point and the recipes; they contain no logic of their own."""

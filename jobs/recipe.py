@@ -1,4 +1,4 @@
-"""The sections of a whole recipe: every data stage, the models, Spark, the plan and the training run."""
+"""Recipes with all their sections: every data stage, the models, Spark, the plan and the training run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,27 +15,29 @@ from train.config.settings import SECTIONS
 
 
 def recipe_sections() -> Mapping[str, type[Section]]:
-    """Every section a recipe may have, by name."""
+    """Return the class of every section that a recipe may have, by name."""
     return {**sections(), "models": ModelsConfig, "spark": SparkConfig, **SECTIONS}
 
 
 def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a TOML file with overrides applied. Raises ConfigError with every wrong name at once."""
+    """Return the recipe of a TOML file with overrides applied. Raises ConfigError that lists every wrong name."""
     return load_recipe(read_values(path), overrides, recipe_sections(), path)
 
 
 def read_values(path: str) -> dict[str, Any]:
-    """The values of a TOML file. Raises ConfigError if it cannot be read or is none."""
+    """Return the values of a TOML file. Raises ConfigError if it cannot be read or is not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"recipe {path}: cannot be read: {error.strerror}; give the path of a TOML file") from error
+        raise ConfigError(f"recipe {path}: cannot be read: {error.strerror}. Give the path of a TOML file.") from error
     return parse_recipe(text, path)
 
 
 def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
-    """The recipe a run was made with, overrides on top. Raises ConfigError if the folder is no run."""
+    """Return the recipe of a run with overrides applied. Raises ConfigError if the folder is not a run."""
     recipe = read_run(run).recipe
     if not recipe:
-        raise ConfigError(f"{run.uri}: expected a run folder, got no recipe in it. Run `penstock run RECIPE --out …`.")
+        raise ConfigError(
+            f"{run.uri}: expected a run folder, got one without a recipe. Run `penstock run RECIPE --out …`."
+        )
     return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")

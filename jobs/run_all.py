@@ -1,24 +1,22 @@
-"""The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data stage."""
+"""The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data step."""
 
 import argparse
-import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from jobs.exit_codes import explained
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.run import prepare, run_steps
-from schemas.errors import PenstockError, storage_problem
-from schemas.storage import Store, remote_problem
+from schemas.storage import Store
 
 
 def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
-    """Run the recipe's data stages into the run folder `out`, up to the step `until` (None: all)."""
+    """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them)."""
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
     folder.check_place()
-    prepared = prepare(recipe, until)  # whatever is wrong is found before Spark starts
+    prepared = prepare(recipe, until)  # every wrong setting is reported before Spark starts
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config)
     try:
@@ -27,30 +25,8 @@ def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str 
         spark.stop()
 
 
-def explained(call: Callable[[], int | None]) -> int:
-    """The exit code of a call: its own, 2 for an explained error, 130 if interrupted, 141 if nobody reads it."""
-    try:
-        return call() or 0
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # Who reads the output has seen enough, as `head` has; else Python would say so when it closes the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception as error:  # Spark wraps in its own what the storage said to a worker
-        problem = remote_problem(error) or (storage_problem(error) if isinstance(error, OSError) else None)
-        if problem is None:
-            raise
-        print(f"penstock: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("penstock: interrupted; the same command goes on where it stopped", file=sys.stderr)
-        return 130
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and run; returns the exit code."""
+    """Parse the arguments, run the recipe and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", help="TOML file")
     parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")

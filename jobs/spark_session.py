@@ -1,4 +1,7 @@
-"""The Spark session: local mode on all cores by default, or whatever spark-submit has set."""
+"""The Spark session and the environment of worker processes.
+
+Spark runs in local mode on all cores, unless the recipe or spark-submit sets another master.
+"""
 
 import os
 import sys
@@ -11,61 +14,63 @@ from schemas.config import Section, execution
 
 
 class SparkConfig(Section):
-    """How Spark runs; nothing here changes what a run writes."""
+    """The settings of Spark; none of them changes the data that a run writes."""
 
     master: str | None = execution(None)
-    """Spark master; None: what spark-submit set, else local mode on all cores, which retries a failed task."""
+    """Spark master; None: the one that spark-submit set, else local mode on all cores with retries of failed tasks."""
     driver_memory: str = execution("2g")
-    """Heap of the driver JVM, which in local mode does all the shuffling; ignored by a running JVM."""
+    """Heap of the driver JVM, which does all shuffling in local mode; a JVM that already runs ignores it."""
     partitions: int | None = execution(None, ge=1)
     """Spark partitions of the part-wise passes; None: one for each part."""
     shuffle_partitions: int | None = execution(None, ge=1)
-    """Partitions of Spark's own shuffles; None: twice the cores."""
+    """Partitions of Spark's own shuffles; None: twice the number of cores."""
     settings: dict[str, str] = Field(default_factory=dict, json_schema_extra={"role": "execution"})
     """Further Spark settings by their own names."""
 
 
 LOCAL_MASTER = "local[*,4]"
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, "MALLOC_TOP_PAD_": 1 << 26}
-"""glibc settings of the Python workers [bytes]: a parsed page then gives its memory to the pool, not to the kernel,
-which saved a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page); a small model trained 1.4 times
-as fast, its logits no longer fresh pages at every step."""
+"""glibc malloc settings of the Python workers [bytes]: freed memory of a parsed page stays in the process instead of
+returning to the kernel. That saved a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page). A small
+model trained 1.4 times as fast, because its logits no longer fault in new pages at every step."""
 
 PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
-"""Where object stores are, as pyarrow reads it from the environment: executors hear it from the driver. Credentials
-they have themselves, for Spark shows its settings."""
+"""Environment variables from which pyarrow reads where object stores are; the driver passes them to the executors.
+Credentials are not passed, because Spark shows its settings: executors need their own."""
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment with the memory settings of workers, for the processes it starts itself."""
+    """Return the environment of this process with the malloc settings of workers, for child processes."""
     return os.environ | {key: str(value) for key, value in MALLOC.items()}
 
 
 def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
-    """The session for this process, started if there is none; quiet, with Arrow batches bounded in rows."""
+    """Return the Spark session of this process, started if there is none, with a row limit on Arrow batches."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # only a JVM that runs already knows what spark-submit was told
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # only the running JVM knows the settings of spark-submit
         SparkContext._ensure_initialized()
-    given = SparkConf()
-    master = config.master or given.get("spark.master") or LOCAL_MASTER
+    conf = SparkConf()
+    master = config.master or conf.get("spark.master") or LOCAL_MASTER
     cores = os.cpu_count() or 1
     builder = (
         SparkSession.builder.appName(name)
         .master(master)
-        .config("spark.driver.memory", given.get("spark.driver.memory") or config.driver_memory)
+        .config("spark.driver.memory", conf.get("spark.driver.memory") or config.driver_memory)
         .config("spark.sql.shuffle.partitions", str(config.shuffle_partitions or 2 * cores))
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "2048")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.ui.enabled", given.get("spark.ui.enabled") or "false")
-        .config("spark.log.level", given.get("spark.log.level") or "ERROR")
+        .config("spark.ui.enabled", conf.get("spark.ui.enabled") or "false")
+        .config("spark.log.level", conf.get("spark.log.level") or "ERROR")
     )
     if master.startswith("local"):
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
-    told = {key: str(value) for key, value in MALLOC.items()} | {
+    environment = {key: str(value) for key, value in MALLOC.items()} | {
         key: os.environ[key] for key in PLACES if key in os.environ
     }
-    for key, value in ({f"spark.executorEnv.{key}": value for key, value in told.items()} | config.settings).items():
+    for key, value in (
+        {f"spark.executorEnv.{key}": value for key, value in environment.items()} | config.settings
+    ).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

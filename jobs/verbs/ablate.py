@@ -1,4 +1,10 @@
-"""`penstock ablate`: is a filter worth it? Another dataset without it, pairs of proxies, and an interval."""
+"""`penstock ablate`: the effect of a filter on the loss, from pairs of proxy runs with and without it.
+
+A branch is a dataset that a changed recipe of the run makes, in a folder below the run. It shares the tables of the run
+whose fingerprints agree, so only changed tables are computed. It always uses the tokenizer of the run, because losses
+per token of two tokenizers could not be compared. The proxy runs of both datasets are measured on the same held-out
+text, and the differences by seed give an interval.
+"""
 
 import argparse
 import re
@@ -6,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jobs.arguments import Command, add_run
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from jobs.verbs.proxies import (
@@ -39,28 +46,27 @@ from train.data.heldout import copies_trained_on, heldout_documents, trained_on
 from train.data.order import tokens_drawn
 from train.eval.paired import SHARE, Losses, answer_of, compare_sides, label_of
 
-# Branches: other datasets made by changed recipes of a run, in folders below it; only what changes is computed.
-#
-# A branch stands on the run's tables as far as their fingerprints agree, and on its tokenizer in any case: losses per
-# token of two tokenizers could not be compared.
+VERBS = {
+    "ablate": "Train pairs of proxy runs with and without rules of a run, and compare their held-out losses.",
+}
 
 NAME = re.compile(r"[\w.+=-]{1,80}")
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is changed for a branch."""
+    """The change of settings that a branch makes."""
 
     words: tuple[str, ...]
-    """Rules left out."""
+    """Rules that are removed."""
     data: tuple[str, ...]
-    """Overrides of the recipe of the other dataset."""
+    """Overrides of data settings, for the branch only."""
     training: tuple[str, ...]
-    """Overrides of how both datasets' proxies are trained."""
+    """Overrides of training settings, for the proxy runs of both datasets."""
 
     @property
     def name(self) -> str:
-        """The name of its folder, by what makes the dataset another one."""
+        """The name of the branch folder, made of the removed rules and the overrides of data settings."""
         name = "+".join(sorted({*self.words, *self.data}))
         if NAME.fullmatch(name):
             return name
@@ -68,50 +74,52 @@ class Change:
 
 
 def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
-    """The change that a command names. Raises ConfigError if it is none, or changes what has to stay."""
+    """Return the change that a command describes. Raises ConfigError if it is empty or changes a fixed setting."""
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
-        raise ConfigError(f"--set {fixed[0]}: expected one tokenizer for both datasets, got a change of it. Leave it.")
+        raise ConfigError(f"--set {fixed[0]}: expected one tokenizer for both datasets, got a change of it. Remove it.")
     named = {text.partition("=")[0].strip(): text for text in overrides}
     if "train.seed" in named:
-        raise ConfigError(f"--set {named['train.seed']}: expected seeds that vary from 1 on, got one. Give --seeds.")
+        raise ConfigError(
+            f"--set {named['train.seed']}: expected seeds 1, 2, ..., got one seed. Use --seeds for their number."
+        )
     if "guard.patience" in named:
         raise ConfigError(
-            f"--set {named['guard.patience']}: expected proxies that all end behind the same step, got one that may "
-            "end before. Leave it out."
+            f"--set {named['guard.patience']}: expected proxy runs that all end after the same step, got early "
+            "stopping. Remove it."
         )
     data = tuple(text for text, section in sections.items() if section not in SECTIONS)
     if not words and not data:
-        raise ConfigError("ablate: expected --without SECTION.RULE or --set of a data setting, got neither")
+        raise ConfigError("ablate: expected --without SECTION.RULE or --set of a data setting, got neither. Add one.")
     return Change(tuple(words), data, tuple(text for text in overrides if text not in data))
 
 
 def branch_folder(run: Store, change: Change) -> Store:
-    """Where the branch of a change lies."""
+    """Return the folder of the branch of a change."""
     return run.child(f"{ABLATIONS}/{change.name}")
 
 
 def branch_recipe(run: Store, change: Change) -> Recipe:
-    """The recipe of a run with a change, and with the run's tokenizer as it stands. Raises ConfigError."""
+    """Return the recipe of a run with a change applied, and with the tokenizer of the run. Raises ConfigError."""
     where = f"{run.uri}/{RUN_NAME}"
     values = leave_out(read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where))
     section = values.get("tokenizer", {})
     if section.get("model") is None:
         folder, manifest = open_table(run, "tokenizer")
-        given = {key: value for key, value in section.items() if key not in TO_TRAIN}
-        values["tokenizer"] = given | {"model": folder.path(manifest.run.paths["model"])}
+        kept = {key: value for key, value in section.items() if key not in TO_TRAIN}
+        values["tokenizer"] = kept | {"model": folder.path(manifest.run.paths["model"])}
     return load_recipe(values, change.data, recipe_sections(), where)
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Every step that the second recipe wants, and whether it has to be made again for it."""
+    """Return (name, True if it must be computed again) of every step that the second recipe requires."""
     made: set[str] = set()
-    found = []
+    steps = []
     for step in (step for step in STEPS if step.wanted(after)):
         again = not step.wanted(before) or not made.isdisjoint(step.reads) or _settings_differ(step, before, after)
         made |= set(step.writes) if again else set()
-        found.append((step.name, again))
-    return found
+        steps.append((step.name, again))
+    return steps
 
 
 def _settings_differ(step: TableJob, before: Recipe, after: Recipe) -> bool:
@@ -123,8 +131,8 @@ def _settings_differ(step: TableJob, before: Recipe, after: Recipe) -> bool:
 
 
 def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
-    """Bring a branch up to its dataset; steps that stand in it, or in the run, are not made again."""
-    prepared = prepare(recipe, None)  # whatever is wrong is found before Spark starts
+    """Run the steps of a branch up to its dataset; tables that it or the run already has are not computed again."""
+    prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach(folder, run)
     config = recipe.section("spark", SparkConfig)
@@ -135,25 +143,25 @@ def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
         spark.stop()
 
 
-def same_dataset(one: Manifest, other: Manifest) -> bool:
-    """Whether two datasets are the same files, whatever settings led to them."""
-    files = [[(entry.key, entry.sha256) for entry in manifest.content.files] for manifest in (one, other)]
+def same_dataset(first: Manifest, second: Manifest) -> bool:
+    """Return True if two datasets consist of the same files, even if their settings differ."""
+    files = [[(entry.key, entry.sha256) for entry in manifest.content.files] for manifest in (first, second)]
     return files[0] == files[1]
 
 
 def check_clusters(run: Store) -> None:
-    """Raises ConfigError if a run has no clusters of its own, by which copies of held-out documents are found."""
-    standing = read_run(run).tables
-    if lacking := [name for name in ("clusters", "dedup") if name not in standing]:
-        homes = [home.uri for home in run_folders(run) if home.uri != run.uri]
-        there = f"it stands on the dataset of {homes[0]}: ablate that one" if homes else "run its recipe"
-        raise ConfigError(f"{run.uri}: expected a run with its tables, got no {' and no '.join(lacking)}. {there}.")
+    """Raise ConfigError if a run has no clusters of its own, which identify the copies of held-out documents."""
+    tables = read_run(run).tables
+    if lacking := [name for name in ("clusters", "dedup") if name not in tables]:
+        owners = [owner.uri for owner in run_folders(run) if owner.uri != run.uri]
+        fix = f"It uses the dataset of {owners[0]}: ablate that run" if owners else "Run its recipe"
+        raise ConfigError(f"{run.uri}: expected a run with its tables, got no {' and no '.join(lacking)}. {fix}.")
 
 
-# What an ablation found: its result from what the proxies lost, and the result as text.
+# The result of an ablation, from the losses of the proxy runs, and its text.
 
 SHOWN = 12
-"""Changes of fate that are listed."""
+"""Changes of verdict that are listed."""
 
 
 def conclude(
@@ -163,23 +171,23 @@ def conclude(
     measured: tuple[Sequence[str], Losses],
     seconds: Mapping[str, float],
 ) -> Ablation:
-    """The result of an ablation from what its proxies lost."""
+    """Return the result of an ablation from the losses of its proxy runs."""
     a, b = (open_side(runs[side]) for side in (WITH, WITHOUT))
-    found = compare(a, b, 0)
+    difference = compare(a, b, 0)
     on, losses = measured
     comparisons = compare_sides(on, [pair.seed for pair in pairs], losses)
     return Ablation(
         name=change.name,
         left_out=change.words,
-        settings=found.settings,
-        with_rules=_side(open_dataset(runs[WITH]), found.kept[0]),
-        without=_side(open_dataset(runs[WITHOUT]), found.kept[1]),
-        documents=tuple(_moved(found)),
-        tokens=found.tokens,
+        settings=difference.settings,
+        with_rules=_side(open_dataset(runs[WITH]), difference.kept[0]),
+        without=_side(open_dataset(runs[WITHOUT]), difference.kept[1]),
+        documents=tuple(_moved(difference)),
+        tokens=difference.tokens,
         proxies=_proxies(pairs),
         share=SHARE,
         comparisons=tuple(comparisons),
-        measurements=tuple(one for several in losses.values() for one in several),
+        measurements=tuple(measurement for measurements in losses.values() for measurement in measurements),
         answer=answer_of(comparisons),
         seconds={name: round(value, 1) for name, value in seconds.items()},
     )
@@ -189,8 +197,8 @@ def _side(dataset: Dataset, documents: int) -> Side:
     return Side(dataset=dataset.digest, documents=documents, tokens=sum(dataset.num_tokens().values()))
 
 
-def _moved(found: Difference) -> Iterator[Moved]:
-    ordered = sorted(found.documents.items(), key=lambda item: (-item[1], item[0]))
+def _moved(difference: Difference) -> Iterator[Moved]:
+    ordered = sorted(difference.documents.items(), key=lambda item: (-item[1], item[0]))
     for (source, old, new), count in ordered:
         yield Moved(source=source, with_rules=old, without=new, documents=count)
 
@@ -215,17 +223,17 @@ def _proxies(pairs: Sequence[Pair]) -> Proxies:
 
 
 def tell(result: Ablation) -> str:
-    """The result as text."""
+    """Return the result as text."""
     proxies, ours, theirs = result.proxies, result.with_rules, result.without
     lines = [
         "",
-        f"without {', '.join(result.left_out) or 'what --set changes'}: {theirs.documents:,} documents, "
+        f"without {', '.join(result.left_out) or 'the change of --set'}: {theirs.documents:,} documents, "
         f"{theirs.tokens:,} training tokens",
-        f"with    {' ' * len(', '.join(result.left_out) or 'what --set changes')}: {ours.documents:,} documents, "
+        f"with    {' ' * len(', '.join(result.left_out) or 'the change of --set')}: {ours.documents:,} documents, "
         f"{ours.tokens:,} training tokens",
-        *_fates(result.documents),
+        *_verdict_changes(result.documents),
         "",
-        f"{len(proxies.seeds)} pairs of proxies: {proxies.params:,} parameters, {proxies.tokens:,} tokens each "
+        f"{len(proxies.seeds)} pairs of proxy runs: {proxies.params:,} parameters, {proxies.tokens:,} tokens each "
         f"({proxies.steps:,} steps of {proxies.global_batch} x {proxies.seq_len}; "
         + ", ".join(f"{passes:.2f} epochs {side}" for side, passes in proxies.epochs.items())
         + ")",
@@ -239,82 +247,91 @@ def tell(result: Ablation) -> str:
     return "\n".join(lines)
 
 
-def _fates(moved: Sequence[Moved]) -> Iterator[str]:
-    """What became of documents, most frequent first."""
-    for one in moved[:SHOWN]:
-        yield f"  {one.documents:>7,}  {one.source}  {_fate(one.with_rules)} → {_fate(one.without)}"
+def _verdict_changes(moved: Sequence[Moved]) -> Iterator[str]:
+    """Yield a line for each change of verdict, the most frequent first."""
+    for change in moved[:SHOWN]:
+        verdicts = f"{_verdict(change.with_rules)} → {_verdict(change.without)}"
+        yield f"  {change.documents:>7,}  {change.source}  {verdicts}"
     if rest := moved[SHOWN:]:
-        yield f"  {sum(one.documents for one in rest):>7,}  in {len(rest)} more changes"
+        yield f"  {sum(change.documents for change in rest):>7,}  in {len(rest)} more changes"
 
 
-def _fate(fate: str) -> str:
-    return fate if fate == KEPT else f"dropped by {fate}"
+def _verdict(rule: str) -> str:
+    return rule if rule == KEPT else f"dropped by {rule}"
 
 
 def _left_out(result: Ablation) -> Iterator[str]:
-    """How many held-out documents do not count."""
-    names = dict.fromkeys(one.on for one in result.comparisons)
-    for name, one in zip(names, result.measurements, strict=False):  # those of the first proxy, on every set
-        if one.left_out:
+    """Yield a line for each held-out set with documents that are left out."""
+    names = dict.fromkeys(comparison.on for comparison in result.comparisons)
+    for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
+        if first.left_out:
             yield (
-                f"{label_of(name)}: {one.left_out:,} of {one.documents:,} documents left out, because a proxy was "
-                "trained on them or on a copy"
+                f"{label_of(name)}: {first.left_out:,} of {first.documents:,} documents left out, because a proxy run "
+                "was trained on them or on a copy"
             )
 
 
 def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
-    """The comparisons, a line each."""
+    """Return the comparisons as a table, one per line."""
     rows = [("held out", "source", "with", "without", f"difference [{share:.0%}], nats/token", "bits/byte", "")]
-    for one in comparisons:
-        means = [sum(pair[side] for pair in one.losses) / len(one.losses) for side in (0, 1)]
-        bits = "–" if one.bits is None else shown(one.bits)
-        answer = one.answer.partition(":")[0].partition(" (")[0]
-        rows.append((one.on, one.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", shown(one.nats), bits, answer))
+    for row in comparisons:
+        means = [sum(pair[side] for pair in row.losses) / len(row.losses) for side in (0, 1)]
+        bits = "–" if row.bits is None else shown(row.bits)
+        answer = row.answer.partition(":")[0].partition(" (")[0]
+        rows.append((row.on, row.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", shown(row.nats), bits, answer))
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def shown(found: Interval) -> str:
-    """An interval as text."""
-    if found.low is None or found.high is None:
-        return f"{found.mean:+.4f}"
-    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+def shown(interval: Interval) -> str:
+    """Return an interval as text."""
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:+.4f}"
+    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
 SEQUENCES = 512
-"""Held-out rows of a source that are asked about where nothing else is said."""
+"""Default number of held-out rows of a source."""
 
 
 def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `ablate`, behind the run."""
-    parser.add_argument("--without", action="append", default=[], metavar="SECTION.RULE", help="rule to leave out")
+    """Add the arguments of `ablate` except the run."""
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="SECTION.RULE", help="rule to remove; may be repeated"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
         dest="overrides",
-        help="of a data section: for the other dataset; of a training section: for the proxies of both",
+        help="a data setting applies to the branch, a training setting to the proxy runs of both datasets",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="pairs of proxies; default 3")
-    parser.add_argument("--params", type=float, help=f"parameters of a proxy; default: {default_params()}")
-    parser.add_argument("--tokens", type=int, help="tokens of a proxy; default: 20 a parameter, at most one pass")
-    parser.add_argument("--on", action="append", default=[], help="a further run whose held-out text is asked about")
+    parser.add_argument("--seeds", type=int, default=3, help="pairs of proxy runs; default 3")
+    parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {default_params()}")
+    parser.add_argument("--tokens", type=int, help="tokens of a proxy run; default: 20 per parameter, at most one pass")
+    parser.add_argument(
+        "--on", action="append", default=[], help="another run whose held-out text is measured too; may be repeated"
+    )
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of a source; default 512")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be run and what it costs")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the steps, the proxy runs and their cost, and run nothing"
+    )
 
 
 def ablate_command(arguments: argparse.Namespace) -> int:
-    """Train pairs of proxies with and without rules of a run, and say whether the rules are worth it."""
+    """Train pairs of proxy runs with and without rules of a run, and compare their held-out losses."""
     run = Store(arguments.run)
     if not run.is_local:
-        raise ConfigError(f"{arguments.run}: expected a run on this machine, where proxies are trained. Copy it here.")
+        raise ConfigError(
+            f"{arguments.run}: expected a run on a local disk, where proxy runs are trained. Copy it to one."
+        )
     for name in ("seeds", "params", "tokens", "sequences"):
         value = getattr(arguments, name)
         if value is not None and not value >= 1:
-            raise ConfigError(f"--{name}: expected at least 1, got {value:g}")
+            raise ConfigError(f"--{name}: expected at least 1, got {value:g}. Give a larger number.")
     change = change_of(arguments.without, arguments.overrides)
-    wanted = Wanted(arguments.seeds, arguments.params, arguments.tokens, change.training)
+    size = Wanted(arguments.seeds, arguments.params, arguments.tokens, change.training)
     before, after = stored_recipe(run, change.training), branch_recipe(run, change)
     check_clusters(run)
     settings = settings_of_proxies(run, change.training)
@@ -323,32 +340,32 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     check_heldout(datasets, settings)
     check_tokenizers(datasets)
     if arguments.dry_run:
-        print(foreseen(run, change, (before, after), wanted))
+        print(foreseen(run, change, (before, after), size))
         return 0
     folder = branch_folder(run, change)
     started = time.monotonic()
     make_branch(run, folder, after)
     sides = {WITH: open_dataset(run), WITHOUT: open_dataset(folder)}
     if same_dataset(sides[WITH].manifest, sides[WITHOUT].manifest):
-        print(f"{change.name}: the dataset stays as it is, file by file; nothing is trained")
+        print(f"{change.name}: both datasets have the same files; nothing is trained")
         return 0
     check_tokenizers({"the run": sides[WITH], folder.uri: sides[WITHOUT]})
     check_heldout({change.name: sides[WITHOUT]}, settings)
     ours, theirs = (sum(sides[side].num_tokens().values()) for side in (WITH, WITHOUT))
-    say(f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both by the run's tokenizer")
+    say(f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both use the run's tokenizer")
     seconds = {"dataset": time.monotonic() - started}
     others = {name: Store(name) for name in arguments.on}
-    print(tell(compared({WITH: run, WITHOUT: folder} | others, change, wanted, seconds, arguments.sequences)))
+    print(tell(compared({WITH: run, WITHOUT: folder} | others, change, size, seconds, arguments.sequences)))
     return 0
 
 
 def compared(
-    runs: Mapping[str, Store], change: Change, wanted: Wanted, seconds: dict[str, float], sequences: int
+    runs: Mapping[str, Store], change: Change, size: Wanted, seconds: dict[str, float], sequences: int
 ) -> Ablation:
-    """Train the pairs, ask them about the held-out text of every run, and write the result."""
+    """Train the pairs, measure them on the held-out text of every run, and write the result."""
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
-    pairs = plan_pairs(sides, folder.child("proxies"), wanted)
+    pairs = plan_pairs(sides, folder.child("proxies"), size)
     copies = unfit_documents(runs, pairs[0].proxies[WITH].plan.stages[-1].seq_len, sequences)
     seconds["training"] = train_pairs(pairs, say)
     started = time.monotonic()
@@ -360,14 +377,14 @@ def compared(
 
 
 def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
-    """The held-out documents of all runs of which a copy is trained on, by one side or the other.
+    """Return the held-out documents of all runs that either side trains on a copy of.
 
-    Raises ContractError, before anything is trained, if a run has no document that neither side has seen.
+    Raises ContractError before training if a run has no held-out document that neither side trains on.
     """
     datasets = {name: open_dataset(run) for name, run in runs.items()}
     sides = [datasets[side] for side in (WITH, WITHOUT)]
     held = {
-        name: {one.doc_id for one in heldout_documents(dataset, seq_len, sequences)}
+        name: {document.doc_id for document in heldout_documents(dataset, seq_len, sequences)}
         for name, dataset in datasets.items()
     }
     copies = copies_trained_on(list(runs.values()), sides, set[bytes]().union(*held.values()))
@@ -375,46 +392,55 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
         others = [side for side in sides if side.digest != datasets[name].digest]
         if documents <= copies.union(*(trained_on(documents, side) for side in others)):
             raise ContractError(
-                f"held-out text {name!r}: expected documents that neither side is trained on, got none among "
-                f"{len(documents):,} whose copies are not either. Hold out more (tokens.heldout_share)."
+                f"held-out text {name!r}: expected a document that neither side is trained on, nor on a copy "
+                f"of it, got none of {len(documents):,}. Raise tokens.heldout_share."
             )
     return copies
 
 
 def asked_about(names: Sequence[str]) -> dict[str, Dataset]:
-    """The datasets of the runs that `--on` names. Raises ConfigError if one is named like a side."""
+    """Return the datasets of the runs of `--on`. Raises ConfigError if a run has the name of a side."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
         raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side. Write ./{taken[0]}.")
     return {name: open_dataset(Store(name)) for name in names}
 
 
 def say(line: str) -> None:
-    """Print a line of progress at once."""
+    """Print a progress line and flush it."""
     print(line, flush=True)
 
 
-def foreseen(run: Store, change: Change, recipes: tuple[Recipe, Recipe], wanted: Wanted) -> str:
-    """What an ablation would do, and its cost as far as it can be told before the other dataset stands."""
+def foreseen(run: Store, change: Change, recipes: tuple[Recipe, Recipe], size: Wanted) -> str:
+    """Return a description of an ablation and its cost, as far as it is known before the branch is built."""
     steps = steps_of(*recipes)
-    stands, made = (", ".join(name for name, again in steps if again is one) for one in (False, True))
-    params, tokens = default_size(wanted, sum(open_dataset(run).num_tokens().values()))
+    reused, rebuilt = (", ".join(name for name, again in steps if again is state) for state in (False, True))
+    params, tokens = default_size(size, sum(open_dataset(run).num_tokens().values()))
     lines = [
         f"ablation   {change.name}, in {branch_folder(run, change).uri}",
-        f"stands     {stands or 'nothing'}",
-        f"again      {made or 'nothing: the dataset would stay as it is'}",
-        f"proxies    {2 * wanted.seeds}, each about {params:,.0f} parameters and at most {tokens:,.0f} tokens",
-        f"cost       about {2 * wanted.seeds * 6 * params * tokens:.3g} FLOPs (6ND each), and {2 * wanted.seeds} "
+        f"reused     {reused or 'nothing'}",
+        f"computed   {rebuilt or 'nothing: the dataset would not change'}",
+        f"proxy runs {2 * size.seeds}, each about {params:,.0f} parameters and at most {tokens:,.0f} tokens",
+        f"cost       about {2 * size.seeds * 6 * params * tokens:.3g} FLOPs (6ND each), and {2 * size.seeds} "
         "evaluations",
     ]
     return "\n".join(lines)
 
 
 def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
-    """Raises ContractError if datasets do not share the tokenizer of the first."""
+    """Raise ContractError if the datasets do not all have the tokenizer of the first."""
     first, *others = datasets.items()
     for name, other in others:
         if other.tokenizer != first[1].tokenizer:
             raise ContractError(
                 f"{name}: expected the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, got "
-                f"{other.tokenizer.sha256[:12]} or other separators. Give both runs one as a file (tokenizer.model)."
+                f"{other.tokenizer.sha256[:12]} or other separators. Set tokenizer.model to one file for both."
             )
+
+
+COMMANDS = {
+    "ablate": Command(
+        (add_run, add_ablate_arguments),
+        ablate_command,
+        "ablate run --without quality.fineweb --seeds 3",
+    ),
+}

@@ -1,8 +1,8 @@
-"""`penstock dvc`: the steps of a recipe as the stages of a `dvc.yaml`, so that `dvc repro` runs what is out of date.
+"""`penstock dvc`: a `dvc.yaml` with a stage for each step of a recipe, so that `dvc repro` runs outdated steps.
 
-The first stage writes what decides each of the others to a file of its own, so that a changed setting calls the stages
-behind it and no others. Tables stay where they are (`cache: false`, `persist: true`): they are versions already,
-addressed as `RUN@<digest>`, and a folder that DVC emptied before a stage would lose them.
+The first stage writes the deciding settings of each other stage to a file of its own. A changed setting therefore runs
+only the stages that depend on it. Tables are not moved to the cache (`cache: false`, `persist: true`): they are
+versions already, addressed as `RUN@<digest>`, and DVC would lose them if it emptied their folder before a stage.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jobs.arguments import Command, add_recipe
 from jobs.recipe import read_recipe
 from jobs.run_all import run_recipe
 from pipeline.engine.stage import Source
@@ -30,6 +31,10 @@ from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
 
+VERBS = {
+    "dvc": "Write dvc.yaml into the current folder, with a stage for each step of a recipe, for `dvc repro`.",
+}
+
 DVC_NAME = "dvc.yaml"
 FIRST_LINE = "# Written by `penstock dvc`; write it again rather than editing it."
 MAGIC = "*?["
@@ -42,7 +47,7 @@ class DvcStage:
     """One stage of a `dvc.yaml`."""
 
     name: str
-    says: str
+    description: str
     commands: tuple[tuple[str, ...], ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -50,17 +55,17 @@ class DvcStage:
 
 
 def add_dvc_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `dvc` but for those of a data run."""
+    """Add the arguments of `dvc` except those of a data run."""
     parser.add_argument(
         "--stage",
         metavar="STEP",
-        help="write nothing here, but run the recipe up to this step, and make again what stands damaged of it; what "
-        "the stages of dvc.yaml call",
+        help="called by the stages of dvc.yaml: run the recipe up to this step and rebuild its tables if files are "
+        "damaged",
     )
 
 
 def dvc_command(arguments: argparse.Namespace) -> int:
-    """Write dvc.yaml into this folder: the stages of a recipe, from its inputs to the report, for `dvc repro`."""
+    """Write dvc.yaml into the current folder, with a stage for each step of a recipe, for `dvc repro`."""
     recipe_path, out, overrides = arguments.recipe, arguments.out, arguments.overrides
     if arguments.stage is not None:
         run_whole(recipe_path, out, overrides, arguments.stage)
@@ -69,40 +74,40 @@ def dvc_command(arguments: argparse.Namespace) -> int:
     text = "\n".join([FIRST_LINE, *_yaml(stages)]) + "\n"
     here = Store(".")
     if here.exists(DVC_NAME):
-        standing = here.read_bytes(DVC_NAME).decode("utf-8", "replace")
-        if standing.partition("\n")[0] != FIRST_LINE:
+        existing = here.read_bytes(DVC_NAME).decode("utf-8", "replace")
+        if existing.partition("\n")[0] != FIRST_LINE:
             raise ConfigError(
                 f"{here.uri}/{DVC_NAME}: expected a file that `penstock dvc` wrote, got another one. "
-                "Move it away, or call this in another folder."
+                "Move it to another folder."
             )
     here.write_atomic(DVC_NAME, text.encode())
-    for name, decides in deciding_settings(read_recipe(recipe_path, overrides)).items():
-        here.write_atomic(_settings_file(run, name), canonical_json(decides))
+    for name, settings in deciding_settings(read_recipe(recipe_path, overrides)).items():
+        here.write_atomic(_settings_file(run, name), canonical_json(settings))
     print(f"{DVC_NAME}: {len(stages)} stages; `dvc init` once (--no-scm outside Git), then `dvc repro`")
     return 0
 
 
-# ------------------------------------------------------------------------------------------------------------- stages
+# Stages.
 
 
 def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[DvcStage]:
-    """The stages of a recipe that is run into the folder `out`. Raises ConfigError if DVC could not look after it."""
+    """Return the stages of a recipe with the run folder `out`. Raises ConfigError if DVC cannot track that folder."""
     recipe = read_recipe(recipe_path, overrides)
     run = _below_here(out)
-    given = tuple(word for override in overrides for word in ("--set", override))
-    call = ("penstock", "dvc", recipe_path, "--out", run, *given)
-    steps = _wanted(recipe)
+    flags = tuple(word for override in overrides for word in ("--set", override))
+    call = ("penstock", "dvc", recipe_path, "--out", run, *flags)
+    steps = _steps_of(recipe)
     written = {name for step in steps for name in step.writes}
     stages = [
         DvcStage(
             name=step.name,
-            says=f"writes {' and '.join(step.writes)}",
+            description=f"writes {' and '.join(step.writes)}",
             commands=((*call, "--stage", step.name),),
             reads=tuple(
                 dict.fromkeys(
                     [
                         _settings_file(run, step.name),
-                        *(file for before in _behind(step, recipe) for file in _outside(before, recipe)),
+                        *(file for before in _dependencies(step, recipe) for file in _outside(before, recipe)),
                         *(f"{run}/{name}" for name in step.inputs(recipe) if name in written),
                     ]
                 )
@@ -114,25 +119,26 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     names = [*(step.name for step in steps), TRAIN]
     first = DvcStage(
         name="settings",
-        says="writes this file again, and what decides each of the stages below",
+        description="writes this file again, and what decides each of the stages below",
         commands=(call,),
         reads=(recipe_path,),
         writes=tuple(_settings_file(run, name) for name in names),
     )
-    return [first, *stages, *_training(run, recipe, recipe_path, given)]
+    return [first, *stages, *_training(run, recipe, recipe_path, flags)]
 
 
-def _training(run: str, recipe: Recipe, recipe_path: str, given: tuple[str, ...]) -> Iterator[DvcStage]:
-    """Training and report. The plan is no stage of its own: the trainer adds to plan.json, and DVC would redo it.
+def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]) -> Iterator[DvcStage]:
+    """Yield the stages of training and report.
 
-    What another dataset or setting trained is never removed for them: `penstock run` says what differs, and stops.
+    The plan is not a stage of its own, because the trainer adds to plan.json and DVC would then repeat the plan.
+    Checkpoints of another dataset or other settings are never removed: `penstock run` prints the difference and stops.
     """
     plan, end = f"{run}/train/plan.json", f"{run}/train/manifest.json"
-    files = [file for name in SECTIONS for place in _locations(recipe, name) for file in _followed(place)]
+    files = [file for name in SECTIONS for place in _locations(recipe, name) for file in _tracked_files(place)]
     yield DvcStage(
         name=TRAIN,
-        says="sizes the training run and trains the model",
-        commands=(("penstock", "run", recipe_path, "--out", run, *given), ("penstock", "train", run)),
+        description="sizes the training run and trains the model",
+        commands=(("penstock", "run", recipe_path, "--out", run, *flags), ("penstock", "train", run)),
         reads=tuple(dict.fromkeys([_settings_file(run, TRAIN), *files, f"{run}/tokens"])),
         writes=(plan, f"{run}/train/checkpoints"),
         metrics=(end,),
@@ -142,42 +148,44 @@ def _training(run: str, recipe: Recipe, recipe_path: str, given: tuple[str, ...]
 
 
 def _below_here(out: str) -> str:
-    """The run folder as a path below this one. Raises ConfigError for any other place: DVC tracks its own tree."""
+    """Return the run folder relative to the current one. Raises ConfigError if it is outside, untracked by DVC."""
     here, path = Path.cwd(), Path(os.path.abspath(out))
     if "://" in out or not path.is_relative_to(here) or path == here:
-        raise ConfigError(f"dvc --out: expected a run folder below {here}, which DVC looks after, got {out}")
+        raise ConfigError(
+            f"dvc --out: expected a run folder below {here}, which DVC tracks, got {out}. Choose one there."
+        )
     return path.relative_to(here).as_posix()
 
 
-def _wanted(recipe: Recipe) -> list[TableJob]:
+def _steps_of(recipe: Recipe) -> list[TableJob]:
     return [step for step in STEPS if step.wanted(recipe)]
 
 
-def _behind(step: TableJob, recipe: Recipe) -> list[TableJob]:
-    """A step and all that it is made from, in order.
+def _dependencies(step: TableJob, recipe: Recipe) -> list[TableJob]:
+    """Return a step and all steps that it depends on, in order.
 
-    A table's folder holds its earlier versions too, so going back to one changes nothing in it: every stage looks at
-    whatever decides its version, from the inputs on.
+    The folder of a table also holds earlier versions, so a return to one of them does not change the folder. Each stage
+    therefore depends on everything that decides its version, from the input files on.
     """
-    steps, read = _wanted(recipe), {*step.inputs(recipe)}
-    found = [step]
+    steps, read = _steps_of(recipe), {*step.inputs(recipe)}
+    dependencies = [step]
     for before in reversed(steps[: steps.index(step)]):
         if read & {*before.writes}:
             read |= {*before.inputs(recipe)}
-            found.insert(0, before)
-    return found
+            dependencies.insert(0, before)
+    return dependencies
 
 
-# ------------------------------------------------------------------------------------------------- what decides a stage
+# The settings and files that decide a stage.
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Of every stage that reads settings: what decides what it writes, of itself and of all steps behind it."""
-    steps = _wanted(recipe)
-    found = {step.name: {each.name: _own(each, recipe) for each in _behind(step, recipe)} for step in steps}
+    """Return by stage the settings that decide its output: its own and those of all steps that it depends on."""
+    steps = _steps_of(recipe)
+    settings = {step.name: {each.name: _own(each, recipe) for each in _dependencies(step, recipe)} for step in steps}
     training = {name: recipe[name] for name in SECTIONS}
     own = {name: section.content() | section.decisions() | _located(recipe, name) for name, section in training.items()}
-    return found | {TRAIN: found[steps[-1].name] | {TRAIN: own}}
+    return settings | {TRAIN: settings[steps[-1].name] | {TRAIN: own}}
 
 
 def _own(step: TableJob, recipe: Recipe) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def _own(step: TableJob, recipe: Recipe) -> dict[str, Any]:
 
 
 def _located(recipe: Recipe, name: str) -> dict[str, Any]:
-    """The settings of a section that say where files lie; a file's content DVC follows itself."""
+    """Return the settings of a section that are locations of files; DVC tracks the content of the files."""
     section = recipe[name]
     return section.model_dump(mode="json", include=section.fields_of("location"))
 
@@ -200,87 +208,87 @@ def _settings_file(run: str, stage: str) -> str:
 
 
 def _outside(step: TableJob, recipe: Recipe) -> Iterator[str]:
-    """Local files that a step reads besides tables: inputs, models, other runs. What lies elsewhere DVC cannot see."""
+    """Yield the local files that a step reads besides tables: inputs, models, other runs. DVC ignores remote files."""
     if not step.reads:
         for pattern in recipe.section("source", SourceConfig).paths:
             if "://" not in pattern:
                 yield fixed_part(pattern)
     for stage in step.stages:
-        wanted: Mapping[str, str] = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
-        for place in [*wanted.values(), *_locations(recipe, stage.name)]:
-            yield from _followed(place)
+        models: Mapping[str, str] = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
+        for place in [*models.values(), *_locations(recipe, stage.name)]:
+            yield from _tracked_files(place)
 
 
 def _locations(recipe: Recipe, name: str) -> Iterator[str]:
-    """Every place that the settings of a section name."""
+    """Yield every location that the settings of a section name."""
     for value in _located(recipe, name).values():
         places = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         yield from (place for place in places if isinstance(place, str))
 
 
-def _followed(place: str) -> Iterator[str]:
-    """The file of a place, or of a run its state; not of this package, whose version the manifests name."""
+def _tracked_files(place: str) -> Iterator[str]:
+    """Yield the file of a location, or run.json of a run; no file of this package, whose version manifests name."""
     for path in (Path(place), Path(place) / RUN_NAME) if place else ():
         if path.is_file() and not path.absolute().is_relative_to(PACKAGE):
             yield str(path)
 
 
 def fixed_part(pattern: str) -> str:
-    """The longest folder of a pattern that has no wildcard, so that a file that comes later counts; a path itself."""
+    """Return the longest folder of a pattern without a wildcard, so that new files are noticed; a path is unchanged."""
     parts = pattern.split("/")
     first = next((n for n, part in enumerate(parts) if any(sign in part for sign in MAGIC)), len(parts))
     return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else ".")
 
 
-# ------------------------------------------------------------------------------------------------------ running a stage
+# Running a stage.
 
 
 def run_whole(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
-    """Run the recipe up to a step and read its tables again: a version with a damaged file is made anew.
+    """Run the recipe up to a step and check its tables: a version with a damaged file is rebuilt.
 
-    DVC calls a stage because a file of it has changed, while to a run a version stands as long as its manifest does.
+    DVC runs a stage because one of its files has changed; a run treats a version as complete if its manifest exists.
     """
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
     tables = next(step.writes for step in STEPS if step.name == step_name)
-    standing = {name: Table(*open_table(run, name)) for name in tables if name in read_run(run).tables}
-    if damaged := [file for table in standing.values() for file in damaged_files(table)]:
-        _forget(run, standing, damaged)
+    tables_by_name = {name: Table(*open_table(run, name)) for name in tables if name in read_run(run).tables}
+    if damaged := [file for table in tables_by_name.values() for file in damaged_files(table)]:
+        _remove_versions(run, tables_by_name, damaged)
         run_recipe(recipe_path, out, overrides, until=step_name)
 
 
 def damaged_files(table: Table) -> list[str]:
-    """The files of a table that are not what its manifest states, or are not there."""
+    """Return the files of a table that are missing or whose digest differs from the manifest."""
     folder, manifest = table.folder, table.manifest
     files = [(manifest.run.paths[entry.key], entry.sha256) for entry in manifest.content.files]
     wrong = [path for path, sha256 in files if not folder.exists(path) or folder.sha256(path) != sha256]
     return [f"{folder.uri}/{path}" for path in wrong]
 
 
-def _forget(run: Store, tables: Mapping[str, Table], damaged: Sequence[str]) -> None:
-    """Remove versions of one step, so that they no longer stand. Raises ContractError if that would lose something."""
-    foreign = any("/" in read_run(run).tables[name] for name in tables)
-    if foreign or run.exists(TAKEDOWNS):
-        why = "it belongs to another run" if foreign else "documents were taken down since, and would come back"
+def _remove_versions(run: Store, tables: Mapping[str, Table], damaged: Sequence[str]) -> None:
+    """Delete the versions that one step wrote. Raises ContractError if a rebuild would not restore them."""
+    is_foreign = any("/" in read_run(run).tables[name] for name in tables)
+    if is_foreign or run.exists(TAKEDOWNS):
+        reason = "it belongs to another run" if is_foreign else "a rebuild would restore documents that were taken down"
         raise ContractError(
-            f"{damaged[0]}: expected what its manifest says, got another content, and it is not made again, for "
-            f"{why}. Restore the file."
+            f"{damaged[0]}: expected the digest of its manifest, got another; the table is not rebuilt, because "
+            f"{reason}. Restore the file from a copy."
         )
-    print(f"{damaged[0]}: not what its manifest expected. {' and '.join(tables)} are made again.", file=sys.stderr)
+    print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():
         table.folder.delete(MANIFEST_NAME)
         for path in table.manifest.paths_of():
             table.folder.delete(path)
 
 
-# --------------------------------------------------------------------------------------------------------------- text
+# The text of dvc.yaml.
 
 
 def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
     yield "stages:"
     for stage in stages:
         yield f"  {stage.name}:"
-        yield f"    desc: {_quoted(stage.says)}"
+        yield f"    desc: {_quoted(stage.description)}"
         yield "    cmd:"
         yield from (f"      - {_quoted(shlex.join(command))}" for command in stage.commands)
         yield "    deps:"
@@ -293,5 +301,14 @@ def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """A string of YAML, in which DVC finds nothing to fill in."""
+    """Return a YAML string in which DVC expands no variable."""
     return json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")
+
+
+COMMANDS = {
+    "dvc": Command(
+        (add_recipe, add_dvc_arguments),
+        dvc_command,
+        "dvc jobs/recipes/demo.toml --out demo/run",
+    ),
+}

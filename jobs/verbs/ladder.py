@@ -1,6 +1,6 @@
-"""`penstock ladder`: small runs of several sizes and lengths on a run's dataset, and the law of loss fitted to them.
+"""`penstock ladder`: small runs of several sizes and lengths on a run's dataset, and a scaling law fitted to them.
 
-What was trained stands in `RUN/ladder`, so a ladder that was broken off goes on with the same command.
+The proxy runs are stored in `RUN/ladder`, so the same command resumes an interrupted ladder.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy
 from jobs.verbs.scaling import add_interval_arguments, check_intervals, how_fitted, measured_run, print_law
@@ -31,6 +32,10 @@ from train.plan.plan import Plan, check_ranks, check_used
 from train.scaling.fit import fit_or_hold
 from train.scaling.own_law import LawFile, law_file, write_law
 
+VERBS = {
+    "ladder": "Train proxy runs of several sizes and lengths on a run's dataset, and fit a scaling law to them.",
+}
+
 Arguments = argparse.Namespace
 Recipe = dict[str, dict[str, Any]]
 FOLDER, LAW_NAME = "ladder", "ladder/law.json"
@@ -40,80 +45,82 @@ CHOSEN = {
     "train": "steps stages eval_every eval_sequences skip_file profile",
     "guard": "patience min_improvement",
 }
-"""Settings that a ladder chooses itself."""
+"""Settings that the ladder chooses itself, by section."""
 OF_ONE_SIZE = {"plan": "num_heads num_kv_heads d_ffw", "train": "global_batch", "optim": "learning_rate warmup_steps"}
-"""Settings that a recipe makes for its own model: left to the plan of each proxy, unless they are set again."""
+"""Settings of a recipe that fit its own model only: the plan of each proxy chooses them, unless --set gives them."""
 MEASURED_ROWS = 4096
-"""Most held-out rows of a source; at 512 tokens, the error that this leaves is below 0.2 % of a nat for all alike."""
+"""Maximum held-out rows of a source; at 512 tokens a row, the sampling error is below 0.2 % of a nat for all runs."""
 LAST_STEP_ONLY = 1 << 40
-"""Steps between held-out losses: no run is so long."""
+"""Steps between held-out losses: more than any run has, so that only the last step is measured."""
 ENDLESS = ("plateau", "step")
-"""Schedules that do not fit a run of any length."""
+"""Schedules that have no fixed length."""
 POLL_SECONDS = 0.5
 FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
-"""Units of the line of progress; the first is used that work is a thousand of."""
+"""Units of the progress line; the first of which the work is at least a thousand is used."""
 
 
 def add_ladder_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `ladder` behind the run folder and `--set`."""
-    parser.add_argument("--sizes", type=int, default=4, help="sizes of proxies, 3 to 5")
-    parser.add_argument("--tokens-per-size", type=int, default=3, help="runs of each size, of different lengths")
-    parser.add_argument("--smallest", type=float, metavar="N", help="parameters of the smallest proxy")
-    parser.add_argument("--largest", type=float, metavar="N", help="parameters of the largest proxy")
+    """Add the arguments of `ladder` except the run and `--set`."""
+    parser.add_argument("--sizes", type=int, default=4, help="number of model sizes, 3 to 5")
+    parser.add_argument(
+        "--tokens-per-size", type=int, default=3, help="runs of each size, with different numbers of tokens"
+    )
+    parser.add_argument("--smallest", type=float, metavar="N", help="parameters of the smallest model")
+    parser.add_argument("--largest", type=float, metavar="N", help="parameters of the largest model")
     parser.add_argument("--ranks", type=int, default=1, help="processes that train a proxy together")
     add_interval_arguments(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the proxy runs, and train nothing")
 
 
 def ladder_command(arguments: Arguments) -> int:
-    """Train proxies of several sizes and lengths on a run's dataset and fit a law of loss to them."""
+    """Train proxy runs of several sizes and lengths on a run's dataset, and fit a scaling law to them."""
     check_intervals(arguments, "ladder")
     if arguments.ranks < 1:
-        raise ConfigError(f"ladder: expected --ranks >= 1, got {arguments.ranks}")
+        raise ConfigError(f"ladder: expected --ranks >= 1, got {arguments.ranks}. Give the number of processes.")
     run = Store(arguments.run)
     local_path(run, FOLDER)
     dataset = open_dataset(run)
     recipe, left_out = shared_recipe(run, arguments.overrides)
     settings = load_settings(recipe, [], f"{run.uri}/{RUN_NAME}")
     _check(settings, dataset)
-    with tempfile.TemporaryDirectory() as scratch:  # plans may make an index of packed rows
+    with tempfile.TemporaryDirectory() as scratch:  # a plan may write an index of packed rows
         steps = _planned(Store(scratch), dataset, recipe, arguments)
-    print("\n".join(_announced(steps, left_out)), flush=True)
+    print("\n".join(_describe_ladder(steps, left_out)), flush=True)
     if arguments.dry_run:
         return 0
-    proxies = [_standing(run, rung, recipe) for rung, _ in steps]
+    proxies = [_make_proxy(run, rung, recipe) for rung, _ in steps]
     _train(proxies, arguments.ranks)
     pairs = zip(proxies, steps, strict=True)
     measured = [measured_run(proxy.run, f"{FOLDER}/{rung.name}") for proxy, (rung, _) in pairs]
     fit = fit_or_hold(measured, arguments.draws, arguments.share)
-    found = law_file(fit, measured, arguments.share, how_fitted(fit, arguments.draws, arguments.share))
-    print("\n".join(_results(found)))
-    print(print_law(found, fit, [found.law.compute * times for times in (1, 10, 100, 1000)]), flush=True)
-    write_law(f"{run.uri}/{LAW_NAME}", found)
+    law = law_file(fit, measured, arguments.share, how_fitted(fit, arguments.draws, arguments.share))
+    print("\n".join(_results(law)))
+    print(print_law(law, fit, [law.law.compute * times for times in (1, 10, 100, 1000)]), flush=True)
+    write_law(f"{run.uri}/{LAW_NAME}", law)
     place = f"{arguments.run.rstrip('/')}/{LAW_NAME}"
-    print(f"{place} written; `penstock plan {arguments.run} --law {place}` goes by it")
+    print(f"{place} written; `penstock plan {arguments.run} --law {place}` uses it")
     return 0
 
 
 def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """The recipe of every proxy, and what is left out of the run's.
+    """Return the recipe of every proxy run, and the settings of the run that it leaves out.
 
-    Raises ConfigError if overrides name what the ladder chooses, or nothing that training knows.
+    Raises ConfigError if an override names a setting that the ladder chooses, or a section that is not of training.
     """
     named = {text.partition("=")[0].strip() for text in overrides}
     wrong = sorted(name for name in named if name in _names(CHOSEN) or name.partition(".")[0] not in SECTIONS)
     if wrong:
         raise ConfigError(
-            f"ladder --set: expected settings of how all proxies are trained, got {', '.join(wrong)}, which the "
-            "ladder chooses or does not use. Leave it out."
+            f"ladder --set: expected training settings for all proxy runs, got {', '.join(wrong)}, which the "
+            "ladder chooses or does not use. Remove it."
         )
-    standing = stored_recipe(run, overrides).to_json()
-    leave = {*_names(CHOSEN), *_names(OF_ONE_SIZE)} - named
+    stored = stored_recipe(run, overrides).to_json()
+    omitted = {*_names(CHOSEN), *_names(OF_ONE_SIZE)} - named
     recipe = {
-        section: {key: value for key, value in values.items() if f"{section}.{key}" not in leave}
-        for section, values in standing.items()
+        section: {key: value for key, value in values.items() if f"{section}.{key}" not in omitted}
+        for section, values in stored.items()
     }
-    left_out = [f"{section}.{key}" for section in standing for key in standing[section] if f"{section}.{key}" in leave]
+    left_out = [f"{section}.{key}" for section in stored for key in stored[section] if f"{section}.{key}" in omitted]
     return recipe, left_out
 
 
@@ -122,22 +129,22 @@ def _names(settings: dict[str, str]) -> set[str]:
 
 
 def _check(settings: Settings, dataset: Dataset) -> None:
-    """Refuse what would leave the runs without a loss to compare."""
+    """Raise ConfigError if the proxy runs would have no comparable held-out loss."""
     check_used(settings, dataset)
     if not heldout_streams(dataset, settings.train.seq_len):
         raise ConfigError(
-            f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, which the proxies are "
-            "compared by, got none. Raise tokens.heldout_share, or lower train.seq_len."
+            f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, by which the proxy "
+            "runs are compared, got none. Raise tokens.heldout_share, or lower train.seq_len."
         )
     if settings.optim.schedule in ENDLESS:
         raise ConfigError(
-            f"optim.schedule = {settings.optim.schedule}: expected one that fits runs of any length, which a ladder "
-            "compares. Take another for it, such as --set optim.schedule=cosine."
+            f"optim.schedule = {settings.optim.schedule}: expected a schedule that scales with the length of "
+            "a run, since a ladder compares lengths. Use --set optim.schedule=cosine."
         )
 
 
 def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[Rung, Plan]]:
-    """The proxies and their plans. Raises ConfigError if the dataset is too small for them."""
+    """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for them."""
     settings, vocab_size = load_settings(recipe, [], scratch.uri), dataset.tokenizer.vocab_size
     smallest = arguments.smallest or smallest_size(vocab_size, settings.plan)
 
@@ -145,20 +152,20 @@ def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Argume
         return make_plan(scratch, dataset, load_settings(recipe, _overrides(rung), scratch.uri))
 
     unique = planned(Rung(round(smallest), 1, 1 << 60)).num_tokens
-    wanted = sizes_of(smallest, arguments.largest, arguments.sizes, unique)
-    sizes = {size: num_parameters(choose_shape(float(size), vocab_size, settings.plan)) for size in wanted}
-    found = [(rung, planned(rung)) for rung in rungs_of(sizes, arguments.tokens_per_size, unique)]
-    if short_runs := [(rung, plan) for rung, plan in found if plan.steps < LEAST_STEPS]:
-        rung, plan = max(short_runs, key=lambda one: LEAST_STEPS / one[1].steps * one[0].tokens)
+    params = sizes_of(smallest, arguments.largest, arguments.sizes, unique)
+    sizes = {size: num_parameters(choose_shape(float(size), vocab_size, settings.plan)) for size in params}
+    plans = [(rung, planned(rung)) for rung in rungs_of(sizes, arguments.tokens_per_size, unique)]
+    if short_runs := [(rung, plan) for rung, plan in plans if plan.steps < LEAST_STEPS]:
+        rung, plan = max(short_runs, key=lambda pair: LEAST_STEPS / pair[1].steps * pair[0].tokens)
         least = round(LEAST_STEPS * plan.global_batch * plan.seq_len * RANGE)
         raise ConfigError(
-            f"ladder: expected at least {LEAST_STEPS} steps to the shortest proxy, got {plan.steps} of "
-            f"{plan.global_batch} x {plan.seq_len} tokens for {rung.name}: {least:,} unique training tokens are the "
-            f"least, {unique:,} are there. Get more data, or lower train.global_batch or train.seq_len by --set."
+            f"ladder: expected at least {LEAST_STEPS} steps in the shortest proxy run, got {plan.steps} of "
+            f"{plan.global_batch} x {plan.seq_len} tokens for {rung.name}: {least:,} unique training tokens are "
+            f"needed, {unique:,} are available. Lower train.global_batch or train.seq_len by --set, or add data."
         )
-    for _, plan in found:
+    for _, plan in plans:
         check_ranks(plan, arguments.ranks)
-    return found
+    return plans
 
 
 def _overrides(rung: Rung) -> list[str]:
@@ -171,10 +178,10 @@ def _overrides(rung: Rung) -> list[str]:
     ]
 
 
-def _standing(run: Store, rung: Rung, recipe: Recipe) -> Proxy:
-    """The proxy in its folder, planned, so that its recipe alone makes the same plan again.
+def _make_proxy(run: Store, rung: Rung, recipe: Recipe) -> Proxy:
+    """Plan a proxy run in its folder, and store a recipe that alone gives the same plan again.
 
-    Raises ConfigError if the folder holds one with other settings.
+    Raises ConfigError if the folder holds a proxy run with other settings.
     """
     folder = run.child(f"{FOLDER}/{rung.name}")
     own = load_recipe(recipe, _overrides(rung), recipe_sections(), folder.uri).to_json()
@@ -191,16 +198,16 @@ def _standing(run: Store, rung: Rung, recipe: Recipe) -> Proxy:
 
 
 def flops_of(plan: Plan) -> float:
-    """FLOPs of a whole run."""
+    """Return the FLOPs of a whole run."""
     return float(plan.flops_per_token) * plan.num_tokens
 
 
 def _train(proxies: Sequence[Proxy], ranks: int) -> None:
-    """Train those that are not done, with one line of progress over all."""
+    """Train the proxy runs that are not complete, with one progress line for all."""
     left = [proxy for proxy in proxies if not proxy.done]
     total = sum(flops_of(proxy.plan) for proxy in left)
-    scale, unit = next((one for one in FLOPS_UNITS if total >= 1e3 * one[0]), FLOPS_UNITS[-1])
-    with LongWork(f"ladder, {len(left)} of {len(proxies)} proxies", round(total / scale), unit) as work:
+    scale, unit = next((pair for pair in FLOPS_UNITS if total >= 1e3 * pair[0]), FLOPS_UNITS[-1])
+    with LongWork(f"ladder, {len(left)} of {len(proxies)} proxy runs", round(total / scale), unit) as work:
         done = 0.0
         for proxy in left:
             with _followed(work, proxy, done / scale, flops_of(proxy.plan) / scale):
@@ -211,7 +218,7 @@ def _train(proxies: Sequence[Proxy], ranks: int) -> None:
 
 @contextmanager
 def _followed(work: LongWork, proxy: Proxy, before: float, whole: float) -> Iterator[None]:
-    """Move a line of progress with the steps of a proxy that trains in another process."""
+    """Advance a progress line by the steps of a proxy run that trains in another process."""
     stop = threading.Event()
 
     def follow() -> None:
@@ -229,13 +236,13 @@ def _followed(work: LongWork, proxy: Proxy, before: float, whole: float) -> Iter
         thread.join()
 
 
-def _announced(steps: Sequence[tuple[Rung, Plan]], left_out: Sequence[str]) -> Iterator[str]:
-    """What is to be trained."""
+def _describe_ladder(steps: Sequence[tuple[Rung, Plan]], left_out: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that describe the proxy runs to be trained."""
     total = sum(flops_of(plan) for _, plan in steps)
     tokens = sum(plan.num_tokens for _, plan in steps)
-    yield f"ladder of {len(steps)} proxies: {short(tokens)} tokens, {total:.3g} FLOPs in all; no run repeats a token"
+    yield f"ladder of {len(steps)} proxy runs: {short(tokens)} tokens, {total:.3g} FLOPs in all; no run repeats a token"
     if left_out:
-        yield f"  left to the ladder, whatever the recipe says: {', '.join(left_out)}"
+        yield f"  settings of the recipe that the ladder replaces: {', '.join(left_out)}"
     rows = [("proxy", "layers x width", "N", "D", "D/N", "steps x batch", "FLOPs")]
     for rung, plan in steps:
         shape = f"{plan.shape.num_layers} x {plan.shape.d_model}"
@@ -246,10 +253,10 @@ def _announced(steps: Sequence[tuple[Rung, Plan]], left_out: Sequence[str]) -> I
     yield from _table(rows)
 
 
-def _results(found: LawFile) -> Iterator[str]:
-    """Measured and fitted losses of every proxy."""
-    rows = [("proxy", "N", "D", "held-out loss", "fitted", "off by")]
-    for point in found.points:
+def _results(law: LawFile) -> Iterator[str]:
+    """Yield the lines of the measured and fitted loss of every proxy run."""
+    rows = [("proxy", "N", "D", "held-out loss", "fitted", "residual")]
+    for point in law.points:
         numbers = f"{point.loss:.4f}", f"{point.fitted:.4f}", f"{100 * point.residual:+.2f} %"
         rows.append((point.run.removeprefix(f"{FOLDER}/"), f"{point.params:,.0f}", f"{point.tokens:,.0f}", *numbers))
     yield from _table(rows)
@@ -260,3 +267,12 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     for first, *others in rows:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield f"  {first.ljust(widths[0])}  {'  '.join(cells)}"
+
+
+COMMANDS = {
+    "ladder": Command(
+        (add_run, add_overrides, add_ladder_arguments),
+        ladder_command,
+        "ladder run --sizes 4",
+    ),
+}

@@ -1,10 +1,11 @@
-"""`penstock lineage`: where a run comes from and what was made of it, as text, as JSON, and for catalogues."""
+"""`penstock lineage`: the graph from input files to checkpoints, as text, as JSON, or as OpenLineage events."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jobs.arguments import Command, add_run
 from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
 from pipeline.lineage.openlineage import events
 from pipeline.lineage.read import check_lineage, read_lineage
@@ -14,19 +15,34 @@ from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.versions import run_at
 
+VERBS = {
+    "lineage": "Print the lineage of a run, from input files to checkpoints. A digest that does not match is an error.",
+}
+
 LINES = (".jsonl", ".ndjson")
-"""Suffixes of a file of events that holds one a line; any other is one JSON array."""
+"""File name suffixes for one event per line; a file of events with another suffix is one JSON array."""
+
+
+def add_lineage_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `lineage` but for the run."""
+    parser.add_argument("--out", help="write the graph to this JSON file")
+    parser.add_argument(
+        "--openlineage", help="write OpenLineage events to this file; one per line if it ends in .ndjson or .jsonl"
+    )
+    parser.add_argument("--verify", action="store_true", help="read every file again and compare its digest")
 
 
 def lineage_command(arguments: argparse.Namespace) -> int:
-    """Print what a run was made from, from the files of the crawl to its checkpoints; a broken chain is an error."""
+    """Print the lineage of a run, from input files to checkpoints. A digest that does not match is an error."""
     run = run_at(arguments.run)
-    wanted = [name for name in (arguments.out, arguments.openlineage) if name]
-    if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"lineage: expected two files, got --out and --openlineage {wanted[0]}. Name another.")
+    paths = [name for name in (arguments.out, arguments.openlineage) if name]
+    if len(set(paths)) < len(paths):
+        raise ConfigError(
+            f"lineage: expected two files, got {paths[0]} for both --out and --openlineage. Change one of them."
+        )
     lineage = read_lineage(run, arguments.verify)
     print(tell(folded(lineage), run.uri))
-    # A broken chain is shown, and never handed on: an OpenLineage event has no words for it.
+    # A broken chain is printed but not exported, because an OpenLineage event cannot express it.
     check_lineage(lineage, run.uri)
     if arguments.out:
         _write(arguments.out, canonical_json(lineage.to_json()))
@@ -35,41 +51,41 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def encoded(found: Sequence[dict[str, Any]], name: str) -> bytes:
-    """Events as the file of this name holds them."""
-    lines = [canonical_json(event) for event in found]
+def encoded(values: Sequence[dict[str, Any]], name: str) -> bytes:
+    """Return events in the format that the suffix of a file name selects."""
+    lines = [canonical_json(event) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
 def tell(lineage: Lineage, where: str) -> str:
-    """The lineage as text: a line for each node, behind everything it was made from, and what does not hold."""
-    places = {node.key: place for place, node in enumerate(lineage.nodes, start=1)}
+    """Return the lineage as text: a line for each node, after all nodes that it was made from, and every mismatch."""
+    numbers = {node.key: number for number, node in enumerate(lineage.nodes, start=1)}
     sources: dict[str, list[int]] = {}
     for source, target in drawn_links(lineage):
-        sources.setdefault(target, []).append(places[source])
-    rows = [_row(node, places[node.key], sources.get(node.key, [])) for node in lineage.nodes]
+        sources.setdefault(target, []).append(numbers[source])
+    rows = [_row(node, numbers[node.key], sources.get(node.key, [])) for node in lineage.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else [0] * 5
-    lines = [f"lineage of {where}: {len(rows)} steps" if rows else f"lineage of {where}: no table stands yet"]
+    lines = [f"lineage of {where}: {len(rows)} steps" if rows else f"lineage of {where}: no table exists yet"]
     for node, row in zip(lineage.nodes, rows):
         cells = [row[0].rjust(widths[0]), *(row[column].ljust(widths[column]) for column in range(1, 5)), row[5]]
         lines.append("  ".join(cells).rstrip())
         indent = " " * (widths[0] + 2)
         lines += [f"{indent}  {note}" for note in node.notes]
-        lines += [f"{indent}! {found.says}" for found in lineage.breaks if found.key == node.key]
+        lines += [f"{indent}! {mismatch.says}" for mismatch in lineage.breaks if mismatch.key == node.key]
     return "\n".join(lines)
 
 
-def _row(node: Node, place: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
-    """Number, title, digest, counts, when and by what code, and the numbers of what it was made from."""
+def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
+    """Return the cells of a node: number, title, digest, counts, time and code, and the numbers of its inputs."""
     counts = ", ".join(counted(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"
     origin = f"from {', '.join(map(str, sources))}" if sources else ""
-    return str(place), node.title + earlier, node.digest[:12], counts, made, origin
+    return str(position), node.title + earlier, node.digest[:12], counts, made, origin
 
 
 def counted(unit: str, value: int | float) -> str:
-    """A count with its unit, such as `53 rows` or `1.2 GB`."""
+    """Return a count with its unit, such as `53 rows` or `1.2 GB`."""
     if unit == "bytes":
         return size(value)
     if isinstance(value, float):
@@ -80,3 +96,12 @@ def counted(unit: str, value: int | float) -> str:
 def _write(name: str, data: bytes) -> None:
     path = Path(name).absolute()
     Store(str(path.parent)).write_atomic(path.name, data)
+
+
+COMMANDS = {
+    "lineage": Command(
+        (add_run, add_lineage_arguments),
+        lineage_command,
+        "lineage run --out lineage.json --openlineage events.json",
+    ),
+}

@@ -1,9 +1,10 @@
-"""`penstock mix suggest`: what the losses of a run say of its sources, as a table and as `mix.toml`."""
+"""`penstock mix suggest`: shares of the sources for the next run, from the losses of a run, as `mix.toml`."""
 
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs.arguments import Command
 from schemas.errors import ConfigError
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
@@ -12,33 +13,39 @@ from train.mix.measured import MeasuredRun, measured_run
 from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
 from train.scaling.own_law import read_law
 
+VERBS = {
+    "mix": "Suggest shares, repeats and amounts to crawl from the losses of each source, and write them to mix.toml.",
+}
+
 Arguments = argparse.Namespace
 SAME = 1e-4
-"""Shares that differ by less are called the same: a mix has five decimals."""
-COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "keep", "wanted tokens")
+"""Shares that differ by less count as equal, since a mix has five decimals."""
+COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "keep", "tokens to collect")
 
 
 def add_mix_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `mix`."""
     parser.add_argument("action", choices=("suggest",))
-    parser.add_argument("run", help="trained run folder whose plan and losses are looked at")
+    parser.add_argument("run", help="folder of a trained run; its plan and losses are read")
     against = parser.add_mutually_exclusive_group()
-    against.add_argument("--reference", metavar="RUN", help="another trained run, to compare the loss by source with")
+    against.add_argument("--reference", metavar="RUN", help="another trained run, whose losses by source are compared")
     against.add_argument(
         "--law",
         metavar="FILE",
-        help="law of `penstock ladder` or `fit-scaling`, whose exponent of tokens the curve of each source is given; "
-        "with neither, each has its own",
+        help="scaling law of `penstock ladder` or `fit-scaling`; its token exponent is used for the loss curve of each "
+        "source. Default: an exponent for each source, fitted to its curve",
     )
-    parser.add_argument("--tokens", type=float, help="length of the next run; default: as long as this one")
-    parser.add_argument("--from-step", type=int, help="leave out what was measured before it; default: the warm-up")
-    parser.add_argument("--step-size", type=float, help=f"with --reference: how far to go; default: {STEP_SIZE:g}")
+    parser.add_argument("--tokens", type=float, help="tokens of the next run; default: as many as this one")
+    parser.add_argument("--from-step", type=int, help="ignore losses before this step; default: the end of the warm-up")
+    parser.add_argument(
+        "--step-size", type=float, help=f"with --reference: step size of the update of shares; default: {STEP_SIZE:g}"
+    )
     parser.add_argument("--out", default="mix.toml", help="file to write; default: mix.toml")
-    parser.add_argument("--force", action="store_true", help="replace the file if it stands")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
 def mix_command(arguments: Arguments) -> int:
-    """Suggest shares, repeats and what more to crawl, by what each source's loss says; write them to mix.toml."""
+    """Suggest shares, repeats and amounts to crawl from the losses of each source, and write them to mix.toml."""
     out = Path(arguments.out).absolute()
     _check(arguments, out)
     run = measured_run(run_at(arguments.run))
@@ -46,31 +53,36 @@ def mix_command(arguments: Arguments) -> int:
     print(print_mix(mix))
     Store(str(out.parent)).write_atomic(out.name, mix_toml(mix).encode())
     if all(abs(run.shares[name] - part.share) < SAME for name, part in mix.sources.items()):
-        print("no source can be told from the others beyond the noise: the shares stay as they are")
+        print("no source differs from the others by more than noise: the shares are unchanged")
     print(
         f"written to {arguments.out}; `penstock plan NEXT --dataset {arguments.run} --mix {arguments.out}` plans a run "
-        f"by it, and tokens.mix in a recipe makes the next dataset by it"
+        f"with it, and the setting tokens.mix uses it for the next dataset"
     )
     return 0
 
 
 def _check(arguments: Arguments, out: Path) -> None:
     if out.is_dir():
-        raise ConfigError(f"mix suggest: expected a file to write, got the folder {arguments.out}. Name a file in it.")
+        raise ConfigError(
+            f"mix suggest: expected a file to write, got the folder {arguments.out}. Set --out to a file in it."
+        )
     if out.exists() and not arguments.force:
         raise ConfigError(
-            f"mix suggest: expected a new file, got {arguments.out}. Name another by --out, or replace it by --force."
+            f"mix suggest: expected a new file, got {arguments.out}. Set --out to another, or add --force to "
+            "replace it."
         )
     if not out.parent.is_dir():
-        raise ConfigError(f"mix suggest: expected a folder for {arguments.out}, got none. Make it first.")
+        raise ConfigError(f"mix suggest: expected a folder for {arguments.out}, got none. Create it.")
     for name in ("tokens", "step_size", "from_step"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"mix suggest: expected --{name.replace('_', '-')} > 0, got {value:g}. Correct it.")
+            raise ConfigError(
+                f"mix suggest: expected --{name.replace('_', '-')} > 0, got {value:g}. Give a larger number."
+            )
     unused = ["from_step"] if arguments.reference is not None else ["step_size"]
     if ignored := [name for name in unused if getattr(arguments, name) is not None]:
-        wanted = "without --reference" if arguments.reference is not None else "with --reference"
-        raise ConfigError(f"mix suggest: expected --{ignored[0].replace('_', '-')} {wanted}. Leave it out.")
+        condition = "without --reference" if arguments.reference is not None else "with --reference"
+        raise ConfigError(f"mix suggest: expected --{ignored[0].replace('_', '-')} only {condition}. Remove the flag.")
 
 
 def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
@@ -85,7 +97,7 @@ def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
 
 
 def print_mix(mix: Mix) -> str:
-    """A mix as text: a table, then the evidence of each source in words."""
+    """Return a mix as text: a table, then the evidence for each source."""
     rows = [COLUMNS, *(tuple(_cells(name, part)) for name, part in mix.sources.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = [f"mix for dataset {mix.dataset[:12]}, by {mix.reference}"]
@@ -96,10 +108,10 @@ def print_mix(mix: Mix) -> str:
 
 
 def _cells(name: str, part: SourceMix) -> Iterator[str]:
-    seen = part.evidence
+    evidence = part.evidence
 
     def shown(key: str, form: str) -> str:
-        return format(seen[key], form) if key in seen else "-"
+        return format(evidence[key], form) if key in evidence else "-"
 
     yield name
     yield shown("share_before", ".4f")
@@ -107,7 +119,12 @@ def _cells(name: str, part: SourceMix) -> Iterator[str]:
     yield shown("passes_before", ".3g")
     yield f"-> {part.repeat:.3g}"
     yield shown("loss", ".4f")
-    yield shown("reference" if "reference" in seen else "floor", ".4f")
+    yield shown("reference" if "reference" in evidence else "floor", ".4f")
     yield shown("excess", ".4f")
     yield f"{part.keep:.4g}"
     yield "-" if part.wanted_tokens is None else f"{part.wanted_tokens:,}"
+
+
+COMMANDS = {
+    "mix": Command((add_mix_arguments,), mix_command, "mix suggest run --reference reference --out mix.toml"),
+}

@@ -1,7 +1,8 @@
-"""Proxies: small training runs on the dataset of another run, each in a folder of its own, to learn something from.
+"""Proxy runs: small training runs on the dataset of another run, each in a folder of its own.
 
-A proxy is a run folder like any other: `penstock trace`, `generate` or `verify` work on it. What was trained to its end
-stands, so the same command goes on where one was broken off.
+A proxy run is an ordinary run folder: `penstock trace`, `generate` and `verify` work on it. A completed one is not
+trained again, so the same command resumes an interrupted one. The second half plans, trains and evaluates pairs: for
+every seed one model on each of two datasets, equal in shape, schedule and number of tokens.
 """
 
 import signal
@@ -34,24 +35,24 @@ from train.plan.make_plan import make_plan
 from train.plan.plan import PLAN_NAME, Plan, check_used, read_plan, write_plan
 
 TABLES = ("tokens", "tokenizer")
-"""Tables of another run that a proxy stands on."""
+"""Tables of the other run that a proxy run uses."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """A run that is planned, and trained if `done`."""
+    """A proxy run that is planned, and trained if `done`."""
 
     run: Store
     plan: Plan
 
     @property
     def done(self) -> bool:
-        """Whether it was trained to its end."""
+        """True if it was trained to its end."""
         return self.run.exists(MANIFEST_NAME)
 
 
 def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
-    """The run `folder` on the dataset of `parent`, planned with overrides of its recipe (`plan.params=1e6`).
+    """Plan the run `folder` on the dataset of `parent`, with overrides of its recipe (`plan.params=1e6`).
 
     Raises ConfigError if the folder holds a run with another dataset or another plan.
     """
@@ -64,25 +65,25 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
             "Remove the folder."
         )
     settings = settings_of(stored_recipe(folder, overrides))
-    if folder.exists(PLAN_NAME):  # a proxy that was trained has its number formats from the device
+    if folder.exists(PLAN_NAME):  # a trained proxy run has its number formats from the device
         settings = settings.with_formats_of(read_plan(folder).settings.content())
     plan = make_plan(folder, dataset, settings)
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
     elif decided(dataset, read_plan(folder)) != decided(dataset, plan):
-        raise ConfigError(f"{folder.uri}: expected a run with these settings, got another. Remove the folder.")
+        raise ConfigError(f"{folder.uri}: expected a run with these settings, got other settings. Remove the folder.")
     return Proxy(folder, plan)
 
 
 def decided(dataset: Dataset, plan: Plan) -> Identity:
-    """What decides the weights of a proxy."""
+    """Return the identity of a plan: all settings that decide the weights."""
     return identify(dataset, plan, NO_SKIPS)
 
 
 def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
-    """Train a proxy to its end in processes of its own, or go on; one that is done is not trained again.
+    """Train or resume a proxy run to its end in child processes; a completed one is not trained again.
 
-    Its lines go to `train.log` in its folder, which is local. Raises ContractError with the last of them if it fails.
+    Its output goes to `train.log` in its folder, which is local. Raises ContractError with the last lines if it fails.
     """
     if not proxy.done:
         command, environment = ["train.pretrain", proxy.run.uri], worker_environment()
@@ -92,16 +93,19 @@ def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
         log = proxy.run.path("train.log")
         with open(log, "ab") as lines:
             child = subprocess.Popen([sys.executable, "-m", *command], env=environment, stdout=lines, stderr=lines)
-            code = _waited(child)
+            code = _wait(child)
         if code or not proxy.done:
-            with open(log, encoding="utf-8", errors="replace") as told:
-                last = "\n".join(told.read().splitlines()[-5:])
-            raise ContractError(f"{proxy.run.uri}: expected a trained proxy, its process ended with {code}:\n{last}")
+            with open(log, encoding="utf-8", errors="replace") as log_file:
+                last = "\n".join(log_file.read().splitlines()[-5:])
+            raise ContractError(
+                f"{proxy.run.uri}: expected a trained proxy run, got exit code {code} from its process. Read "
+                f"{log}, which ends with:\n{last}"
+            )
     return read_train_manifest(proxy.run)
 
 
-def _waited(child: subprocess.Popen[bytes]) -> int:
-    """The exit code of a child, which does not outlive this process: it is asked to end where this one is."""
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for a child and return its exit code; if this process is terminated, the child is terminated too."""
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
         return child.wait()
@@ -112,13 +116,13 @@ def _waited(child: subprocess.Popen[bytes]) -> int:
             child.wait()
 
 
-# Pairs of proxies: for every seed one model on each of two datasets, equal in shape, schedule and number of tokens.
+# Pairs of proxy runs: for every seed one model on each of two datasets.
 
 MIN_PARAMS: int = PlanConfig.model_fields["min_params"].default
 MAX_PARAMS = 10_000_000
-"""Largest proxy where none is asked for [parameters]."""
+"""Largest default size of a proxy run [parameters]."""
 TOKENS_PER_PARAMETER = 20.0
-"""Training tokens per parameter where no number of tokens is asked for; plan.tokens_per_parameter has the source."""
+"""Default training tokens per parameter; plan.tokens_per_parameter has the source."""
 OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
     "plan": frozenset(
         (
@@ -133,18 +137,19 @@ OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
     "checkpoint": frozenset(("every", "keep_every")),
     "guard": frozenset(("patience", "min_improvement")),
 }
-"""Settings of a recipe that size or place the run itself: a proxy has its own; of `[layout]` it has `micro_batch`."""
+"""Settings that size or place the run itself, which a proxy run does not take over; of `[layout]` it takes only
+`micro_batch`."""
 UNMEASURED = ("train.eval_every=0",)
-"""Overrides of every proxy, before those that are asked for: it is measured at its end."""
+"""Overrides of every proxy run, before those of the user: losses are measured only at its end."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of the proxies."""
+    """The number and size of the proxy runs."""
 
     seeds: int
     params: float | None
-    """None: a 20th of the tokens, between `plan.min_params` and MAX_PARAMS."""
+    """None: 1/20 of the tokens, between `plan.min_params` and MAX_PARAMS."""
     tokens: int | None
     """None: 20 for each parameter, at most one pass over the smaller dataset."""
     overrides: tuple[str, ...]
@@ -152,43 +157,43 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two proxies of a seed."""
+    """The two proxy runs of a seed."""
 
     seed: int
     proxies: Mapping[str, Proxy]
     """By side."""
 
 
-def plan_pairs(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -> list[Pair]:
-    """The pairs in `<folder>/{with,without}-seed-N`, planned. Raises ContractError if they are no pairs."""
-    shared = shared_settings(sides, folder, wanted)
+def plan_pairs(sides: Mapping[str, Store], folder: Store, size: Wanted) -> list[Pair]:
+    """Plan the pairs in `<folder>/{with,without}-seed-N`. Raises ContractError if the two runs of a pair differ."""
+    shared = shared_settings(sides, folder, size)
     pairs = []
-    for seed in range(1, wanted.seeds + 1):
+    for seed in range(1, size.seeds + 1):
         own = [*shared, f"train.seed={seed}"]
-        proxies = {side: plan_proxy(run, _begun(run, folder, side, seed), own) for side, run in sides.items()}
+        proxies = {side: plan_proxy(run, _proxy_folder(run, folder, side, seed), own) for side, run in sides.items()}
         check_alike([proxy.plan for proxy in proxies.values()])
         pairs.append(Pair(seed, proxies))
     return pairs
 
 
-def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -> list[str]:
-    """The overrides that make all proxies alike: N, batch, and as many steps as both datasets give."""
-    first = {side: _begun(run, folder, side, 1) for side, run in sides.items()}
+def shared_settings(sides: Mapping[str, Store], folder: Store, size: Wanted) -> list[str]:
+    """Return the overrides that make all proxy runs equal: N, batch, and the steps that both datasets allow."""
+    first = {side: _proxy_folder(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
-    sizing = settings_of(stored_recipe(first[WITH], wanted.overrides)).plan
-    params, _ = default_size(wanted, once, sizing.min_params)
-    if wanted.params is None:  # whatever the vocabulary and [plan] make of it
+    sizing = settings_of(stored_recipe(first[WITH], size.overrides)).plan
+    params, _ = default_size(size, once, sizing.min_params)
+    if size.params is None:  # the size that the vocabulary and [plan] allow
         params = float(num_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
     fixed = [f"plan.params={params!r}", *UNMEASURED]
-    if wanted.tokens is None:
+    if size.tokens is None:
         fixed += ["plan.max_epochs=1.0"]
     else:
-        plan = _sized(first[WITH], datasets[WITH], [*fixed, *wanted.overrides])
-        # A pass is cut at whole chunks and blocks, so the tokens asked for may take a little more than their share.
-        passes = max(1.0, round(1.02 * wanted.tokens / once, 3))
-        fixed += [f"plan.tokens_per_parameter={wanted.tokens / plan.num_params!r}", f"plan.max_epochs={passes!r}"]
-    fixed += wanted.overrides
+        plan = _sized(first[WITH], datasets[WITH], [*fixed, *size.overrides])
+        # A pass consists of whole chunks and blocks, so the requested tokens may need slightly more than their share.
+        passes = max(1.0, round(1.02 * size.tokens / once, 3))
+        fixed += [f"plan.tokens_per_parameter={size.tokens / plan.num_params!r}", f"plan.max_epochs={passes!r}"]
+    fixed += size.overrides
     plans = [_sized(first[side], datasets[side], fixed) for side in sides]
     fixed += [f"train.global_batch={min(plan.global_batch for plan in plans)}"]
     plans = [_sized(first[side], datasets[side], fixed) for side in sides]
@@ -196,7 +201,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -
 
 
 def check_alike(plans: Sequence[Plan]) -> None:
-    """Raises ContractError if two proxies differ in more than their data."""
+    """Raise ContractError if two proxy runs differ in more than their data."""
     facts = [
         {
             "shape": plan.shape.model_dump(),
@@ -210,27 +215,27 @@ def check_alike(plans: Sequence[Plan]) -> None:
         for other in facts[1:]:
             if other[name] != expected:
                 raise ContractError(
-                    f"ablate: expected proxies alike in {name}, got {expected} and {other[name]}. Set it for both."
+                    f"ablate: expected proxy runs equal in {name}, got {expected} and {other[name]}. Fix it by --set."
                 )
 
 
-def train_pairs(pairs: Sequence[Pair], say: Callable[[str], None]) -> float:
-    """Train every proxy that is not done, and say how far it has come; returns the seconds it took."""
+def train_pairs(pairs: Sequence[Pair], report: Callable[[str], None]) -> float:
+    """Train every proxy run that is not complete, pass progress lines to `report`, and return the seconds it took."""
     waiting = [
         (f"{side}-seed-{pair.seed}", proxy) for pair in pairs for side, proxy in pair.proxies.items() if not proxy.done
     ]
     total = sum(len(pair.proxies) for pair in pairs)
     if len(waiting) < total:
-        say(f"proxies    {total - len(waiting)} of {total} stand")
+        report(f"proxy runs {total - len(waiting)} of {total} are complete")
     started = time.monotonic()
     for number, (name, proxy) in enumerate(waiting, start=1):
-        begun = time.monotonic()
+        start = time.monotonic()
         manifest = train_proxy(proxy)
         now = time.monotonic()
         left = (now - started) / number * (len(waiting) - number)
         loss = "" if manifest.loss is None else f"  loss {manifest.loss:.4f}"
-        say(
-            f"proxy {number}/{len(waiting)}  {name:<16}  {manifest.steps:,} steps{loss}  {now - begun:.1f} s"
+        report(
+            f"proxy run {number}/{len(waiting)}  {name:<16}  {manifest.steps:,} steps{loss}  {now - start:.1f} s"
             f"{f'  {left:.0f} s left' if left else ''}"
         )
     return time.monotonic() - started
@@ -239,9 +244,9 @@ def train_pairs(pairs: Sequence[Pair], say: Callable[[str], None]) -> float:
 def evaluate_pairs(
     pairs: Sequence[Pair], on: Sequence[Store], folder: Store, sequences: int, left_out: set[bytes]
 ) -> dict[tuple[str, int], list[Measurement]]:
-    """What every proxy loses on the held-out rows of each run, by side and seed, in a process of its own.
+    """Return the losses of every proxy run on the held-out rows of each run, by (side, seed), from a child process.
 
-    Raises ContractError with the last that it said if it fails.
+    Raises ContractError with the last lines of its output if it fails.
     """
     named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
     folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())
@@ -251,16 +256,17 @@ def evaluate_pairs(
     command += ["--out", out, "--leave-out", ids, "--sequences", str(sequences)]
     done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
-        told = "\n".join(done.stderr.splitlines()[-5:])
+        last = "\n".join(done.stderr.splitlines()[-5:])
         raise ContractError(
-            f"{folder.uri}: expected measured proxies, the process ended with {done.returncode}:\n{told}"
+            f"{folder.uri}: expected measured proxy runs, got exit code {done.returncode}. Correct the error "
+            f"below:\n{last}"
         )
-    found = iter(Measurement.model_validate(one) for one in folder.read_json("measurements.json"))
-    return {key: [next(found) for _ in on] for key in named}
+    measurements = iter(Measurement.model_validate(value) for value in folder.read_json("measurements.json"))
+    return {key: [next(measurements) for _ in on] for key in named}
 
 
 def settings_of_proxies(run: Store, overrides: Sequence[str]) -> Settings:
-    """The settings that proxies of a run are planned by, but for their size."""
+    """Return the settings with which the proxy runs of a run are planned, except their size."""
     recipe = load_recipe(
         proxy_recipe(read_run(run).recipe), [*UNMEASURED, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
     )
@@ -268,29 +274,29 @@ def settings_of_proxies(run: Store, overrides: Sequence[str]) -> Settings:
 
 
 def check_settings(settings: Settings, dataset: Dataset) -> None:
-    """Raises ConfigError if proxies with these settings could not be trained, or not be asked about held-out text."""
+    """Raise ConfigError if proxy runs with these settings cannot be trained or have no comparable held-out loss."""
     if (objective := settings.train.objective) not in OBJECTIVES:
         raise ConfigError(
-            f"ablate: expected train.objective = {' or '.join(OBJECTIVES)}, got {objective}. Give --set "
-            f"train.objective={next(iter(OBJECTIVES))} for the proxies."
+            f"ablate: expected train.objective = {' or '.join(OBJECTIVES)}, got {objective}. Use --set "
+            f"train.objective={next(iter(OBJECTIVES))} for the proxy runs."
         )
     check_used(settings, dataset)
 
 
 def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
-    """Raises ConfigError if one of the datasets holds out no row that such proxies can be asked about."""
+    """Raise ConfigError if one of the datasets has no held-out row that is long enough for the proxy runs."""
     seq_len = stage_lengths(settings.train)[-1]
     for name, dataset in datasets.items():
         if not heldout_streams(dataset, seq_len):
-            found = sum(dataset.num_tokens(HELDOUT).values())
+            num_tokens = sum(dataset.num_tokens(HELDOUT).values())
             raise ConfigError(
-                f"{name}: expected held-out rows of {seq_len} tokens, got {found:,} in all. Run the recipe with "
-                "a larger tokens.heldout_share."
+                f"{name}: expected held-out rows of {seq_len} tokens, got {num_tokens:,} tokens in all. Run the recipe "
+                "with a larger tokens.heldout_share."
             )
 
 
-def _begun(run: Store, folder: Store, side: str, seed: int) -> Store:
-    """The folder of a proxy, which stands on the dataset of its side; its recipe is that of the run, less its size."""
+def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
+    """Return the folder of a proxy run on the dataset of its side, with the recipe of the run except its size."""
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):
         state = attach(new, run, TABLES)
@@ -299,7 +305,7 @@ def _begun(run: Store, folder: Store, side: str, seed: int) -> Store:
 
 
 def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A recipe without what sizes or places the training of the run itself."""
+    """Return a recipe without the settings that size or place the training of the run itself."""
     placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
     return {
         name: {
@@ -315,12 +321,12 @@ def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
     return make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
 
 
-def default_size(wanted: Wanted, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
-    """Parameters and tokens that a proxy is to have; `once`: tokens of one pass over the smaller dataset."""
-    params = wanted.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
-    return params, wanted.tokens or min(TOKENS_PER_PARAMETER * params, once)
+def default_size(size: Wanted, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
+    """Return the parameters and tokens of a proxy run; `once`: tokens of one pass over the smaller dataset."""
+    params = size.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
+    return params, size.tokens or min(TOKENS_PER_PARAMETER * params, once)
 
 
 def default_params() -> str:
-    """What the size of a proxy is where none is asked for, in words."""
-    return f"a 20th of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"
+    """Return a description of the default size of a proxy run."""
+    return f"1/20 of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"

@@ -1,4 +1,4 @@
-"""`penstock takedown`: documents out of a run, with a certificate; and the check of such a certificate."""
+"""`penstock takedown`: the removal of documents from a run, with a certificate, and the check of a certificate."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+from jobs.arguments import Command
 from pipeline.takedown.certificate import check_certificate, describe_check
 from pipeline.takedown.commit import begin, drop_old, finish, read_pending
 from pipeline.takedown.select import Request, Selection, select, taken_down_before
@@ -20,6 +21,11 @@ from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, refuse_attached
 from train.takedown_replay import Span, affected
 
+VERBS = {
+    "takedown": "Remove documents from the dataset, tables and indexes of a run, and write a certificate of the "
+    "removal.",
+}
+
 Arguments = argparse.Namespace
 SHOWN_STEPS = 12
 
@@ -27,23 +33,27 @@ SHOWN_STEPS = 12
 def add_takedown(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `takedown`."""
     parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
-    for name, what in (
+    for name, description in (
         ("domain", "every document of a domain or host"),
         ("url", "every document of a URL"),
         ("doc", "a document by its id, 32 hex digits"),
-        ("near", "a document by its id, with all its near copies"),
+        ("near", "a document by its id, with all its near-duplicates"),
     ):
-        parser.add_argument(f"--{name}", action="append", default=[], help=f"{what}; may be repeated")
-    parser.add_argument("--docs", metavar="FILE", help="documents by the doc_id of each line, as in quarantine.jsonl")
-    parser.add_argument("--compact", action="store_true", help="move positions; old checkpoints cannot go on")
-    parser.add_argument("--keep-old", action="store_true", help="leave the old files until --drop-old")
-    parser.add_argument("--drop-old", action="store_true", help="only delete files that no version names")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be removed; write nothing")
-    parser.add_argument("--check", metavar="CERTIFICATE", help="check a certificate against the run; write nothing")
+        parser.add_argument(f"--{name}", action="append", default=[], help=f"{description}; may be repeated")
+    parser.add_argument("--docs", metavar="FILE", help="JSON lines with a doc_id each, such as quarantine.jsonl")
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="close the gaps, which moves token positions: existing checkpoints cannot resume",
+    )
+    parser.add_argument("--keep-old", action="store_true", help="keep the old files until --drop-old")
+    parser.add_argument("--drop-old", action="store_true", help="only delete the files that no version contains")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and write nothing")
+    parser.add_argument("--check", metavar="CERTIFICATE", help="check a certificate against the run, and write nothing")
 
 
 def takedown_command(arguments: Arguments) -> int:
-    """Remove documents from a run's dataset, tables and indexes, and write a certificate that anyone can check."""
+    """Remove documents from the dataset, tables and indexes of a run, and write a certificate of the removal."""
     run = Store(arguments.run)
     listed = _listed(arguments.docs) if arguments.docs else ()
     docs = (*arguments.doc, *listed)
@@ -52,57 +62,63 @@ def takedown_command(arguments: Arguments) -> int:
     others = [f"--{kind}" for kind, _ in request.items()]
     others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]
     if alone and (others or len(alone) > 1):
-        found = [f"--{name.replace('_', '-')}" for name in alone] + others
-        raise ConfigError(f"takedown: expected --check or --drop-old by itself, got {', '.join(found)}")
+        given = [f"--{name.replace('_', '-')}" for name in alone] + others
+        raise ConfigError(
+            f"takedown: expected --check or --drop-old without other options, got {', '.join(given)}. Remove the "
+            "others."
+        )
     if arguments.check:
         return _check(run, arguments.check)
-    # A dry run changes nothing, so it may look at a run that somebody works on.
+    # A dry run changes nothing, so it may read a run that another command is writing.
     with nullcontext() if arguments.dry_run else writing_tables(run, "penstock takedown"):
         return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
 
 
 def _listed(name: str) -> tuple[str, ...]:
-    """The doc_ids of a file of JSON objects, each once. Raises ConfigError if a line has none."""
-    found: dict[str, None] = {}
+    """Return the doc_ids of a file of JSON lines, each once. Raises ConfigError if a line has none."""
+    doc_ids: dict[str, None] = {}
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"takedown --docs {name}: cannot be read: {error}; name a file of JSON lines") from error
+        raise ConfigError(f"takedown --docs {name}: cannot be read: {error}. Name a file of JSON lines.") from error
     for number, line in enumerate(lines, start=1):
         try:
-            found |= {str(json.loads(line)["doc_id"]): None} if line.strip() else {}
+            doc_ids |= {str(json.loads(line)["doc_id"]): None} if line.strip() else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"takedown --docs {name}, line {number}: expected an object with a doc_id, got {line[:60]!r}"
+                f"takedown --docs {name}, line {number}: expected an object with a doc_id, got {line[:60]!r}. "
+                "Correct this line."
             ) from error
-    return tuple(one for one in found if one != REMOVED_ID.hex())
+    return tuple(doc_id for doc_id in doc_ids if doc_id != REMOVED_ID.hex())
 
 
 def _take_down(run: Store, request: Request, arguments: Arguments) -> int:
     refuse_attached(run, "takedown")
     if (pending := read_pending(run)) is not None:
-        print(f"takedown {pending.id} was broken off; it is brought to its end first", flush=True)
+        print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
         if arguments.dry_run:
-            raise ConfigError("takedown --dry-run: expected a run without a takedown under way. Finish that one first.")
-        print("\n".join(_said(run, finish(run, pending))))
+            raise ConfigError(
+                f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Run it without --dry-run."
+            )
+        print("\n".join(_describe_result(run, finish(run, pending))))
         if not request.items() or taken_down_before(run, request):
             return 0
-    if request.items() and (earlier := taken_down_before(run, request)) and not _stands(run, request):
-        names = ", ".join(certificate_name(one) for one in earlier)
-        print(f"everything asked for was taken down before, see {names}; nothing is left to do")
+    if request.items() and (earlier := taken_down_before(run, request)) and not _has_documents(run, request):
+        names = ", ".join(certificate_name(certificate_id) for certificate_id in earlier)
+        print(f"all of these documents were taken down before, see {names}; nothing to do")
         return 0
     selection = select(run, request)
     effects = _effects(run, selection)
-    print("\n".join(_about(selection, effects, arguments.compact)), flush=True)
+    print("\n".join(_describe_selection(selection, effects, arguments.compact)), flush=True)
     if arguments.dry_run:
         return 0
     pending = begin(run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old)
-    print("\n".join(_said(run, finish(run, pending))))
+    print("\n".join(_describe_result(run, finish(run, pending))))
     return 0
 
 
-def _stands(run: Store, request: Request) -> bool:
-    """Whether something that was asked for stands in the run."""
+def _has_documents(run: Store, request: Request) -> bool:
+    """Return True if the run still holds a document of the request."""
     try:
         return bool(select(run, request).documents)
     except ConfigError:
@@ -110,16 +126,16 @@ def _stands(run: Store, request: Request) -> bool:
 
 
 def _effects(run: Store, selection: Selection) -> Effects:
-    """What the training of a run had seen, and that of runs below it which stand on its tables."""
+    """Return the steps and checkpoints that saw the documents, of the run and of attached runs that use its tables."""
     others = []
     for folder, tables in attached_runs(run).items():
-        found = _seen(run.child(folder), selection)
-        models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in found.models]
-        others.append(OtherRun(run=folder, tables=tables, steps=found.steps, models=models))
-    return _seen(run, selection).model_copy(update={"others": others})
+        seen = _affected(run.child(folder), selection)
+        models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in seen.models]
+        others.append(OtherRun(run=folder, tables=tables, steps=seen.steps, models=models))
+    return _affected(run, selection).model_copy(update={"others": others})
 
 
-def _seen(run: Store, selection: Selection) -> Effects:
+def _affected(run: Store, selection: Selection) -> Effects:
     if "tokens" not in read_run(run).tables:
         return Effects()
     dataset = open_dataset(run)
@@ -131,41 +147,42 @@ def _seen(run: Store, selection: Selection) -> Effects:
     return affected(run, dataset, spans)
 
 
-def _about(selection: Selection, effects: Effects, compact: bool) -> Iterator[str]:
-    """What is about to be removed, and who saw it."""
+def _describe_selection(selection: Selection, effects: Effects, compact: bool) -> Iterator[str]:
+    """Yield the lines that describe what will be removed, and the checkpoints that saw it."""
     yield f"{len(selection.documents):,} document(s) to be removed"
     if selection.copies_left:
-        yield f"{selection.copies_left:,} near copies of them stand and were not asked for; --near takes copies too"
+        yield f"{selection.copies_left:,} near-duplicates of them are not selected; --near removes them too"
     yield from say_effects(effects)
     if compact and effects.models:
-        yield "positions move (--compact): the checkpoints that stand cannot go on with the new dataset"
+        yield "token positions move (--compact): existing checkpoints cannot resume on the new dataset"
 
 
 def say_effects(effects: Effects) -> Iterator[str]:
-    """Steps and checkpoints that saw the documents, as lines of text."""
+    """Yield lines of text about the steps and checkpoints that saw the documents."""
     if effects.steps:
         shown = ", ".join(map(str, effects.steps[:SHOWN_STEPS]))
         more = f" and {len(effects.steps) - SHOWN_STEPS:,} more" if len(effects.steps) > SHOWN_STEPS else ""
-        yield f"{len(effects.steps):,} step(s) of the plan hold them: {shown}{more}"
+        yield f"{len(effects.steps):,} step(s) of the plan contain them: {shown}{more}"
     else:
-        yield "no step of a plan holds them"
+        yield "no step of a plan contains them"
     for model in effects.models:
-        # Without such a step it was trained on other positions, where the documents cannot be looked up.
+        # Without such a step it was trained on other token positions, in which the documents cannot be looked up.
         seen = "has seen them" if any(step <= model.step for step in effects.steps) else "may have seen them"
         yield f"  {model.checkpoint}: {seen if model.saw else 'clean'}"
     if effects.models:
-        clean = "none, train from the beginning" if effects.last_clean is None else f"step {effects.last_clean}"
+        clean = "none, train from step 0" if effects.last_clean is None else f"step {effects.last_clean}"
         yield f"last clean checkpoint: {clean}"
     for other in effects.others:
         saw = sum(model.saw for model in other.models)
         yield (
-            f"{other.run} stands on {', '.join(other.tables)} as they are now; {saw} of its {len(other.models)} "
-            "checkpoint(s) have seen them: remove this run"
+            f"{other.run} uses the present {', '.join(other.tables)}; {saw} of its {len(other.models)} "
+            "checkpoint(s) have "
+            "seen them: remove this run"
         )
 
 
-def _said(run: Store, certificate: Certificate) -> Iterator[str]:
-    """What was done."""
+def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
+    """Yield the lines that describe a completed takedown."""
     yield f"takedown {certificate.id}: {len(certificate.documents):,} document(s), {certificate.num_tokens:,} tokens"
     for name, change in certificate.tables.items():
         yield (
@@ -173,22 +190,24 @@ def _said(run: Store, certificate: Certificate) -> Iterator[str]:
             f"{len(change.rewritten)} file(s) rewritten, {change.shared} shared"
         )
     if certificate.tokenizer is not None:
-        yield f"  the tokenizer {certificate.tokenizer.sha256[:12]} was trained before and stays as it is"
+        yield f"  the tokenizer {certificate.tokenizer.sha256[:12]} was trained before the takedown and is not changed"
     name = certificate_name(certificate.id)
-    yield f"certificate: {run.uri}/{name}; anyone checks it with `penstock takedown {run.uri} --check {name}`"
-    yield f"its seal: {certificate.seal}; who was told it sees that the certificate is this one"
+    yield f"certificate: {run.uri}/{name}; check it with `penstock takedown {run.uri} --check {name}`"
+    yield f"its seal: {certificate.seal}; publish it, so that a changed certificate can be detected"
     if "tokens" in certificate.tables and not open_dataset(run).manifest.content.counts.rows_kept:
-        yield "no document is left in the dataset: there is nothing to train on"
+        yield "no document is left in the dataset, so nothing can be trained on it"
     elif certificate.effects.models and certificate.mode == "tombstones":
         yield f"to train again without the documents: `penstock train {run.uri} --replay-from clean`"
-    yield "not reached: input files, exports, and other runs that read this one"
+    yield "not changed: input files, exports, and other runs that read this one"
 
 
 def _check(run: Store, name: str) -> int:
     path = Path(name)
     store, place = (Store(str(path.parent)), path.name) if path.is_file() else (run, name)
     if not store.exists(place):
-        raise ConfigError(f"takedown --check: expected a certificate, got no {name}, here or in {run.uri}")
+        raise ConfigError(
+            f"takedown --check: expected a certificate, got no file {name} here or in {run.uri}. Name another."
+        )
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)
     print("\n".join(describe_check(certificate, checked)))
@@ -197,7 +216,14 @@ def _check(run: Store, name: str) -> int:
 
 def _drop_old(run: Store) -> int:
     if read_pending(run) is not None:
-        raise ConfigError("takedown --drop-old: expected no takedown under way, got one. Run it again to finish it.")
+        raise ConfigError(
+            "takedown --drop-old: expected no unfinished takedown, got one. Run `penstock takedown` to finish it."
+        )
     dropped = drop_old(run)
-    print(f"{len(dropped)} file(s) deleted that no standing version names", file=sys.stdout)
+    print(f"{len(dropped)} file(s) deleted that no current version contains", file=sys.stdout)
     return 0
+
+
+COMMANDS = {
+    "takedown": Command((add_takedown,), takedown_command, "takedown run --domain example.com"),
+}

@@ -1,4 +1,4 @@
-"""`penstock trace`: from a step to its documents and back, and the original records behind them."""
+"""`penstock trace`: the documents of an optimizer step, the steps that saw a document, and the original records."""
 
 import argparse
 import json
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jobs.arguments import Command, add_run
 from jobs.recipe import stored_recipe
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.refetch import Refetched, refetch
@@ -16,14 +17,18 @@ from train.trace.answer import Answers, DocumentsAnswer, Place, Told, Wanted, pl
 from train.trace.answer_text import present_documents, present_step, shown
 from train.trace.documents import scan_of
 
+VERBS = {
+    "trace": "Print the documents of a step, or the steps and checkpoints that saw a document.",
+}
+
 Arguments = argparse.Namespace
 NOTHING = {
     "url": "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`",
-    "domain": "no document is of this domain; give a registrable domain such as example.com, or a host below one",
-    "doc": "no document of the dataset has this id; `penstock show RUN --doc …` says whether one was dropped",
-    "contains": "no document of the dataset contains this string, as it stands, case included",
+    "domain": "no document is from this domain; give a registrable domain such as example.com, or a host below it",
+    "doc": "no document of the dataset has this id; `penstock show RUN --doc …` shows if it was dropped",
+    "contains": "no document of the dataset contains exactly this string; upper and lower case differ",
 }
-"""What is said when nothing was found, by what was asked for."""
+"""The message for an empty result, by the option that selects documents."""
 
 
 def trace_command(arguments: Arguments) -> int:
@@ -34,95 +39,135 @@ def trace_command(arguments: Arguments) -> int:
     if arguments.step is not None:
         place = Place(arguments.rank, arguments.micro_batch, arguments.ranks)
         step = answers.step(arguments.step, place)
-        return _tell(arguments, answers, step.to_json(), present_step(step), step.parts)
-    asked = next(name for name in NOTHING if getattr(arguments, name) is not None)
-    found = _documents(answers, asked, arguments)
-    told = [one for one, _ in found.documents]
-    text = present_documents(found, NOTHING[asked])
-    code = _tell(arguments, answers, {asked: getattr(arguments, asked)} | found.to_json(), text, told)
-    return code if found.num_documents else 1
+        return _print_answer(arguments, answers, step.to_json(), present_step(step), step.parts)
+    selector = next(name for name in NOTHING if getattr(arguments, name) is not None)
+    answer = _find_documents(answers, selector, arguments)
+    documents = [document for document, _ in answer.documents]
+    text = present_documents(answer, NOTHING[selector])
+    code = _print_answer(
+        arguments, answers, {selector: getattr(arguments, selector)} | answer.to_json(), text, documents
+    )
+    return code if answer.num_documents else 1
 
 
 def check_trace(arguments: Arguments) -> None:
     """Raises ConfigError if an option would be ignored, or numbers are out of range."""
     if arguments.step is None and (arguments.rank, arguments.micro_batch, arguments.ranks) != (None, None, None):
-        raise ConfigError("trace: expected --step with --rank, --micro-batch or --ranks, got none. Leave them out.")
+        raise ConfigError("trace: expected --step with --rank, --micro-batch or --ranks, got none. Add --step.")
     if arguments.rank is None and (arguments.micro_batch, arguments.ranks) != (None, None):
-        raise ConfigError("trace: expected --rank with --micro-batch or --ranks, got none. Say which rank.")
+        raise ConfigError("trace: expected --rank with --micro-batch or --ranks, got none. Add --rank.")
     if arguments.ranks is not None and arguments.ranks < 1:
-        raise ConfigError(f"trace --ranks: expected 1 or more, got {arguments.ranks}")
+        raise ConfigError(f"trace --ranks: expected at least 1, got {arguments.ranks}. Give the number of ranks.")
     if arguments.limit < 1:
-        raise ConfigError(f"trace --limit: expected 1 or more documents, got {arguments.limit}")
+        raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Raise it.")
     if arguments.overrides and not arguments.refetch:
-        raise ConfigError("trace --set: expected with --refetch, which reads [source], got without. Leave it out.")
+        raise ConfigError("trace --set: expected --refetch with it, which reads [source], got none. Add --refetch.")
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `trace` but for the run."""
+    """Add the arguments of `trace` except the run."""
     either = parser.add_mutually_exclusive_group(required=True)
     either.add_argument("--step", type=int, help="the documents of this step, from 1")
     either.add_argument("--url", help="the steps and checkpoints that saw this URL")
-    either.add_argument("--domain", metavar="HOST", help="that saw a registrable domain, or a host and those below it")
-    either.add_argument("--doc", metavar="ID", help="that saw this document, 32 hex digits")
-    either.add_argument("--contains", metavar="TEXT", help="that saw a document with this text: a scan, not a look-up")
-    parser.add_argument("--rank", type=int, help="of a step: the rows of this rank alone, from 0")
-    parser.add_argument("--micro-batch", type=int, help="of a rank: the rows of this micro-batch alone, from 0")
-    parser.add_argument("--ranks", type=int, help="lay out the plan on so many ranks; default: as checkpoints tell")
-    parser.add_argument("--text", action="store_true", help="print the text as the model read it, from its tokens")
-    parser.add_argument("--brief", action="store_true", help="leave out title and signals: the index alone is read")
-    parser.add_argument("--limit", type=int, default=20, help="most documents to list, and to scan for; default 20")
-    parser.add_argument("--refetch", action="store_true", help="read the original records again, by byte range")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    parser.add_argument("--json", action="store_true", help="print JSON, for machines")
+    either.add_argument(
+        "--domain",
+        metavar="HOST",
+        help="the steps and checkpoints that saw a registrable domain, or a host and its subdomains",
+    )
+    either.add_argument("--doc", metavar="ID", help="the steps and checkpoints that saw this document, 32 hex digits")
+    either.add_argument(
+        "--contains",
+        metavar="TEXT",
+        help="the steps and checkpoints that saw a document with this text; reads the text of all documents",
+    )
+    parser.add_argument("--rank", type=int, help="with --step: only the rows of this rank, from 0")
+    parser.add_argument("--micro-batch", type=int, help="with --rank: only the rows of this micro-batch, from 0")
+    parser.add_argument(
+        "--ranks", type=int, help="number of ranks of the layout; default: the layout recorded by the checkpoints"
+    )
+    parser.add_argument(
+        "--text", action="store_true", help="print the text that the model read, decoded from its tokens"
+    )
+    parser.add_argument(
+        "--brief", action="store_true", help="omit title and signals, so that only the document index is read"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, help="maximum number of documents to list, or to scan for; default 20"
+    )
+    parser.add_argument(
+        "--refetch", action="store_true", help="read the original records again by byte range and compare them"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help="override a setting of [source] for --refetch",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _documents(answers: Answers, asked: str, arguments: Arguments) -> DocumentsAnswer:
-    if asked == "url":
+def _find_documents(answers: Answers, selector: str, arguments: Arguments) -> DocumentsAnswer:
+    if selector == "url":
         return answers.url(arguments.url)
-    if asked == "doc":
+    if selector == "doc":
         return answers.document(arguments.doc)
-    if asked == "domain":
+    if selector == "domain":
         return answers.domain(arguments.domain, arguments.limit)
     if arguments.contains:
         print(f"trace: {scan_of(answers.dataset)}", file=sys.stderr)
     return answers.containing(arguments.contains, arguments.limit)
 
 
-def _tell(arguments: Arguments, answers: Answers, found: dict[str, Any], text: str, told: Sequence[Told]) -> int:
-    """Print an answer, with the records read again if they are asked for; 1 if one of them is another now."""
-    records = list(_refetched(arguments, answers, told)) if arguments.refetch else []
+def _print_answer(
+    arguments: Arguments, answers: Answers, values: dict[str, Any], text: str, documents: Sequence[Told]
+) -> int:
+    """Print an answer, with the original records if --refetch is set; return 1 if one of them has changed, else 0."""
+    records = list(_refetch_records(arguments, answers, documents)) if arguments.refetch else []
     if arguments.json:
         known = {"run": answers.run.uri, "dataset": answers.dataset.digest, "steps": answers.trace.num_steps}
         again = {"records": [record | {"head": record["head"].decode("utf-8", "replace")} for record in records]}
-        print(json.dumps(plain(known | found | (again if arguments.refetch else {})), ensure_ascii=False, indent=1))
+        print(json.dumps(plain(known | values | (again if arguments.refetch else {})), ensure_ascii=False, indent=1))
     else:
         missing = [] if arguments.brief else answers.details.missing
-        note = f"(without title or signals: the table {' and '.join(missing)} is not there)" if missing else ""
+        note = f"(without title or signals: the table {' and '.join(missing)} is missing)" if missing else ""
         print("\n".join(filter(None, [text, note, *(_present_record(record) for record in records)])))
     return int(any(record["changes"] for record in records))
 
 
-def _refetched(arguments: Arguments, answers: Answers, told: Sequence[Told]) -> Iterator[dict[str, Any]]:
-    """The record of every document, once each."""
+def _refetch_records(arguments: Arguments, answers: Answers, documents: Sequence[Told]) -> Iterator[dict[str, Any]]:
+    """Yield the original record of every document, each document once."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
-    for doc_id, place in {one.place.doc_id: one.place for one in told}.items():
+    for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():
         if place.split not in splits:
             raise ContractError(
-                f"--refetch: expected the file {place.split}, got it in none of source.paths. Name where it lies by "
+                f"--refetch: expected the file {place.split} in source.paths, got no such file. Give its path by "
                 "--set source.paths='[\"…\"]'."
             )
         recorded = answers.details.record(place.split, place.offset, doc_id)
-        # Without the table only the place is known; the URL of the index is redacted.
+        # Without the documents table only the byte range is known; the URL in the index is redacted.
         recorded = recorded or {"offset": place.offset, "length": place.length}
-        found: Refetched = refetch(splits[place.split], recorded, config)
-        yield {"doc_id": doc_id, "record_known": "url" in recorded} | vars(found)
+        refetched: Refetched = refetch(splits[place.split], recorded, config)
+        yield {"doc_id": doc_id, "record_known": "url" in recorded} | vars(refetched)
 
 
 def _present_record(record: dict[str, Any]) -> str:
     where = f"{record['doc_id'][:12]}  {record['uri']}@{record['offset']}+{record['length']}"
     if record["changes"]:
-        return "\n".join([f"{where}: no longer the record that was read", *(f"  {one}" for one in record["changes"])])
-    same = "the same record" if record["record_known"] else "a record (what it was is not known: no documents table)"
+        return "\n".join(
+            [f"{where}: differs from the record that was read", *(f"  {change}" for change in record["changes"])]
+        )
+    same = "the same record" if record["record_known"] else "a record (not compared: there is no documents table)"
     lines = record["head"].decode("utf-8", "replace").splitlines()
     return "\n".join([f"{where}: {same}; RAW:", *(f"  | {shown(line)}" for line in lines)])
+
+
+COMMANDS = {
+    "trace": Command(
+        (add_run, add_trace_arguments),
+        trace_command,
+        "trace run --step 12 --rank 0 --text",
+    ),
+}

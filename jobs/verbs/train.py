@@ -1,6 +1,6 @@
-"""`penstock plan`, `train`, `generate`, `export`: sizing a training run, making it, and what becomes of its model.
+"""`penstock train`, `generate`, `export`, `evaluate` and `calibrate`: the commands that use torch.
 
-Torch is loaded in the processes that are started, never here.
+Torch is imported in the child processes that they start, never in this one.
 """
 
 import argparse
@@ -9,130 +9,86 @@ import subprocess
 import sys
 import tempfile
 
-from jobs.recipe import stored_recipe
+from jobs.arguments import Command, add_overrides, add_run
 from jobs.spark_session import worker_environment
-from schemas.errors import ConfigError, PenstockError
+from schemas.errors import ConfigError
 from schemas.locks import training
-from schemas.manifest import RUN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach, run_at
-from train.checkpoint.folder import as_begun, check_goes_on, local_path
-from train.config.plan import keep_mix, mix_overrides
-from train.config.settings import Settings, settings_of
+from train.checkpoint.folder import local_path
+from train.config.settings import Settings
 from train.export.megatron import export_megatron
 from train.plan.dry_run import describe_run
-from train.plan.make_plan import choose_layout, make_plan
-from train.plan.plan import check_overrides, check_ranks, check_used, kept_settings, read_settings, write_plan
-from train.plan.text import print_plan
+from train.plan.make_plan import make_plan
+from train.plan.plan import check_overrides, check_ranks, check_used, kept_settings, read_settings
 from train.takedown_replay import begin_replay, describe_replay
+
+VERBS = {
+    "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
+    "generate": "Sample text from a checkpoint.",
+    "export": "Export a checkpoint as a Llama folder for Hugging Face, or the dataset as Megatron's .bin and .idx.",
+    "evaluate": "Measure a checkpoint on the held-out text of other runs, except documents that it was trained on.",
+    "calibrate": "Measure the speed of this machine and write it as a device profile for `plan --gpu`.",
+}
 
 Arguments = argparse.Namespace
 FORMATS = ("huggingface", "megatron")
-"""What a run is exported as: the model of a checkpoint as a Llama folder; its dataset as .bin and .idx files."""
+"""Export formats: the model of a checkpoint as a Llama folder; the dataset as .bin and .idx files."""
 SHUTDOWN_SECONDS = 3600
-"""Time that torchrun leaves its ranks for their last checkpoint; after its own 30 s it would kill them."""
+"""Time that torchrun waits for the ranks to write their last checkpoint; its default is to kill them after 30 s."""
 
 
-BUDGETS: dict[str, tuple[str, type, str]] = {
-    "flops": ("plan.compute", float, "budget [FLOPs]"),
-    "gpu-hours": ("plan.gpu_hours", float, "budget in hours of one device"),
-    "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
-    "params": ("plan.params", float, "parameters to plan for"),
-    "law": ("plan.law_file", str, "file of a law of your own, from `penstock ladder`"),
-    "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
-    "gpus": ("cluster.gpus", int, "devices in a node"),
-    "nodes": ("cluster.nodes", int, "nodes"),
-    "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device for an hour"),
-}
-"""Flags of `plan`, the settings they stand for, their type, and what they say."""
-
-
-def plan_command(arguments: Arguments) -> int:
-    """Size the training run from what was written; --dry-run shows the plan and leaves the one that stands."""
-    with tempfile.TemporaryDirectory() as scratch:  # where a dry run writes what a plan may need
-        return _plan(arguments, Store(scratch))
-
-
-def _plan(arguments: Arguments, scratch: Store) -> int:
-    run = Store(arguments.run)
-    is_new = not run.exists(RUN_NAME)
-    try:
-        return _planned(arguments, run, scratch)
-    except PenstockError:
-        if is_new:
-            run.delete(RUN_NAME)  # of a folder on another run's dataset, for which there is no plan
-        raise
-
-
-def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
-    given = vars(arguments)
-    if given.get("dataset") is not None:
-        run = _on_dataset_of(run_at(arguments.dataset), run, scratch if arguments.dry_run else run)
-    flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
-    budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
-    budgets += ["plan.law='own'"] if given.get("law") is not None else []
-    recipe = stored_recipe(run, [*arguments.overrides, *budgets])
-    dataset, mix = open_dataset(run), given.get("mix")
-    if mix is not None:
-        mixed = mix_overrides(mix, dataset, arguments.overrides)
-        recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
-    place = scratch if arguments.dry_run else run
-    plan, found = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
-    if not arguments.dry_run:
-        with training(run, "penstock plan"):
-            check_goes_on(run, dataset, plan)
-            if mix is not None:
-                keep_mix(run, mix)  # before the plan that names it
-            write_plan(run, plan)
-    if arguments.quiet:
-        print(f"plan written to {run.uri}/train/plan.json")
-        return 0
-    print(print_plan(plan))
-    if found is not None:
-        print(found)
-    return 0
-
-
-def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """The folder `place` as a run on the dataset of another one, whose recipe it begins with.
-
-    Raises ConfigError if `run` stands on another dataset.
-    """
-    dataset = open_dataset(other)
-    if not run.exists(RUN_NAME):
-        if place is not run and not other.is_local:
-            raise ConfigError(
-                f"plan --dry-run: expected a dataset on a disk of this machine, got {other.uri}. Leave --dry-run out."
-            )
-        attach(place, other, ("tokens", "tokenizer"))
-        return place
-    if (found := open_dataset(run)).digest != dataset.digest:
-        raise ConfigError(
-            f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
-            f"{run.uri} on {found.digest[:12]}. Name another folder."
-        )
-    return run
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `calibrate`."""
+    parser.add_argument("profile", help="device profile to write; `plan --gpu FILE` reads it")
+    parser.add_argument(
+        "--ranks", type=int, help="processes that measure together; default: as many as fit the machine"
+    )
+    parser.add_argument("--threads", type=int, help="threads of each process")
 
 
 def calibrate_command(arguments: Arguments) -> int:
-    """Measure this machine as a device that plans can name."""
+    """Measure the speed of this machine and write it as a device profile for `plan --gpu`."""
     options = {"ranks": arguments.ranks, "threads": arguments.threads}
     given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     return _in_torch("train.calibrate", arguments.profile, *given)
 
 
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `train` except the run and `--set`."""
+    parser.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="how often to restart the ranks after one of them has failed"
+    )
+    parser.add_argument(
+        "--replay-from",
+        metavar="STEP|clean",
+        help="repeat training from this checkpoint, on the dataset without the documents that were taken down",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="start nothing; print the layout, the memory of a rank and the steps"
+    )
+    parser.add_argument(
+        "--quarantine",
+        dest="overrides",
+        action="append_const",
+        const="guard.quarantine=true",
+        help="after a loss spike, exclude the documents whose losses are outliers; train/quarantine.jsonl lists them",
+    )
+
+
 def train_command(arguments: Arguments) -> int:
-    """Train on this machine, or go on with it, in as many processes as asked; --dry-run says what that would be."""
+    """Start or resume training on this machine. --dry-run prints layout and memory without starting it."""
     if arguments.ranks < 1 or arguments.restarts < 0:
         raise ConfigError(
-            f"train: expected --ranks >= 1 and --restarts >= 0, got {arguments.ranks} and {arguments.restarts}"
+            f"train: expected --ranks >= 1 and --restarts >= 0, got {arguments.ranks} and {arguments.restarts}. "
+            "Correct the flag that is too small."
         )
     run = Store(arguments.run)
     local_path(run, "train")
     if arguments.replay_from is not None:
         if arguments.dry_run:
-            raise ConfigError("train: expected --dry-run or --replay-from, got both. A replay moves checkpoints.")
+            raise ConfigError("train: expected --dry-run or --replay-from, got both. Remove --dry-run.")
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
@@ -141,7 +97,7 @@ def train_command(arguments: Arguments) -> int:
         check_used(settings, dataset)
         if arguments.dry_run:
             return _dry_run(dataset, settings, arguments.ranks)
-        # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
+        # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.
         check_ranks(make_plan(run, dataset, settings), arguments.ranks)
         with training(run, "penstock train"):
             pass
@@ -155,24 +111,37 @@ def train_command(arguments: Arguments) -> int:
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
         torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = ["train.launch", "--standalone", *torchrun, "-m", *command]
-        # As torchrun would set it, with a page of warnings; the ranks set their threads themselves.
+        # torchrun would set it too, with a long warning; the ranks set their number of threads themselves.
         environment = {"OMP_NUM_THREADS": "1"} | environment
-    # In place of this process, so that signals and exit codes need nobody to pass them on.
+    # Replaces this process, so that signals and exit codes need not be passed on.
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 
 def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
-    # A plan that asks for too much memory is refused; here it is shown.
+    # A plan that needs too much memory is rejected; a dry run prints it.
     unlimited = settings.plan.model_copy(update={"device_memory": None})
-    with tempfile.TemporaryDirectory() as scratch:  # an index of packed rows is made there, not in the run
+    with tempfile.TemporaryDirectory() as scratch:  # the index of packed rows is written there, not to the run
         plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
         print(describe_run(plan, settings, num_ranks))
         try:
             check_ranks(make_plan(Store(scratch), dataset, settings), num_ranks)
         except ConfigError:
-            return 2  # what is wrong stands above
+            return 2  # the text above describes the problem
     return 0
+
+
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `generate` except the run."""
+    parser.add_argument("--prompt", default="", help="beginning of the text; default: a new document")
+    parser.add_argument("--tokens", type=int, default=100, help="maximum number of tokens to add; default 100")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 chooses the most probable token; default 0.8")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling; default 0")
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add the step of the checkpoint."""
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
 
 
 def generate_command(arguments: Arguments) -> int:
@@ -183,19 +152,31 @@ def generate_command(arguments: Arguments) -> int:
     return _in_torch("train.eval.generate", *command, *_step(arguments))
 
 
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export` except the run and the step."""
+    parser.add_argument(
+        "--format", choices=FORMATS, required=True, help="huggingface exports a checkpoint, megatron the dataset"
+    )
+    parser.add_argument("--out", required=True, help="folder to write; huggingface requires a new one")
+
+
 def export_command(arguments: Arguments) -> int:
-    """Write a checkpoint as a Llama folder of Hugging Face's, or the dataset as Megatron's .bin and .idx."""
+    """Export a checkpoint as a Llama folder for Hugging Face, or the dataset as Megatron's .bin and .idx."""
     if arguments.format == "huggingface":
         return _in_torch("train.export.llama", arguments.run, "--out", arguments.out, *_step(arguments))
     if arguments.step is not None:
-        raise ConfigError("export --step: expected with --format huggingface, got megatron, which takes the dataset")
-    for made in export_megatron(Store(arguments.run), Store(arguments.out)):
-        print(f"{arguments.out}/{made.prefix}: {made.num_documents:,} documents, {made.num_tokens:,} tokens")
+        raise ConfigError(
+            "export --step: expected --format huggingface, got megatron, which exports the dataset. Remove --step."
+        )
+    for exported in export_megatron(Store(arguments.run), Store(arguments.out)):
+        print(
+            f"{arguments.out}/{exported.prefix}: {exported.num_documents:,} documents, {exported.num_tokens:,} tokens"
+        )
     return 0
 
 
 def _in_torch(*command: str) -> int:
-    """The exit code of a module of the training half, run in a process of its own."""
+    """Run a module of `train` in a child process and return its exit code."""
     return subprocess.run([sys.executable, "-m", *command], check=False).returncode
 
 
@@ -203,19 +184,18 @@ def _step(arguments: Arguments) -> list[str]:
     return [] if arguments.step is None else ["--step", str(arguments.step)]
 
 
-# `penstock evaluate RUN --on OTHER`: a checkpoint measured on the held-out text of another dataset.
-
-
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `evaluate`, behind the run."""
-    parser.add_argument("--on", action="append", required=True, help="run folder whose held-out text is asked about")
+    """Add the arguments of `evaluate` except the run."""
+    parser.add_argument(
+        "--on", action="append", required=True, help="run folder whose held-out text is read; may be repeated"
+    )
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     parser.add_argument("--sequences", type=int, default=512, help="held-out rows of each source")
-    parser.add_argument("--out", help="JSON file of what was measured")
+    parser.add_argument("--out", help="JSON file for the measurements")
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on the held-out text of other runs; what it was trained on is left out."""
+    """Measure a checkpoint on the held-out text of other runs, except documents that it was trained on."""
     command = [sys.executable, "-m", "train.eval.evaluate", arguments.run]
     command += [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]
@@ -223,3 +203,28 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
     return subprocess.run(command, env=worker_environment(), check=False).returncode
+
+
+COMMANDS = {
+    "train": Command(
+        (add_run, add_overrides, add_train_arguments),
+        train_command,
+        "train run --ranks 2 --set train.precision=bf16",
+    ),
+    "generate": Command(
+        (add_run, add_generate_arguments, add_step),
+        generate_command,
+        "generate run --prompt 'The function returns' --tokens 60",
+    ),
+    "export": Command(
+        (add_run, add_export_arguments, add_step),
+        export_command,
+        "export run --format huggingface --out llama",
+    ),
+    "evaluate": Command(
+        (add_run, add_evaluate_arguments),
+        evaluate_command,
+        "evaluate run --on other",
+    ),
+    "calibrate": Command((add_calibrate_arguments,), calibrate_command, "calibrate machine.json --ranks 2"),
+}

@@ -1,8 +1,9 @@
-"""`penstock verify`: the bytes of a dataset compared with its manifest, before anything is trained on them."""
+"""`penstock verify`: a check of the files of a dataset against the digests of its manifest, before training."""
 
 import argparse
 from collections.abc import Iterator
 
+from jobs.arguments import Command, add_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import run_at
@@ -10,29 +11,42 @@ from train.data.packing import packed_files
 from train.data.verify import Promised, verify_dataset
 from train.plan.plan import PLAN_NAME, read_plan
 
+VERBS = {
+    "verify": "Compare every shard, index and tokenizer file with the manifest; unchanged files are not read again.",
+}
+
 Arguments = argparse.Namespace
 
 
 def verify_command(arguments: Arguments) -> int:
-    """Compare every shard, index and tokenizer file with the manifest; what was right before is not read again."""
+    """Compare every shard, index and tokenizer file with the manifest; unchanged files are not read again."""
     version = run_at(arguments.run)
-    run, dataset = Store(version.uri), open_dataset(version)  # what was found right is kept in the run itself
+    run, dataset = Store(version.uri), open_dataset(version)  # the list of verified files is stored in the run itself
     others = list(_packed(run, dataset))
     read = verify_dataset(run, dataset, others, arguments.paranoid)
     number = len(dataset.manifest.content.files) + len(others) + 1
     print(
-        f"dataset {dataset.digest[:12]}: all {number} files are what the manifest expected. {read} were read now, "
-        f"{number - read} have not changed since they were."
+        f"dataset {dataset.digest[:12]}: all {number} files match the manifest. {read} were read now, "
+        f"{number - read} were verified before and have not changed."
     )
     return 0
 
 
 def _packed(run: Store, dataset: Dataset) -> Iterator[Promised]:
-    """The packed rows of the plan that stands, if it is one of this dataset."""
+    """Yield the files of packed rows of the current plan, if it was made for this dataset."""
     if run.exists(PLAN_NAME) and run.read_json(PLAN_NAME).get("dataset") == dataset.digest:
         yield from packed_files(run, dataset, read_plan(run, dataset).settings.train)
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `verify` but for the run."""
-    parser.add_argument("--paranoid", action="store_true", help="read every file, whatever was verified before")
+    """Add the arguments of `verify` except the run."""
+    parser.add_argument("--paranoid", action="store_true", help="read every file, even if it was verified before")
+
+
+COMMANDS = {
+    "verify": Command(
+        (add_run, add_verify_arguments),
+        verify_command,
+        "verify run --paranoid",
+    ),
+}

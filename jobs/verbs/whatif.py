@@ -1,8 +1,9 @@
-"""`penstock whatif`: other thresholds tried on a finished run, from its stored measurements."""
+"""`penstock whatif`: the predicted effect of other thresholds on a finished run, from its stored signals."""
 
 import argparse
 from collections.abc import Sequence
 
+from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.engine.spark import ship_models
@@ -16,9 +17,19 @@ from schemas.config import Recipe
 from schemas.ids import canonical_json
 from schemas.storage import Store
 
+VERBS = {
+    "whatif": "Predict what a finished run would keep with other thresholds, without reading texts or changing the "
+    "run.",
+}
+
+
+def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `whatif` but for the run and `--set`."""
+    parser.add_argument("--json", help="write the whole prediction to this file, every curve included")
+
 
 def whatif_command(arguments: argparse.Namespace) -> int:
-    """Predict what a finished run would keep with other thresholds; no text is read and nothing is changed."""
+    """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
     run = Store(arguments.run)
     prediction, changed = predicted(run, arguments.overrides)
     print(tell(prediction, changed))
@@ -29,24 +40,33 @@ def whatif_command(arguments: argparse.Namespace) -> int:
 
 
 def predicted(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
-    """The prediction for a run and the settings that it changes. Raises ConfigError before Spark starts."""
-    committed, wanted = stored_recipe(run, []), stored_recipe(run, overrides)
-    changed = changed_settings(committed, wanted)
-    models = deciding_models(wanted)
-    open_tables(run)  # a run that is not there, or not of one piece, is refused before Spark starts
-    spark = open_session(wanted.section("spark", SparkConfig), "penstock what-if")
+    """Return the prediction for a run and the changed settings. Raises ConfigError before Spark starts."""
+    committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
+    changed = changed_settings(committed, proposed)
+    models = deciding_models(proposed)
+    open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
+    spark = open_session(proposed.section("spark", SparkConfig), "penstock what-if")
     try:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
-        return predict(spark, run, wanted, models), changed
+        return predict(spark, run, proposed, models), changed
     finally:
         spark.stop()
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Local paths of the models of the stages that decide something."""
+    """Return the local paths of the models of every stage whose checks can drop documents."""
     config = recipe.section("models", ModelsConfig)
     return {
         stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
         for stage in CHECKED
         if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
     }
+
+
+COMMANDS = {
+    "whatif": Command(
+        (add_run, add_overrides, add_whatif_arguments),
+        whatif_command,
+        "whatif run --set quality.min_words=30 --set toxicity.max_words=0",
+    ),
+}

@@ -421,7 +421,7 @@ def test_every_verb_that_reads_reads_it(finished: Store, tmp_path: Path, capsys:
         assert f"expected a run folder on a mounted filesystem, where checkpoints are written, got {run}" in said(
             capsys, *arguments
         )
-    assert "expected a run on this machine" in said(capsys, "ablate", run, "--without", "quality.fineweb")
+    assert "expected a run on a local disk" in said(capsys, "ablate", run, "--without", "quality.fineweb")
     assert not any(name.startswith("train/checkpoints") for name in finished.walk())
 
 

@@ -1,14 +1,16 @@
 """The command: every verb has a help text with an example, and errors come as one message and exit code 2."""
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 
 import pytest
 
+import jobs.verbs
 from jobs import run_all
-from jobs.cli import build_parser, main
+from jobs.cli import build_parser, import_job, list_verbs, main, read_verbs
 from jobs.recipe import read_recipe, recipe_sections
 from jobs.verbs import train as training
 from jobs.verbs import train_models as learning
@@ -22,13 +24,13 @@ from train.config.settings import load_settings, settings_of
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
 
-VERBS = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
-VERBS += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
-VERBS += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
-VERBS += ("ladder", "ablate", "mix", "evaluate")
+EXPECTED = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
+EXPECTED += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
+EXPECTED += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
+EXPECTED += ("ladder", "ablate", "mix", "evaluate")
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", EXPECTED)
 def test_every_verb_shows_one_example(verb, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([verb, "--help"])
@@ -38,13 +40,63 @@ def test_every_verb_shows_one_example(verb, capsys):
 
 
 def test_every_example_parses():
-    verbs = next(action for action in build_parser()._actions if action.choices)
-    for verb, parser in verbs.choices.items():
-        words = subprocess.run(
-            ["sh", "-c", f"printf '%s\\n' {parser.epilog.split('penstock ')[1]}"], capture_output=True
-        )
-        arguments = words.stdout.decode().splitlines()
-        assert build_parser().parse_args(arguments).verb == verb
+    for verb in list_verbs():
+        parser = build_parser(verb)
+        example = next(action for action in parser._actions if action.choices).choices[verb].epilog
+        words = subprocess.run(["sh", "-c", f"printf '%s\\n' {example.split('penstock ')[1]}"], capture_output=True)
+        arguments = parser.parse_args(words.stdout.decode().splitlines())
+        assert arguments.verb == verb
+        assert callable(arguments.command)
+
+
+def test_the_help_lists_every_verb_in_order(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    listed = re.findall(r"^    ([a-z][a-z-]+)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
+    assert listed == sorted(EXPECTED)
+
+
+def test_a_module_declares_the_verbs_that_it_defines():
+    modules = [import_job(f"verbs.{module.name}") for module in pkgutil.iter_modules(jobs.verbs.__path__)]
+    declared = [module for module in modules if hasattr(module, "VERBS")]
+    assert [list(module.VERBS) for module in declared] == [list(module.COMMANDS) for module in declared]
+    verbs = [verb for module in declared for verb in module.VERBS]
+    assert sorted(verbs) == list(list_verbs())  # so no verb has two modules
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"""A verb."""\nimport pyarrow\nVERBS = {"a": "One.", "b-c": "Two" " and three."}', ["a", "b-c"]),
+        ('"""Shared by verbs."""\nCOMMANDS = {"a": 1}', []),
+        ("def f():\n    VERBS = {'a': 'One.'}", []),
+    ],
+)
+def test_verbs_are_read_without_an_import(source, expected):
+    assert list(read_verbs(source.encode())) == expected
+
+
+@pytest.mark.parametrize("verb", [[], ["nonsense"], ["--nonsense"]])
+def test_no_verb_or_an_unknown_verb_is_an_error(verb, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(verb)
+    assert stopped.value.code == 2
+    assert "usage: penstock [-h] VERB ..." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "imported"), [(["--help"], False), (["show", "--help"], True)])
+def test_the_help_imports_no_heavy_library(words, imported):
+    program = (
+        "import sys\nfrom jobs.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
+        "    print(sorted({'numpy', 'pyarrow', 'pydantic', 'pyspark', 'torch'} & {*sys.modules}), file=sys.stderr)\n"
+        "    print('jobs.verbs.plan' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy, plan = done.stderr.splitlines()
+    assert ("'pyarrow'" in heavy) is imported
+    assert heavy == "[]" or imported
+    assert plan == "False"
 
 
 def test_all_wrong_names_at_once(tmp_path, capsys):
@@ -73,9 +125,12 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
         (["train", "no-such-run", "--dry-run"], "no-such-run: expected a table 'tokens'"),
         (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
-        (["train", "no-such-run", "--restarts", "-1"], "found 1 and -1"),
+        (["train", "no-such-run", "--restarts", "-1"], "got 1 and -1"),
         (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
-        (["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"], "found megatron, which takes"),
+        (
+            ["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"],
+            "got megatron, which exports the dataset",
+        ),
     ],
 )
 def test_errors_are_one_message(arguments, message, capsys):
@@ -103,8 +158,11 @@ def test_errors_are_one_message(arguments, message, capsys):
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
         (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
         (["train-classifier", "--out", "x"], "expected positives and negatives, or labelled files"),
-        (["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"], "name both"),
-        (["derive-profiles", "--out", "x.toml"], "give one of them"),
+        (
+            ["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"],
+            "[train_importance]: expected",
+        ),
+        (["derive-profiles", "--out", "x.toml"], "[derive]: expected"),
         (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "expected a table 'clean'"),
     ],
 )
@@ -182,7 +240,7 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
     [
         ("--ranks 3 --set layout.tensor=2", "layout: expected 3 rank(s), got tensor 2"),
         ("--ranks 8", "train.global_batch: expected a sequence for each of 8 groups of ranks, got 6"),
-        ("--set layout.compress=bf16 --set layout.data=ddp", "found one rank"),
+        ("--set layout.compress=bf16 --set layout.data=ddp", "got one rank"),
         ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: expected held-out losses"),
         ("--set train.step=3", "train.step"),
         ("--set cluster.device=h100-sxm", "cluster.device=h100-sxm, which size the model or choose its layout"),
@@ -264,7 +322,7 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path,
     assert "  fits: plan.device_memory is 80 GB, 0 % of it used" in capsys.readouterr().out
     assert sorted(run.walk()) == before
     assert main(["train", run.uri, "--dry-run", "--set", "plan.d_model=64"]) == 2
-    assert "give them to `penstock plan`" in capsys.readouterr().err
+    assert "`penstock plan`" in capsys.readouterr().err
 
 
 def test_megatron_files_are_written_without_torch(tmp_path, capsys):
@@ -282,4 +340,4 @@ def test_the_models_are_listed_with_their_licences(capsys):
 @pytest.mark.slow
 def test_the_installed_command_runs():
     done = subprocess.run([sys.executable, "-m", "jobs.cli", "--help"], capture_output=True, text=True, check=True)
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(verb in done.stdout for verb in EXPECTED)

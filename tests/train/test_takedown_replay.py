@@ -149,7 +149,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     assert [(f"ladder/small/{m.checkpoint}", m.saw) for m in effects.models] == [
         (m.checkpoint, m.saw) for m in other.models
     ]
-    assert "ladder/small stands on" in capsys.readouterr().out
+    assert "ladder/small uses the present" in capsys.readouterr().out
     certificate = certificates(folder)[0]
     assert check_certificate(Store(str(folder)), certificate).problems == []
     branch = Store(str(folder / "ladder/small"))  # with a dataset of its own, as an ablation has one
@@ -311,7 +311,7 @@ def test_checkpoints_of_other_positions_are_not_called_clean(
     assert {model.saw for model in effects.models} == {True}
     out = capsys.readouterr().out
     assert "train/checkpoints/step-000005: may have seen them" in out
-    assert "last clean checkpoint: none, train from the beginning" in out
+    assert "last clean checkpoint: none, train from step 0" in out
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_no_replay_on_nothing(old: Path, tmp_path: Path) -> None:
 def test_compacted_positions_end_the_old_checkpoints(old: Path, chosen: Removed, tmp_path: Path, capsys) -> None:
     folder = copied(old, tmp_path / "run")
     assert take_down(folder, doc=[row["doc_id"].hex() for row in chosen], compact=True) == 0
-    assert "the checkpoints that stand cannot go on with the new dataset" in capsys.readouterr().out
+    assert "existing checkpoints cannot resume on the new dataset" in capsys.readouterr().out
     run, dataset = Store(str(folder)), opened(folder)
     with pytest.raises(ConfigError, match="has moved them"):
         begin_replay(run, "clean")

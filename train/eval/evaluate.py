@@ -1,8 +1,8 @@
 """Held-out losses across runs: checkpoints measured on the held-out rows of any dataset of the same tokenizer.
 
-Rows are the first ones of each source as they stand, read in fp32 by one process. A document that one of the runs was
-trained on, or on a copy of it that any run's clusters know, is left out for all of them: so all are asked about the
-same tokens, none of which any has seen.
+The rows are the first of each source in stored order, evaluated in fp32 by one process. A document that one of the runs
+was trained on is left out for all runs, and so is one of which a run was trained on a copy, by the clusters of any run.
+All checkpoints are therefore measured on the same tokens, none of which any of them has seen.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from train.data.stages import StagePlan
 from train.model.loss import Tally
 
 SEQUENCES = 512
-"""Held-out rows of each source that are read where nothing else is asked."""
+"""Default number of held-out rows of each source."""
 BATCH_TOKENS = 8192
-"""Positions that go through the model at once. Not a setting: other shapes of a batch can change the last bits."""
+"""Positions of a forward pass. Not a setting: other batch shapes can change the last bits of the losses."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint to be measured."""
+    """A checkpoint to measure."""
 
     name: str
     run: Store
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Exam:
-    """Held-out rows with what may not be asked taken out of their targets."""
+    """Held-out rows whose targets leave out the documents that must not count."""
 
     dataset: Dataset
     heldout: Heldout
@@ -64,33 +64,33 @@ class Exam:
 
 
 def open_candidate(name: str, step: int | None) -> Candidate:
-    """The checkpoint of a run, None = its last. Raises ContractError if it is not of the dataset that stands."""
+    """Return the checkpoint of a run (None = the last). Raises ContractError if it is not of the current dataset."""
     run = Store(name)
     note, dataset = find_note(run, step), open_dataset(run)
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
-            f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, the run now holds "
-            f"{dataset.digest[:12]}, so what it was trained on cannot be told. Train on it, or replay the takedown."
+            f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which it was trained, got "
+            f"{dataset.digest[:12]}. Train on the current dataset with `penstock train`."
         )
     return Candidate(name, run, dataset, note)
 
 
 def check_tokenizers(candidates: Sequence[Candidate], exams: Sequence[tuple[str, Dataset]]) -> None:
-    """Raises ContractError if a dataset has not the tokenizer of the checkpoints: their losses mean other things."""
-    contracts = [(one.name, digest_of(one.dataset.tokenizer.model_dump(mode="json"))) for one in candidates]
+    """Raise ContractError if a dataset has another tokenizer than the checkpoints; losses would not be comparable."""
+    contracts = [(item.name, digest_of(item.dataset.tokenizer.model_dump(mode="json"))) for item in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
     first, expected = contracts[0]
-    for name, found in contracts:
-        if found != expected:
+    for name, digest in contracts:
+        if digest != expected:
             raise ContractError(
-                f"{name}: expected the tokenizer contract of {first} ({expected[:12]}), got {found[:12]}. Losses per "
-                "token of two tokenizers cannot be compared: give both runs one (tokenizer.model)."
+                f"{name}: expected the tokenizer contract of {first} ({expected[:12]}), got {digest[:12]}. Losses per "
+                "token of two tokenizers cannot be compared: set tokenizer.model to one file for both runs."
             )
 
 
 def make_exam(on: Dataset, candidates: Sequence[Candidate], number: int, left_out: Iterable[bytes] = ()) -> Exam:
-    """The held-out rows of a dataset for these candidates. Raises ConfigError if there are none."""
+    """Return the held-out rows of a dataset for these candidates. Raises ConfigError if there are none."""
     first = candidates[0]
     streams = heldout_streams(on, first.seq_len)
     if not streams:
@@ -98,23 +98,23 @@ def make_exam(on: Dataset, candidates: Sequence[Candidate], number: int, left_ou
             f"{on.folder.uri}: expected held-out rows of {first.seq_len} tokens, got none. Run the recipe with a "
             "larger tokens.heldout_share."
         )
-    # The training rows are nobody's concern here, so the order that has to be named is one of held-out rows.
+    # Training rows are not needed here, so the required order covers only the held-out rows.
     stage = StagePlan(
         first_step=0, num_steps=1, seq_len=first.seq_len, global_batch=1, counts=dict.fromkeys(streams, 1)
     )
     batches = Batches(on, _config_of(first), Order(streams, [stage]))
     heldout = batches.heldout(number)
     documents = heldout_documents(on, first.seq_len, number)
-    others = {one.dataset.digest: one.dataset for one in candidates if one.dataset.digest != on.digest}
+    others = {item.dataset.digest: item.dataset for item in candidates if item.dataset.digest != on.digest}
     unfit = {*left_out}.union(*(trained_on([d.doc_id for d in documents], dataset) for dataset in others.values()))
     hidden = [document for document in documents if document.doc_id in unfit]
-    asked = without_documents(heldout, hidden, row_starts(on, first.seq_len, number), OBJECTIVES[_objective(first)])
-    lost = int((heldout.rows.targets_BT != IGNORED).sum() - (asked.rows.targets_BT != IGNORED).sum())
-    return Exam(on, asked, batches.bytes_per_token, len(documents), len(hidden), lost)
+    remaining = without_documents(heldout, hidden, row_starts(on, first.seq_len, number), OBJECTIVES[_objective(first)])
+    lost = int((heldout.rows.targets_BT != IGNORED).sum() - (remaining.rows.targets_BT != IGNORED).sum())
+    return Exam(on, remaining, batches.bytes_per_token, len(documents), len(hidden), lost)
 
 
 def without_documents(heldout: Heldout, hidden: Sequence[HeldoutDocument], starts: Any, ahead: int) -> Heldout:
-    """The rows with the targets of some documents taken out; `ahead`: how far a target lies behind its position."""
+    """Return the rows without the targets of some documents; `ahead`: distance of a target after its position."""
     if not hidden:
         return heldout
     targets_BT = heldout.rows.targets_BT.clone()
@@ -132,10 +132,10 @@ def without_documents(heldout: Heldout, hidden: Sequence[HeldoutDocument], start
 
 @torch.no_grad()
 def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
-    """What a checkpoint loses on each of the exams."""
+    """Return the losses of a checkpoint on each of the exams."""
     device = default_device()
     model = read_model(candidate.run, candidate.note, device)
-    found = []
+    measurements = []
     for exam in exams:
         model.loss.tally = tally = Tally.empty(len(exam.heldout.sources), device)
         for rows in _parts(exam.heldout.rows):
@@ -143,8 +143,8 @@ def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
         if not math.isfinite(lost := float(tally.losses_S.sum())):
             raise ContractError(
-                f"{candidate.name}/{candidate.note.name}: expected held-out losses, got {lost}: the model has "
-                "diverged. Train it at a lower optim.learning_rate."
+                f"{candidate.name}/{candidate.note.name}: expected held-out losses, got {lost}, since the model has "
+                "diverged. Train it with a lower optim.learning_rate."
             )
         sums = zip(exam.heldout.sources, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=True)
         sources = {
@@ -152,7 +152,7 @@ def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
             for name, nats, count in sums
             if count
         }
-        found.append(
+        measurements.append(
             Measurement(
                 run=candidate.name,
                 checkpoint=candidate.note.name,
@@ -164,19 +164,21 @@ def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
                 left_out_targets=exam.left_out_targets,
             )
         )
-    return found
+    return measurements
 
 
 def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Iterable[bytes], step: int | None) -> Any:
-    """Every checkpoint on every dataset, as they come. Raises PenstockError before anything is measured."""
+    """Yield the losses of every checkpoint on every dataset. Raises PenstockError before anything is measured."""
     candidates = [open_candidate(name, step) for name in names]
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)
-    if len(shapes := {(one.seq_len, _objective(one)) for one in candidates}) > 1:
-        raise ConfigError(f"evaluate: expected checkpoints of one seq_len and objective, got {sorted(shapes)}")
-    seq_len, runs = candidates[0].seq_len, [*(one.run for one in candidates), *(Store(name) for name in on)]
-    held = {one.doc_id for _, dataset in datasets for one in heldout_documents(dataset, seq_len, number)}
-    trained = {one.dataset.digest: one.dataset for one in candidates}
+    if len(shapes := {(candidate.seq_len, _objective(candidate)) for candidate in candidates}) > 1:
+        raise ConfigError(
+            f"evaluate: expected checkpoints of one seq_len and objective, got {sorted(shapes)}. Remove one run."
+        )
+    seq_len, runs = candidates[0].seq_len, [*(candidate.run for candidate in candidates), *(Store(name) for name in on)]
+    held = {document.doc_id for _, dataset in datasets for document in heldout_documents(dataset, seq_len, number)}
+    trained = {candidate.dataset.digest: candidate.dataset for candidate in candidates}
     unfit = copies_trained_on(runs, list(trained.values()), held).union(left_out)
     exams = [make_exam(dataset, candidates, number, unfit) for _, dataset in datasets]
     for candidate in candidates:
@@ -196,58 +198,64 @@ def _objective(candidate: Candidate) -> str:
 
 
 def _config_of(candidate: Candidate) -> TrainConfig:
-    """What decides how held-out rows are read, as the checkpoint was trained."""
+    """Return the settings that decide how held-out rows are read, as in the training of the checkpoint."""
     settings = candidate.note.identity.settings
     names = ["objective", "document_mask", *(["mask_share"] if _objective(candidate) != "causal" else [])]
-    given = {name: settings[f"train.{name}"] for name in names}
-    return TrainConfig.model_validate(given | {"seq_len": candidate.seq_len})
+    values = {name: settings[f"train.{name}"] for name in names}
+    return TrainConfig.model_validate(values | {"seq_len": candidate.seq_len})
 
 
 def read_ids(path: str) -> list[bytes]:
-    """The document ids of a file, a line each. Raises ConfigError if one is none."""
+    """Return the document ids of a file, one per line. Raises ConfigError if a line is not an id."""
     try:
         with open(path, encoding="utf-8") as lines:
             return [bytes.fromhex(line) for line in lines.read().split()]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--leave-out {path}: expected ids of documents in hex, a line each, got {error}") from error
+        raise ConfigError(
+            f"--leave-out {path}: expected one document id in hex per line, got {error}. Correct the file."
+        ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and measure; returns the exit code."""
+    """Parse the arguments, measure, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.eval.evaluate", description=__doc__)
-    parser.add_argument("runs", nargs="+", help="run folders, the last checkpoint of each")
-    parser.add_argument("--on", action="append", required=True, help="run folder whose held-out rows are read")
-    parser.add_argument("--out", help="JSON file of what was measured")
+    parser.add_argument("runs", nargs="+", help="run folders; the last checkpoint of each is measured")
+    parser.add_argument(
+        "--on", action="append", required=True, help="run folder whose held-out rows are read; may be repeated"
+    )
+    parser.add_argument("--out", help="JSON file for the measurements")
     parser.add_argument("--step", type=int, help="step of the checkpoints; default: the last of each")
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of each source")
-    parser.add_argument("--leave-out", help="file of document ids that do not count")
+    parser.add_argument("--leave-out", help="file of document ids that are left out")
     a = parser.parse_args(argv)
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     try:
         if a.sequences < 1:
-            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}")
+            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}. Give a larger number.")
         left_out, started = read_ids(a.leave_out) if a.leave_out else [], time.monotonic()
-        for one in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
-            found.append(one)
-            print(told(one, time.monotonic() - started), flush=True)
+        for measurement in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
+            measurements.append(measurement)
+            print(told(measurement, time.monotonic() - started), flush=True)
         if a.out:
             folder, _, name = a.out.rpartition("/")
-            Store(folder or ".").write_atomic(name, canonical_json([one.model_dump(mode="json") for one in found]))
+            Store(folder or ".").write_atomic(
+                name, canonical_json([item.model_dump(mode="json") for item in measurements])
+            )
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def told(found: Measurement, seconds: float) -> str:
-    """One measurement as a few lines."""
-    lines = [f"{found.run}/{found.checkpoint} on dataset {found.on[:12]}  ({seconds:.1f} s)"]
-    for source, one in sorted(found.sources.items()):
-        bits = "" if one.bits_per_byte is None else f"  {one.bits_per_byte:.4f} bits/byte"
-        lines.append(f"  {source:<12} {one.loss:.4f} nats/token{bits}  {one.targets:,} targets")
-    if found.left_out:
-        left_out = f"{found.left_out:,} of {found.documents:,} documents"
-        lines.append(f"  left out: {left_out} that a run was trained on, or on a copy of them")
+def told(measurement: Measurement, seconds: float) -> str:
+    """Return a measurement as a few lines of text."""
+    lines = [f"{measurement.run}/{measurement.checkpoint} on dataset {measurement.on[:12]}  ({seconds:.1f} s)"]
+    for source, loss in sorted(measurement.sources.items()):
+        bits = "" if loss.bits_per_byte is None else f"  {loss.bits_per_byte:.4f} bits/byte"
+        lines.append(f"  {source:<12} {loss.loss:.4f} nats/token{bits}  {loss.targets:,} targets")
+    if measurement.left_out:
+        left_out = f"{measurement.left_out:,} of {measurement.documents:,} documents"
+        lines.append(f"  left out: {left_out} that a run was trained on, or on a copy")
     return "\n".join(lines)
 
 

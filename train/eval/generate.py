@@ -1,6 +1,7 @@
-"""Text sampled from a checkpoint, one token after the other, in a single process.
+"""Text sampled from a checkpoint, token by token, in a single process.
 
-Every token costs a forward pass over the last seq_len tokens: enough to look at a model, too slow to serve one.
+Every token costs a forward pass over the last seq_len tokens. That is enough to inspect a model, but too slow to serve
+one.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from train.trace.documents import open_decoder
 
 @dataclass(frozen=True)
 class Codec:
-    """A tokenizer as text to ids and back; control tokens are neither read from text nor written to it."""
+    """The encoder and decoder of a tokenizer; control tokens are neither parsed from text nor written to it."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
@@ -38,14 +39,17 @@ class Codec:
 def generate(
     run: Store, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0, step: int | None = None
 ) -> str:
-    """The prompt and up to `num_tokens` tokens that follow it, by the checkpoint of `step` (None: the last one).
+    """Return the prompt and up to `num_tokens` sampled tokens, by the checkpoint of `step` (None: the last).
 
-    Ends before the token that ends documents. Temperature 0 takes the most probable token every time. Raises
-    ConfigError for a wrong argument, ContractError if there is no such checkpoint, or it was not trained on the next
-    token, or belongs to another tokenizer.
+    Stops before the token that ends documents. Temperature 0 chooses the most probable token every time. Raises
+    ConfigError for a wrong argument, ContractError if there is no such checkpoint, or it was not trained on next-token
+    prediction, or belongs to another tokenizer.
     """
     if num_tokens < 0 or temperature < 0:
-        raise ConfigError(f"generate: expected num_tokens and temperature >= 0, got {num_tokens} and {temperature}")
+        raise ConfigError(
+            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Raise the "
+            "negative number."
+        )
     dataset, note = open_dataset(run), find_note(run, step)
     contract = dataset.tokenizer
     check_tokenizer(note, dataset)
@@ -58,7 +62,7 @@ def generate(
 
 
 def open_codec(dataset: Dataset) -> Codec:
-    """The tokenizer of a dataset. Raises ContractError if the model file is not the one of the contract."""
+    """Return the tokenizer of a dataset. Raises ContractError if the model file does not match the contract."""
     contract, data = dataset.tokenizer, read_tokenizer(dataset)
     if contract.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
@@ -81,29 +85,32 @@ def open_codec(dataset: Dataset) -> Codec:
 
 
 def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> list[int]:
-    """Ids of a document that begins with the prompt. Raises ConfigError if the text has control tokens, or no ids."""
+    """Return the ids of a document that begins with the prompt.
+
+    Raises ConfigError if the prompt contains control tokens or has no ids.
+    """
     ids, names = codec.encode(prompt), {number: name for name, number in contract.reserved.items()}
     if control := sorted({names[number] for number in ids if number in names}):
-        raise ConfigError(f"generate: expected a prompt of plain text, got {', '.join(control)} in it. Leave it out.")
+        raise ConfigError(f"generate: expected a prompt of plain text, got {', '.join(control)} in it. Remove it.")
     ids = [*(contract.reserved[name] for name in contract.before), *ids]
     if not ids:
-        raise ConfigError("generate: expected a prompt, as no token of its own begins a document, got none. Give one.")
+        raise ConfigError("generate: expected a prompt, since no token begins documents, got none. Give --prompt.")
     return ids
 
 
 class Sampler:
-    """Draws one id from logits, the same for the same seed; of the reserved ids only those that end a document."""
+    """Samples ids from logits, reproducibly by seed; of the reserved ids only those that end a document."""
 
     def __init__(self, contract: TokenizerContract, temperature: float, seed: int):
         self.ends = {contract.reserved[name] for name in contract.after}
-        self._barred = sorted(set(contract.reserved.values()) - self.ends)
+        self._excluded = sorted(set(contract.reserved.values()) - self.ends)
         self._temperature = temperature
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, logits_V: Tensor) -> int:
-        """One id."""
+        """Return one sampled id."""
         logits_V = logits_V.detach().double().cpu()
-        logits_V[self._barred] = -torch.inf
+        logits_V[self._excluded] = -torch.inf
         if self._temperature == 0:
             return int(logits_V.argmax())
         weights_V = torch.softmax(logits_V / self._temperature, dim=-1)
@@ -112,7 +119,7 @@ class Sampler:
 
 @torch.no_grad()
 def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: int, sampler: Sampler) -> list[int]:
-    """The ids with up to `num_tokens` more, up to and without one that ends a document."""
+    """Return the ids with up to `num_tokens` more, which stop before one that ends a document."""
     device, ids = next(model.parameters()).device, list(ids)
     for _ in range(num_tokens):
         window_BT = torch.tensor([ids[-seq_len:]], device=device)
@@ -124,13 +131,13 @@ def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and print the text; returns the exit code."""
+    """Parse the arguments, print the text, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.eval.generate", description="Sample text from a checkpoint.")
     parser.add_argument("run", help="run folder with a checkpoint")
-    parser.add_argument("--prompt", default="", help="how the text begins; nothing: a new document")
-    parser.add_argument("--tokens", type=int, default=100, help="most tokens to add")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the most probable token every time")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another text")
+    parser.add_argument("--prompt", default="", help="beginning of the text; empty: a new document")
+    parser.add_argument("--tokens", type=int, default=100, help="maximum number of tokens to add")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 chooses the most probable token every time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     a = parser.parse_args(argv)
     try:

@@ -1,7 +1,8 @@
-"""Two ways of training compared by pairs of runs: the mean difference over seeds, its interval, and what that says.
+"""The comparison of two datasets by pairs of runs: the mean difference over seeds, its interval, and a verdict.
 
-A pair shares its seed, and so the weights it starts from; the differences of the pairs are taken for a sample of a
-normal distribution whose deviation nobody knows. Source: Student 1908, "The probable error of a mean", Biometrika 6.
+The runs of a pair share their seed and therefore their initial weights. The differences of the pairs are treated as a
+sample of a normal distribution of unknown deviation.
+Source: Student 1908, "The probable error of a mean", Biometrika 6.
 """
 
 import math
@@ -12,12 +13,12 @@ from schemas.ablation import WITH, WITHOUT, Comparison, Interval, Measurement, S
 from schemas.errors import ContractError
 
 SHARE = 0.95
-"""Of the intervals: how often such an interval holds the true mean."""
+"""Coverage of the intervals: the probability that an interval contains the true mean."""
 MOST_SEEDS = 1000
 
 
 def interval_of(differences: Sequence[float], share: float = SHARE) -> Interval:
-    """The mean of paired differences and half the width of its Student-t interval; one pair has no interval."""
+    """Return the mean of paired differences and half the width of its Student-t interval; one pair has no interval."""
     number, mean = len(differences), fmean(differences)
     if number < 2:
         return Interval(mean=mean, half_width=None)
@@ -25,36 +26,36 @@ def interval_of(differences: Sequence[float], share: float = SHARE) -> Interval:
 
 
 def width_factor(number: int, share: float = SHARE) -> float:
-    """Half the width of the interval over `number` differences, by their standard deviation: t / sqrt(number)."""
+    """Return half the width of the interval over `number` differences, per standard deviation: t / sqrt(number)."""
     from scipy.stats import t
 
     return float(t.ppf((1 + share) / 2, number - 1)) / math.sqrt(number)
 
 
 def seeds_for_half(number: int, share: float = SHARE) -> int | None:
-    """How many seeds more would halve the width if the differences go on to scatter as they do; None = above 1000."""
-    wanted = width_factor(number, share) / 2
-    return next((more for more in range(1, MOST_SEEDS) if width_factor(number + more, share) <= wanted), None)
+    """Return how many more seeds would halve the width at the same standard deviation; None = above 1000."""
+    target = width_factor(number, share) / 2
+    return next((more for more in range(1, MOST_SEEDS) if width_factor(number + more, share) <= target), None)
 
 
-def verdict(found: Interval, number: int, share: float = SHARE) -> str:
-    """What an interval of differences (without - with, in nats/token) over `number` seeds says of the rules."""
-    if found.low is None or found.high is None:
+def verdict(interval: Interval, number: int, share: float = SHARE) -> str:
+    """Return the verdict on rules by an interval of differences (without - with, nats/token) over `number` seeds."""
+    if interval.low is None or interval.high is None:
         return "cannot be told with 1 seed: one pair has no scatter; give --seeds 2 or more"
-    if found.low > 0:
+    if interval.low > 0:
         return "worth it"
-    if found.high < 0:
+    if interval.high < 0:
         return "not worth it"
-    if found.low == found.high:
+    if interval.low == interval.high:
         return f"no difference: each of {number} pairs is equal"
     more = seeds_for_half(number, share)
-    ends = f"interval {found.low:+.4f} to {found.high:+.4f}"
+    ends = f"interval {interval.low:+.4f} to {interval.high:+.4f}"
     needed = f"more than {MOST_SEEDS} seeds" if more is None else f"{more} more seed{'s' if more > 1 else ''}"
     return f"cannot be told with {number} seeds ({ends}); {needed} would be needed for half the width"
 
 
 Losses = Mapping[tuple[str, int], Sequence[Measurement]]
-"""What every proxy lost, by side and seed: one measurement for each held-out set."""
+"""The losses of every proxy run, by (side, seed): one measurement for each held-out set."""
 FAVOURED = (
     "Each dataset is favoured on held-out text of its own kind, so what counts is the text that the model is for; "
     "--on RUN asks about another."
@@ -64,26 +65,29 @@ DECIDED = ("worth it", "not worth it")
 
 
 def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> list[Comparison]:
-    """The two sides on every held-out set: over all, then by source where there are several.
+    """Return the comparison of the two sides on every held-out set: over all, then by source if there are several.
 
-    Raises ContractError if of a set nothing is left to ask about.
+    Raises ContractError if no document of a set is left.
     """
-    found = []
+    comparisons = []
     for number, name in enumerate(on):
         pairs = [[losses[side, seed][number].sources for side in (WITH, WITHOUT)] for seed in seeds]
-        sources = sorted(set.intersection(*(set(one) for pair in pairs for one in pair)))
+        sources = sorted(set.intersection(*(set(losses_by_source) for pair in pairs for losses_by_source in pair)))
         if not sources:
             raise ContractError(
-                f"held-out text {name!r}: expected documents that neither side is trained on, got none. Hold out more."
+                f"held-out text {name!r}: expected documents that neither side is trained on, got none. Raise "
+                "tokens.heldout_share."
             )
-        found.append(_compared(name, "", [[summed(one.values()) for one in pair] for pair in pairs]))
+        comparisons.append(_compared(name, "", [[summed(side.values()) for side in pair] for pair in pairs]))
         if len(sources) > 1:
-            found += [_compared(name, source, [[one[source] for one in pair] for pair in pairs]) for source in sources]
-    return found
+            comparisons += [
+                _compared(name, source, [[side[source] for side in pair] for pair in pairs]) for source in sources
+            ]
+    return comparisons
 
 
 def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Comparison:
-    """One row of the answer from the losses (with, without) of every seed."""
+    """Return a comparison from the losses (with, without) of every seed."""
     bits = [
         without.bits_per_byte - ours.bits_per_byte
         for ours, without in pairs
@@ -101,46 +105,46 @@ def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Co
 
 
 def answer_of(comparisons: Sequence[Comparison]) -> str:
-    """What the comparisons over all sources say, in a sentence each; then what many comparisons at once mean."""
-    whole = [one for one in comparisons if not one.source]
-    told = [f"{capital(label_of(one.on))}: {one.answer}{_measured(one)}." for one in whole]
-    found = {one.answer if one.answer in DECIDED else "" for one in whole}
-    return " ".join([*told, *([FAVOURED] if len(found) > 1 else []), *_at_once(comparisons)])
+    """Return a sentence for each comparison over all sources, then a note on multiple comparisons."""
+    totals = [row for row in comparisons if not row.source]
+    sentences = [f"{capital(label_of(row.on))}: {row.answer}{_measured(row)}." for row in totals]
+    verdicts = {row.answer if row.answer in DECIDED else "" for row in totals}
+    return " ".join([*sentences, *([FAVOURED] if len(verdicts) > 1 else []), *_at_once(comparisons)])
 
 
 def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
-    """How many of the differences that are claimed would stand if all intervals were to hold at once.
+    """Return a note on how many claimed differences would remain if all intervals had to hold at once (Bonferroni).
 
-    Each of n intervals is then as wide as one of a share of 1 - (1 - SHARE) / n, however they depend on each other.
+    Each of n intervals then has a coverage of 1 - (1 - SHARE) / n, for any dependence between them.
     Source: Dunn 1961, "Multiple comparisons among means", Journal of the American Statistical Association 56.
     """
-    number, claimed = len(comparisons), [one for one in comparisons if one.answer in DECIDED]
+    number, claimed = len(comparisons), [row for row in comparisons if row.answer in DECIDED]
     if number < 2 or not claimed:
         return []
     together = 1 - (1 - SHARE) / number
-    kept = [one for one in claimed if verdict(_again(one, together), len(one.losses)) in DECIDED]
+    kept = [row for row in claimed if verdict(_interval_at(row, together), len(row.losses)) in DECIDED]
     return [
         f"Each of {number} intervals holds by itself at {SHARE:.0%}, so by chance alone some may lie beyond zero: "
         f"{len(claimed)} do, and {len(kept)} would if all {number} were to hold at once ({together:.1%} each)."
     ]
 
 
-def _again(one: Comparison, share: float) -> Interval:
-    return interval_of([without - ours for ours, without in one.losses], share)
+def _interval_at(comparison: Comparison, share: float) -> Interval:
+    return interval_of([without - ours for ours, without in comparison.losses], share)
 
 
 def label_of(on: str) -> str:
-    """A held-out set in words."""
+    """Return a description of a held-out set."""
     named = {WITH: "held out of the dataset with the rules", WITHOUT: "held out of the dataset without them"}
     return named.get(on, f"held out of {on}")
 
 
 def capital(text: str) -> str:
-    """The text with a capital at its beginning."""
+    """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
-def _measured(one: Comparison) -> str:
-    if one.nats.low is None or one.nats.high is None or "interval" in one.answer:
-        return f" (mean {one.nats.mean:+.4f} nats/token)"
-    return f" ({one.nats.mean:+.4f} nats/token, {one.nats.low:+.4f} to {one.nats.high:+.4f})"
+def _measured(comparison: Comparison) -> str:
+    if comparison.nats.low is None or comparison.nats.high is None or "interval" in comparison.answer:
+        return f" (mean {comparison.nats.mean:+.4f} nats/token)"
+    return f" ({comparison.nats.mean:+.4f} nats/token, {comparison.nats.low:+.4f} to {comparison.nats.high:+.4f})"

@@ -1,10 +1,10 @@
-"""Perplexities by a checkpoint of our own: files of texts in, the perplexity columns of the scores table out.
+"""Perplexity of texts by a trained checkpoint, written as the perplexity columns of the scores table.
 
-A document is read as in training: the tokens that begin documents (without any: those that end them), its text, the
-tokens that end it. Every token behind the beginning counts, the end included; where nothing begins documents, the first
-token has no context and does not count. A document longer than seq_len is read in windows of seq_len tokens that start
-half a window apart; a token counts in the first window that has it, so from the second window on it sees at least half
-a window before it. A line's tokens are those that begin in it or are its line end; the end tokens belong to no line.
+A document is read as in training: the tokens that begin documents (if there are none, those that end them), its text,
+and the tokens that end it. Every token after the beginning counts, the end included. If no token begins documents, the
+first token has no context and does not count. A document longer than seq_len is read in windows of seq_len tokens that
+start half a window apart. A token counts in the first window that contains it, so from the second window on it has at
+least half a window of context. The tokens of a line begin in it or are its line end; the end tokens belong to no line.
 """
 
 import argparse
@@ -40,38 +40,38 @@ from train.model.transformer import Transformer
 
 COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexity")
 SCORED = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
-"""What is written: a row for every row read, in the same order."""
+"""Schema of the output: a row for every input row, in the same order."""
 ROWS_AT_ONCE = 256
 BATCH_TOKENS = 4096
-"""Positions that go through the model at once. Not a setting: other shapes of a batch can change the last bits."""
+"""Positions of a forward pass. Not a setting: other batch shapes can change the last bits of the losses."""
 MIN_WINDOW = 16
 MAX_NATS = 88.0
-"""exp() of more is no float32."""
+"""Largest exponent for which exp() is a finite float32."""
 
 Marked = Callable[[str], tuple[list[int], list[int]]]
-"""Text → its ids, and where each begins [code points]."""
+"""Text → its ids, and the start of each [code points]."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a document that goes through the model, and which of its tokens count here."""
+    """A span of a document for one forward pass, and the tokens of it that count."""
 
     document: int
     start: int
     """First token that is read."""
     first: int
-    """First token that counts; it is predicted from those before it."""
+    """First token that counts; it is predicted from the tokens before it."""
     end: int
-    """Behind the last token that counts."""
+    """Token after the last that counts."""
 
     @property
     def length(self) -> int:
-        """Positions that are read."""
+        """Number of input positions."""
         return self.end - 1 - self.start
 
 
 class CheckpointScorer:
-    """A checkpoint on a device, with its tokenizer."""
+    """Scores texts by a checkpoint and its tokenizer."""
 
     def __init__(self, model: Transformer, marked: Marked, contract: TokenizerContract, seq_len: int):
         self._model, self._marked, self._seq_len = model, marked, seq_len
@@ -79,12 +79,12 @@ class CheckpointScorer:
         self._before = [contract.reserved[name] for name in contract.before] or self._after
 
     def score(self, texts: Sequence[str | None]) -> list[dict[str, Any]]:
-        """The four columns of each text: null for None; a text without a token has no perplexity and no paragraph.
+        """Return the four columns of each text: null for None; a text without tokens has no perplexity or paragraphs.
 
-        What a text gets does not depend on the others: batches have fixed shapes, filled up where texts lack.
+        The scores of a text do not depend on the other texts: batches have fixed shapes and are padded.
         """
-        read = [self._marked(text) if text else ([], []) for text in texts]
-        ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in read]
+        encoded = [self._marked(text) if text else ([], []) for text in texts]
+        ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in encoded]
         first = max(1, len(self._before))
         windows = [
             Window(number, *bounds)
@@ -94,16 +94,16 @@ class CheckpointScorer:
         nats = [np.zeros(len(document)) for document in ids]
         for batch in batches_of(windows, self._seq_len):
             losses = self._losses([ids[window.document] for window in batch], batch)
-            for window, found in zip(batch, losses):
-                nats[window.document][window.first : window.end] = found
+            for window, window_nats in zip(batch, losses):
+                nats[window.document][window.first : window.end] = window_nats
         return [
-            dict.fromkeys(COLUMNS) if text is None else columns_of(text, starts, found, (len(self._before), first))
-            for text, (_, starts), found in zip(texts, read, nats)
+            dict.fromkeys(COLUMNS) if text is None else columns_of(text, starts, text_nats, (len(self._before), first))
+            for text, (_, starts), text_nats in zip(texts, encoded, nats)
         ]
 
     @torch.no_grad()
     def _losses(self, ids: Sequence[Any], windows: Sequence[Window]) -> Iterator[Any]:
-        """The nats of the tokens that count in each window."""
+        """Yield the losses [nats] of the tokens that count in each window."""
         length = batch_length(windows[0].length, self._seq_len)
         rows = max(1, BATCH_TOKENS // length)
         ids_BT = torch.zeros((rows, length), dtype=torch.int64)
@@ -121,23 +121,23 @@ class CheckpointScorer:
 
 
 def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first, end) of the windows in which the tokens from `first` on count once each."""
+    """Yield (start, first, end) of the windows in which each token from `first` on counts once."""
     start = 0
     while first < num_tokens:
         end = min(num_tokens, start + seq_len + 1)
-        if first < end:  # else the tokens that begin the document fill the window
+        if first < end:  # otherwise the window holds only the tokens that begin the document
             yield start, first, end
             first = end
         start += (seq_len + 1) // 2
 
 
 def batch_length(length: int, seq_len: int) -> int:
-    """Positions of the batch that a window goes into: a power of two from MIN_WINDOW on, at most seq_len."""
+    """Return the row length of the batch for a window: a power of two from MIN_WINDOW on, at most seq_len."""
     return min(seq_len, max(MIN_WINDOW, 1 << (length - 1).bit_length()))
 
 
 def batches_of(windows: Sequence[Window], seq_len: int) -> Iterator[list[Window]]:
-    """The windows in batches of one shape each."""
+    """Yield the windows in batches; the windows of a batch have the same row length."""
     by_length: dict[int, list[Window]] = {}
     for window in windows:
         by_length.setdefault(batch_length(window.length, seq_len), []).append(window)
@@ -148,7 +148,10 @@ def batches_of(windows: Sequence[Window], seq_len: int) -> Iterator[list[Window]
 
 
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
-    """The four columns, from the nats of a document's tokens; `offsets`: where its text begins, and what counts."""
+    """Return the four columns from the losses [nats] of a document's tokens.
+
+    `offsets`: the index of the first token of its text, and of the first token that counts.
+    """
     before, first = offsets
     counted = nats[first:]
     if not len(counted):
@@ -170,12 +173,15 @@ def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, 
 
 
 def perplexity_of(nats: float, tokens: int) -> float:
-    """e^(nats / tokens) as a float32 holds it."""
+    """Return e^(nats / tokens), rounded to float32."""
     return float(np.float32(math.exp(min(nats / tokens, MAX_NATS))))
 
 
 def open_marked(dataset: Dataset) -> Marked:
-    """The dataset's tokenizer, with the place where each token begins. Raises ContractError if it is another one."""
+    """Return the function that encodes text to ids and their start offsets, by the tokenizer of a dataset.
+
+    Raises ContractError if the model file does not match the contract.
+    """
     data = read_tokenizer(dataset)
     if dataset.tokenizer.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
@@ -185,7 +191,7 @@ def open_marked(dataset: Dataset) -> Marked:
         def mark(text: str) -> tuple[list[int], list[int]]:
             encoding = processor.encode(escape(text), out_type="offset_mapping")
             starts = [start for start, _ in encoding["offsets"]]
-            if SPACE in text or ESCAPE in text:  # the places are those of the escaped text
+            if SPACE in text or ESCAPE in text:  # these are offsets in the escaped text
                 origin = [number for number, char in enumerate(text) for _ in escape(char)]
                 starts = [origin[start] for start in starts]
             return encoding["ids"], starts
@@ -206,7 +212,7 @@ def open_marked(dataset: Dataset) -> Marked:
 
 
 def open_scorer(path: str) -> CheckpointScorer:
-    """The checkpoint in a folder, or the last one of a run folder. Raises ContractError if it is broken."""
+    """Return a scorer for a checkpoint folder, or the last of a run folder. Raises ContractError if it is damaged."""
     where = path.rstrip("/")
     named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
     run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)
@@ -218,18 +224,21 @@ def open_scorer(path: str) -> CheckpointScorer:
 
 
 def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
-    """The columns doc_id and text of a Parquet or Arrow IPC file, some rows at a time. Raises ContractError."""
+    """Yield the columns doc_id and text of a Parquet or Arrow IPC file in batches.
+
+    Raises ConfigError if the file cannot be opened, ContractError if it lacks a column.
+    """
     folder, _, name = uri.rpartition("/")
     try:
         stream = Store(folder or ".").open_input(name)
     except OSError as error:
-        raise ConfigError(f"{uri}: expected a file of texts, got {error}. Give its path.") from error
+        raise ConfigError(f"{uri}: expected a file of texts, got {error}. Correct the path.") from error
     with stream:
         arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
         file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)
         names = (file.schema if arrow else file.schema_arrow).names
         if missing := [name for name in ("doc_id", "text") if name not in names]:
-            raise ContractError(f"{uri}: expected doc_id and text, got no {' and no '.join(missing)}. Write it again.")
+            raise ContractError(f"{uri}: expected doc_id and text, got no {' and no '.join(missing)}. Add the column.")
         if arrow:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number).select(["doc_id", "text"])
@@ -239,29 +248,31 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
 
 
 def score_files(scorer: CheckpointScorer, inputs: Sequence[str], output: str) -> int:
-    """Write the scores of all rows of the inputs, in their order, as one Parquet file; returns their number."""
+    """Write the scores of all input rows, in order, to one Parquet file, and return their number."""
     folder, _, name = output.rpartition("/")
     rows = 0
     with Store(folder or ".").open_output(name) as sink, pq.ParquetWriter(sink, SCORED) as writer:
         for uri in inputs:
             for batch in read_texts(uri):
-                found = scorer.score(batch.column("text").to_pylist())
-                identified = zip(batch.column("doc_id").to_pylist(), found)
+                scores = scorer.score(batch.column("text").to_pylist())
+                identified = zip(batch.column("doc_id").to_pylist(), scores)
                 writer.write_batch(pa.RecordBatch.from_pylist([{"doc_id": i} | row for i, row in identified], SCORED))
                 rows += batch.num_rows
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and score the files; returns the exit code."""
+    """Parse the arguments, score the files, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.eval.score", description="Perplexity of texts by a checkpoint.")
-    parser.add_argument("--checkpoint", required=True, help="folder of a checkpoint; a run folder: its last one")
-    parser.add_argument("--in", dest="inputs", nargs="+", required=True, help="Parquet or Arrow files: doc_id, text")
-    parser.add_argument("--out", nargs="+", required=True, help="Parquet file for all, or one for each")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint folder, or run folder for its last checkpoint")
+    parser.add_argument(
+        "--in", dest="inputs", nargs="+", required=True, help="Parquet or Arrow files with doc_id and text"
+    )
+    parser.add_argument("--out", nargs="+", required=True, help="one Parquet file, or one for each input")
     a = parser.parse_args(argv)
     try:
         if len(a.out) not in (1, len(a.inputs)):
-            raise ConfigError(f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give one for each.")
+            raise ConfigError(f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give one for each input.")
         groups = [a.inputs] if len(a.out) == 1 else [[uri] for uri in a.inputs]
         scorer = open_scorer(a.checkpoint)
         for group, output in zip(groups, a.out):

@@ -1,1 +1,1 @@
-"""Models and tokenizers in the format of Hugging Face."""
+"""Export of models, tokenizers and datasets to other formats: Hugging Face, Megatron and torch."""

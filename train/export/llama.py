@@ -1,8 +1,8 @@
-"""Models as Llama in Hugging Face's format: written as a folder that `transformers` can load, and read from one.
+"""Export and import of models as Llama folders of Hugging Face, and the export of a checkpoint with its tokenizer.
 
-Llama's architecture is the part of ours with rotary positions and gated feed-forwards, without norms of queries and
-keys; every weight has its counterpart and the halves of a head are paired alike, so nothing is permuted or rounded.
-A folder is written under another name and then renamed: it is complete or absent.
+Llama's architecture is ours with rotary positions and gated feed-forward layers, without norms of queries and keys.
+Every weight has a counterpart and rotary positions pair the halves of a head alike, so nothing is permuted or rounded.
+A folder is written under a temporary name and then renamed, so it is complete or absent.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from train.model.shape import ModelShape
 from train.model.transformer import build_model
 
 MAX_SHARD_BYTES = 5_000_000_000
-"""Largest file of weights, as `transformers` writes them; a parameter is never cut."""
+"""Maximum size of a weight file, as `transformers` writes them; a parameter is never split."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OUTSIDE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 IN_LAYER = {
@@ -44,7 +44,7 @@ IN_LAYER = {
     "ffn.up": "mlp.up_proj",
     "ffn.down": "mlp.down_proj",
 }
-"""Our names of modules and theirs, in layer N below `blocks.N` and `model.layers.N`."""
+"""Our module names and those of Llama; in layer N, below `blocks.N` and `model.layers.N`."""
 
 
 def export_llama(
@@ -55,14 +55,16 @@ def export_llama(
     folder: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model, whose parameters are plain tensors, into a new folder, with its tokenizer if there is one.
+    """Write a model, whose parameters are plain tensors, to a new folder, with its tokenizer if there is one.
 
-    Raises ConfigError if Llama has no such shape or the folder holds something, ContractError if weights are amiss.
+    Raises ConfigError if Llama has no such shape or the folder is not empty, ContractError if weights do not match it.
     """
     if problems := [text for wrong, text in _beyond_llama(shape) if wrong]:
-        raise ConfigError(f"export: expected a shape that Llama has, got {'; '.join(problems)}. Keep our own format.")
+        raise ConfigError(
+            f"export: expected a shape that Llama has, got {'; '.join(problems)}. Use the checkpoint in its own format."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: expected a new folder, got something in it. Name another.")
+        raise ConfigError(f"{folder}: expected a new folder, got one with files in it. Set --out to another.")
     _check_weights(state, shape, "export")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
@@ -82,9 +84,9 @@ def export_llama(
 
 
 def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
-    """The shape of a Llama in a folder, and its parameters by our names, float32.
+    """Return the shape of a Llama in a folder, and its parameters by our names, in float32.
 
-    Raises ConfigError if it is none that a shape can hold, ContractError if files or weights are amiss.
+    Raises ConfigError if no shape of ours describes it, ContractError if files are damaged or weights do not match.
     """
     folder = Path(folder)
     config = _read_json(folder / "config.json")
@@ -94,11 +96,11 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
     for path in _weight_files(folder):
         try:
             loaded = load_file(path)
-        except Exception as error:  # safetensors raises an error of its own, which is no OSError
+        except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
             raise ContractError(f"{path}: expected weights, got {error}. Fetch the file again.") from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
-                continue  # what old versions wrote beside the parameters
+                continue  # buffers that old versions wrote with the parameters
             state[ours.get(theirs, theirs)] = value.float()
     _check_weights(state, shape, str(folder))
     return shape, {name: state[name] for name in _names(shape)}
@@ -111,7 +113,7 @@ def _beyond_llama(shape: ModelShape) -> Iterator[tuple[bool, str]]:
 
 
 def _names(shape: ModelShape) -> dict[str, str]:
-    """Their name of every parameter, by ours."""
+    """Return the Llama name of every parameter, by our name."""
     named = {}
     for name, _ in build_model(shape).named_parameters():
         module, _, kind = name.rpartition(".")
@@ -124,10 +126,10 @@ def _names(shape: ModelShape) -> dict[str, str]:
 
 
 def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -> None:
-    """Raises ContractError unless the state holds the parameters of the shape and nothing else."""
+    """Raise ContractError unless the state holds the parameters of the shape and nothing else."""
     expected = {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
     problems = [f"{name} is missing" for name in expected if name not in state]
-    problems += [f"{name} is none of its parameters" for name in state if name not in expected]
+    problems += [f"{name} is not one of its parameters" for name in state if name not in expected]
     problems += [
         f"{name} is {tuple(state[name].shape)} and not {size}"
         for name, size in expected.items()
@@ -137,11 +139,11 @@ def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ContractError(
             f"{where}: expected the weights of its shape, got {'; '.join(problems[:5])}{more}. "
-            "Take the weights and the shape from one place."
+            "Fetch weights and configuration from the same source."
         )
 
 
-# -------------------------------------------------------------------------------------------------------------- writing
+# Writing a folder.
 
 
 def _config(
@@ -177,7 +179,7 @@ def _config(
 
 
 def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str, str], max_bytes: int) -> None:
-    """One file, or several and an index that says where each parameter is."""
+    """Write one weight file, or several with an index of the file of each parameter."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name in names:
@@ -190,7 +192,7 @@ def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str
     if len(shards) == 1:
         files = [WEIGHTS]
     for file, chosen in zip(files, shards):
-        # Copies, as views that share a storage are refused.
+        # Copies, since safetensors rejects views that share storage.
         save_file({names[name]: state[name].detach().cpu().clone() for name in chosen}, folder / file, {"format": "pt"})
     if len(shards) > 1:
         places = {names[name]: file for file, chosen in zip(files, shards) for name in chosen}
@@ -206,7 +208,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# -------------------------------------------------------------------------------------------------------------- reading
+# Reading a folder.
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -224,7 +226,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
-    """Reads `rope_parameters` as well as `rope_theta` and `rope_scaling`, which older versions write."""
+    """Return the shape that a config.json describes.
+
+    Reads `rope_parameters`, and also `rope_theta` and `rope_scaling`, which older versions write.
+    """
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}
     kind: Any = rope.get("rope_type", rope.get("type", "default"))
@@ -237,8 +242,8 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
         (kind == "llama3" and turns != (LOW_TURNS, HIGH_TURNS), f"low and high_freq_factor = {turns}"),
         (bool(config.get("mlp_bias", False)) != bias, "attention_bias and mlp_bias that differ"),
     ]
-    if found := [text for wrong, text in problems if wrong]:
-        raise ConfigError(f"{where}: expected a Llama that our shapes can hold, got {'; '.join(found)}. Take another.")
+    if unsupported := [text for is_wrong, text in problems if is_wrong]:
+        raise ConfigError(f"{where}: expected a supported Llama, got {'; '.join(unsupported)}. Choose another model.")
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
@@ -258,16 +263,18 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         )
     except (KeyError, ValidationError) as error:
-        raise ContractError(f"{where}: expected a Llama's configuration, got no usable {error}. Fetch it.") from error
+        raise ContractError(
+            f"{where}: expected a complete configuration of a Llama, got an error at {error}. Fetch it again."
+        ) from error
 
 
-# The export of a checkpoint: its model and the dataset's tokenizer as a Llama folder.
+# Export of a checkpoint: its model and the tokenizer of its dataset.
 
 
 def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Note:
-    """Write the model of a checkpoint (None: the last one) into a new folder; returns the note of the checkpoint.
+    """Write the model of a checkpoint (None: the last) to a new folder, and return the checkpoint metadata.
 
-    Raises ConfigError if Llama has no such model or the folder holds something, ContractError if files are amiss.
+    Raises ConfigError if Llama has no such model or the folder is not empty, ContractError if files are damaged.
     """
     dataset, note = open_dataset(run), find_note(run, step)
     check_tokenizer(note, dataset)
@@ -280,10 +287,10 @@ def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Note
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the arguments and export; returns the exit code."""
+    """Parse the arguments, export, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.export.llama", description="Export a checkpoint as a Llama folder.")
     parser.add_argument("run", help="run folder with a checkpoint")
-    parser.add_argument("--out", required=True, help="folder to write; a new one")
+    parser.add_argument("--out", required=True, help="new folder to write")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     arguments = parser.parse_args(argv)
     try:

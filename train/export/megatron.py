@@ -19,17 +19,17 @@ from train.data.shards import OpenShard
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 KINDS = {"uint16": ("<u2", 8), "uint32": ("<i4", 4)}
-"""What the ids of our shards become, and Megatron's code for it; it has no uint32."""
+"""By type of the ids in our shards: the exported type and Megatron's code for it, which lacks uint32."""
 BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for one source."""
+    """The exported files of one source."""
 
     source: str
     prefix: str
-    """Path of the two files without their endings, relative to the folder: Megatron's `--data-path`."""
+    """Path of the two files without their suffixes, relative to the folder: Megatron's `--data-path`."""
     num_documents: int
     num_tokens: int
 
@@ -37,8 +37,8 @@ class Exported:
 def export_megatron(run: Store, folder: Store) -> list[Exported]:
     """Write the training documents of every source of a run's dataset into a folder, in the order of the shards.
 
-    One shard is open at a time. The .idx is written last, so a source without one is not whole. Raises ContractError
-    if a shard does not hold what it states.
+    One shard is open at a time. The .idx is written last, so a source without one is incomplete. Raises ContractError
+    if a shard does not match its metadata.
     """
     dataset = open_dataset(run)
     return [_export(dataset, source, folder) for source in sorted(dataset.num_tokens(TRAIN))]
@@ -47,7 +47,7 @@ def export_megatron(run: Store, folder: Store) -> list[Exported]:
 def _export(dataset: Dataset, source: str, folder: Store) -> Exported:
     stream = f"{source}/{TRAIN}"
     kind, code = KINDS[dataset.tokenizer.dtype]
-    folder.delete(f"{source}.idx")  # an older one would make half a .bin look whole
+    folder.delete(f"{source}.idx")  # with an older .idx, an incomplete .bin would look complete
     with folder.open_output(f"{source}.bin") as sink:
         for shard in dataset.streams[stream]:
             for view in OpenShard(dataset.folder, shard, dataset.tokenizer.dtype).views:
@@ -68,6 +68,6 @@ def _export(dataset: Dataset, source: str, folder: Store) -> Exported:
 
 
 def _documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, Ints]]:
-    """By shard, first token in the stream and length of every document."""
+    """Yield for each shard the first token in the stream and the length of every document."""
     for begins, end in shard_documents(dataset, stream):
         yield begins, np.diff(np.append(begins, end))

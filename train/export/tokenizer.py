@@ -1,7 +1,7 @@
-"""A dataset's tokenizer as the files that `transformers` loads beside a model, and what the model's own must say of it.
+"""A dataset's tokenizer as files for `transformers`, and the token ids that the configuration of a model needs.
 
-SentencePiece models are read by Llama's class, which agrees with ours but for U+2581: the dataset escapes it, and there
-it is a space.
+SentencePiece models are loaded by LlamaTokenizer, which gives the same ids except for U+2581: the dataset escapes that
+character, while LlamaTokenizer reads it as a space.
 """
 
 import json
@@ -21,7 +21,7 @@ class TokenizerFile:
 
 
 def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Ids that `transformers` asks for by role; any that ends documents ends a generated text."""
+    """Return the ids of the roles that `transformers` knows; each id that ends documents also ends a generated text."""
     if tokenizer is None:
         return {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     contract = tokenizer.contract
@@ -35,7 +35,7 @@ def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Draws by probability, and no reserved token but those that end documents, as our own sampling does."""
+    """Return settings that generate like `penstock generate`: sampling, without reserved tokens except the ends."""
     ids = special_ids(tokenizer)
     if tokenizer is None:
         return ids
@@ -44,9 +44,9 @@ def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
-    """By name the model file as it is, and the settings beside it.
+    """Return the unchanged model file and the tokenizer settings, by file name.
 
-    Raises ConfigError for a SentencePiece model that is not of kind bpe: `transformers` would read it as one.
+    Raises ConfigError for a SentencePiece model that is not of kind bpe: `transformers` would load it as bpe.
     """
     contract = tokenizer.contract
     # A reserved token's name in a text is text, as it was in training.
@@ -64,15 +64,15 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
         model: Any = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)  # type: ignore[attr-defined]
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ConfigError(
-                "export: expected a SentencePiece model of kind bpe, got another, which Llama's tokenizer would cut "
-                "texts by in other ways. Train with tokenizer.algorithm = bpe, or export without a tokenizer."
+                "export: expected a SentencePiece model of kind bpe, got another, with which LlamaTokenizer would "
+                "tokenize differently. Train with tokenizer.algorithm = bpe."
             )
         pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
         settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_eos_token": False}
         settings |= {"add_bos_token": contract.before == ["bos"]}
         settings |= {"add_prefix_space": model.normalizer_spec.add_dummy_prefix}
         settings |= {"unk_token": pieces[model.trainer_spec.unk_id]}
-    # Ids behind those of the model have no piece.
+    # Ids after those of the model have no piece.
     named = {f"{name}_token": pieces.get(contract.reserved[name]) for name in ("bos", "eos", "pad", "mask")}
     settings |= {role: piece for role, piece in named.items() if piece is not None}
     file = "tokenizer.json" if contract.kind == "huggingface" else "tokenizer.model"
@@ -80,5 +80,5 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
 
 
 def json_bytes(value: object) -> bytes:
-    """A JSON file for people to read."""
+    """Return a value as an indented JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

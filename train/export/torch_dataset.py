@@ -1,10 +1,10 @@
-"""The training samples of a run as a plain torch Dataset, for loops of one's own.
+"""The training samples of a run as a torch Dataset, for other training loops.
 
     loader = DataLoader(SampleDataset("RUN"), batch_size=8, num_workers=2)
     for batch in loader:
         loss = my_loss(my_model(batch["inputs"]), batch["targets"])
 
-Leave `shuffle` off: the samples come in the order of the run's plan, which has mixed them.
+Leave `shuffle` off: the samples are already shuffled, in the order of the run's plan.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from train.plan.plan import read_plan, standing_order
 
 
 class SampleDataset(Dataset[dict[str, Tensor]]):
-    """The samples of one stage of a run's plan; every worker opens the shards for itself."""
+    """The samples of one training stage of a run's plan; every worker process opens the shards itself."""
 
     def __init__(self, run: str, stage: int = 0):
         self._run, self._stage = run, stage
@@ -44,7 +44,7 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
-        """Several samples, read at once: a DataLoader asks for a whole batch in this way."""
+        """Return several samples, read at once: a DataLoader fetches a whole batch with this method."""
         if outside := [number for number in numbers if not 0 <= number < len(self)]:
             raise IndexError(f"sample {outside[0]} of {len(self)}")
         rows = self._batches.read(self._batches.order.at(self._stage, np.array(numbers, np.int64)))

@@ -1,6 +1,6 @@
-"""From a training step to the documents it was made of, and from a document to the steps and checkpoints that saw it.
+"""The trace: the documents of an optimizer step, and the steps and checkpoints that saw a document.
 
-Both are computed from manifest, plan and skip list; nothing is logged while training.
+Both are computed from manifest, plan and skip list; training logs nothing for it.
 """
 
 from train.trace.answer_text import print_documents, print_steps

@@ -1,4 +1,4 @@
-"""The answers of a trace: a step's documents or a document's steps, with what the tables and the shards say of them."""
+"""The answers of a trace: the documents of a step or the steps of a document, with title, signals and text."""
 
 import math
 from collections.abc import Iterable
@@ -19,147 +19,150 @@ from train.trace.trace import Appearance, FoundDocument, Seen, Trace, open_trace
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of every document beside its place."""
+    """The optional parts of an answer for each document."""
 
     details: bool = True
     """Title and signals."""
     text: bool = False
-    """The text: of a step the part that was read, else all of it."""
+    """Text: for a step only the span that was read, else the whole document."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The part of a step's global batch that is asked for."""
+    """The rows of a global batch that are selected."""
 
     rank: int | None = None
     """None = all ranks."""
     micro_batch: int | None = None
     """Micro-batch of the rank, from 0; None = all."""
     ranks: int | None = None
-    """Number of ranks to take the layout of the plan on; None = the layout that checkpoints tell of."""
+    """Number of ranks for the layout of the plan; None = the layout that checkpoints recorded."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """A part or a document with what was wanted of it."""
+    """A document, or its span in a row, with title, signals and text."""
 
     place: Appearance | FoundDocument
     detail: Detail
     text: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values, without what was not asked for."""
-        found = asdict(self.place) | {"title": self.detail.title, "signals": plain(self.detail.signals)}
-        return found | ({} if self.text is None else {"text": self.text})
+        """Return this as JSON values, without the parts that were not requested."""
+        values = asdict(self.place) | {"title": self.detail.title, "signals": plain(self.detail.signals)}
+        return values | ({} if self.text is None else {"text": self.text})
 
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """The documents of a step, or of a part of it."""
+    """The documents of a step, or of some of its rows."""
 
     step: int
     rows: range
-    """Rows of the global batch that were asked for."""
+    """Selected rows of the global batch."""
     layout: str | None
-    """Where the layout is written that rank and micro-batch were taken by."""
+    """The origin of the layout that assigns rows to ranks, such as a checkpoint; None if no rank is selected."""
     parts: list[Told]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return this as JSON values."""
         parts = [part.to_json() for part in self.parts]
         return {"step": self.step, "rows": [self.rows.start, self.rows.stop], "layout": self.layout, "parts": parts}
 
 
 @dataclass(frozen=True)
 class DocumentsAnswer:
-    """Documents and when they are seen."""
+    """Documents and the steps and checkpoints that saw them."""
 
     num_documents: int
-    """How many were found; `documents` may be fewer."""
+    """Number of matching documents; `documents` may hold fewer."""
     seen: Seen
-    """When any of them is seen."""
+    """Steps and checkpoints that saw any of them."""
     documents: list[tuple[Told, Seen]]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        documents = [told.to_json() | {"seen": asdict(seen)} for told, seen in self.documents]
+        """Return this as JSON values."""
+        documents = [document.to_json() | {"seen": asdict(seen)} for document, seen in self.documents]
         return {"num_documents": self.num_documents, "seen": asdict(self.seen), "documents": documents}
 
 
 class Answers:
-    """Answers about a run; what they need is opened when first needed."""
+    """Answers questions about a run; files are opened when they are first needed."""
 
-    def __init__(self, run: Store, wanted: Wanted):
-        """Raises ContractError if there is no plan, or it does not belong to the dataset."""
-        self.run, self._wanted, self._known = run, wanted, dict[str, Detail]()
+    def __init__(self, run: Store, options: Wanted):
+        """Open the trace of a run. Raises ContractError if there is no plan, or the plan is of another dataset."""
+        self.run, self._options, self._known = run, options, dict[str, Detail]()
         self.dataset: Dataset = open_dataset(run)
         self._plan: Plan = read_plan(run, self.dataset)
         self.trace: Trace = open_trace(run, self.dataset, self._plan)
 
     @cached_property
     def details(self) -> Details:
-        """The tables behind the dataset."""
+        """The tables from which the dataset was made."""
         return Details(self.dataset)
 
     def step(self, step: int, place: Place) -> StepAnswer:
-        """The documents of a step. Raises ConfigError if there is no such step, rank or micro-batch."""
+        """Return the documents of a step. Raises ConfigError if there is no such step, rank or micro-batch."""
         self.trace.check_step(step)
         stage = next(stage for stage in self._plan.stages if stage.first_step < step <= stage.end)
-        rows, named = range(stage.global_batch), None
+        rows, origin = range(stage.global_batch), None
         if place.rank is not None:
             layout = layout_of_step(self.run, self._plan, step, place.ranks)
-            rows, named = layout.rows(stage.global_batch, place.rank, place.micro_batch), layout.named
+            rows, origin = layout.rows(stage.global_batch, place.rank, place.micro_batch), layout.named
         parts = self.trace.documents_of_step(step, rows) if rows else []
         with LongWork("details", len(parts), "parts") as work:
-            told = [self._told(part, work) for part in parts]
-        return StepAnswer(step, rows, named, told)
+            described = [self._describe(part, work) for part in parts]
+        return StepAnswer(step, rows, origin, described)
 
     def url(self, url: str) -> DocumentsAnswer:
-        """The documents of a URL."""
+        """Return the documents of a URL."""
         return self._documents(self.trace.steps_of_url(url), None)
 
     def document(self, doc_id: str) -> DocumentsAnswer:
-        """The document of an id in hex. Raises ConfigError if it is none."""
+        """Return the document of an id in hex. Raises ConfigError if it is not a document id."""
         try:
             identifier = bytes.fromhex(doc_id)
         except ValueError as error:
-            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r}. {error}.") from error
+            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} ({error}). Give the whole id.") from error
         if len(identifier) != 16:
             raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} of {len(doc_id)}. Give the whole id.")
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
-        """The documents of a domain or host; at most `limit` of them are told of one by one.
+        """Return the documents of a domain or host; at most `limit` of them are listed.
 
         Raises ConfigError if it is not the name of a host.
         """
         name = host.strip().rstrip(".").lower()
         if not name or set(name) & set("/:@ "):
-            raise ConfigError(f"--domain: expected a host such as example.com, got {host!r}. For a URL there is --url.")
+            raise ConfigError(f"--domain: expected a host such as example.com, got {host!r}. Use --url for a URL.")
         return self._documents(self.trace.steps_of_domain(name), limit)
 
     def containing(self, text: str, limit: int | None) -> DocumentsAnswer:
-        """The documents whose text contains a string; the scan ends at `limit` of them. Raises ConfigError for none."""
-        if not text:
-            raise ConfigError("--contains: expected a string to look for, got an empty one. Give some of the text.")
-        ids = islice(documents_containing(self.dataset, text), limit)
-        return self._documents((found for one in ids for found in self.trace.steps_of_document(one)), limit)
+        """Return the documents whose text contains a string; the scan ends after `limit` of them.
 
-    def _documents(self, found: Iterable[FoundDocument], limit: int | None) -> DocumentsAnswer:
+        Raises ConfigError if the string is empty.
+        """
+        if not text:
+            raise ConfigError("--contains: expected a string to look for, got an empty one. Give some text.")
+        ids = islice(documents_containing(self.dataset, text), limit)
+        return self._documents((document for doc_id in ids for document in self.trace.steps_of_document(doc_id)), limit)
+
+    def _documents(self, matches: Iterable[FoundDocument], limit: int | None) -> DocumentsAnswer:
         checkpoints, documents, parts = standing_steps(self.run), list[tuple[Told, Seen]](), list[Appearance]()
         number = 0
-        for document in found:
+        for document in matches:
             number += 1
             parts += document.appearances
             if limit is None or number <= limit:
-                documents.append((self._told(document), seen_by(document.appearances, checkpoints)))
+                documents.append((self._describe(document), seen_by(document.appearances, checkpoints)))
         return DocumentsAnswer(number, seen_by(parts, checkpoints), documents)
 
-    def _told(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> Told:
+    def _describe(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> Told:
         detail = self._known.get(place.doc_id, Detail())
-        if self._wanted.details and place.doc_id not in self._known:
+        if self._options.details and place.doc_id not in self._known:
             detail = self._known[place.doc_id] = self.details.of(place.split, place.offset, place.doc_id)
-        text = self._text(place) if self._wanted.text else None
+        text = self._text(place) if self._options.text else None
         if work is not None:
             work.add(1)
         return Told(place, detail, text)
@@ -178,13 +181,13 @@ class Answers:
 
 
 def plain(value: Any) -> Any:
-    """A value of a table as a JSON value; what is not finite is null, bytes are hex."""
+    """Return a value of a table as a JSON value; numbers that are not finite become null, bytes become hex."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value if isinstance(value, int | str | bool | None) else str(value)

@@ -1,7 +1,8 @@
-"""Title and signals of documents: rows of the very tables that the dataset was made of, found by file and offset.
+"""Title, signals and text of the documents of a dataset, and a scan for documents that contain a string.
 
-The tables are columns in compressed groups, and the shuffle has spread a step's documents over all files, so this
-costs some milliseconds a document; the index of the dataset alone does not.
+Title and signals are rows of the tables from which the dataset was made, looked up by file and offset. The tables are
+compressed column groups, and shuffling has spread the documents of a step over all files, so a look-up takes some
+milliseconds per document. Text is decoded from the tokens of the shards. This module does not import torch.
 """
 
 import hashlib
@@ -24,46 +25,46 @@ from schemas.tokens import Dataset, unescape
 from train.data.shards import StreamReader
 from train.monitor.progress import LongWork
 
-NO_SIGNALS = {*(one.name for one in (*PROVENANCE, *VERDICT)), "raw_digest", "text_digest", "signature", "anchor"}
+NO_SIGNALS = {*(column.name for column in (*PROVENANCE, *VERDICT)), "raw_digest", "text_digest", "signature", "anchor"}
 COLUMNS = {
     "documents": [name for name in DOCUMENTS.names if name not in NO_SIGNALS],
     "scores": ["perplexity", "perplexity_tokens", "classifier_scores", "importance"],
     "verdicts": ["perplexity_bucket"],
     "clean": ["title", "cluster_size", "weight", "pii_counts"],
 }
-"""What is shown of a document, by table."""
+"""The columns of a document that are shown, by table."""
 
 
 @dataclass(frozen=True)
 class Detail:
-    """What the tables say of a document."""
+    """Title and signals of a document."""
 
     title: str | None = None
-    """Title, personal data replaced."""
+    """Title, with personal data replaced."""
     signals: dict[str, Any] = field(default_factory=dict)
-    """Everything that was measured, by column."""
+    """Signals by column."""
 
 
 def table_behind(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
-    """Folder and manifest of the table that the version in `folder` was made of; None if it does not stand any more.
+    """Return folder and manifest of the table from which the version in `folder` was made; None if it was deleted.
 
-    It lies in the same run, or in one that this run stands on: a manifest names it as if it lay here in any case.
+    It is in the same run or in a run whose tables this one uses; the manifest names it as if it were in this run.
     """
     if (version := made.run.lineage.get(name)) is None:
         return None
     run = folder.child("../..")
-    ways = {f"{table}/{way}" for table, way in read_run(run).tables.items() if "/" in way}
-    homes = [run, *(run.child(f"{way}/../..") for way in sorted(ways))]
-    found = (home.child(f"{name}/{version}") for home in homes if home.exists(f"{name}/{version}/{MANIFEST_NAME}"))
-    return next(((table, read_manifest(table)) for table in found), None)
+    attached = {f"{table}/{path}" for table, path in read_run(run).tables.items() if "/" in path}
+    owners = [run, *(run.child(f"{path}/../..") for path in sorted(attached))]
+    tables = (owner.child(f"{name}/{version}") for owner in owners if owner.exists(f"{name}/{version}/{MANIFEST_NAME}"))
+    return next(((table, read_manifest(table)) for table in tables), None)
 
 
 class Details:
-    """The tables that a dataset was made of, as far as they stand."""
+    """The tables from which a dataset was made, as far as they still exist."""
 
     def __init__(self, dataset: Dataset):
         self._tables: dict[str, tuple[Store, Manifest]] = {}
-        self._files: dict[tuple[str, int], _Part] = {}
+        self._files: dict[tuple[str, int], _PartFile] = {}
         self._add("clean", (dataset.folder, dataset.manifest))
         if "clean" in self._tables:
             for name in ("documents", "scores", "verdicts"):
@@ -74,39 +75,39 @@ class Details:
 
     @property
     def missing(self) -> list[str]:
-        """Tables that are not there, so that what they say is not shown."""
+        """The tables that no longer exist, whose columns are therefore not shown."""
         return [name for name in ("documents", "clean") if name not in self._tables]
 
     def of(self, split: str, offset: int, doc_id: str) -> Detail:
-        """What the tables say of the document of this id, whose record begins at `offset` of a file."""
-        found: dict[str, Any] = {}
+        """Return title and signals of the document of this id, whose record begins at `offset` of a file."""
+        values: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
             if name in self._tables and split in self._parts:
                 row = self._part(name, self._parts[split]).row(bytes.fromhex(doc_id), offset, columns)
-                found |= {column: value for column, value in row.items() if value is not None}
-        title = found.pop("title", None)
-        return Detail(title, found)
+                values |= {column: value for column, value in row.items() if value is not None}
+        title = values.pop("title", None)
+        return Detail(title, values)
 
     def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
-        """The whole row of `documents`; empty if the table or the row is not there."""
+        """Return the whole row of `documents`; empty if the table or the row does not exist."""
         if "documents" not in self._tables or split not in self._parts:
             return {}
         return self._part("documents", self._parts[split]).row(bytes.fromhex(doc_id), offset, DOCUMENTS.names)
 
     def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
-        """Open the version of a table that another was made of, if it stands."""
-        if (found := table_behind(*made, name)) is not None:
-            self._tables[name] = found
+        """Open the version of a table from which another was made, if it still exists."""
+        if (origin := table_behind(*made, name)) is not None:
+            self._tables[name] = origin
 
-    def _part(self, name: str, number: int) -> "_Part":
+    def _part(self, name: str, number: int) -> "_PartFile":
         if (name, number) not in self._files:
             folder, manifest = self._tables[name]
-            self._files[name, number] = _Part(folder, manifest.run.paths[part_key(number)])
+            self._files[name, number] = _PartFile(folder, manifest.run.paths[part_key(number)])
         return self._files[name, number]
 
 
-class _Part:
-    """One file of a table, sorted by offset where it has that column."""
+class _PartFile:
+    """One part file of a table, sorted by offset if it has that column."""
 
     def __init__(self, folder: Store, path: str):
         try:
@@ -117,11 +118,11 @@ class _Part:
         self._offsets: dict[int, int] = {}
 
     def row(self, doc_id: bytes, offset: int, columns: list[str]) -> dict[str, Any]:
-        """Some columns of a document's row; empty if there is none."""
-        wanted = pa.scalar(doc_id, pa.binary(16))
+        """Return some columns of the row of a document; empty if there is none."""
+        target = pa.scalar(doc_id, pa.binary(16))
         for group in self._groups(offset):
             ids = self._file.read_row_group(group, columns=["doc_id"]).column(0)
-            place = pc.index(ids, wanted).as_py()
+            place = pc.index(ids, target).as_py()
             if place >= 0:
                 names = [name for name in columns if name in self._names]
                 table = self._file.read_row_group(group, columns=names, use_threads=False).slice(place, 1)
@@ -131,12 +132,12 @@ class _Part:
         return {}
 
     def _groups(self, offset: int) -> list[int]:
-        """The row groups that may hold a record of this offset, the likeliest first."""
+        """Return the row groups that may hold a record at this offset, the most likely first."""
         groups = range(self._file.num_row_groups)
         if "offset" not in self._names:
             return list(groups)
         last = bisect_right(groups, offset, key=self._first_offset) - 1
-        # Documents of one record may lie on both sides of an edge.
+        # The documents of one record may lie on both sides of the border of a row group.
         return [group for group in (last, last - 1) if group >= 0]
 
     def _first_offset(self, group: int) -> int:
@@ -145,16 +146,16 @@ class _Part:
         return self._offsets[group]
 
 
-# The text of documents as the model read it: tokens of the shards, decoded; nothing of torch.
+# The text of documents as the model read it, decoded from the tokens of the shards.
 
 Decode = Callable[[list[int]], str]
 
 
 class Texts:
-    """Text of spans of a dataset's streams. Reserved tokens but separators show by name, such as `<tombstone>`."""
+    """The text of token spans of a dataset. Reserved tokens except separators appear by name, such as `<tombstone>`."""
 
     def __init__(self, dataset: Dataset):
-        """Raises ContractError if the model file is not the one of the contract."""
+        """Open the tokenizer. Raises ContractError if the model file does not match the contract."""
         self._dataset, self._decode = dataset, open_decoder(dataset)
         contract = dataset.tokenizer
         hidden = {*contract.before, *contract.after}
@@ -162,7 +163,7 @@ class Texts:
         self._readers: dict[str, StreamReader] = {}
 
     def read(self, stream: str, start: int, stop: int) -> str:
-        """The text of tokens [start, stop) of a stream; a cut character is U+FFFD."""
+        """Return the text of tokens [start, stop) of a stream; an incomplete character becomes U+FFFD."""
         if stream not in self._readers:
             shards = self._dataset.streams[stream]
             self._readers[stream] = StreamReader(self._dataset.folder, shards, self._dataset.tokenizer.dtype)
@@ -171,7 +172,7 @@ class Texts:
         return self.decode(out.tolist())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """Return the text of token ids."""
         parts, plain = list[str](), list[int]()
         for number in ids:
             if number not in self._shown:
@@ -183,13 +184,15 @@ class Texts:
 
 
 def open_decoder(dataset: Dataset) -> Decode:
-    """From ids of a dataset's tokenizer, none of them reserved, to text. Raises ContractError if the model file is not
-    the one of the contract."""
+    """Return the function that decodes ids of a dataset's tokenizer, none of them reserved, to text.
+
+    Raises ContractError if the model file does not match the contract.
+    """
     folder, path, contract = dataset.tokenizer_folder, dataset.tokenizer_path, dataset.tokenizer
     data = folder.read_bytes(path)
-    found = hashlib.sha256(data).hexdigest()
-    if found != contract.sha256:
-        raise ContractError(f"{folder.uri}/{path}: expected SHA-256 {contract.sha256}, got {found}. Restore the file.")
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != contract.sha256:
+        raise ContractError(f"{folder.uri}/{path}: expected SHA-256 {contract.sha256}, got {sha256}. Restore the file.")
     if contract.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
 
@@ -201,25 +204,24 @@ def open_decoder(dataset: Dataset) -> Decode:
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
-# Documents whose text contains a string: a scan, for which there is no index.
-#
-# It reads the table of clean texts that the dataset was made of; where that is not there any more, the shards, decoded.
+# The scan for documents whose text contains a string, since there is no index of texts. It reads the table of clean
+# texts, or decodes the shards if that table no longer exists.
 
 ROWS_AT_ONCE = 2048
 
 
 def scan_of(dataset: Dataset) -> str:
-    """What a scan would read, in words."""
+    """Return a description of the data that a scan reads."""
     table = table_behind(dataset.folder, dataset.manifest, "clean")
     if table is not None:
         return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"
-    return f"no clean text stands: decoding {_num_tokens(dataset):,} tokens of the shards"
+    return f"there is no table of clean text: decoding {_num_tokens(dataset):,} tokens of the shards"
 
 
 def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
-    """The ids of all documents whose text contains this string as it stands, in the order of the files.
+    """Yield the ids of all documents whose text contains exactly this string, in the order of the files.
 
-    Shows how far it is on standard error. Raises ContractError if a file cannot be read.
+    Reports progress on standard error. Raises ContractError if a file cannot be read.
     """
     table = table_behind(dataset.folder, dataset.manifest, "clean")
     return _in_shards(dataset, text) if table is None else _in_table(*table, text)

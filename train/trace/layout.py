@@ -1,4 +1,4 @@
-"""Which rows of a step's global batch a rank read, and in which micro-batch, by the layout it was computed in."""
+"""The rows of a step's global batch that each rank and micro-batch read, by the layout of that step."""
 
 import math
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class StepLayout:
     axes: dict[str, int]
     """Size of every axis of the mesh."""
     layout: LayoutConfig
-    """Settings, of which the size of a micro-batch counts."""
+    """Settings; only the size of a micro-batch is used."""
     named: str
-    """Where the layout is written."""
+    """The origin of the layout: a checkpoint or the plan."""
 
     @property
     def ranks(self) -> int:
@@ -28,10 +28,10 @@ class StepLayout:
         return math.prod(self.axes.values())
 
     def data_rank(self, rank: int) -> int:
-        """Which of the groups of ranks with rows of their own a rank belongs to.
+        """Return the data-parallel group of a rank: ranks of one group read the same rows.
 
-        Ranks count through the axes in the order of AXES, the last one fastest. Raises ConfigError if there is no such
-        rank.
+        Ranks are numbered along the axes in the order of AXES, the last axis fastest. Raises ConfigError if there
+        is no such rank.
         """
         if not 0 <= rank < self.ranks:
             raise ConfigError(
@@ -43,29 +43,29 @@ class StepLayout:
         return place["replicate"] * self.axes["shard"] + place["shard"]
 
     def rows(self, num_rows: int, rank: int, micro_batch: int | None = None) -> range:
-        """The rows of a global batch that a rank reads; of one of its micro-batches (from 0) only.
+        """Return the rows of a global batch that a rank reads, or only those of one of its micro-batches (from 0).
 
-        Empty where the rank got padding to keep step with the others. Raises ConfigError if there is no such rank or
-        micro-batch.
+        Empty if the rank reads only padding, to match the number of micro-batches of the others. Raises
+        ConfigError if there is no such rank or micro-batch.
         """
-        here = rows_of(num_rows, data_ranks(self.axes), self.data_rank(rank))
+        own_rows = rows_of(num_rows, data_ranks(self.axes), self.data_rank(rank))
         if micro_batch is None:
-            return here
+            return own_rows
         number = num_micro_batches(num_rows, self.layout, self.axes)
         if not 0 <= micro_batch < number:
             raise ConfigError(
-                f"--micro-batch: expected 0 to {number - 1}, those of a rank's rows in {self.named}, got "
+                f"--micro-batch: expected 0 to {number - 1}, the micro-batches of a rank in {self.named}, got "
                 f"{micro_batch}. Choose one of them."
             )
         size = self.layout.rows_at_once
-        return here[micro_batch * size : (micro_batch + 1) * size]
+        return own_rows[micro_batch * size : (micro_batch + 1) * size]
 
 
 def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """The layout of the first checkpoint behind a step, else of the last one before it, else of the plan.
+    """Return the layout of the first checkpoint from a step on, else of the last before it, else of the plan.
 
-    `ranks`: that of the plan on so many ranks, whatever was trained. Raises ConfigError if the plan does not say how
-    many ranks there are, or its layout does not go into `ranks`.
+    `ranks`: use the layout of the plan on this number of ranks instead. Raises ConfigError if that layout does not fit
+    `ranks`.
     """
     layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
     notes = standing_notes(run) if run.is_local and ranks is None else []

@@ -1,4 +1,4 @@
-"""Ablations: rules left out, what is not made again, pairs of proxies, intervals by hand, and what the answer says."""
+"""Ablations: removed rules, reused tables, pairs of proxy runs, intervals computed by hand, and the answer."""
 
 import argparse
 import math
@@ -190,10 +190,10 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
     ("words", "overrides", "message"),
     [
         ([], [], "expected --without SECTION.RULE or --set of a data setting, got neither"),
-        ([], ["train.seq_len=64"], "found neither"),
+        ([], ["train.seq_len=64"], "got neither"),
         (["quality.c4"], ["tokenizer.vocab_size=500"], "expected one tokenizer for both datasets"),
-        (["quality.c4"], ["train.seed=3"], "expected seeds that vary from 1 on"),
-        (["quality.c4"], ["guard.patience=3"], "expected proxies that all end behind the same step"),
+        (["quality.c4"], ["train.seed=3"], "expected seeds 1, 2, ..., got one seed"),
+        (["quality.c4"], ["guard.patience=3"], "expected proxy runs that all end after the same step"),
     ],
 )
 def test_changes_that_say_nothing_or_too_much_are_refused(words: list[str], overrides: list[str], message: str) -> None:
@@ -460,9 +460,9 @@ def test_proxies_that_are_not_alike_are_no_pair(sides: dict[str, Store], tmp_pat
     (pair,) = plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 3000, ASKED))
     plan = pair.proxies[WITH].plan
     assert plan.num_tokens == pytest.approx(3000, rel=0.05)
-    with pytest.raises(ContractError, match=r"expected proxies alike in learning rate, got 0\.01 and 0\.5"):
+    with pytest.raises(ContractError, match=r"expected proxy runs equal in learning rate, got 0\.01 and 0\.5"):
         check_alike([plan, plan.model_copy(update={"learning_rate": 0.5})])
-    with pytest.raises(ConfigError, match="found another; remove the folder"):
+    with pytest.raises(ConfigError, match=r"got other settings. Remove the folder"):
         plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 6000, ASKED))
 
 
@@ -489,7 +489,7 @@ def run(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def same_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branches are made in the session of the tests, which goes on."""
+    """Branches are made in the session of the tests, which continues."""
     monkeypatch.setattr(branch, "open_session", lambda config, name: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
 
@@ -550,7 +550,7 @@ def test_a_rule_that_dropped_nothing_leaves_the_dataset_as_it_is(
     rules = rules_of(stored_recipe(run, []))
     idle = next(rule for rule in rules if dropped.get(rule.replace(".", "/")) == 0)
     assert ablate.ablate_command(arguments(run, without=[idle])) == 0
-    assert "the dataset stays as it is, file by file; nothing is trained" in capsys.readouterr().out
+    assert "both datasets have the same files; nothing is trained" in capsys.readouterr().out
     assert not run.exists(f"ablations/{idle}/proxies")
 
 
@@ -604,11 +604,11 @@ def arguments(run: Store, **given: Any) -> argparse.Namespace:
 
 
 @pytest.mark.spark
-def test_a_dry_run_says_what_stands_and_what_it_costs(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_reused_tables_and_the_cost(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert ablate.ablate_command(arguments(run, without=["quality.c4"], dry_run=True, seeds=2)) == 0
     printed = capsys.readouterr().out
-    assert "stands     documents, clusters, audit\nagain      verdicts, dedup, clean, tokenizer, tokens\n" in printed
-    assert "proxies    4, each about 200,000 parameters and at most " in printed
+    assert "reused     documents, clusters, audit\ncomputed   verdicts, dedup, clean, tokenizer, tokens\n" in printed
+    assert "proxy runs 4, each about 200,000 parameters and at most " in printed
     assert not run.exists("ablations/quality.c4")
     for name, value in (("seeds", 0), ("tokens", 0), ("sequences", 0), ("params", 0.5)):
         with pytest.raises(ConfigError, match=f"--{name}: expected at least 1, got {value:g}"):
@@ -635,7 +635,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     # A run on the dataset of another one has no clusters, by which copies are found.
     attached = Store(str(tmp_path / "attached"))
     attach(attached, run, ("tokens", "tokenizer"))
-    refused(ConfigError, f"no clusters and no dedup; it stands on the dataset of {run.uri}: ablate that", of=attached)
+    refused(ConfigError, f"no clusters and no dedup. It uses the dataset of {run.uri}: ablate that", of=attached)
     assert not attached.exists("ablations")
 
 
@@ -645,7 +645,7 @@ def test_copies_that_another_run_knows_of_are_left_out(run: Store, same_session:
     other, change = run.child("../other"), change_of(["dedup.near_duplicate"], ["tokens.seed=7"])
     make_branch(run, other, branch_recipe(run, change))
     datasets, placed = [open_dataset(run)] * 2, split_of(open_dataset(run))
-    held = set(split_of(open_dataset(other)))  # a few are held out; the clusters say the same of all
+    held = set(split_of(open_dataset(other)))  # a few are held out; the clusters are the same for all
     alike = [members(one) for one in (run, other)]
     expected = {
         document
@@ -670,7 +670,7 @@ def test_from_a_rule_to_the_answer_in_the_report(
     assert ablate.ablate_command(arguments(run, **given)) == 0
     printed = capsys.readouterr().out
     assert "proxy 4/4  without-seed-2" in printed
-    assert "2 pairs of proxies: " in printed
+    assert "2 pairs of proxy runs: " in printed
     shown = ablations(run, open_dataset(run).digest)
     (one,) = shown.shown
     assert (one.result.left_out, one.is_current, shown.unreadable) == ((WORD,), True, ())
@@ -681,12 +681,12 @@ def test_from_a_rule_to_the_answer_in_the_report(
     page = Path(write_report(run, None)).read_text()
     assert f"<h3>Without <code>{WORD}</code></h3>" in page
     assert page.count('class="plot interval"') == len(one.rows)
-    # Again: all proxies stand, and the answer is the same.
+    # Again: all proxy runs are complete, and the answer is the same.
     assert ablate.ablate_command(arguments(run, **given)) == 0
     again = capsys.readouterr().out
-    assert "proxies    4 of 4 stand" in again
+    assert "proxy runs 4 of 4 are complete" in again
     assert one.result.answer in again
-    # What is no result is named, and a result on another dataset says so.
+    # What is no result is named, and a result on another dataset is marked as such.
     run.write_atomic("ablations/broken/result.json", b'{"version": 1}')
     found = ablations(run, "0" * 64)
     assert [shown.is_current for shown in found.shown] == [False]

@@ -1,4 +1,4 @@
-"""`penstock ladder`: which proxies it trains, what it goes on with, the law it fits, and plans that go by that law."""
+"""`penstock ladder`: the proxy runs that it trains and resumes, the law that it fits, and plans by that law."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jobs.cli import main
-from jobs.run_all import explained
+from jobs.exit_codes import explained
 from jobs.verbs import ladder as job
 from jobs.verbs import proxies
 from jobs.verbs.ladder import LAW_NAME, add_ladder_arguments, ladder_command
@@ -57,23 +57,23 @@ def grid(noise: float, sizes: int = 5, span: float = 16.0, seed: int = 0) -> lis
 
 
 def test_a_ladder_without_much_noise_gives_its_own_exponents() -> None:
-    found = fit_or_hold(grid(0.0005), draws=30, share=0.9)
-    assert found.held is None
+    result = fit_or_hold(grid(0.0005), draws=30, share=0.9)
+    assert result.held is None
     for name in ("floor", "alpha", "beta"):
-        interval = found.intervals[name]
+        interval = result.intervals[name]
         assert interval.low - 0.005 < getattr(LAW, name) < interval.high + 0.005
-    assert abs(found.law.alpha - PUBLISHED.alpha) > 0.03
+    assert abs(result.law.alpha - PUBLISHED.alpha) > 0.03
 
 
 def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     """The rest still follows the runs: over them, the law is off by no more than the noise."""
     runs = grid(0.03, sizes=3, span=4.0)
     assert set(open_exponents(fit_law(runs, 30))) & {"alpha", "beta"}
-    found = fit_or_hold(runs, draws=30, share=0.9)
-    assert found.held == PUBLISHED
-    assert (found.law.alpha, found.law.beta) == (PUBLISHED.alpha, PUBLISHED.beta)
-    assert set(found.intervals) == {"floor", "a", "b"}
-    written = law_file(found, runs, 0.9, "")
+    result = fit_or_hold(runs, draws=30, share=0.9)
+    assert result.held == PUBLISHED
+    assert (result.law.alpha, result.law.beta) == (PUBLISHED.alpha, PUBLISHED.beta)
+    assert set(result.intervals) == {"floor", "a", "b"}
+    written = law_file(result, runs, 0.9, "")
     assert written.law.deviation < 0.06
     assert written.law.held == ("alpha", "beta")
     assert written.law.interval("alpha") == written.law.interval("exponent") == "held, not fitted"
@@ -99,10 +99,10 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
         Measured(n, d, 2 + 60 * d**-0.3 * math.exp(random.normal() * 0.01))
         for n, d in ((one.params, one.tokens) for one in grid(0.0))
     ]
-    found = fit_or_hold(runs, draws=30, share=0.9)
-    assert found.held == PUBLISHED
+    result = fit_or_hold(runs, draws=30, share=0.9)
+    assert result.held == PUBLISHED
     with pytest.raises(ConfigError, match=r"expected runs whose loss falls with N, got a = .* none is written"):
-        write_law(str(tmp_path / "law.json"), law_file(found, runs, 0.9, ""))
+        write_law(str(tmp_path / "law.json"), law_file(result, runs, 0.9, ""))
     assert not list(tmp_path.iterdir())
 
 
@@ -113,7 +113,7 @@ def test_a_term_that_is_sure_to_be_nothing_makes_no_law(tmp_path: Path) -> None:
     write_law(str(tmp_path / "law.json"), good)
     nothing = 3.6e-46
     law = good.law.model_copy(update={"a": nothing, "intervals": good.law.intervals | {"a": (nothing, nothing)}})
-    with pytest.raises(ConfigError, match=r"falls with N, found a = 3\.6e-46 .* none is written"):
+    with pytest.raises(ConfigError, match=r"falls with N, got a = 3\.6e-46 .* none is written"):
         write_law(str(tmp_path / "other.json"), good.model_copy(update={"law": law}))
     assert [path.name for path in tmp_path.iterdir()] == ["law.json"]
 
@@ -143,10 +143,10 @@ def test_sizes_and_lengths_lie_evenly_by_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [(950, "950"), (999.6, "1k"), (1500, "1.5k"), (1_263_616, "1.26M"), (2e9, "2G"), (3e12, "3T")]
+    ("number", "text"), [(950, "950"), (999.6, "1k"), (1500, "1.5k"), (1_263_616, "1.26M"), (2e9, "2G"), (3e12, "3T")]
 )
-def test_numbers_in_names(number: float, told: str) -> None:
-    assert short(number) == told
+def test_numbers_in_names(number: float, text: str) -> None:
+    assert short(number) == text
 
 
 @pytest.mark.parametrize("vocab_size", [4096, 32_000])
@@ -166,11 +166,14 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
         ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
         ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
         ("--sizes 5 --largest 5e4", "expected 5 sizes, got models of 30,880, 30,880, "),
-        ("--set train.global_batch=64", "expected at least 20 steps to the shortest proxy, got 4 of 64 x 64 tokens"),
-        ("--set train.steps=5", "found train.steps, which the ladder chooses or does not use"),
-        ("--set quality.min_words=5", "found quality.min_words, which the ladder chooses or does not use"),
-        ("--set plan.law=own", "found plan.law, which the ladder chooses"),
-        ("--set optim.schedule=plateau", "optim.schedule = plateau: expected one that fits runs of any length"),
+        (
+            "--set train.global_batch=64",
+            "expected at least 20 steps in the shortest proxy run, got 4 of 64 x 64 tokens",
+        ),
+        ("--set train.steps=5", "got train.steps, which the ladder chooses or does not use"),
+        ("--set quality.min_words=5", "got quality.min_words, which the ladder chooses or does not use"),
+        ("--set plan.law=own", "got plan.law, which the ladder chooses"),
+        ("--set optim.schedule=plateau", "optim.schedule = plateau: expected a schedule that scales with the length"),
         ("--set layout.tensor=2", "layout: expected"),
         ("--share 1", "ladder: expected --draws >= 0 and --share between 0 and 1, got 20 and 1"),
     ],
@@ -192,7 +195,7 @@ def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path,
     if tokens <= 256:
         pytest.fail(f"the tiny dataset holds {tokens} tokens out: fewer than a row")
     dataset.streams["web/heldout"].clear()
-    with pytest.raises(ConfigError, match="expected held-out rows of 256 tokens, which the proxies are compared by"):
+    with pytest.raises(ConfigError, match="expected held-out rows of 256 tokens, by which the proxy runs are compared"):
         job._check(read_settings(run, dataset, []), dataset)
 
 
@@ -237,13 +240,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Laddered:
-    """A ladder that was killed and gone on with."""
+    """A ladder that was killed and resumed."""
 
     run: Path
     first: tuple[str, ...]
-    """Proxies that were begun until it was killed, the last in vain."""
+    """Proxy runs that were started before it was killed; the last did not finish."""
     second: tuple[str, ...]
-    """Proxies that were begun afterwards."""
+    """Proxy runs that were started afterwards."""
     out: str
     """What the second part printed."""
 
@@ -305,35 +308,35 @@ def test_every_proxy_is_a_run_of_its_own_that_repeats_nothing(laddered: Laddered
 
 @pytest.mark.dist
 def test_the_law_has_its_runs_and_says_how_it_was_fitted(laddered: Laddered) -> None:
-    found, digest = laddered.law, open_dataset(Store(str(laddered.run))).digest
-    assert found.law.dataset == digest
-    assert [point.run for point in found.points] == [f"ladder/{name}" for name in NAMES]
-    for point in found.points:
+    result, digest = laddered.law, open_dataset(Store(str(laddered.run))).digest
+    assert result.law.dataset == digest
+    assert [point.run for point in result.points] == [f"ladder/{name}" for name in NAMES]
+    for point in result.points:
         run = Store(str(laddered.run / point.run))
         assert (point.params, point.tokens) == (read_plan(run).num_params, read_plan(run).num_tokens)
         assert point.loss == read_train_manifest(run).heldout_loss
         assert point.plan == read_train_manifest(run).plan
-        assert point.fitted == pytest.approx(law_in(found.law).loss(point.params, point.tokens))
+        assert point.fitted == pytest.approx(law_in(result.law).loss(point.params, point.tokens))
         assert point.residual == pytest.approx(math.log(point.loss / point.fitted))
-    largest = found.points[-1]
-    assert (found.law.params, found.law.tokens) == (largest.params, largest.tokens)
-    assert found.law.compute == 6 * largest.params * largest.tokens
-    assert found.law.deviation < 0.05
-    assert "Huber loss" in found.how
+    largest = result.points[-1]
+    assert (result.law.params, result.law.tokens) == (largest.params, largest.tokens)
+    assert result.law.compute == 6 * largest.params * largest.tokens
+    assert result.law.deviation < 0.05
+    assert "Huber loss" in result.how
     # Longer runs are better ones: there is something to fit.
-    assert all(a.loss > b.loss for a, b in zip(found.points[::2], found.points[1::2], strict=True))
+    assert all(a.loss > b.loss for a, b in zip(result.points[::2], result.points[1::2], strict=True))
 
 
 @pytest.mark.dist
 def test_what_a_ladder_prints(laddered: Laddered) -> None:
     out = laddered.out
-    assert "ladder of 6 proxies: 249k tokens, " in out
-    assert "left to the ladder, whatever the recipe says: plan." in out
+    assert "ladder of 6 proxy runs: 249k tokens, " in out
+    assert "settings of the recipe that the ladder replaces: plan." in out
     for point in laddered.law.points:
         assert f"{point.loss:.4f}  {point.fitted:.4f}" in out
     assert "N: all parameters, a tied embedding once" in out
     assert "beyond 100 times that, " in out
-    assert "times the dearest run: a guess)" in out
+    assert "times the most expensive run: an extrapolation)" in out
     assert f"`penstock plan {laddered.run} --law {laddered.run}/ladder/law.json` goes by it" in out
 
 
@@ -360,7 +363,7 @@ def test_a_dry_run_writes_nothing(dataset: Path, capsys: Any) -> None:
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ("verify", " files are what the manifest expected"),
         ("trace --step 3", "step 3, rows 0 to "),
@@ -368,12 +371,12 @@ def test_a_dry_run_writes_nothing(dataset: Path, capsys: Any) -> None:
         ("lineage", "end of training"),
     ],
 )
-def test_a_proxy_is_a_run_like_any_other(laddered: Laddered, capsys: Any, words: str, told: str) -> None:
+def test_a_proxy_is_a_run_like_any_other(laddered: Laddered, capsys: Any, words: str, text: str) -> None:
     verb, *more = words.split()
     proxy = laddered.run / "ladder" / NAMES[0]
     before = read_plan(Store(str(proxy)))
     assert main([verb, str(proxy), *more]) == 0
-    assert told in capsys.readouterr().out
+    assert text in capsys.readouterr().out
     after = read_plan(Store(str(proxy)))
     assert (after.shape, after.stages, after.learning_rate) == (before.shape, before.stages, before.learning_rate)
 
@@ -414,15 +417,15 @@ def by_law(place: str) -> list[str]:
 def test_from_tokens_from_a_budget_and_from_parameters(own: tuple[Store, LawFile, str]) -> None:
     law = law_in(own[1].law)
     assert law.alpha == pytest.approx(0.35, abs=1e-3)
-    found = planned(own)
-    assert found["wanted_params"] == round(law.for_tokens(found["unique_tokens"]).params)
-    found = planned(own, "--flops", "3e10", "--set", "plan.max_epochs=100")
+    result = planned(own)
+    assert result["wanted_params"] == round(law.for_tokens(result["unique_tokens"]).params)
+    result = planned(own, "--flops", "3e10", "--set", "plan.max_epochs=100")
     best = law.for_compute(3e10)
-    assert (found["size.own_law.params"], found["size.own_law.tokens"]) == (best.params, best.tokens)
-    assert found["wanted_params"] == round(best.params)
-    assert found["size.own_law.loss"] == law.loss(best.params, best.tokens)
-    found = planned(own, "--params", "31000", "--set", "plan.max_epochs=100")
-    assert found["tokens"] == pytest.approx(law.for_params(found["params"]).tokens, rel=0.01)
+    assert (result["size.own_law.params"], result["size.own_law.tokens"]) == (best.params, best.tokens)
+    assert result["wanted_params"] == round(best.params)
+    assert result["size.own_law.loss"] == law.loss(best.params, best.tokens)
+    result = planned(own, "--params", "31000", "--set", "plan.max_epochs=100")
+    assert result["tokens"] == pytest.approx(law.for_params(result["params"]).tokens, rel=0.01)
 
 
 def test_the_own_law_stands_beside_the_eight_others_with_its_intervals(own: tuple[Store, LawFile, str]) -> None:
@@ -439,35 +442,35 @@ def test_the_own_law_stands_beside_the_eight_others_with_its_intervals(own: tupl
 
 def test_repeats_are_worth_less_to_the_own_law_too(own: tuple[Store, LawFile, str]) -> None:
     law = law_in(own[1].law)
-    found = planned(own, "--set", "train.steps=2000", "--set", "train.global_batch=2", "--set", "plan.max_epochs=9")
-    worth = worth_of_tokens(found["unique_tokens"], found["tokens"])
-    assert found["tokens"] == 256_000 > worth
-    assert found["expected_loss"] == pytest.approx(law.loss(found["params"], worth))
-    told = [line for line in read_plan(own[0]).advice if "times, worth" in line]
-    assert f"expected loss {found['expected_loss']:.3f}, with as many new ones" in told[0]
-    assert "(by the own law; Muennighoff" in told[0]
+    result = planned(own, "--set", "train.steps=2000", "--set", "train.global_batch=2", "--set", "plan.max_epochs=9")
+    worth = worth_of_tokens(result["unique_tokens"], result["tokens"])
+    assert result["tokens"] == 256_000 > worth
+    assert result["expected_loss"] == pytest.approx(law.loss(result["params"], worth))
+    advice = [line for line in read_plan(own[0]).advice if "times, worth" in line]
+    assert f"expected loss {result['expected_loss']:.3f}, with as many new ones" in advice[0]
+    assert "(by the own law; Muennighoff" in advice[0]
 
 
 def test_a_plan_stands_without_the_file_of_its_law(own: tuple[Store, LawFile, str]) -> None:
-    run, found, place = own
+    run, result, place = own
     planned(own)
     Path(place).unlink()
     plan, dataset = read_plan(run), open_dataset(run)
-    assert plan.settings.plan.own_law == found.law
+    assert plan.settings.plan.own_law == result.law
     assert plan.settings.plan.law_file is None
     assert make_plan(run, dataset, read_settings(run, dataset, ["train.log_every=3"])).shape == plan.shape
 
 
 def test_a_law_of_another_dataset_and_one_that_reaches_far_are_warned_of(own: tuple[Store, LawFile, str]) -> None:
-    run, found, place = own
+    run, result, place = own
     planned(own)
     assert not [line for line in read_plan(run).advice if "own law was fitted" in line]
     for times, warned in ((90.0, False), (110.0, True)):
-        law = found.law.model_copy(update={"dataset": "a" * 64})
+        law = result.law.model_copy(update={"dataset": "a" * 64})
         planned(own)
         plan = read_plan(run)
         law = law.model_copy(update={"compute": 6 * plan.num_params * plan.num_tokens / times})
-        write_law(place, found.model_copy(update={"law": law}))
+        write_law(place, result.model_copy(update={"law": law}))
         planned(own)
         said = "\n".join(read_plan(run).advice)
         assert "The own law was fitted on dataset aaaaaaaaaaaa, this run's is " in said
@@ -495,13 +498,13 @@ def test_a_law_of_another_dataset_and_one_that_reaches_far_are_warned_of(own: tu
 def test_files_that_hold_no_law_are_refused(
     own: tuple[Store, LawFile, str], capsys: Any, change: Any, message: str
 ) -> None:
-    run, found, place = own
+    run, result, place = own
     if change is None:
         Path(place).unlink()
     elif isinstance(change, str):
         Path(place).write_text(change)
     else:
-        raw = found.model_dump(mode="json")
+        raw = result.model_dump(mode="json")
         for name, value in change.items():
             *sections, key = name.split(".")
             (raw[sections[0]] if sections else raw)[key] = value

@@ -40,7 +40,7 @@ documents_of_tiny = tiny_dataset._documents
 
 
 def documents(source: str, *arguments: Any) -> Iterator[dict[str, Any]]:
-    """Those of the tiny dataset; the words of `noise` are drawn evenly, so only their frequency is to be learnt."""
+    """Those of the tiny dataset; the words of `noise` are drawn evenly, so only their frequency is to be learned."""
     for row in documents_of_tiny(source, *arguments):
         if source == "noise":
             draw = random.Random(row["offset"])
@@ -72,7 +72,7 @@ def planned(folder: Path, *overrides: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with a source that can be learnt and one that cannot, 100 words each."""
+    """A run folder with a source that can be learned and one that cannot, 100 words each."""
     folder = tmp_path_factory.mktemp("mixed") / "run"
     with mock.patch.object(tiny_dataset, "_documents", documents):
         run = tiny_dataset.make_tiny_dataset(folder, {"words": 150, "noise": 150}, vocab_size=len(RESERVED) + 100)
@@ -154,10 +154,10 @@ def given_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_file_that_stands_is_not_replaced(given_run: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced(given_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "mix.toml"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match=r"found .*mix.toml; name another by --out, or replace it by --force"):
+    with pytest.raises(ConfigError, match=r"got .*mix.toml. Set --out to another, or add --force"):
         suggest(str(given_run), "--out", str(out))
     assert out.read_text() == "mine"
     assert suggest(str(given_run), "--out", str(out), "--force") == 0
@@ -171,7 +171,18 @@ def test_the_table_names_buckets(given_run: Path, tmp_path: Path, capsys: pytest
     assert suggest(str(given_run), "--out", str(tmp_path / "mix.toml"), "--tokens", "1e5") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"mix for dataset {open_dataset(Store(str(given_run))).digest[:12]}, by the run's own")
-    assert lines[1].split() == ["source", "share", "passes", "loss", "against", "excess", "keep", "wanted", "tokens"]
+    assert lines[1].split() == [
+        "source",
+        "share",
+        "passes",
+        "loss",
+        "against",
+        "excess",
+        "keep",
+        "tokens",
+        "to",
+        "collect",
+    ]
     assert lines[2].startswith("web+head  0.")
     assert lines[4].startswith("web+head: held-out loss 2.9988, falling by 0.3000 ± 0.0000 nats/token for each e-fold")
 
@@ -189,13 +200,13 @@ def test_a_law_gives_its_exponent(given_run: Path, tmp_path: Path) -> None:
 
 def test_a_law_that_is_none_is_named_as_it_was_given(given_run: Path, tmp_path: Path) -> None:
     (tmp_path / "law.json").write_text("{}")
-    for name, found in (("law.json", "expected a law of format version 1"), ("no.json", "found no such file")):
+    for name, found in (("law.json", "expected a law of format version 1"), ("no.json", "got no such file")):
         with pytest.raises(ConfigError, match=rf"^--law {tmp_path / name}: .*{found}"):
             suggest(str(given_run), "--law", str(tmp_path / name), "--out", str(tmp_path / "mix.toml"))
 
 
 def test_a_folder_is_no_file_to_replace(given_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"expected a file to write, got the folder {tmp_path}. Name a file"):
+    with pytest.raises(ConfigError, match=f"expected a file to write, got the folder {tmp_path}. Set --out to a file"):
         suggest(str(given_run), "--out", str(tmp_path), "--force")
 
 
@@ -204,9 +215,9 @@ def test_a_folder_is_no_file_to_replace(given_run: Path, tmp_path: Path) -> None
     [
         (["--tokens", "0"], "expected --tokens > 0, got 0"),
         (["--tokens", "inf"], "expected --tokens > 0, got inf"),
-        (["--step-size", "2"], "expected --step-size with --reference"),
-        (["--reference", "x", "--from-step", "3"], "expected --from-step without --reference"),
-        (["--from-step", "90"], "found 3 of web.head, 3 of web.tail; train with --set train.eval_every=8"),
+        (["--step-size", "2"], "expected --step-size only with --reference"),
+        (["--reference", "x", "--from-step", "3"], "expected --from-step only without --reference"),
+        (["--from-step", "90"], "got 3 of web.head, 3 of web.tail. .*--set train.eval_every=8"),
         (["--out", "nowhere/mix.toml"], "expected a folder for nowhere/mix.toml"),
     ],
 )
@@ -252,7 +263,7 @@ def test_shares_become_weights(given_run: Path, tmp_path: Path) -> None:
     assert plan.stages[0].counts == {"web+head": 49999, "web+tail": 1}
     assert plan.settings.train.mix == file_sha256(path)
     plain = make_plan(run, dataset, load_settings(read_run(run).recipe, overrides[:1], "test"))
-    assert plan.settings.content() == plain.settings.content()  # who said it does not change the weights
+    assert plan.settings.content() == plain.settings.content()  # the origin of the mix does not change the weights
 
 
 def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> None:
@@ -261,7 +272,7 @@ def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=rf"mix.toml, for dataset {dataset.digest[:12]}: .* got 'web'"):
         mix_overrides(str(path), dataset)
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=1.0)))
-    with pytest.raises(ConfigError, match=r"got no web\+tail\. Add them under"):
+    with pytest.raises(ConfigError, match=r"got no web\+tail\."):
         mix_overrides(str(path), dataset)
 
 

@@ -33,17 +33,17 @@ def test_a_table_of_runs_becomes_a_law(tmp_path: Path, capsys) -> None:
     shown = capsys.readouterr().out
     assert "L(N, D) of 30 runs: least " in shown
     assert "1e+24 FLOPs: " in shown
-    found = read_law(str(out))
-    assert found.law.floor == pytest.approx(BESIROGLU.floor, rel=0.02)
-    low, high = found.law.intervals["alpha"]
-    assert low < found.law.alpha < high
-    assert (found.law.num_runs, found.law.dataset, len(found.points)) == (30, "", 30)
-    assert found.points[0].run == f"{table}, line 2"
+    values = read_law(str(out))
+    assert values.law.floor == pytest.approx(BESIROGLU.floor, rel=0.02)
+    low, high = values.law.intervals["alpha"]
+    assert low < values.law.alpha < high
+    assert (values.law.num_runs, values.law.dataset, len(values.points)) == (30, "", 30)
+    assert values.points[0].run == f"{table}, line 2"
     assert "beyond 100 times that, " in shown
 
 
 def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, capsys) -> None:
-    """And it says that it does not know the dataset of a table's runs."""
+    """The text also states that the dataset of a table's runs is unknown."""
     out = tmp_path / "law.json"
     assert main(["fit-scaling", str(table_of(tmp_path / "runs.csv")), "--draws", "5", "--out", str(out)]) == 0
     words = ["--set", "plan.law=own", "--set", f"plan.law_file={out}", "--flops", "6e11", *MANY]
@@ -57,7 +57,7 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
     [
         ("params,tokens,loss\n1e9,2e9,x\n", [], "line 2: expected three numbers, got ['1e9', '2e9', 'x']"),
         ("params,loss\n1e9,3\n", [], "expected the columns params, tokens, loss, got no tokens"),
-        ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "found 200 and 1.5"),
+        ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "got 200 and 1.5"),
         ("params,tokens,loss\n1e9,2e9,3\n", [], "expected runs of several sizes, got 1"),
         (None, [], "expected a table of runs, got no such file"),
     ],
@@ -92,34 +92,34 @@ def figures(run: Store) -> dict[str, float]:
 
 def test_a_budget_decides_n_and_d(run: Store, capsys) -> None:
     assert main(["plan", run.uri, "--flops", "3.2e11", "--set", "plan.min_params=1000", *MANY]) == 0
-    found, shown = figures(run), capsys.readouterr().out
-    assert found["compute_6nd"] == 3.2e11
-    assert 6 * found["params"] * found["tokens"] == pytest.approx(3.2e11, rel=0.1)
-    assert found["tokens_per_parameter"] == pytest.approx(20, rel=0.2)
-    assert found["size.hoffmann_approach_3.params"] != found["size.besiroglu.params"]
+    values, shown = figures(run), capsys.readouterr().out
+    assert values["compute_6nd"] == 3.2e11
+    assert 6 * values["params"] * values["tokens"] == pytest.approx(3.2e11, rel=0.1)
+    assert values["tokens_per_parameter"] == pytest.approx(20, rel=0.2)
+    assert values["size.hoffmann_approach_3.params"] != values["size.besiroglu.params"]
     assert "kaplan" in shown
-    assert "N': N = " in shown  # how the law counts is said
+    assert "N': N = " in shown  # the text states how the law counts parameters
     assert "from the budget: D = 20·N, C = 6ND" in " ".join(shown.split())
     assert "D / (B · L), D = C / (6·N), no source over max_epochs" in " ".join(shown.split())
 
 
 def test_use_makes_the_model_smaller_and_its_training_longer(run: Store, capsys) -> None:
-    """And what the training costs beyond the budget is said."""
+    """The text states what the training costs beyond the budget."""
     words = ["--flops", "6e11", "--set", "plan.law=approach_3", "--set", "plan.min_params=1", *MANY]
     assert main(["plan", run.uri, *words]) == 0
     plain = figures(run)
     capsys.readouterr()
     assert main(["plan", run.uri, *words, "--set", "plan.inference_tokens=1e6"]) == 0
-    found, shown = figures(run), " ".join(capsys.readouterr().out.split())
-    assert found["wanted_params"] < plain["wanted_params"]
+    values, shown = figures(run), " ".join(capsys.readouterr().out.split())
+    assert values["wanted_params"] < plain["wanted_params"]
     ratio = re.search(r"tokens of use \(Sardana .*\): ([0-9.]+) x to train", shown)
     assert float(ratio[1]) > 1
 
 
 def test_a_number_of_parameters_decides_d(run: Store, capsys) -> None:
     assert main(["plan", run.uri, "--params", "30000", *MANY]) == 0
-    found = figures(run)
-    assert found["tokens_per_parameter"] == pytest.approx(20, rel=0.02)
+    values = figures(run)
+    assert values["tokens_per_parameter"] == pytest.approx(20, rel=0.02)
     assert "times, worth" in capsys.readouterr().out
 
 
@@ -133,9 +133,9 @@ def test_a_budget_that_outruns_the_data_is_told_in_words(run: Store, capsys) -> 
     # 537 passes are beyond what repeats can give (Muennighoff et al. 2023): that they would do would be untrue.
     assert "Repeating cannot make up for it: it would take 537 passes, and behind some 40 nothing is left" in shown
     assert "Or get more data: 5,762,751 tokens more would be read once." in shown
-    found = figures(run)
-    assert found["epochs.web"] <= 4
-    assert 6 * found["params"] * found["tokens"] == pytest.approx(1e13, rel=0.15)
+    values = figures(run)
+    assert values["epochs.web"] <= 4
+    assert 6 * values["params"] * values["tokens"] == pytest.approx(1e13, rel=0.15)
     # 4.32 passes, rounded up; worth_of_tokens(1, 4.4) / 4.4.
     assert main(["plan", run.uri, "--flops", "5e12", "--set", "plan.tokens_per_parameter=0.1", *few]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -155,9 +155,9 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
     words = ["--params", "50000", "--set", "train.weights={web=1,books=1}", "--set", "plan.tokens_per_parameter=0.5"]
     assert main(["plan", run.uri, *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    found = figures(run)
+    values = figures(run)
     assert re.search(r"The run draws 2\d,\d+ tokens from 10,752 unique ones \(books 4 times, web 1\.2\d times\)", shown)
-    assert found["worth_in_unique_tokens"] < found["tokens"]
+    assert values["worth_in_unique_tokens"] < values["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
         ),
         ("--params 0.5", "expected a model of 0.5 parameters, from plan.params, got 43,168 at least with 512 tokens"),
         ("--params 1e30", "expected a model of 1e+30 parameters, from plan.params, got 1,6"),
-        ("--flops 1e60", "parameters, from the budget and the tokens, found 1,6"),
+        ("--flops 1e60", "parameters, from the budget and the tokens, got 1,6"),
         ("--flops 1e21", "this budget is for 2,886,751,346 parameters on 57,735,026,919 tokens, and there are "),
         (
             "--params 1e9 --set plan.num_layers=2 --set plan.d_model=32",
-            "1,000,000,000 parameters, from plan.params, found",
+            "1,000,000,000 parameters, from plan.params, got",
         ),
     ],
 )
@@ -187,8 +187,8 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
     """64 + 32 wide layers of 512 ids: D = C / 6N."""
     words = ["--flops", "2e11", "--set", "plan.num_layers=2", "--set", "plan.d_model=32", *MANY]
     assert main(["plan", run.uri, *words, "--set", "plan.min_params=1"]) == 0
-    found = figures(run)
-    assert 6 * found["params"] * found["tokens"] == pytest.approx(2e11, rel=0.02)
+    values = figures(run)
+    assert 6 * values["params"] * values["tokens"] == pytest.approx(2e11, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_named_devices_choose_the_layout(run: Store, capsys) -> None:
     seconds = [one["step_seconds"] for one in plan["layouts"]]
     assert seconds == sorted(seconds)
     assert plan["settings"]["layout"].items() >= plan["layouts"][0]["layout"].items()
-    found = figures(run)
-    assert found["devices"] == 4
-    assert found["usd"] == pytest.approx(2.5 * found["gpu_hours"])
-    assert found["gpu_hours"] == pytest.approx(4 * found["hours"])
+    values = figures(run)
+    assert values["devices"] == 4
+    assert values["usd"] == pytest.approx(2.5 * values["gpu_hours"])
+    assert values["gpu_hours"] == pytest.approx(4 * values["hours"])
 
 
 def test_a_layout_that_is_given_is_kept(run: Store) -> None:
@@ -240,10 +240,10 @@ def test_hours_and_money_buy_flops(run: Store) -> None:
     """An H100 hour in bf16: 989.4 TFLOP/s at 40 % of the peak, attention counted as MFU does; 2 USD buy one."""
     words = ["--gpu", "h100-sxm", "--gpus", "1", "--set", "train.precision=bf16", "--set", "plan.min_params=1", *MANY]
     assert main(["plan", run.uri, *words, "--gpu-hours", "0.0000003"]) == 0
-    found = figures(run)
-    assert found["flops"] == pytest.approx(3e-7 * 3600 * 989.4e12 * 0.4, rel=0.02)
-    assert found["compute_6nd"] == pytest.approx(6 * found["params"] * found["tokens"], rel=0.02)
-    by_hours = found["compute_6nd"]
+    values = figures(run)
+    assert values["flops"] == pytest.approx(3e-7 * 3600 * 989.4e12 * 0.4, rel=0.02)
+    assert values["compute_6nd"] == pytest.approx(6 * values["params"] * values["tokens"], rel=0.02)
+    by_hours = values["compute_6nd"]
     assert main(["plan", run.uri, *words, "--usd", "0.0000006", "--usd-per-gpu-hour", "2"]) == 0
     assert figures(run)["compute_6nd"] == pytest.approx(by_hours)
 
@@ -259,27 +259,27 @@ def test_what_the_layout_takes_of_the_hours_is_said(run: Store, capsys) -> None:
 
 
 def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
-    """Not of the layout before the search, at numbers of ranks that nobody named."""
+    """Not of the layout before the search, at numbers of ranks that no setting names."""
     words = ["--gpu", "h100-sxm", "--gpus", "4", "--set", "train.precision=bf16"]
     assert main(["plan", run.uri, *words]) == 0
-    found = {name: size for name, size in figures(run).items() if name.startswith("memory.")}
-    assert {name.split(".")[1] for name in found} == {"4"}
-    assert found["memory.4"] == run.read_json("train/plan.json")["layouts"][0]["memory"]
+    values = {name: size for name, size in figures(run).items() if name.startswith("memory.")}
+    assert {name.split(".")[1] for name in values} == {"4"}
+    assert values["memory.4"] == run.read_json("train/plan.json")["layouts"][0]["memory"]
     assert "per h100-sxm, at its peak" in " ".join(capsys.readouterr().out.split())
     # The limit is the search's: the layout before it, of 8 rows a micro-batch, may need more.
-    limit = int(found["memory.4"])
+    limit = int(values["memory.4"])
     assert main(["plan", run.uri, *words, "--set", f"plan.device_memory={limit}"]) == 0
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--gpu h101", "found h101; did you mean"),
+        ("--gpu h101", "got h101"),
         ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected sizes that divide 8 devices"),
-        ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "found context = 4, tensor = 4"),
+        ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "got context = 4, tensor = 4"),
         ("--gpu a100-80gb --set train.precision=fp8", "expected one that a100-80gb computes in"),
-        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "found none of"),
+        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "got none of"),
     ],
 )
 def test_devices_that_cannot_be_are_refused(run: Store, capsys, words: str, message: str) -> None:

@@ -44,7 +44,7 @@ def diff(capsys: pytest.CaptureFixture[str], a: Any, b: Any, **given: Any) -> st
 def test_equal_runs_are_reported_as_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b")
     text = diff(capsys, a, b, list=3)
-    assert text.splitlines()[-1] == "equal: one digest, so the same documents and the same tokens"
+    assert text.splitlines()[-1] == "equal: the digests are the same, and so are documents and tokens"
     assert compare(open_side(a), open_side(b), 3).documents == Counter()
 
 
@@ -65,10 +65,10 @@ def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: py
     examples = {example.doc_id: (example.value, example.limit) for example in difference.examples["web", "kept", SHORT]}
     assert examples == {identifier(total - n).hex(): LIMITS["quality"] for n in (4, 5)}
     text = diff(capsys, a, b, list=1)
-    assert "out: kept by A, not by B, by what dropped them in B: 3\n  web  quality/gopher_short_doc  2\n    " in text
+    assert "only in A, by the rule that dropped them in B: 3\n  web  quality/gopher_short_doc  2\n    " in text
     assert "  4, limit 50  https://c.example/kept/" in text
-    assert "in: kept by B, not by A, by what dropped them in A: 1\n  web  toxicity/toxic_word_share  1\n" in text
-    assert f"dropped by both, by another rule: 1\n  web  {SHORT} → {TOXIC}  1" in text
+    assert "only in B, by the rule that dropped them in A: 1\n  web  toxicity/toxic_word_share  1\n" in text
+    assert f"dropped by both, by different rules: 1\n  web  {SHORT} → {TOXIC}  1" in text
 
 
 @pytest.mark.parametrize(("num_examples", "listed"), [(0, 0), (1, 1), (2, 2), (9, 2)])
@@ -141,7 +141,7 @@ def test_settings_and_tokens_that_differ(tmp_path: Path, capsys: pytest.CaptureF
     write_manifest_lineage(run)
     text = diff(capsys, f"{run.uri}@{before.digest[:8]}", run)
     assert "  tokens.seed  None → 1" in text
-    assert "documents: the same in both" in text
+    assert "documents: both keep the same" in text
     row = next(line.split() for line in text.splitlines() if line.startswith("web/train"))
     total = sum(before.content.figures["streams"]["web/train"])
     assert row == ["web/train", f"{total:,}", f"{total - 7:,}", "-7"]
@@ -169,7 +169,7 @@ def test_tombstones_are_no_tokens(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path / "run")
-    with pytest.raises(ConfigError, match="expected a number from 0 on, got -1"):
+    with pytest.raises(ConfigError, match="expected a number of at least 0, got -1"):
         diff(capsys, run, run, list=-1)
     with pytest.raises(ContractError, match="expected a table 'documents', got an empty run"):
         diff(capsys, run, str(tmp_path / "nothing"))

@@ -446,7 +446,7 @@ def test_the_command_writes_the_graph(run: Store, tmp_path: Path, capsys: pytest
 def test_bad_arguments_are_rejected(tmp_path: Path, run: Store) -> None:
     with pytest.raises(ConfigError, match=r"expected a run folder, got no run\.json"):
         lineage_command(arguments(str(tmp_path / "nothing")))
-    with pytest.raises(ConfigError, match="expected two files, got --out and --openlineage x"):
+    with pytest.raises(ConfigError, match="expected two files, got x for both --out and --openlineage"):
         lineage_command(arguments(run.uri, out="x", openlineage="x"))
     run.write_atomic("train/plan.json", b'{"dataset": 3}')
     with pytest.raises(ContractError, match=r"train: expected files of the trainer, got KeyError.*\. Restore them\."):
@@ -456,4 +456,4 @@ def test_bad_arguments_are_rejected(tmp_path: Path, run: Store) -> None:
 def test_an_empty_run_has_an_empty_lineage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Store(str(tmp_path)).write_atomic("run.json", b"{}")
     assert lineage_command(arguments(str(tmp_path))) == 0
-    assert "no table stands yet" in capsys.readouterr().out
+    assert "no table exists yet" in capsys.readouterr().out

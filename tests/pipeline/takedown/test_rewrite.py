@@ -191,9 +191,9 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
         ({"doc": ["xyz"]}, "--doc: expected a document id of 32 hex digits, got 'xyz'"),
         ({"near": ["ab" * 15]}, "--near: expected a document id of 32 hex digits"),
         ({}, "expected --domain, --url, --doc or --near, got none of them"),
-        ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old by itself"),
-        ({"check": "a.json", "doc": ["00" * 16]}, "by itself, got --check, --doc"),
-        ({"check": "a.json"}, "expected a certificate, got no a.json"),
+        ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old without other options"),
+        ({"check": "a.json", "doc": ["00" * 16]}, "without other options, got --check, --doc"),
+        ({"check": "a.json"}, "expected a certificate, got no file a.json"),
     ],
 )
 def test_invalid_requests_are_rejected_before_any_write(unchanged: Path, arguments: dict, message: str) -> None:
@@ -234,7 +234,7 @@ def test_a_repeated_takedown_changes_nothing(run: Path, capsys) -> None:
     after = all_bytes(run)
     capsys.readouterr()
     assert take_down(run, domain=["site3.co.uk"]) == 0
-    assert "nothing is left to do" in capsys.readouterr().out
+    assert "nothing to do" in capsys.readouterr().out
     removed = next(row for row in rows if row["domain"] == "site3.co.uk")
     assert take_down(run, doc=[removed["doc_id"].hex()]) == 0
     assert all_bytes(run) == after
@@ -372,7 +372,7 @@ def test_removing_all_documents_leaves_nothing_to_train_on(run: Path, capsys: py
     assert take_down(run, doc=everything[1:]) == 0
     assert "no document is left" not in capsys.readouterr().out
     assert take_down(run, doc=everything[:1]) == 0
-    assert "no document is left in the dataset: there is nothing to train on" in capsys.readouterr().out
+    assert "no document is left in the dataset, so nothing can be trained on it" in capsys.readouterr().out
     assert opened(run).manifest.content.counts.rows_kept == 0
 
 

@@ -60,7 +60,7 @@ def test_a_document_that_the_run_was_trained_on_is_left_out(run: Path, tmp_path:
     assert (found.documents, found.left_out) == (len(documents), len(seen))
     rows = sum(len(starts) for starts in row_starts(dataset, 32, 10_000).values())
     assert found.sources["web"].targets + found.left_out_targets == 32 * rows
-    # By hand: every target of a row is a token of one document, and those of a seen one are gone.
+    # By hand: every target of a row is a token of one document, and those of a seen document are removed.
     expected = sum(
         min(one.end, int(start) + 33) - max(one.first, int(start) + 1)
         for start in row_starts(dataset, 32, 10_000)["web"]

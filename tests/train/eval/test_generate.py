@@ -69,10 +69,10 @@ def test_main(run: Store, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("<eos> bebu", 1), "found eos in it"),
-        (("bebu <pad> <eos>", 1), "found eos, pad in it"),
-        (("bebu", -1), "found -1 and 1.0"),
-        (("bebu", 1, -0.5), "found 1 and -0.5"),
+        (("<eos> bebu", 1), "got eos in it"),
+        (("bebu <pad> <eos>", 1), "got eos, pad in it"),
+        (("bebu", -1), "got -1 and 1.0"),
+        (("bebu", 1, -0.5), "got 1 and -0.5"),
     ],
 )
 def test_wrong_arguments(run: Store, arguments: tuple, message: str) -> None:

@@ -68,21 +68,21 @@ def direct_nats(scorer: CheckpointScorer, run: Store, text: str, seq_len: int = 
 @pytest.mark.parametrize("text", [SHORT, "bebu", LONG, "unseen words only", TEXT])
 def test_equal_to_a_direct_forward_pass(scorer: CheckpointScorer, run: Store, text: str) -> None:
     nats = direct_nats(scorer, run, text)
-    (found,) = scorer.score([text])
-    assert found["perplexity_tokens"] == len(nats) == len(text.split()) + 1
-    assert found["perplexity"] == pytest.approx(math.exp(math.fsum(nats) / len(nats)), rel=1e-5)
+    (scores,) = scorer.score([text])
+    assert scores["perplexity_tokens"] == len(nats) == len(text.split()) + 1
+    assert scores["perplexity"] == pytest.approx(math.exp(math.fsum(nats) / len(nats)), rel=1e-5)
 
 
 def test_paragraphs(scorer: CheckpointScorer, run: Store) -> None:
     nats = direct_nats(scorer, run, TEXT)
-    (found,) = scorer.score([TEXT])
-    assert [TEXT[span["start"] : span["end"]] for span in found["paragraphs"]] == [
+    (scores,) = scorer.score([TEXT])
+    assert [TEXT[span["start"] : span["end"]] for span in scores["paragraphs"]] == [
         "bebu bida",
         "bodu bebe babe",
         "bebu",
     ]
     expected = [math.exp(sum(nats[a:b]) / (b - a)) for a, b in ((0, 2), (2, 5), (5, 6))]
-    assert found["paragraph_perplexity"] == pytest.approx(expected, rel=1e-5)
+    assert scores["paragraph_perplexity"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_trained_model_knows_its_own_language(scorer: CheckpointScorer, run: Store) -> None:
@@ -139,18 +139,18 @@ def test_batch_length(length: int, expected: int) -> None:
 
 
 def test_columns_by_hand() -> None:
-    # Tokens of "ab\nc d": ab, newline, c, " d"; before them one beginning, behind them one end.
+    # Tokens of "ab\nc d": ab, newline, c, " d"; one beginning before them and one end after them.
     text, starts = "ab\nc d", [0, 2, 3, 4]
     nats = torch.tensor([0.0, 1.0, 3.0, 2.0, 4.0, 5.0]).double().numpy()
-    found = columns_of(text, starts, nats, (1, 1))
-    assert found["perplexity_tokens"] == 5
-    assert found["perplexity"] == pytest.approx(math.exp(15 / 5))
-    assert found["paragraphs"] == [{"start": 0, "end": 2}, {"start": 3, "end": 6}]
-    assert found["paragraph_perplexity"] == pytest.approx([math.exp(4 / 2), math.exp(6 / 2)])
+    scores = columns_of(text, starts, nats, (1, 1))
+    assert scores["perplexity_tokens"] == 5
+    assert scores["perplexity"] == pytest.approx(math.exp(15 / 5))
+    assert scores["paragraphs"] == [{"start": 0, "end": 2}, {"start": 3, "end": 6}]
+    assert scores["paragraph_perplexity"] == pytest.approx([math.exp(4 / 2), math.exp(6 / 2)])
     # Without a beginning the first token does not count.
-    found = columns_of(text, starts, nats[1:], (0, 1))
-    assert found["perplexity_tokens"] == 4
-    assert found["paragraph_perplexity"] == pytest.approx([math.exp(3), math.exp(3)])
+    scores = columns_of(text, starts, nats[1:], (0, 1))
+    assert scores["perplexity_tokens"] == 4
+    assert scores["paragraph_perplexity"] == pytest.approx([math.exp(3), math.exp(3)])
     alone = columns_of("ab\nc d", starts[:3], torch.tensor([9.0, 9.0, 900.0]).double().numpy(), (0, 1))
     assert alone["paragraph_perplexity"][1] == pytest.approx(math.exp(88.0))
 
@@ -186,14 +186,14 @@ def write_texts(folder: Path) -> list[str]:
 def test_files(scorer: CheckpointScorer, tmp_path: Path) -> None:
     inputs = write_texts(tmp_path)
     assert score_files(scorer, inputs, str(tmp_path / "out.parquet")) == 9
-    found = pq.read_table(tmp_path / "out.parquet")
-    assert found.schema.names == SCORED.names
-    assert found.cast(SCORED).equals(found.cast(PROMISED))
-    assert found.column("doc_id").to_pylist() == [bytes([i]) * 16 for i in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
-    assert found.column("perplexity_tokens").to_pylist() == [2, 3, 4, 5, 6, None, 3, 4, 5]
-    rows = found.to_pylist()
+    scores = pq.read_table(tmp_path / "out.parquet")
+    assert scores.schema.names == SCORED.names
+    assert scores.cast(SCORED).equals(scores.cast(PROMISED))
+    assert scores.column("doc_id").to_pylist() == [bytes([i]) * 16 for i in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
+    assert scores.column("perplexity_tokens").to_pylist() == [2, 3, 4, 5, 6, None, 3, 4, 5]
+    rows = scores.to_pylist()
     assert rows[6:9] == rows[1:4]
-    assert rows[5] == {"doc_id": bytes(16)} | dict.fromkeys(found.schema.names[1:])
+    assert rows[5] == {"doc_id": bytes(16)} | dict.fromkeys(scores.schema.names[1:])
     first = (tmp_path / "out.parquet").read_bytes()
     score_files(scorer, inputs, str(tmp_path / "again.parquet"))
     assert (tmp_path / "again.parquet").read_bytes() == first
@@ -218,7 +218,10 @@ def test_wrong_arguments(run: Store, tmp_path: Path, capsys) -> None:
         (["--checkpoint", run.uri, "--in", *inputs, inputs[0], "--out", out, out], "expected 1 or 3 files, got 2"),
         (["--checkpoint", f"{run.uri}/train/checkpoints/step-000007", "--in", *inputs, "--out", out], "of step 7"),
         (["--checkpoint", run.uri, "--in", str(tmp_path / "none"), "--out", out], "expected a file of texts, got"),
-        (["--checkpoint", run.uri, "--in", str(tmp_path / "half.parquet"), "--out", out], "found no text; write it"),
+        (
+            ["--checkpoint", run.uri, "--in", str(tmp_path / "half.parquet"), "--out", out],
+            "got no text. Add the column",
+        ),
     ):
         assert module.main(arguments) == 2
         assert message in capsys.readouterr().err

@@ -77,6 +77,6 @@ def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([run.uri, "--out", out]) == 0
     assert capsys.readouterr().out == f"{out}: the model of train/checkpoints/step-000020 and its tokenizer\n"
     assert main([run.uri, "--out", out]) == 2
-    assert "expected a new folder, got something in it" in capsys.readouterr().err
+    assert "expected a new folder, got one with files in it" in capsys.readouterr().err
     assert main([run.uri, "--out", f"{out}-7", "--step", "7"]) == 2
     assert "expected a checkpoint of step 7, got those of steps [10, 20]" in capsys.readouterr().err

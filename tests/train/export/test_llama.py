@@ -92,9 +92,9 @@ def test_what_transformers_writes_computes_the_same_here(name: str, tmp_path: Pa
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
     theirs.save_pretrained(tmp_path)
-    found, state = import_llama(tmp_path)
-    assert found == shape
-    model = build_model(found).to_empty(device="cpu")
+    imported, state = import_llama(tmp_path)
+    assert imported == shape
+    model = build_model(imported).to_empty(device="cpu")
     model.load_state_dict(state)
     ids = some_ids(2, 60)
     with torch.no_grad():
@@ -128,8 +128,8 @@ def test_the_format_of_the_numbers_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        ({"positions": "relative"}, "found positions = relative; keep"),
-        ({"activation": "gelu", "qk_norm": True}, "found activation = gelu; qk_norm = true; keep"),
+        ({"positions": "relative"}, "got positions = relative. Use the checkpoint"),
+        ({"activation": "gelu", "qk_norm": True}, "got activation = gelu; qk_norm = true. Use the checkpoint"),
     ],
 )
 def test_shapes_that_llama_has_not(update: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_shapes_that_llama_has_not(update: dict[str, Any], message: str, tmp_pat
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
     exported(tmp_path / "llama", TINY)  # an empty one is as good as none
-    with pytest.raises(ConfigError, match="llama: expected a new folder, got something in it"):
+    with pytest.raises(ConfigError, match="llama: expected a new folder, got one with files in it"):
         exported(tmp_path / "llama", TINY)
 
 
@@ -158,7 +158,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 def test_weights_that_are_not_the_shapes(tmp_path: Path) -> None:
     state = dict(small_model(TINY).named_parameters())
     state["extra"], state["norm.weight"] = state.pop("head.weight"), torch.ones(31)
-    message = r"head.weight is missing; extra is none of its parameters; norm.weight is \(31,\) and not \(32,\)"
+    message = r"head.weight is missing; extra is not one of its parameters; norm.weight is \(31,\) and not \(32,\)"
     with pytest.raises(ContractError, match=message):
         export_llama(state, TINY, 64, None, tmp_path / "llama")
 
@@ -175,7 +175,7 @@ def changed(**fields: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(model_type="gemma", hidden_act="gelu"), "found model_type = gemma; hidden_act = gelu; take"),
+        (changed(model_type="gemma", hidden_act="gelu"), "got model_type = gemma; hidden_act = gelu. Choose"),
         (changed(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_type = dynamic"),
         (changed(rope_parameters={"rope_type": "yarn"}), "rope_type = yarn"),
         (
@@ -198,9 +198,9 @@ def test_llamas_that_no_shape_can_hold(change: Callable[[Path], None], message: 
         (lambda folder: (folder / "config.json").unlink(), "config.json: expected a JSON file"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: expected weights"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model.safetensors: expected weights"),
-        (changed(hidden_size="gone"), "no usable 'hidden_size'"),
+        (changed(hidden_size="gone"), "an error at 'hidden_size'"),
         (changed(num_hidden_layers=3), "blocks.2.attention_norm.weight is missing.* and 4 more"),
-        (changed(num_hidden_layers=1), "model.layers.1.input_layernorm.weight is none of its parameters"),
+        (changed(num_hidden_layers=1), "model.layers.1.input_layernorm.weight is not one of its parameters"),
     ],
 )
 def test_broken_folders(change: Callable[[Path], None], message: str, tmp_path: Path) -> None:
@@ -218,6 +218,6 @@ def test_what_old_versions_write_is_read(tmp_path: Path) -> None:
     held["lm_head.weight"] = held["model.embed_tokens.weight"].clone()
     save_file(held, folder / "model.safetensors")
     changed(num_key_value_heads="gone", head_dim="gone", rope_scaling={"type": "linear", "factor": 3.0})(folder)
-    found, state = import_llama(folder)
-    assert found == shape.model_copy(update={"rope_scaling": "linear", "rope_factor": 3.0})
+    imported, state = import_llama(folder)
+    assert imported == shape.model_copy(update={"rope_scaling": "linear", "rope_factor": 3.0})
     assert state.keys() == dict(model.named_parameters()).keys()

@@ -51,11 +51,11 @@ def test_every_document_is_read_back(
     monkeypatch.setattr(megatron, "BLOCK", 37)
     run = make_tiny_dataset(tmp_path / "run", vocab_size=vocab_size)
     exported = export_megatron(run, Store(str(tmp_path / "out")))
-    assert [one.source for one in exported] == ["books", "web"]
-    for one in exported:
-        documents = documents_of(run, one.source)
-        assert read_indexed(tmp_path / "out" / one.prefix) == (dtype, documents)
-        assert (one.num_documents, one.num_tokens) == (len(documents), sum(map(len, documents)))
+    assert [source.source for source in exported] == ["books", "web"]
+    for source in exported:
+        documents = documents_of(run, source.source)
+        assert read_indexed(tmp_path / "out" / source.prefix) == (dtype, documents)
+        assert (source.num_documents, source.num_tokens) == (len(documents), sum(map(len, documents)))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "books.bin",
         "books.idx",

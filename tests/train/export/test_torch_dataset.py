@@ -32,9 +32,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Batches]:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_loader_gives_the_batches_of_the_trainer(run: tuple[str, Batches], workers: int) -> None:
     loader = DataLoader(SampleDataset(run[0]), batch_size=8, num_workers=workers)
-    found = list(loader)
-    assert len(found) == 4
-    for step, batch in enumerate(found):
+    batches = list(loader)
+    assert len(batches) == 4
+    for step, batch in enumerate(batches):
         rows = run[1].batch(step)
         assert torch.equal(batch["inputs"], rows.inputs_BT)
         assert torch.equal(batch["targets"], rows.targets_BT)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.run_all import explained
+from jobs.exit_codes import explained
 from jobs.verbs.trace import add_trace_arguments, trace_command
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
@@ -172,7 +172,7 @@ def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) 
 
 
 def test_a_rank_reads_its_rows_by_the_layout_of_the_step(trace: Callable[..., Told]) -> None:
-    # Six rows on two ranks up to step 5, on three behind it; micro-batches of two.
+    # Six rows on two ranks up to step 5, on three after it; micro-batches of two.
     for words, rows, named in (
         (["--step", "5", "--rank", "1"], [3, 6], "step-000005"),
         (["--step", "5", "--rank", "1", "--micro-batch", "0"], [3, 5], "step-000005"),
@@ -186,7 +186,7 @@ def test_a_rank_reads_its_rows_by_the_layout_of_the_step(trace: Callable[..., To
         assert {part["row"] for part in found["parts"]} == set(range(*rows))
     shown = trace("--step", "5", "--rank", "1", "--brief")[1]
     assert "step 5, rows 3 to 5 of the global batch" in shown
-    assert "by the layout of checkpoint train/checkpoints/step-000005" in shown
+    assert "layout of checkpoint train/checkpoints/step-000005" in shown
 
 
 @pytest.mark.parametrize("kept", ["clean", "shards"])
@@ -205,7 +205,7 @@ def test_a_scan_finds_all_documents_with_a_string(
     code, out, _ = trace("--contains", "no such words in it")
     assert (code, out.splitlines()[0]) == (
         1,
-        "no document of the dataset contains this string, as it stands, case included",
+        "no document of the dataset contains exactly this string; upper and lower case differ",
     )
 
 
@@ -242,7 +242,7 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
     code, out, _ = trace("--domain", "site2.co.uk", "--brief", "--limit", "2")
     assert (code, number > 3) == (0, True)
     assert f"all {number} document(s), {number - 2} of them not listed: " in out
-    assert "last clean checkpoint none stands, train from the beginning" in out
+    assert "last clean checkpoint none, train from step 0" in out
     whole = json.loads(trace("--domain", "site2.co.uk", "--json", "--brief", "--limit", "99")[1])
     steps = {step for document in whole["documents"] for step in document["seen"]["steps"]}
     assert (whole["seen"]["steps"], len(whole["documents"])) == (sorted(steps), number)
@@ -260,9 +260,9 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--step", "1", "--rank", "0", "--micro-batch", "2"], "--micro-batch: expected 0 to 1"),
         (["--step", "1", "--micro-batch", "0"], "expected --rank with --micro-batch or --ranks"),
         (["--url", "http://x/", "--rank", "0"], "expected --step with --rank"),
-        (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: expected 1 or more, got 0"),
-        (["--step", "1", "--limit", "0"], "trace --limit: expected 1 or more documents, got 0"),
-        (["--step", "1", "--set", "source.paths=[]"], "trace --set: expected with --refetch"),
+        (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: expected at least 1, got 0"),
+        (["--step", "1", "--limit", "0"], "trace --limit: expected at least 1 document, got 0"),
+        (["--step", "1", "--set", "source.paths=[]"], "trace --set: expected --refetch with it"),
         (["--doc", "xyz"], "--doc: expected 32 hex digits, got 'xyz'"),
         (["--doc", "abcd"], "--doc: expected 32 hex digits, got 'abcd' of 4. Give the whole id"),
         (["--domain", "http://site1.co.uk/"], "--domain: expected a host such as example.com"),
@@ -275,7 +275,7 @@ def test_bad_input_is_one_clear_sentence(trace: Callable[..., Told], words: list
     assert message in err
 
 
-def test_what_is_not_there_is_said(trace: Callable[..., Told]) -> None:
+def test_an_empty_result_has_a_message(trace: Callable[..., Told]) -> None:
     assert trace("--url", "http://site1.co.uk/none")[:2] == (
         1,
         "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`\n",
@@ -290,9 +290,9 @@ def test_a_run_without_a_plan_and_tables(trace: Callable[..., Told], tmp_path: P
     assert (code, "expected a plan, got no train/plan.json. Make it with `penstock plan`" in err) == (2, True)
     write_plan(bare, make_plan(bare, open_dataset(bare), load_settings(RECIPE, [], "test")))
     code, out, _ = trace("--step", "1", at=bare)
-    assert (code, "(without title or signals: the table documents and clean is not there)" in out) == (0, True)
+    assert (code, "(without title or signals: the table documents and clean is missing)" in out) == (0, True)
     code, out, _ = trace("--url", rows_of(bare)[0]["url"], "--brief", at=bare)
-    assert (code, "no checkpoint stands" in out or "in no step" in out) == (0, True)
+    assert (code, "there is no checkpoint" in out or "in no step" in out) == (0, True)
 
 
 def test_json_has_no_numbers_that_json_has_not() -> None:
@@ -315,7 +315,7 @@ def test_a_look_up_loads_neither_torch_nor_pandas(run: Store) -> None:
 
 @pytest.fixture
 def archive(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, Any]]:
-    """An archive with a record where the index says that one document's lies, and that document's row."""
+    """An archive with a record where the index locates one document, and that document's row."""
     row = next(row for row in rows_of(run) if row["split"] == "web.warc.gz" and row["offset"])
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>A page.</p>"
     head = f"WARC/1.0\r\nWARC-Type: response\r\nWARC-Target-URI: {row['url']}\r\nContent-Type: application/http\r\n"
@@ -338,7 +338,7 @@ def test_the_original_record_is_read_again(trace: Callable[..., Told], archive: 
     path.write_bytes(path.read_bytes().replace(b"/web/", b"/wob/"))
     code, out, _ = trace(*words)
     changed = row["url"].replace("/web/", "/wob/")
-    assert (code, f"no longer the record that was read\n  url: expected {row['url']}, got {changed}\n" in out) == (
+    assert (code, f"differs from the record that was read\n  url: expected {row['url']}, got {changed}\n" in out) == (
         1,
         True,
     )
@@ -350,7 +350,7 @@ def test_an_archive_that_is_not_there_is_named(
     path, row = archive
     words = ("--doc", row["doc_id"].hex(), "--brief", "--refetch", "--set")
     code, _, err = trace(*words, f'source.paths=["{path.parent}/none-*.warc.gz"]')
-    assert (code, "found none that matches" in err) == (2, True)
+    assert (code, "got none that matches" in err) == (2, True)
     path.rename(path.parent / "other.warc.gz")
     code, _, err = trace(*words, f'source.paths=["{path.parent}/other.warc.gz"]')
-    assert (code, "--refetch: expected the file web.warc.gz, got it in none of source.paths" in err) == (2, True)
+    assert (code, "--refetch: expected the file web.warc.gz in source.paths, got no such file" in err) == (2, True)

@@ -212,7 +212,7 @@ def test_a_run_is_traced_by_its_plan(run: Store, monkeypatch: pytest.MonkeyPatch
     assert steps_of_url(run, found[0].url) == traced.steps_of_url(found[0].url)
     plan.order = "0" * 64
     with pytest.raises(
-        ContractError, match=f"order 000000000000, this version orders the samples as {batches.order.digest[:12]}"
+        ContractError, match=f"order 000000000000, the order of the plan, got {batches.order.digest[:12]}"
     ):
         documents_of_step(run, 1)
 
@@ -332,8 +332,8 @@ def test_micro_batches_of_all_ranks_are_the_batch() -> None:
     [
         (24, None, "--rank: expected 0 to 23, the ranks of a test, got 24"),
         (-1, None, "--rank: expected 0 to 23, the ranks of a test, got -1"),
-        (0, 3, "--micro-batch: expected 0 to 1, those of a rank's rows in a test, got 3"),
-        (0, -1, "--micro-batch: expected 0 to 1, those of a rank's rows in a test, got -1"),
+        (0, 3, "--micro-batch: expected 0 to 1, the micro-batches of a rank in a test, got 3"),
+        (0, -1, "--micro-batch: expected 0 to 1, the micro-batches of a rank in a test, got -1"),
     ],
 )
 def test_ranks_and_micro_batches_that_are_not_there(rank: int, micro_batch: int | None, message: str) -> None:

@@ -1,0 +1,42 @@
+"""The declaration of a verb of `penstock`, and the arguments that several verbs share."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A verb: the functions that add its arguments in order, the function that runs it, and an example."""
+
+    add_arguments: tuple[Callable[[argparse.ArgumentParser], None], ...]
+    run: Callable[[argparse.Namespace], int]
+    """Runs the verb on its parsed arguments and returns the exit code."""
+    example: str
+    """A complete command line without `penstock`, shown at the end of the help text."""
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the run folder argument."""
+    parser.add_argument("run", help=RUN_HELP)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add the option that overrides settings, which may be repeated."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help="override a setting of the recipe; may be repeated",
+    )
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a data run."""
+    parser.add_argument("recipe", help="TOML file")
+    parser.add_argument("--out", required=True, help=RUN_HELP)
+    add_overrides(parser)

@@ -1,0 +1,31 @@
+"""The exit codes of the commands, and the message that an error prints."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from schemas.errors import PenstockError, storage_problem
+from schemas.storage import remote_problem
+
+
+def explained(call: Callable[[], int | None]) -> int:
+    """Return the exit code of a call: its own, 2 for an explained error, 130 if interrupted, 141 on a closed pipe."""
+    try:
+        return call() or 0
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of the output has closed it, as `head` does; without this, Python prints an error at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # Spark wraps a storage error of a worker in an exception of its own
+        problem = remote_problem(error) or (storage_problem(error) if isinstance(error, OSError) else None)
+        if problem is None:
+            raise
+        print(f"penstock: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("penstock: interrupted; the same command resumes where it stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,123 @@
+"""`penstock plan`: the size of a training run, computed from its dataset and written to plan.json."""
+
+import argparse
+import tempfile
+
+from jobs.arguments import Command, add_overrides, add_run
+from jobs.recipe import stored_recipe
+from schemas.errors import ConfigError, PenstockError
+from schemas.locks import training
+from schemas.manifest import RUN_NAME
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from schemas.versions import attach, run_at
+from train.checkpoint.folder import as_begun, check_goes_on
+from train.config.plan import keep_mix, mix_overrides
+from train.config.settings import settings_of
+from train.plan.make_plan import choose_layout, make_plan
+from train.plan.plan import write_plan
+from train.plan.text import print_plan
+
+VERBS = {
+    "plan": "Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it.",
+}
+
+Arguments = argparse.Namespace
+
+BUDGETS: dict[str, tuple[str, type, str]] = {
+    "flops": ("plan.compute", float, "budget [FLOPs]"),
+    "gpu-hours": ("plan.gpu_hours", float, "budget [device hours]"),
+    "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
+    "params": ("plan.params", float, "parameters of the model"),
+    "law": ("plan.law_file", str, "file of a scaling law, from `penstock ladder` or `fit-scaling`"),
+    "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
+    "gpus": ("cluster.gpus", int, "devices of a node"),
+    "nodes": ("cluster.nodes", int, "number of nodes"),
+    "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device hour"),
+}
+"""Flags of `plan`: the setting that each sets, its type and its help text."""
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `plan` except the run and `--set`."""
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--quiet", action="store_true", help="write the plan and print only its path")
+    output.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument("--dataset", metavar="RUN", help="plan a new run folder on the dataset of RUN")
+    parser.add_argument("--mix", metavar="FILE", help="shares of the sources, from `penstock mix suggest`")
+    for flag, (setting, kind, description) in BUDGETS.items():
+        parser.add_argument(f"--{flag}", type=kind, help=f"{description} ({setting})")
+
+
+def plan_command(arguments: Arguments) -> int:
+    """Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it."""
+    with tempfile.TemporaryDirectory() as scratch:  # for files that planning writes, in a dry run
+        return _plan(arguments, Store(scratch))
+
+
+def _plan(arguments: Arguments, scratch: Store) -> int:
+    run = Store(arguments.run)
+    is_new = not run.exists(RUN_NAME)
+    try:
+        return _planned(arguments, run, scratch)
+    except PenstockError:
+        if is_new:
+            run.delete(RUN_NAME)  # planning failed, so the new folder is not left half made
+        raise
+
+
+def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
+    given = vars(arguments)
+    if given.get("dataset") is not None:
+        run = _on_dataset_of(run_at(arguments.dataset), run, scratch if arguments.dry_run else run)
+    flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
+    budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
+    budgets += ["plan.law='own'"] if given.get("law") is not None else []
+    recipe = stored_recipe(run, [*arguments.overrides, *budgets])
+    dataset, mix = open_dataset(run), given.get("mix")
+    if mix is not None:
+        mixed = mix_overrides(mix, dataset, arguments.overrides)
+        recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
+    place = scratch if arguments.dry_run else run
+    plan, search_text = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
+    if not arguments.dry_run:
+        with training(run, "penstock plan"):
+            check_goes_on(run, dataset, plan)
+            if mix is not None:
+                keep_mix(run, mix)  # before the plan that names it
+            write_plan(run, plan)
+    if arguments.quiet:
+        print(f"plan written to {run.uri}/train/plan.json")
+        return 0
+    print(print_plan(plan))
+    if search_text is not None:
+        print(search_text)
+    return 0
+
+
+def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
+    """Return the folder `place` as a run on the dataset of another run, whose recipe is its default.
+
+    Raises ConfigError if `run` already uses a third dataset.
+    """
+    dataset = open_dataset(other)
+    if not run.exists(RUN_NAME):
+        if place is not run and not other.is_local:
+            raise ConfigError(f"plan --dry-run: expected a dataset on a local disk, got {other.uri}. Remove --dry-run.")
+        attach(place, other, ("tokens", "tokenizer"))
+        return place
+    if (current := open_dataset(run)).digest != dataset.digest:
+        raise ConfigError(
+            f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
+            f"{run.uri} on {current.digest[:12]}. Name another folder."
+        )
+    return run
+
+
+COMMANDS = {
+    "plan": Command(
+        (add_run, add_overrides, add_plan_arguments),
+        plan_command,
+        "plan run --set plan.tokens_per_parameter=20",
+    ),
+}
