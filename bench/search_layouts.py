@@ -81,7 +81,7 @@ def measured(ranks: Ranks, rounds: int) -> dict[str, float]:
 
 def _learner(layout: Mapping[str, Any], ranks: Ranks) -> Learner:
     learner = Learner(plan_of(CASE, sections(layout)), ranks, 2)
-    learner.begin()
+    learner.init_state()
     return learner
 
 

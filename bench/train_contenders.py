@@ -114,7 +114,7 @@ class Penstock:
             "optim": {"weight_decay": DECAY, "clip_norm": CLIP, "eps": EPS},
         }
         self._ranks, self.learner = ranks, Learner(plan_of(case, sections), ranks, 2)
-        self.learner.begin()
+        self.learner.init_state()
 
     def step(self, number: int, rows: Rows) -> float:
         (targets,) = self._ranks.total(rows.num_targets)

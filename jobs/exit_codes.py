@@ -5,11 +5,11 @@ import signal
 import sys
 from collections.abc import Callable
 
-from schemas.errors import PenstockError, storage_problem
-from schemas.storage import remote_problem
+from schemas.errors import PenstockError, describe_storage_error
+from schemas.storage import describe_remote_error
 
 
-def explained(call: Callable[[], int | None]) -> int:
+def exit_code_of(call: Callable[[], int | None]) -> int:
     """Return the exit code of a call: its own, 2 for an explained error, 130 if interrupted, 141 on a closed pipe."""
     try:
         return call() or 0
@@ -21,7 +21,9 @@ def explained(call: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:  # Spark wraps a storage error of a worker in an exception of its own
-        problem = remote_problem(error) or (storage_problem(error) if isinstance(error, OSError) else None)
+        problem = describe_remote_error(error) or (
+            describe_storage_error(error) if isinstance(error, OSError) else None
+        )
         if problem is None:
             raise
         print(f"penstock: {problem}", file=sys.stderr)

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jobs.exit_codes import explained
+from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.run import prepare, run_steps
@@ -15,7 +15,7 @@ def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str 
     """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them)."""
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
-    folder.check_place()
+    folder.check_bucket()
     prepared = prepare(recipe, until)  # every wrong setting is reported before Spark starts
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config)
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
     arguments = parser.parse_args(argv)
-    return explained(lambda: run_recipe(arguments.recipe, arguments.out, arguments.overrides))
+    return exit_code_of(lambda: run_recipe(arguments.recipe, arguments.out, arguments.overrides))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, 
 returning to the kernel. That saved a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page). A small
 model trained 1.4 times as fast, because its logits no longer fault in new pages at every step."""
 
-PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+STORAGE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables from which pyarrow reads where object stores are; the driver passes them to the executors.
 Credentials are not passed, because Spark shows its settings: executors need their own."""
 
@@ -67,7 +67,7 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     if master.startswith("local"):
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     environment = {key: str(value) for key, value in MALLOC.items()} | {
-        key: os.environ[key] for key in PLACES if key in os.environ
+        key: os.environ[key] for key in STORAGE_VARIABLES if key in os.environ
     }
     for key, value in (
         {f"spark.executorEnv.{key}": value for key, value in environment.items()} | config.settings

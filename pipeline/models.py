@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 from urllib.error import URLError
 
-from schemas.config import Section, execution, nearest
+from schemas.config import Section, execution, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
 
@@ -105,7 +105,7 @@ def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
         os.fsync(index.fileno())
 
 
-def known_models(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
+def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
     """Return the registered models and those of the index. Raises ContractError if the index cannot be read."""
     index = folder / INDEX
     trained = {}
@@ -137,7 +137,7 @@ DOWNLOAD_SECONDS = 600.0
 WHEEL_SECONDS = 180.0
 """Maximum time of the download of a wheel by pip [s]."""
 BLOCK_BYTES = 1 << 20
-MOST_BYTES = 1 << 35
+MAX_UNKNOWN_BYTES = 1 << 35
 """Maximum size of a download of unknown size [bytes]."""
 
 
@@ -183,7 +183,7 @@ class _Unavailable(Exception):
 
 def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
     """Return the local model, fetched if necessary. Raises ConfigError that lists the failure of every location."""
-    registry = known_models(_cache_folder(config), registry)
+    registry = load_registry(_cache_folder(config), registry)
     entry = registry.get(name_or_path)
     if entry is None:
         return _given_path(name_or_path, registry)
@@ -237,7 +237,7 @@ def add_model(
 def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> list[ModelRow]:
     """Return every known model and its path, by name; nothing is fetched or verified."""
     rows = []
-    for name, entry in sorted(known_models(_cache_folder(config), registry).items()):
+    for name, entry in sorted(load_registry(_cache_folder(config), registry).items()):
         path = _target(config, name, entry)
         rows.append(ModelRow(name, entry, path if path.is_file() else None))
     return rows
@@ -245,14 +245,14 @@ def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGIS
 
 def fetch_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
     """Fetch a registered model into the cache folder. Raises ConfigError if no location has it."""
-    _known(name, known_models(_cache_folder(config), registry))
+    _known(name, load_registry(_cache_folder(config), registry))
     return ensure_model(name, config, registry)
 
 
 def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
     """Return the cached model after verifying its digest. Raises ConfigError if it is missing, ContractError if it
     differs."""
-    entry = _known(name, known_models(_cache_folder(config), registry))
+    entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
     remedy = f"Run penstock models fetch {name}" if entry.url else "Train it again"
     if not target.is_file():
@@ -267,7 +267,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
 def _known(name: str, registry: Mapping[str, ModelEntry]) -> ModelEntry:
     if name not in registry:
         raise ConfigError(
-            f"model {name!r}: expected a name of the model store or a file, got neither{nearest(name, registry)}. "
+            f"model {name!r}: expected a name of the model store or a file, got neither{suggest_name(name, registry)}. "
             "Correct the name."
         )
     return registry[name]
@@ -337,8 +337,8 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
         with urllib.request.urlopen(request, timeout=URL_SECONDS) as answer:
             while block := answer.read(BLOCK_BYTES):
                 stream.write(block)
-                if stream.tell() > (entry.num_bytes or MOST_BYTES):
-                    raise _Unavailable(f"expected {entry.num_bytes or MOST_BYTES} bytes, got more")
+                if stream.tell() > (entry.num_bytes or MAX_UNKNOWN_BYTES):
+                    raise _Unavailable(f"expected {entry.num_bytes or MAX_UNKNOWN_BYTES} bytes, got more")
                 if time.monotonic() > deadline:
                     raise _Unavailable(f"no end after {DOWNLOAD_SECONDS:.0f} s")
     except URLError as error:

@@ -11,7 +11,7 @@ import regex
 from pydantic import model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
-from schemas.config import Section, decision, location, nearest
+from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError, ContractError
 
 BUILT_IN = "builtin"
@@ -145,7 +145,8 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
     labels = model.get_labels()
     if label not in labels:
         raise ConfigError(
-            f"toxicity.classifier_label: expected a label of {path}, got {label!r}{nearest(label, labels)}. Correct it."
+            f"toxicity.classifier_label: expected a label of {path}, got {label!r}{suggest_name(label, labels)}. "
+            "Name one of its labels."
         )
 
     def score(text: str) -> float:

@@ -47,7 +47,7 @@ class SourceLoss(_AblationBlock):
         return self.nats / (math.log(2) * self.bytes) if self.bytes else None
 
 
-def summed(parts: Iterable[SourceLoss]) -> SourceLoss:
+def sum_losses(parts: Iterable[SourceLoss]) -> SourceLoss:
     """Return the sum of the losses of several sources."""
     losses = list(parts)
     return SourceLoss(
@@ -78,7 +78,7 @@ class Measurement(_AblationBlock):
     """Number of tokens of the excluded documents in these samples."""
 
 
-class Side(_AblationBlock):
+class AblationSide(_AblationBlock):
     """The dataset of one side."""
 
     dataset: str
@@ -89,7 +89,7 @@ class Side(_AblationBlock):
     """Number of training tokens."""
 
 
-class Moved(_AblationBlock):
+class VerdictChange(_AblationBlock):
     """Documents of one source whose verdict differs between the two sides."""
 
     source: str
@@ -100,7 +100,7 @@ class Moved(_AblationBlock):
     documents: int
 
 
-class Proxies(_AblationBlock):
+class ProxySettings(_AblationBlock):
     """The settings that all proxy runs share."""
 
     params: int
@@ -118,7 +118,7 @@ class Proxies(_AblationBlock):
     """Number of passes over the dataset, by side."""
 
 
-class Interval(_AblationBlock):
+class DifferenceInterval(_AblationBlock):
     """The mean difference over seeds, without - with, and its confidence interval."""
 
     mean: float
@@ -145,9 +145,9 @@ class Comparison(_AblationBlock):
     """Name of the source; empty = all sources together."""
     losses: tuple[tuple[float, float], ...]
     """Loss with the rules and without them, by seed [nats/token]."""
-    nats: Interval
+    nats: DifferenceInterval
     """Difference of the losses [nats/token]."""
-    bits: Interval | None
+    bits: DifferenceInterval | None
     """Difference of the losses [bits/byte]; None = the size of the text is unknown."""
     answer: str
     """The verdict on the rules: worth it, not worth it, or the reason that neither can be concluded."""
@@ -164,13 +164,13 @@ class Ablation(_AblationBlock):
     """The rules that are left out, as `section.rule`."""
     settings: dict[str, tuple[Any, Any]]
     """Recipe settings that differ, each as (with the rules, without)."""
-    with_rules: Side
-    without: Side
-    documents: tuple[Moved, ...]
+    with_rules: AblationSide
+    without: AblationSide
+    documents: tuple[VerdictChange, ...]
     """Documents whose verdict differs, by source and pair of verdicts."""
     tokens: dict[str, tuple[int, int]]
     """Number of tokens of each stream, as (with the rules, without)."""
-    proxies: Proxies
+    proxies: ProxySettings
     share: float
     """Confidence level of the intervals, such as 0.95."""
     comparisons: tuple[Comparison, ...]

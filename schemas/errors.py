@@ -22,7 +22,7 @@ class ContractError(PenstockError):
     """Data disagrees with its manifest, schema or digest; the run stops."""
 
 
-def storage_problem(error: OSError) -> str | None:
+def describe_storage_error(error: OSError) -> str | None:
     """Return the message for a full or read-only storage; None for any other kind of error."""
     if error.errno not in UNWRITABLE:
         return None

@@ -18,18 +18,18 @@ from pathlib import Path
 from schemas.errors import ContractError
 from schemas.manifest import read_run
 from schemas.storage import Store
-from schemas.takedown import refuse_half_done
+from schemas.takedown import check_no_pending_takedown
 
 TABLES_LOCK = "tables.lock"
 """Held exclusively to write or remove tables; shared to read them for a long time."""
 TRAIN_LOCK = "train.lock"
 """Held exclusively to train or to move checkpoints."""
-UNGUARDED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of a missing folder, a folder without write permission, or a filesystem without locks."""
 
 
 @contextmanager
-def writing_tables(run: Store, what: str) -> Iterator[None]:
+def lock_tables(run: Store, what: str) -> Iterator[None]:
     """Lock a run's tables exclusively, to write or remove them, and those of the runs that it reads from as shared.
 
     `what` is the command, for the messages of other processes. Raises ContractError, naming the holders, if a lock is
@@ -43,7 +43,7 @@ def writing_tables(run: Store, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def training(run: Store, what: str) -> Iterator[None]:
+def lock_training(run: Store, what: str) -> Iterator[None]:
     """Lock training in a run folder exclusively, and the tables that it reads, here or in other runs, as shared.
 
     Raises ContractError, naming the holders, if a lock is held, or if a takedown of these tables was interrupted: its
@@ -53,7 +53,7 @@ def training(run: Store, what: str) -> Iterator[None]:
         _take(locks, run, TRAIN_LOCK, what)
         for source in (run, *_source_runs(run)):
             _take(locks, source, TABLES_LOCK, what, shared=True)
-            refuse_half_done(source)
+            check_no_pending_takedown(source)
         yield
 
 
@@ -70,7 +70,7 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
     try:
         file = _locked(Path(run.path(name)), shared)
     except OSError as error:
-        if error.errno in UNGUARDED:
+        if error.errno in LOCKLESS_ERRORS:
             return
         if error.errno != errno.EWOULDBLOCK:
             raise

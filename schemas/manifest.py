@@ -15,7 +15,7 @@ from schemas.storage import Store
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-MOVED_NAME = "takedown.json"
+REPLACED_NAME = "takedown.json"
 """File in the folder of a version that a takedown has replaced; it names the version that replaces it."""
 RUN_NAME = "run.json"
 
@@ -170,8 +170,8 @@ def write_manifest(folder: Store, manifest: Manifest) -> None:
 def read_manifest(folder: Store) -> Manifest:
     """Return the manifest of a table version. Raises ContractError if it is missing or invalid."""
     if not folder.exists(MANIFEST_NAME):
-        if folder.exists(MOVED_NAME):
-            moved = folder.read_json(MOVED_NAME)
+        if folder.exists(REPLACED_NAME):
+            moved = folder.read_json(REPLACED_NAME)
             raise ContractError(
                 f"{folder.uri}: expected a table, got a version that takedown {moved['id']} has replaced by "
                 f"{moved['to']}. Run `penstock plan` in a new run folder."
@@ -194,7 +194,7 @@ def read_manifest(folder: Store) -> Manifest:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableVersion:
     """A committed version of a table: its folder and its manifest."""
 
     folder: Store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 
 FORMAT = 1
@@ -57,7 +57,7 @@ class Mix(_MixBlock):
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
         """Return the decisions on these sources. Raises ConfigError if a source is missing or unknown."""
         if unknown := sorted(self.sources.keys() - names):
-            hints = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
+            hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(
                 f"{where}: expected sources of the dataset, got {hints}. Correct the names under [sources]."
             )

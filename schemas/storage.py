@@ -27,8 +27,8 @@ OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs
 """Default options of a filesystem, which its URI overrides. A small file is sent in one request, so that an interrupt
 cannot leave an empty file; an unreachable store fails after a minute instead of fifteen."""
 URI_SAFE = "/%:@!$&'()*+,;=~"
-REFUSED = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
-REFUSED_BY_GOOGLE = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
+AWS_ERROR = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
+GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
 
 
 class Store:
@@ -42,7 +42,7 @@ class Store:
         self.uri = re.sub("(?<=[^/:])/+$", "", location)
         self.address = f"{self.uri}{mark}{options}"
         """The URI with the options of its filesystem, if there are any."""
-        self.fs, self.root = resolve(self.address)
+        self.fs, self.root = resolve_uri(self.address)
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ class Store:
             return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
 
-    def check_place(self) -> None:
+    def check_bucket(self) -> None:
         """Check that the folder's bucket exists; without it every file would seem to be missing. Raises ConfigError."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
@@ -159,7 +159,7 @@ class Store:
                 yield info.path[len(self.root) + 1 :]
 
 
-def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
+def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     """Return the filesystem of a local path or URI, and the path in the form that it expects.
 
     Characters that are not allowed in a URI may occur unencoded. Raises ConfigError if the URI is not valid, has an
@@ -194,16 +194,16 @@ def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
     return fs, root if root == "/" else root.rstrip("/")
 
 
-def remote_problem(error: BaseException) -> str | None:
+def describe_remote_error(error: BaseException) -> str | None:
     """Return the message for an error of an object store, raised here or on a worker; None for any other error."""
-    if match := REFUSED.search(str(error)):
+    if match := AWS_ERROR.search(str(error)):
         where = f"s3://{match['bucket']}/{match['key'] or ''}" if match["bucket"] else "the object store"
         reason = re.sub(r" \(Request ID: [^)]*\)", "", match["aws"]).strip()
         return (
             f"{where}: expected an object store that answers, got {reason}. Check bucket, endpoint and credentials, "
             "then run the same command again."
         )
-    if match := REFUSED_BY_GOOGLE.search(str(error)):
+    if match := GOOGLE_ERROR.search(str(error)):
         return (
             f"gs://: expected an object store that answers, got {match['google']}. Check bucket and credentials, "
             "then run the same command again."

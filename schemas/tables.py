@@ -21,7 +21,7 @@ from schemas.signals import LINE_SIGNALS, SIGNALS
 NAME, VALUE = "name", "value"
 
 
-class Flat(NamedTuple):
+class FlatEntries(NamedTuple):
     """All entries of a column, concatenated."""
 
     rows: npt.NDArray[np.int64]
@@ -53,16 +53,18 @@ def to_mapping(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Any] | 
     return None if entries is None else {entry[NAME]: entry[VALUE] for entry in entries}
 
 
-def flattened(column: pa.ListArray) -> Flat:
+def flatten_entries(column: pa.ListArray) -> FlatEntries:
     """Return the entries of a column, which may be a slice; rows that are null or empty have no entries."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     entries = column.flatten()
-    return Flat(np.repeat(np.arange(len(column)), lengths), *(pc.struct_field(entries, name) for name in (NAME, VALUE)))
+    return FlatEntries(
+        np.repeat(np.arange(len(column)), lengths), *(pc.struct_field(entries, name) for name in (NAME, VALUE))
+    )
 
 
-def lookup(column: pa.ListArray, name: str) -> pa.Array:
+def lookup_entry(column: pa.ListArray, name: str) -> pa.Array:
     """Return, as (rows,), the value of the entry of this name; null where the row has no such entry."""
-    flat = flattened(column)
+    flat = flatten_entries(column)
     is_named = pc.fill_null(pc.equal(flat.names, name), False).to_numpy(zero_copy_only=False)
     indices = np.full(len(column), -1, np.int64)
     indices[flat.rows[is_named]] = np.flatnonzero(is_named)

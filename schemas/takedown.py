@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import MOVED_NAME, Manifest
+from schemas.manifest import REPLACED_NAME, Manifest
 from schemas.storage import Store
 
 
@@ -22,7 +22,7 @@ class _TakedownBlock(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Model(_TakedownBlock):
+class TrainedCheckpoint(_TakedownBlock):
     """A checkpoint that existed when the documents were removed, including those that a replay has set aside."""
 
     checkpoint: str
@@ -44,7 +44,7 @@ class OtherRun(_TakedownBlock):
     """The tables it uses that the takedown replaces."""
     steps: list[int] = []
     """Every optimizer step of its plan whose batch held tokens of a removed document, from 1."""
-    models: list[Model] = []
+    models: list[TrainedCheckpoint] = []
     """All its checkpoints at the time of the takedown."""
 
 
@@ -53,7 +53,7 @@ class Effects(_TakedownBlock):
 
     steps: list[int] = []
     """Every optimizer step of the plan whose batch held tokens of a removed document, from 1."""
-    models: list[Model] = []
+    models: list[TrainedCheckpoint] = []
     """All checkpoints at the time of the takedown."""
     last_clean: int | None = None
     """Step of the last existing checkpoint before the first such step; None = there is none."""
@@ -201,7 +201,7 @@ class Certificate(_TakedownBlock):
         return sum(document.num_tokens for document in self.documents)
 
 
-def salted(salt: str, kind: str, value: bytes) -> str:
+def salted_digest(salt: str, kind: str, value: bytes) -> str:
     """Return the digest (hex) by which a certificate names an id (`document`) or a request (`url`, `domain`, …)."""
     return hashlib.sha256(f"{salt} {kind} ".encode() + value).hexdigest()
 
@@ -267,13 +267,13 @@ def descent_of(manifest: Manifest) -> Descent | None:
         ) from error
 
 
-def origin_of(manifest: Manifest) -> str:
+def origin_digest(manifest: Manifest) -> str:
     """Return the digest of the version that a run wrote, before any takedown."""
     descent = descent_of(manifest)
     return descent.origin if descent else manifest.digest
 
 
-def ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
+def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     """Return the certificates of the takedowns that led to a version of a table, newest first.
 
     Raises ContractError, naming both values, if a manifest and its certificate disagree.
@@ -294,24 +294,24 @@ def ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     return certificates
 
 
-def positions_of(manifest: Manifest) -> str:
+def positions_digest(manifest: Manifest) -> str:
     """Return the digest of the oldest version whose tokens have the same positions; tombstones move none."""
     descent = descent_of(manifest)
     return (descent.positions if descent else "") or manifest.digest
 
 
-def standing_version(run: Store, table: str, version: str) -> str:
+def resolve_version(run: Store, table: str, version: str) -> str:
     """Return the version that replaces `version` after all takedowns; `version` itself if it was not replaced.
 
     Raises ContractError if a takedown is unfinished.
     """
-    refuse_half_done(run)
-    while run.exists(moved := f"{table}/{version}/{MOVED_NAME}"):
+    check_no_pending_takedown(run)
+    while run.exists(moved := f"{table}/{version}/{REPLACED_NAME}"):
         version = run.read_json(moved)["to"]
     return version
 
 
-def refuse_half_done(run: Store) -> None:
+def check_no_pending_takedown(run: Store) -> None:
     """Raise ContractError if a takedown of the run was interrupted."""
     if run.exists(PENDING_NAME):
         raise ContractError(
@@ -320,7 +320,7 @@ def refuse_half_done(run: Store) -> None:
         )
 
 
-def refuse_rebuild(run: Store, table: str) -> None:
+def check_no_takedowns(run: Store, table: str) -> None:
     """Raise ContractError if documents were taken down from the run, since a rebuild would read them again."""
     if run.exists(TAKEDOWNS):
         raise ContractError(

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, Table, read_manifest, read_run, write_run
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, TableVersion, read_manifest, read_run, write_run
 from schemas.storage import Store
 
 DATASET = "tokens"
@@ -44,7 +44,7 @@ class PinnedRun(Store):
         )
 
 
-def run_at(address: str) -> Store:
+def open_run(address: str) -> Store:
     """Return the run folder that `RUN` or `RUN@<digest>` names.
 
     The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if no version or
@@ -67,13 +67,15 @@ def run_at(address: str) -> Store:
     return PinnedRun(run.address, pinned_tables(run, table, version))
 
 
-def standing_versions(run: Store, table: str) -> dict[str, Table]:
+def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
     """Return every committed version of a table, oldest first, by folder name; by relative path if another run's."""
     current = read_run(run).tables.get(table, "")
     names = [*_folders(run, table), *([current] if "/" in current else [])]
     folders = {name: run.child(f"{table}/{name}") for name in names}
     versions = {
-        name: Table(folder, read_manifest(folder)) for name, folder in folders.items() if folder.exists(MANIFEST_NAME)
+        name: TableVersion(folder, read_manifest(folder))
+        for name, folder in folders.items()
+        if folder.exists(MANIFEST_NAME)
     }
     return dict(sorted(versions.items(), key=lambda item: (item[1].manifest.run.started, item[0])))
 
@@ -99,7 +101,7 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
     return pinned
 
 
-def attach(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
+def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
     """Write the `run.json` of a new run folder that uses the recipe and tables of another run (None: all its tables).
 
     Nothing is copied: `run.json` names the version folders by relative paths, so both folders may be moved together.
@@ -135,7 +137,7 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
     return attached
 
 
-def refuse_attached(run: Store, what: str) -> None:
+def check_own_tables(run: Store, what: str) -> None:
     """Raise ConfigError if a run uses tables of another run, which the command `what` would change."""
     if foreign := sorted(table for table, path in read_run(run).tables.items() if path.startswith("../")):
         owner = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
@@ -160,7 +162,7 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
         if found:
             folders = ", ".join(f"{name}/{version}" for name, version in found)
             raise ConfigError(f"{run.uri}@{digest}: expected one version, got {folders}. Give more digits.")
-    datasets = ", ".join(table.manifest.digest[:12] for table in standing_versions(run, DATASET).values())
+    datasets = ", ".join(table.manifest.digest[:12] for table in list_versions(run, DATASET).values())
     raise ConfigError(
         f"{run.uri}@{digest}: expected a version of this digest, got none. Name one of the datasets: "
         f"{datasets or 'none yet'}."
@@ -169,7 +171,7 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
 
 def _matching(run: Store, table: str, digest: str) -> Iterator[str]:
     """Yield the version folders of a table whose digest starts with `digest`."""
-    for version, committed in standing_versions(run, table).items():
+    for version, committed in list_versions(run, table).items():
         if committed.manifest.digest.startswith(digest):
             yield version
 

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.locks import training
+from schemas.locks import lock_training
 from schemas.storage import Store
-from schemas.takedown import Certificate, Effects, Model, ancestry
+from schemas.takedown import Certificate, Effects, TrainedCheckpoint, takedown_ancestry
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.checkpoint.folder import local_path, standing_notes
-from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, parse_note
-from train.data.order import Order
+from train.checkpoint.folder import list_checkpoints, local_path
+from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, parse_metadata
+from train.data.order import SampleOrder
 from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, since_dataset
 from train.plan.plan import PLAN_NAME, Plan, standing_order, write_plan
 
@@ -47,11 +47,11 @@ def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects
         steps = seeing_steps(standing_order(run, dataset, bound), documents, behind)
     first = steps[0] if steps else math.inf
 
-    def model(name: str, note: Note) -> Model:
+    def model(name: str, note: CheckpointMetadata) -> TrainedCheckpoint:
         saw = note.step >= (first if known and note.identity.dataset in same else 1)
-        return Model(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
+        return TrainedCheckpoint(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
 
-    standing = [model(note.name, note) for note in (standing_notes(run) if run.is_local else [])]
+    standing = [model(note.name, note) for note in (list_checkpoints(run) if run.is_local else [])]
     clean = [one.step for one in standing if not one.saw]
     aside = [model(name, note) for name, note in _notes_aside(run)]
     return Effects(steps=steps, models=[*standing, *aside], last_clean=max(clean, default=None))
@@ -60,24 +60,24 @@ def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects
 def _same_positions(run: Store, dataset: Dataset) -> set[str]:
     """Digests of a dataset and of those before it whose tokens lie at the same positions."""
     found = {dataset.digest}
-    for certificate in ancestry(run, dataset.manifest):
+    for certificate in takedown_ancestry(run, dataset.manifest):
         if certificate.mode == "compact":
             break
         found.add(certificate.tables["tokens"].before)
     return found
 
 
-def _notes_aside(run: Store) -> Iterator[tuple[str, Note]]:
+def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
     """Folder and note of every checkpoint that a replay has left behind."""
     for path in sorted(run.child(REPLACED).walk()):
         folder, _, file = f"{REPLACED}/{path}".rpartition("/")
-        if file == NOTE_NAME:
+        if file == METADATA_NAME:
             step = folder.rpartition("/")[2].partition(".")[0]
-            said = f"{folder}, once {CHECKPOINTS}/{step}/{NOTE_NAME}"
-            yield folder, parse_note(run.read_bytes(f"{folder}/{file}"), said)
+            said = f"{folder}, once {CHECKPOINTS}/{step}/{METADATA_NAME}"
+            yield folder, parse_metadata(run.read_bytes(f"{folder}/{file}"), said)
 
 
-def seeing_steps(order: Order, documents: Iterable[Span], behind: int = 1) -> list[int]:
+def seeing_steps(order: SampleOrder, documents: Iterable[Span], behind: int = 1) -> list[int]:
     """The steps, from 1, that hold a token of documents; `behind` = 1: the token behind a piece is a target too."""
     found: set[int] = set()
     for stream, start, num_tokens in documents:
@@ -100,7 +100,7 @@ def begin_replay(run: Store, choice: str) -> Replay:
     ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
-    with training(run, "penstock train --replay-from"):
+    with lock_training(run, "penstock train --replay-from"):
         return _begin(run, choice)
 
 
@@ -130,7 +130,7 @@ def _begin(run: Store, choice: str) -> Replay:
     order = standing_order(run, dataset, bound).digest
     if order != plan.order:
         raise ContractError(f"{PLAN_NAME}: expected samples in order {plan.order}, got {order}. Plan again.")
-    notes = standing_notes(run)
+    notes = list_checkpoints(run)
     step, clean = _chosen(choice, notes, since, standing)
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
@@ -151,7 +151,9 @@ def _begin(run: Store, choice: str) -> Replay:
     return replay
 
 
-def _chosen(choice: str, notes: list[Note], since: list[Certificate], standing: list[Replay]) -> tuple[int, bool]:
+def _chosen(
+    choice: str, notes: list[CheckpointMetadata], since: list[Certificate], standing: list[Replay]
+) -> tuple[int, bool]:
     """The step to go on from, and whether it has seen none of the documents."""
     seen = [one.effects.steps[0] for one in since if one.effects.steps]
     # Checkpoints written behind an earlier replay on this dataset have seen nothing, whatever their step.

@@ -17,34 +17,45 @@ from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from jobs.verbs.proxies import (
     Pair,
-    Wanted,
+    ProxySize,
     check_heldout,
     check_settings,
-    default_params,
     default_size,
+    describe_default_size,
     evaluate_pairs,
     plan_pairs,
-    settings_of_proxies,
+    proxy_settings,
     train_pairs,
 )
-from pipeline.engine.step import TableJob
-from pipeline.inspect.diff import KEPT, Difference, compare, open_side
-from pipeline.inspect.without_rules import leave_out
+from pipeline.engine.step import Step
+from pipeline.inspect.diff import KEPT, Difference, compare_runs, open_compared_run
+from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.run import prepare, run_folders, run_steps, settings_of
 from pipeline.stages import STEPS
-from pipeline.tokens.tokenizer import TO_TRAIN
-from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, Interval, Moved, Proxies, Side
+from pipeline.tokens.tokenizer import TRAIN_SETTINGS
+from schemas.ablation import (
+    ABLATIONS,
+    RESULT_NAME,
+    WITH,
+    WITHOUT,
+    Ablation,
+    AblationSide,
+    Comparison,
+    DifferenceInterval,
+    ProxySettings,
+    VerdictChange,
+)
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from train.config.settings import SECTIONS
-from train.data.heldout import copies_trained_on, heldout_documents, trained_on
-from train.data.order import tokens_drawn
-from train.eval.paired import SHARE, Losses, answer_of, compare_sides, label_of
+from train.data.heldout import heldout_documents, trained_copies, trained_documents
+from train.data.order import tokens_by_source
+from train.eval.paired import SHARE, Losses, compare_sides, describe_heldout_set, summarize_comparisons
 
 VERBS = {
     "ablate": "Train pairs of proxy runs with and without rules of a run, and compare their held-out losses.",
@@ -102,11 +113,13 @@ def branch_folder(run: Store, change: Change) -> Store:
 def branch_recipe(run: Store, change: Change) -> Recipe:
     """Return the recipe of a run with a change applied, and with the tokenizer of the run. Raises ConfigError."""
     where = f"{run.uri}/{RUN_NAME}"
-    values = leave_out(read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where))
+    values = leave_out_rules(
+        read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where)
+    )
     section = values.get("tokenizer", {})
     if section.get("model") is None:
         folder, manifest = open_table(run, "tokenizer")
-        kept = {key: value for key, value in section.items() if key not in TO_TRAIN}
+        kept = {key: value for key, value in section.items() if key not in TRAIN_SETTINGS}
         values["tokenizer"] = kept | {"model": folder.path(manifest.run.paths["model"])}
     return load_recipe(values, change.data, recipe_sections(), where)
 
@@ -115,14 +128,14 @@ def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
     """Return (name, True if it must be computed again) of every step that the second recipe requires."""
     made: set[str] = set()
     steps = []
-    for step in (step for step in STEPS if step.wanted(after)):
-        again = not step.wanted(before) or not made.isdisjoint(step.reads) or _settings_differ(step, before, after)
+    for step in (step for step in STEPS if step.is_used(after)):
+        again = not step.is_used(before) or not made.isdisjoint(step.reads) or _settings_differ(step, before, after)
         made |= set(step.writes) if again else set()
         steps.append((step.name, again))
     return steps
 
 
-def _settings_differ(step: TableJob, before: Recipe, after: Recipe) -> bool:
+def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
     def settings(recipe: Recipe, name: str) -> tuple[object, object]:
         places = recipe[name].model_dump(mode="json", include=recipe[name].fields_of("location"))
         return settings_of(recipe[name], step), places
@@ -134,7 +147,7 @@ def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
     """Run the steps of a branch up to its dataset; tables that it or the run already has are not computed again."""
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
-        attach(folder, run)
+        attach_run(folder, run)
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config, "penstock ablate")
     try:
@@ -164,7 +177,7 @@ SHOWN = 12
 """Changes of verdict that are listed."""
 
 
-def conclude(
+def make_result(
     change: Change,
     runs: Mapping[str, Store],
     pairs: Sequence[Pair],
@@ -172,8 +185,8 @@ def conclude(
     seconds: Mapping[str, float],
 ) -> Ablation:
     """Return the result of an ablation from the losses of its proxy runs."""
-    a, b = (open_side(runs[side]) for side in (WITH, WITHOUT))
-    difference = compare(a, b, 0)
+    a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
+    difference = compare_runs(a, b, 0)
     on, losses = measured
     comparisons = compare_sides(on, [pair.seed for pair in pairs], losses)
     return Ablation(
@@ -188,29 +201,29 @@ def conclude(
         share=SHARE,
         comparisons=tuple(comparisons),
         measurements=tuple(measurement for measurements in losses.values() for measurement in measurements),
-        answer=answer_of(comparisons),
+        answer=summarize_comparisons(comparisons),
         seconds={name: round(value, 1) for name, value in seconds.items()},
     )
 
 
-def _side(dataset: Dataset, documents: int) -> Side:
-    return Side(dataset=dataset.digest, documents=documents, tokens=sum(dataset.num_tokens().values()))
+def _side(dataset: Dataset, documents: int) -> AblationSide:
+    return AblationSide(dataset=dataset.digest, documents=documents, tokens=sum(dataset.num_tokens().values()))
 
 
-def _moved(difference: Difference) -> Iterator[Moved]:
+def _moved(difference: Difference) -> Iterator[VerdictChange]:
     ordered = sorted(difference.documents.items(), key=lambda item: (-item[1], item[0]))
     for (source, old, new), count in ordered:
-        yield Moved(source=source, with_rules=old, without=new, documents=count)
+        yield VerdictChange(source=source, with_rules=old, without=new, documents=count)
 
 
-def _proxies(pairs: Sequence[Pair]) -> Proxies:
+def _proxies(pairs: Sequence[Pair]) -> ProxySettings:
     plans = {side: proxy.plan for side, proxy in pairs[0].proxies.items()}
     plan = plans[WITH]
     passes = {}
     for side, proxy in pairs[0].proxies.items():
-        drawn = sum(tokens_drawn(plans[side].stages).values())
+        drawn = sum(tokens_by_source(plans[side].stages).values())
         passes[side] = round(drawn / sum(open_dataset(proxy.run).num_tokens().values()), 4)
-    return Proxies(
+    return ProxySettings(
         params=plan.num_params,
         tokens=plan.num_tokens,
         steps=plan.steps,
@@ -222,7 +235,7 @@ def _proxies(pairs: Sequence[Pair]) -> Proxies:
     )
 
 
-def tell(result: Ablation) -> str:
+def describe_ablation(result: Ablation) -> str:
     """Return the result as text."""
     proxies, ours, theirs = result.proxies, result.with_rules, result.without
     lines = [
@@ -247,7 +260,7 @@ def tell(result: Ablation) -> str:
     return "\n".join(lines)
 
 
-def _verdict_changes(moved: Sequence[Moved]) -> Iterator[str]:
+def _verdict_changes(moved: Sequence[VerdictChange]) -> Iterator[str]:
     """Yield a line for each change of verdict, the most frequent first."""
     for change in moved[:SHOWN]:
         verdicts = f"{_verdict(change.with_rules)} → {_verdict(change.without)}"
@@ -266,8 +279,8 @@ def _left_out(result: Ablation) -> Iterator[str]:
     for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
         if first.left_out:
             yield (
-                f"{label_of(name)}: {first.left_out:,} of {first.documents:,} documents left out, because a proxy run "
-                "was trained on them or on a copy"
+                f"{describe_heldout_set(name)}: {first.left_out:,} of {first.documents:,} documents left out, as a "
+                "proxy run was trained on them or on a copy"
             )
 
 
@@ -276,14 +289,16 @@ def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
     rows = [("held out", "source", "with", "without", f"difference [{share:.0%}], nats/token", "bits/byte", "")]
     for row in comparisons:
         means = [sum(pair[side] for pair in row.losses) / len(row.losses) for side in (0, 1)]
-        bits = "–" if row.bits is None else shown(row.bits)
+        bits = "–" if row.bits is None else format_interval(row.bits)
         answer = row.answer.partition(":")[0].partition(" (")[0]
-        rows.append((row.on, row.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", shown(row.nats), bits, answer))
+        rows.append(
+            (row.on, row.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", format_interval(row.nats), bits, answer)
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def shown(interval: Interval) -> str:
+def format_interval(interval: DifferenceInterval) -> str:
     """Return an interval as text."""
     if interval.low is None or interval.high is None:
         return f"{interval.mean:+.4f}"
@@ -308,7 +323,7 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
         help="a data setting applies to the branch, a training setting to the proxy runs of both datasets",
     )
     parser.add_argument("--seeds", type=int, default=3, help="pairs of proxy runs; default 3")
-    parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {default_params()}")
+    parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {describe_default_size()}")
     parser.add_argument("--tokens", type=int, help="tokens of a proxy run; default: 20 per parameter, at most one pass")
     parser.add_argument(
         "--on", action="append", default=[], help="another run whose held-out text is measured too; may be repeated"
@@ -331,16 +346,16 @@ def ablate_command(arguments: argparse.Namespace) -> int:
         if value is not None and not value >= 1:
             raise ConfigError(f"--{name}: expected at least 1, got {value:g}. Give a larger number.")
     change = change_of(arguments.without, arguments.overrides)
-    size = Wanted(arguments.seeds, arguments.params, arguments.tokens, change.training)
+    size = ProxySize(arguments.seeds, arguments.params, arguments.tokens, change.training)
     before, after = stored_recipe(run, change.training), branch_recipe(run, change)
     check_clusters(run)
-    settings = settings_of_proxies(run, change.training)
-    datasets = {"the run": open_dataset(run)} | asked_about(arguments.on)
+    settings = proxy_settings(run, change.training)
+    datasets = {"the run": open_dataset(run)} | open_heldout_datasets(arguments.on)
     check_settings(settings, datasets["the run"])
     check_heldout(datasets, settings)
     check_tokenizers(datasets)
     if arguments.dry_run:
-        print(foreseen(run, change, (before, after), size))
+        print(describe_dry_run(run, change, (before, after), size))
         return 0
     folder = branch_folder(run, change)
     started = time.monotonic()
@@ -352,31 +367,37 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     check_tokenizers({"the run": sides[WITH], folder.uri: sides[WITHOUT]})
     check_heldout({change.name: sides[WITHOUT]}, settings)
     ours, theirs = (sum(sides[side].num_tokens().values()) for side in (WITH, WITHOUT))
-    say(f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both use the run's tokenizer")
+    print_progress(
+        f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both use the run's tokenizer"
+    )
     seconds = {"dataset": time.monotonic() - started}
     others = {name: Store(name) for name in arguments.on}
-    print(tell(compared({WITH: run, WITHOUT: folder} | others, change, size, seconds, arguments.sequences)))
+    print(
+        describe_ablation(
+            train_and_compare({WITH: run, WITHOUT: folder} | others, change, size, seconds, arguments.sequences)
+        )
+    )
     return 0
 
 
-def compared(
-    runs: Mapping[str, Store], change: Change, size: Wanted, seconds: dict[str, float], sequences: int
+def train_and_compare(
+    runs: Mapping[str, Store], change: Change, size: ProxySize, seconds: dict[str, float], sequences: int
 ) -> Ablation:
     """Train the pairs, measure them on the held-out text of every run, and write the result."""
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
     pairs = plan_pairs(sides, folder.child("proxies"), size)
-    copies = unfit_documents(runs, pairs[0].proxies[WITH].plan.stages[-1].seq_len, sequences)
-    seconds["training"] = train_pairs(pairs, say)
+    copies = copied_documents(runs, pairs[0].proxies[WITH].plan.stages[-1].seq_len, sequences)
+    seconds["training"] = train_pairs(pairs, print_progress)
     started = time.monotonic()
     losses = evaluate_pairs(pairs, list(runs.values()), folder, sequences, copies)
     seconds["evaluation"] = time.monotonic() - started
-    result = conclude(change, sides, pairs, (list(runs), losses), seconds)
+    result = make_result(change, sides, pairs, (list(runs), losses), seconds)
     folder.write_atomic(RESULT_NAME, canonical_json(result.model_dump(mode="json")))
     return result
 
 
-def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
+def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
     """Return the held-out documents of all runs that either side trains on a copy of.
 
     Raises ContractError before training if a run has no held-out document that neither side trains on.
@@ -387,10 +408,10 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
         name: {document.doc_id for document in heldout_documents(dataset, seq_len, sequences)}
         for name, dataset in datasets.items()
     }
-    copies = copies_trained_on(list(runs.values()), sides, set[bytes]().union(*held.values()))
+    copies = trained_copies(list(runs.values()), sides, set[bytes]().union(*held.values()))
     for name, documents in held.items():
         others = [side for side in sides if side.digest != datasets[name].digest]
-        if documents <= copies.union(*(trained_on(documents, side) for side in others)):
+        if documents <= copies.union(*(trained_documents(documents, side) for side in others)):
             raise ContractError(
                 f"held-out text {name!r}: expected a document that neither side is trained on, nor on a copy "
                 f"of it, got none of {len(documents):,}. Raise tokens.heldout_share."
@@ -398,19 +419,19 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
     return copies
 
 
-def asked_about(names: Sequence[str]) -> dict[str, Dataset]:
+def open_heldout_datasets(names: Sequence[str]) -> dict[str, Dataset]:
     """Return the datasets of the runs of `--on`. Raises ConfigError if a run has the name of a side."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
         raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side. Write ./{taken[0]}.")
     return {name: open_dataset(Store(name)) for name in names}
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a progress line and flush it."""
     print(line, flush=True)
 
 
-def foreseen(run: Store, change: Change, recipes: tuple[Recipe, Recipe], size: Wanted) -> str:
+def describe_dry_run(run: Store, change: Change, recipes: tuple[Recipe, Recipe], size: ProxySize) -> str:
     """Return a description of an ablation and its cost, as far as it is known before the branch is built."""
     steps = steps_of(*recipes)
     reused, rebuilt = (", ".join(name for name, again in steps if again is state) for state in (False, True))

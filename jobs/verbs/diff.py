@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command
-from pipeline.inspect.diff import KEPT, Difference, Example, Side, compare, open_side
+from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 
 VERBS = {
     "diff": "Compare two runs or versions: documents that only one of them keeps, by source and rule, and tokens.",
 }
 
-Moved = Mapping[tuple[str, str], int]
+MovedCounts = Mapping[tuple[str, str], int]
 
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,16 +33,16 @@ def diff_command(arguments: argparse.Namespace) -> int:
     """Compare two runs or versions: documents that only one of them keeps, by source and rule, and tokens."""
     if arguments.list < 0:
         raise ConfigError(f"diff --list: expected a number of at least 0, got {arguments.list}. Give --list 0 or more.")
-    a, b = open_side(run_at(arguments.a)), open_side(run_at(arguments.b))
-    difference = compare(a, b, arguments.list)
-    print(tell(difference, a, b))
+    a, b = open_compared_run(open_run(arguments.a)), open_compared_run(open_run(arguments.b))
+    difference = compare_runs(a, b, arguments.list)
+    print(describe_difference(difference, a, b))
     if arguments.json:
         path = Path(arguments.json).absolute()
         Store(str(path.parent)).write_atomic(path.name, canonical_json(to_json(difference, a, b)))
     return 0
 
 
-def tell(difference: Difference, a: Side, b: Side) -> str:
+def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) -> str:
     """Return the difference as text."""
     lines = [
         f"{name}  {side.run.uri}  {'dataset' if side.dataset else 'clean'} {side.digest[:12]}  {kept:,} documents"
@@ -68,7 +68,7 @@ def tell(difference: Difference, a: Side, b: Side) -> str:
 _INTO = "only in B, by the rule that dropped them in A"
 
 
-def _moved_lines(difference: Difference, moved: Moved, title: str, is_out: bool) -> Iterator[str]:
+def _moved_lines(difference: Difference, moved: MovedCounts, title: str, is_out: bool) -> Iterator[str]:
     if not moved:
         return
     yield from ("", f"{title}: {sum(moved.values()):,}")
@@ -100,7 +100,7 @@ def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
         yield "  ".join(cells)
 
 
-def to_json(difference: Difference, a: Side, b: Side) -> dict[str, Any]:
+def to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:
     """Return the whole difference as a JSON value."""
     return {
         "a": {"digest": a.digest, "documents": difference.kept[0]},

@@ -19,14 +19,14 @@ from jobs.arguments import Command, add_recipe
 from jobs.recipe import read_recipe
 from jobs.run_all import run_recipe
 from pipeline.engine.stage import Source
-from pipeline.engine.step import TableJob
+from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.manifest import MANIFEST_NAME, RUN_NAME, Table, open_table, read_run
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
@@ -37,7 +37,7 @@ VERBS = {
 
 DVC_NAME = "dvc.yaml"
 FIRST_LINE = "# Written by `penstock dvc`; write it again rather than editing it."
-MAGIC = "*?["
+WILDCARDS = "*?["
 PACKAGE = Path(__file__).parents[2] / "pipeline"
 TRAIN = "train"
 
@@ -68,7 +68,7 @@ def dvc_command(arguments: argparse.Namespace) -> int:
     """Write dvc.yaml into the current folder, with a stage for each step of a recipe, for `dvc repro`."""
     recipe_path, out, overrides = arguments.recipe, arguments.out, arguments.overrides
     if arguments.stage is not None:
-        run_whole(recipe_path, out, overrides, arguments.stage)
+        run_and_repair(recipe_path, out, overrides, arguments.stage)
         return 0
     stages, run = dvc_stages(recipe_path, out, overrides), _below_here(out)
     text = "\n".join([FIRST_LINE, *_yaml(stages)]) + "\n"
@@ -157,11 +157,11 @@ def _below_here(out: str) -> str:
     return path.relative_to(here).as_posix()
 
 
-def _steps_of(recipe: Recipe) -> list[TableJob]:
-    return [step for step in STEPS if step.wanted(recipe)]
+def _steps_of(recipe: Recipe) -> list[Step]:
+    return [step for step in STEPS if step.is_used(recipe)]
 
 
-def _dependencies(step: TableJob, recipe: Recipe) -> list[TableJob]:
+def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
     """Return a step and all steps that it depends on, in order.
 
     The folder of a table also holds earlier versions, so a return to one of them does not change the folder. Each stage
@@ -188,7 +188,7 @@ def deciding_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return settings | {TRAIN: settings[steps[-1].name] | {TRAIN: own}}
 
 
-def _own(step: TableJob, recipe: Recipe) -> dict[str, Any]:
+def _own(step: Step, recipe: Recipe) -> dict[str, Any]:
     names = [stage.name for stage in step.stages]
     return {
         "stages": {stage.name: stage.version for stage in step.stages},
@@ -207,12 +207,12 @@ def _settings_file(run: str, stage: str) -> str:
     return f"{run}/dvc/{stage}.json"
 
 
-def _outside(step: TableJob, recipe: Recipe) -> Iterator[str]:
+def _outside(step: Step, recipe: Recipe) -> Iterator[str]:
     """Yield the local files that a step reads besides tables: inputs, models, other runs. DVC ignores remote files."""
     if not step.reads:
         for pattern in recipe.section("source", SourceConfig).paths:
             if "://" not in pattern:
-                yield fixed_part(pattern)
+                yield fixed_folder(pattern)
     for stage in step.stages:
         models: Mapping[str, str] = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
         for place in [*models.values(), *_locations(recipe, stage.name)]:
@@ -233,17 +233,17 @@ def _tracked_files(place: str) -> Iterator[str]:
             yield str(path)
 
 
-def fixed_part(pattern: str) -> str:
+def fixed_folder(pattern: str) -> str:
     """Return the longest folder of a pattern without a wildcard, so that new files are noticed; a path is unchanged."""
     parts = pattern.split("/")
-    first = next((n for n, part in enumerate(parts) if any(sign in part for sign in MAGIC)), len(parts))
+    first = next((n for n, part in enumerate(parts) if any(sign in part for sign in WILDCARDS)), len(parts))
     return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else ".")
 
 
 # Running a stage.
 
 
-def run_whole(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
+def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
     """Run the recipe up to a step and check its tables: a version with a damaged file is rebuilt.
 
     DVC runs a stage because one of its files has changed; a run treats a version as complete if its manifest exists.
@@ -251,13 +251,13 @@ def run_whole(recipe_path: str, out: str, overrides: Sequence[str], step_name: s
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
     tables = next(step.writes for step in STEPS if step.name == step_name)
-    tables_by_name = {name: Table(*open_table(run, name)) for name in tables if name in read_run(run).tables}
+    tables_by_name = {name: TableVersion(*open_table(run, name)) for name in tables if name in read_run(run).tables}
     if damaged := [file for table in tables_by_name.values() for file in damaged_files(table)]:
         _remove_versions(run, tables_by_name, damaged)
         run_recipe(recipe_path, out, overrides, until=step_name)
 
 
-def damaged_files(table: Table) -> list[str]:
+def damaged_files(table: TableVersion) -> list[str]:
     """Return the files of a table that are missing or whose digest differs from the manifest."""
     folder, manifest = table.folder, table.manifest
     files = [(manifest.run.paths[entry.key], entry.sha256) for entry in manifest.content.files]
@@ -265,7 +265,7 @@ def damaged_files(table: Table) -> list[str]:
     return [f"{folder.uri}/{path}" for path in wrong]
 
 
-def _remove_versions(run: Store, tables: Mapping[str, Table], damaged: Sequence[str]) -> None:
+def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
     """Delete the versions that one step wrote. Raises ContractError if a rebuild would not restore them."""
     is_foreign = any("/" in read_run(run).tables[name] for name in tables)
     if is_foreign or run.exists(TAKEDOWNS):

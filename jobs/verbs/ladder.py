@@ -13,13 +13,13 @@ from typing import Any
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy
-from jobs.verbs.scaling import add_interval_arguments, check_intervals, how_fitted, measured_run, print_law
+from jobs.verbs.scaling import add_interval_arguments, check_intervals, describe_fit, measured_run, print_law
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from train.checkpoint.folder import local_path
 from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
@@ -39,20 +39,20 @@ VERBS = {
 Arguments = argparse.Namespace
 Recipe = dict[str, dict[str, Any]]
 FOLDER, LAW_NAME = "ladder", "ladder/law.json"
-CHOSEN = {
+LADDER_SETTINGS = {
     "plan": "law law_file own_law tokens_per_parameter compute gpu_hours usd params inference_tokens max_epochs "
     "num_layers d_model",
     "train": "steps stages eval_every eval_sequences skip_file profile",
     "guard": "patience min_improvement",
 }
 """Settings that the ladder chooses itself, by section."""
-OF_ONE_SIZE = {"plan": "num_heads num_kv_heads d_ffw", "train": "global_batch", "optim": "learning_rate warmup_steps"}
+SIZE_SETTINGS = {"plan": "num_heads num_kv_heads d_ffw", "train": "global_batch", "optim": "learning_rate warmup_steps"}
 """Settings of a recipe that fit its own model only: the plan of each proxy chooses them, unless --set gives them."""
 MEASURED_ROWS = 4096
 """Maximum held-out rows of a source; at 512 tokens a row, the sampling error is below 0.2 % of a nat for all runs."""
 LAST_STEP_ONLY = 1 << 40
 """Steps between held-out losses: more than any run has, so that only the last step is measured."""
-ENDLESS = ("plateau", "step")
+UNBOUNDED_SCHEDULES = ("plateau", "step")
 """Schedules that have no fixed length."""
 POLL_SECONDS = 0.5
 FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
@@ -93,7 +93,7 @@ def ladder_command(arguments: Arguments) -> int:
     pairs = zip(proxies, steps, strict=True)
     measured = [measured_run(proxy.run, f"{FOLDER}/{rung.name}") for proxy, (rung, _) in pairs]
     fit = fit_or_hold(measured, arguments.draws, arguments.share)
-    law = law_file(fit, measured, arguments.share, how_fitted(fit, arguments.draws, arguments.share))
+    law = law_file(fit, measured, arguments.share, describe_fit(fit, arguments.draws, arguments.share))
     print("\n".join(_results(law)))
     print(print_law(law, fit, [law.law.compute * times for times in (1, 10, 100, 1000)]), flush=True)
     write_law(f"{run.uri}/{LAW_NAME}", law)
@@ -108,14 +108,14 @@ def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[st
     Raises ConfigError if an override names a setting that the ladder chooses, or a section that is not of training.
     """
     named = {text.partition("=")[0].strip() for text in overrides}
-    wrong = sorted(name for name in named if name in _names(CHOSEN) or name.partition(".")[0] not in SECTIONS)
+    wrong = sorted(name for name in named if name in _names(LADDER_SETTINGS) or name.partition(".")[0] not in SECTIONS)
     if wrong:
         raise ConfigError(
             f"ladder --set: expected training settings for all proxy runs, got {', '.join(wrong)}, which the "
             "ladder chooses or does not use. Remove it."
         )
     stored = stored_recipe(run, overrides).to_json()
-    omitted = {*_names(CHOSEN), *_names(OF_ONE_SIZE)} - named
+    omitted = {*_names(LADDER_SETTINGS), *_names(SIZE_SETTINGS)} - named
     recipe = {
         section: {key: value for key, value in values.items() if f"{section}.{key}" not in omitted}
         for section, values in stored.items()
@@ -136,7 +136,7 @@ def _check(settings: Settings, dataset: Dataset) -> None:
             f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, by which the proxy "
             "runs are compared, got none. Raise tokens.heldout_share, or lower train.seq_len."
         )
-    if settings.optim.schedule in ENDLESS:
+    if settings.optim.schedule in UNBOUNDED_SCHEDULES:
         raise ConfigError(
             f"optim.schedule = {settings.optim.schedule}: expected a schedule that scales with the length of "
             "a run, since a ladder compares lengths. Use --set optim.schedule=cosine."
@@ -186,7 +186,7 @@ def _make_proxy(run: Store, rung: Rung, recipe: Recipe) -> Proxy:
     folder = run.child(f"{FOLDER}/{rung.name}")
     own = load_recipe(recipe, _overrides(rung), recipe_sections(), folder.uri).to_json()
     if not folder.exists(RUN_NAME):
-        attach(folder, run, TABLES)
+        attach_run(folder, run, TABLES)
     before = read_run(folder)
     if before.recipe != own:
         write_run(folder, before.model_copy(update={"recipe": own}))

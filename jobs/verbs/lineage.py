@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command, add_run
-from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
-from pipeline.lineage.openlineage import events
+from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import check_lineage, read_lineage
 from pipeline.report.facts import number, short, size
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 
 VERBS = {
     "lineage": "Print the lineage of a run, from input files to checkpoints. A digest that does not match is an error.",
@@ -34,34 +34,34 @@ def add_lineage_arguments(parser: argparse.ArgumentParser) -> None:
 
 def lineage_command(arguments: argparse.Namespace) -> int:
     """Print the lineage of a run, from input files to checkpoints. A digest that does not match is an error."""
-    run = run_at(arguments.run)
+    run = open_run(arguments.run)
     paths = [name for name in (arguments.out, arguments.openlineage) if name]
     if len(set(paths)) < len(paths):
         raise ConfigError(
             f"lineage: expected two files, got {paths[0]} for both --out and --openlineage. Change one of them."
         )
     lineage = read_lineage(run, arguments.verify)
-    print(tell(folded(lineage), run.uri))
+    print(describe_lineage(fold_checkpoints(lineage), run.uri))
     # A broken chain is printed but not exported, because an OpenLineage event cannot express it.
     check_lineage(lineage, run.uri)
     if arguments.out:
         _write(arguments.out, canonical_json(lineage.to_json()))
     if arguments.openlineage:
-        _write(arguments.openlineage, encoded(events(lineage, run), arguments.openlineage))
+        _write(arguments.openlineage, encode_events(openlineage_events(lineage, run), arguments.openlineage))
     return 0
 
 
-def encoded(values: Sequence[dict[str, Any]], name: str) -> bytes:
+def encode_events(values: Sequence[dict[str, Any]], name: str) -> bytes:
     """Return events in the format that the suffix of a file name selects."""
     lines = [canonical_json(event) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
-def tell(lineage: Lineage, where: str) -> str:
+def describe_lineage(lineage: Lineage, where: str) -> str:
     """Return the lineage as text: a line for each node, after all nodes that it was made from, and every mismatch."""
     numbers = {node.key: number for number, node in enumerate(lineage.nodes, start=1)}
     sources: dict[str, list[int]] = {}
-    for source, target in drawn_links(lineage):
+    for source, target in reduced_links(lineage):
         sources.setdefault(target, []).append(numbers[source])
     rows = [_row(node, numbers[node.key], sources.get(node.key, [])) for node in lineage.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else [0] * 5
@@ -71,20 +71,20 @@ def tell(lineage: Lineage, where: str) -> str:
         lines.append("  ".join(cells).rstrip())
         indent = " " * (widths[0] + 2)
         lines += [f"{indent}  {note}" for note in node.notes]
-        lines += [f"{indent}! {mismatch.says}" for mismatch in lineage.breaks if mismatch.key == node.key]
+        lines += [f"{indent}! {mismatch.message}" for mismatch in lineage.breaks if mismatch.key == node.key]
     return "\n".join(lines)
 
 
 def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
     """Return the cells of a node: number, title, digest, counts, time and code, and the numbers of its inputs."""
-    counts = ", ".join(counted(name, value) for name, value in node.counts.items())
+    counts = ", ".join(format_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"
     origin = f"from {', '.join(map(str, sources))}" if sources else ""
     return str(position), node.title + earlier, node.digest[:12], counts, made, origin
 
 
-def counted(unit: str, value: int | float) -> str:
+def format_count(unit: str, value: int | float) -> str:
     """Return a count with its unit, such as `53 rows` or `1.2 GB`."""
     if unit == "bytes":
         return size(value)

@@ -21,7 +21,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, Dataset, open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from train.checkpoint.folder import identify
 from train.checkpoint.metadata import Identity
 from train.config.plan import PlanConfig
@@ -57,7 +57,7 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     Raises ConfigError if the folder holds a run with another dataset or another plan.
     """
     if not folder.exists(RUN_NAME):
-        attach(folder, parent, TABLES)
+        attach_run(folder, parent, TABLES)
     dataset = open_dataset(folder)
     if dataset.digest != open_dataset(parent).digest:
         raise ConfigError(
@@ -66,16 +66,16 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
         )
     settings = settings_of(stored_recipe(folder, overrides))
     if folder.exists(PLAN_NAME):  # a trained proxy run has its number formats from the device
-        settings = settings.with_formats_of(read_plan(folder).settings.content())
+        settings = settings.with_precisions_of(read_plan(folder).settings.content())
     plan = make_plan(folder, dataset, settings)
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
-    elif decided(dataset, read_plan(folder)) != decided(dataset, plan):
+    elif plan_identity(dataset, read_plan(folder)) != plan_identity(dataset, plan):
         raise ConfigError(f"{folder.uri}: expected a run with these settings, got other settings. Remove the folder.")
     return Proxy(folder, plan)
 
 
-def decided(dataset: Dataset, plan: Plan) -> Identity:
+def plan_identity(dataset: Dataset, plan: Plan) -> Identity:
     """Return the identity of a plan: all settings that decide the weights."""
     return identify(dataset, plan, NO_SKIPS)
 
@@ -123,7 +123,7 @@ MAX_PARAMS = 10_000_000
 """Largest default size of a proxy run [parameters]."""
 TOKENS_PER_PARAMETER = 20.0
 """Default training tokens per parameter; plan.tokens_per_parameter has the source."""
-OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
+RUN_ONLY_SETTINGS: Mapping[str, frozenset[str]] = {
     "plan": frozenset(
         (
             *("law", "tokens_per_parameter", "compute", "gpu_hours", "usd", "params", "inference_tokens", "max_epochs"),
@@ -139,12 +139,12 @@ OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
 }
 """Settings that size or place the run itself, which a proxy run does not take over; of `[layout]` it takes only
 `micro_batch`."""
-UNMEASURED = ("train.eval_every=0",)
+NO_EVALUATION = ("train.eval_every=0",)
 """Overrides of every proxy run, before those of the user: losses are measured only at its end."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProxySize:
     """The number and size of the proxy runs."""
 
     seeds: int
@@ -164,19 +164,19 @@ class Pair:
     """By side."""
 
 
-def plan_pairs(sides: Mapping[str, Store], folder: Store, size: Wanted) -> list[Pair]:
+def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[Pair]:
     """Plan the pairs in `<folder>/{with,without}-seed-N`. Raises ContractError if the two runs of a pair differ."""
     shared = shared_settings(sides, folder, size)
     pairs = []
     for seed in range(1, size.seeds + 1):
         own = [*shared, f"train.seed={seed}"]
         proxies = {side: plan_proxy(run, _proxy_folder(run, folder, side, seed), own) for side, run in sides.items()}
-        check_alike([proxy.plan for proxy in proxies.values()])
+        check_pair([proxy.plan for proxy in proxies.values()])
         pairs.append(Pair(seed, proxies))
     return pairs
 
 
-def shared_settings(sides: Mapping[str, Store], folder: Store, size: Wanted) -> list[str]:
+def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[str]:
     """Return the overrides that make all proxy runs equal: N, batch, and the steps that both datasets allow."""
     first = {side: _proxy_folder(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
@@ -185,7 +185,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, size: Wanted) -> 
     params, _ = default_size(size, once, sizing.min_params)
     if size.params is None:  # the size that the vocabulary and [plan] allow
         params = float(num_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
-    fixed = [f"plan.params={params!r}", *UNMEASURED]
+    fixed = [f"plan.params={params!r}", *NO_EVALUATION]
     if size.tokens is None:
         fixed += ["plan.max_epochs=1.0"]
     else:
@@ -200,7 +200,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, size: Wanted) -> 
     return [*fixed, f"train.steps={min(plan.steps for plan in plans)}"]
 
 
-def check_alike(plans: Sequence[Plan]) -> None:
+def check_pair(plans: Sequence[Plan]) -> None:
     """Raise ContractError if two proxy runs differ in more than their data."""
     facts = [
         {
@@ -265,10 +265,10 @@ def evaluate_pairs(
     return {key: [next(measurements) for _ in on] for key in named}
 
 
-def settings_of_proxies(run: Store, overrides: Sequence[str]) -> Settings:
+def proxy_settings(run: Store, overrides: Sequence[str]) -> Settings:
     """Return the settings with which the proxy runs of a run are planned, except their size."""
     recipe = load_recipe(
-        proxy_recipe(read_run(run).recipe), [*UNMEASURED, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
+        proxy_recipe(read_run(run).recipe), [*NO_EVALUATION, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
     )
     return settings_of(recipe)
 
@@ -299,7 +299,7 @@ def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
     """Return the folder of a proxy run on the dataset of its side, with the recipe of the run except its size."""
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):
-        state = attach(new, run, TABLES)
+        state = attach_run(new, run, TABLES)
         write_run(new, RunFile(tables=state.tables, recipe=proxy_recipe(state.recipe)))
     return new
 
@@ -311,7 +311,7 @@ def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name: {
             key: value
             for key, value in values.items()
-            if key not in OF_THE_BIG_RUN.get(name, ()) and key in placed.get(name, values)
+            if key not in RUN_ONLY_SETTINGS.get(name, ()) and key in placed.get(name, values)
         }
         for name, values in recipe.items()
     }
@@ -321,12 +321,12 @@ def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
     return make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
 
 
-def default_size(size: Wanted, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
+def default_size(size: ProxySize, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
     """Return the parameters and tokens of a proxy run; `once`: tokens of one pass over the smaller dataset."""
     params = size.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
     return params, size.tokens or min(TOKENS_PER_PARAMETER * params, once)
 
 
-def default_params() -> str:
+def describe_default_size() -> str:
     """Return a description of the default size of a proxy run."""
     return f"1/20 of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"

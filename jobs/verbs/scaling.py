@@ -46,7 +46,7 @@ def fit_scaling_command(arguments: Arguments) -> int:
     check_intervals(arguments, "fit-scaling")
     measured = [run for name in arguments.runs for run in _measured_runs(name)]
     fit = fit_or_hold(measured, arguments.draws, arguments.share)
-    law = law_file(fit, measured, arguments.share, how_fitted(fit, arguments.draws, arguments.share))
+    law = law_file(fit, measured, arguments.share, describe_fit(fit, arguments.draws, arguments.share))
     print(print_law(law, fit, BUDGETS))
     if arguments.out:
         write_law(arguments.out, law)
@@ -104,7 +104,7 @@ def _of_table(path: Path) -> Iterator[Measured]:
                 ) from error
 
 
-def how_fitted(fit: Fit, draws: int, share: float) -> str:
+def describe_fit(fit: Fit, draws: int, share: float) -> str:
     """Return a description of how a law was fitted, which its file stores."""
     how = (
         f"Huber loss (1e-3) of ln L, least by L-BFGS over {fit.num_runs} runs; {100 * share:g} % intervals of {draws} "

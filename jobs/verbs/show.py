@@ -5,9 +5,9 @@ import functools
 import operator
 
 from jobs.arguments import Command, add_run
-from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
+from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
 from schemas.errors import ConfigError
-from schemas.versions import run_at
+from schemas.versions import open_run
 
 VERBS = {
     "show": "Print documents with their verdicts, signals and provenance.",
@@ -34,8 +34,8 @@ def show_command(arguments: argparse.Namespace) -> int:
         raise ConfigError("show: expected --doc, --url or --where, got none of them. Add one.")
     condition = functools.reduce(operator.and_, conditions)
     number = 0
-    for row in find_documents(run_at(arguments.run), condition, arguments.limit):
-        print(describe(row, arguments.text) + "\n")
+    for row in find_documents(open_run(arguments.run), condition, arguments.limit):
+        print(format_document(row, arguments.text) + "\n")
         number += 1
     print(f"{number} document(s)")
     return 0 if number else 1

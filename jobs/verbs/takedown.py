@@ -9,16 +9,16 @@ from pathlib import Path
 
 from jobs.arguments import Command
 from pipeline.takedown.certificate import check_certificate, describe_check
-from pipeline.takedown.commit import begin, drop_old, finish, read_pending
-from pipeline.takedown.select import Request, Selection, select, taken_down_before
-from pipeline.takedown.shards import find_places
+from pipeline.takedown.commit import begin_takedown, drop_old, finish_takedown, read_pending
+from pipeline.takedown.select import Selection, TakedownRequest, earlier_takedowns, select_documents
+from pipeline.takedown.shards import find_removed_rows
 from schemas.errors import ConfigError
-from schemas.locks import writing_tables
+from schemas.locks import lock_tables
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certificate_name, parse_certificate
 from schemas.tokens import open_dataset
-from schemas.versions import attached_runs, refuse_attached
+from schemas.versions import attached_runs, check_own_tables
 from train.takedown_replay import Span, affected
 
 VERBS = {
@@ -30,7 +30,7 @@ Arguments = argparse.Namespace
 SHOWN_STEPS = 12
 
 
-def add_takedown(parser: argparse.ArgumentParser) -> None:
+def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `takedown`."""
     parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
     for name, description in (
@@ -57,7 +57,7 @@ def takedown_command(arguments: Arguments) -> int:
     run = Store(arguments.run)
     listed = _listed(arguments.docs) if arguments.docs else ()
     docs = (*arguments.doc, *listed)
-    request = Request(tuple(arguments.domain), tuple(arguments.url), docs, tuple(arguments.near))
+    request = TakedownRequest(tuple(arguments.domain), tuple(arguments.url), docs, tuple(arguments.near))
     alone = [name for name in ("check", "drop_old") if getattr(arguments, name)]
     others = [f"--{kind}" for kind, _ in request.items()]
     others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]
@@ -70,7 +70,7 @@ def takedown_command(arguments: Arguments) -> int:
     if arguments.check:
         return _check(run, arguments.check)
     # A dry run changes nothing, so it may read a run that another command is writing.
-    with nullcontext() if arguments.dry_run else writing_tables(run, "penstock takedown"):
+    with nullcontext() if arguments.dry_run else lock_tables(run, "penstock takedown"):
         return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
 
 
@@ -92,35 +92,37 @@ def _listed(name: str) -> tuple[str, ...]:
     return tuple(doc_id for doc_id in doc_ids if doc_id != REMOVED_ID.hex())
 
 
-def _take_down(run: Store, request: Request, arguments: Arguments) -> int:
-    refuse_attached(run, "takedown")
+def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> int:
+    check_own_tables(run, "takedown")
     if (pending := read_pending(run)) is not None:
         print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
         if arguments.dry_run:
             raise ConfigError(
                 f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Run it without --dry-run."
             )
-        print("\n".join(_describe_result(run, finish(run, pending))))
-        if not request.items() or taken_down_before(run, request):
+        print("\n".join(_describe_result(run, finish_takedown(run, pending))))
+        if not request.items() or earlier_takedowns(run, request):
             return 0
-    if request.items() and (earlier := taken_down_before(run, request)) and not _has_documents(run, request):
+    if request.items() and (earlier := earlier_takedowns(run, request)) and not _has_documents(run, request):
         names = ", ".join(certificate_name(certificate_id) for certificate_id in earlier)
         print(f"all of these documents were taken down before, see {names}; nothing to do")
         return 0
-    selection = select(run, request)
+    selection = select_documents(run, request)
     effects = _effects(run, selection)
     print("\n".join(_describe_selection(selection, effects, arguments.compact)), flush=True)
     if arguments.dry_run:
         return 0
-    pending = begin(run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old)
-    print("\n".join(_describe_result(run, finish(run, pending))))
+    pending = begin_takedown(
+        run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old
+    )
+    print("\n".join(_describe_result(run, finish_takedown(run, pending))))
     return 0
 
 
-def _has_documents(run: Store, request: Request) -> bool:
+def _has_documents(run: Store, request: TakedownRequest) -> bool:
     """Return True if the run still holds a document of the request."""
     try:
-        return bool(select(run, request).documents)
+        return bool(select_documents(run, request).documents)
     except ConfigError:
         return False
 
@@ -140,7 +142,7 @@ def _affected(run: Store, selection: Selection) -> Effects:
         return Effects()
     dataset = open_dataset(run)
     spans: list[Span] = []
-    for place in find_places(dataset, selection.documents):
+    for place in find_removed_rows(dataset, selection.documents):
         shards = dataset.streams[place.shard.stream]
         first = sum(shard.num_tokens for shard in shards[: place.shard.number])
         spans += [(place.shard.stream, first + start, length) for start, length in place.spans]
@@ -152,12 +154,12 @@ def _describe_selection(selection: Selection, effects: Effects, compact: bool) -
     yield f"{len(selection.documents):,} document(s) to be removed"
     if selection.copies_left:
         yield f"{selection.copies_left:,} near-duplicates of them are not selected; --near removes them too"
-    yield from say_effects(effects)
+    yield from describe_effects(effects)
     if compact and effects.models:
         yield "token positions move (--compact): existing checkpoints cannot resume on the new dataset"
 
 
-def say_effects(effects: Effects) -> Iterator[str]:
+def describe_effects(effects: Effects) -> Iterator[str]:
     """Yield lines of text about the steps and checkpoints that saw the documents."""
     if effects.steps:
         shown = ", ".join(map(str, effects.steps[:SHOWN_STEPS]))
@@ -225,5 +227,5 @@ def _drop_old(run: Store) -> int:
 
 
 COMMANDS = {
-    "takedown": Command((add_takedown,), takedown_command, "takedown run --domain example.com"),
+    "takedown": Command((add_takedown_arguments,), takedown_command, "takedown run --domain example.com"),
 }

@@ -9,20 +9,20 @@ from typing import Any
 from jobs.arguments import Command, add_run
 from jobs.recipe import stored_recipe
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.refetch import Refetched, refetch
+from pipeline.sources.refetch import RefetchedRecord, refetch
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError, ContractError
-from schemas.versions import run_at
-from train.trace.answer import Answers, DocumentsAnswer, Place, Told, Wanted, plain
-from train.trace.answer_text import present_documents, present_step, shown
-from train.trace.documents import scan_of
+from schemas.versions import open_run
+from train.trace.answer import AnswerOptions, DocumentsAnswer, RowSelection, TraceAnswers, TracedDocument, to_json_value
+from train.trace.answer_text import present_documents, present_step, replace_control_characters
+from train.trace.documents import describe_scan
 
 VERBS = {
     "trace": "Print the documents of a step, or the steps and checkpoints that saw a document.",
 }
 
 Arguments = argparse.Namespace
-NOTHING = {
+EMPTY_MESSAGES = {
     "url": "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`",
     "domain": "no document is from this domain; give a registrable domain such as example.com, or a host below it",
     "doc": "no document of the dataset has this id; `penstock show RUN --doc …` shows if it was dropped",
@@ -34,16 +34,16 @@ NOTHING = {
 def trace_command(arguments: Arguments) -> int:
     """Print the documents of a step, or the steps and checkpoints that saw a document."""
     check_trace(arguments)
-    run = run_at(arguments.run)
-    answers = Answers(run, Wanted(details=not arguments.brief, text=arguments.text))
+    run = open_run(arguments.run)
+    answers = TraceAnswers(run, AnswerOptions(details=not arguments.brief, text=arguments.text))
     if arguments.step is not None:
-        place = Place(arguments.rank, arguments.micro_batch, arguments.ranks)
+        place = RowSelection(arguments.rank, arguments.micro_batch, arguments.ranks)
         step = answers.step(arguments.step, place)
         return _print_answer(arguments, answers, step.to_json(), present_step(step), step.parts)
-    selector = next(name for name in NOTHING if getattr(arguments, name) is not None)
+    selector = next(name for name in EMPTY_MESSAGES if getattr(arguments, name) is not None)
     answer = _find_documents(answers, selector, arguments)
     documents = [document for document, _ in answer.documents]
-    text = present_documents(answer, NOTHING[selector])
+    text = present_documents(answer, EMPTY_MESSAGES[selector])
     code = _print_answer(
         arguments, answers, {selector: getattr(arguments, selector)} | answer.to_json(), text, documents
     )
@@ -108,7 +108,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _find_documents(answers: Answers, selector: str, arguments: Arguments) -> DocumentsAnswer:
+def _find_documents(answers: TraceAnswers, selector: str, arguments: Arguments) -> DocumentsAnswer:
     if selector == "url":
         return answers.url(arguments.url)
     if selector == "doc":
@@ -116,19 +116,23 @@ def _find_documents(answers: Answers, selector: str, arguments: Arguments) -> Do
     if selector == "domain":
         return answers.domain(arguments.domain, arguments.limit)
     if arguments.contains:
-        print(f"trace: {scan_of(answers.dataset)}", file=sys.stderr)
+        print(f"trace: {describe_scan(answers.dataset)}", file=sys.stderr)
     return answers.containing(arguments.contains, arguments.limit)
 
 
 def _print_answer(
-    arguments: Arguments, answers: Answers, values: dict[str, Any], text: str, documents: Sequence[Told]
+    arguments: Arguments, answers: TraceAnswers, values: dict[str, Any], text: str, documents: Sequence[TracedDocument]
 ) -> int:
     """Print an answer, with the original records if --refetch is set; return 1 if one of them has changed, else 0."""
     records = list(_refetch_records(arguments, answers, documents)) if arguments.refetch else []
     if arguments.json:
         known = {"run": answers.run.uri, "dataset": answers.dataset.digest, "steps": answers.trace.num_steps}
         again = {"records": [record | {"head": record["head"].decode("utf-8", "replace")} for record in records]}
-        print(json.dumps(plain(known | values | (again if arguments.refetch else {})), ensure_ascii=False, indent=1))
+        print(
+            json.dumps(
+                to_json_value(known | values | (again if arguments.refetch else {})), ensure_ascii=False, indent=1
+            )
+        )
     else:
         missing = [] if arguments.brief else answers.details.missing
         note = f"(without title or signals: the table {' and '.join(missing)} is missing)" if missing else ""
@@ -136,7 +140,9 @@ def _print_answer(
     return int(any(record["changes"] for record in records))
 
 
-def _refetch_records(arguments: Arguments, answers: Answers, documents: Sequence[Told]) -> Iterator[dict[str, Any]]:
+def _refetch_records(
+    arguments: Arguments, answers: TraceAnswers, documents: Sequence[TracedDocument]
+) -> Iterator[dict[str, Any]]:
     """Yield the original record of every document, each document once."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
@@ -149,7 +155,7 @@ def _refetch_records(arguments: Arguments, answers: Answers, documents: Sequence
         recorded = answers.details.record(place.split, place.offset, doc_id)
         # Without the documents table only the byte range is known; the URL in the index is redacted.
         recorded = recorded or {"offset": place.offset, "length": place.length}
-        refetched: Refetched = refetch(splits[place.split], recorded, config)
+        refetched: RefetchedRecord = refetch(splits[place.split], recorded, config)
         yield {"doc_id": doc_id, "record_known": "url" in recorded} | vars(refetched)
 
 
@@ -161,7 +167,7 @@ def _present_record(record: dict[str, Any]) -> str:
         )
     same = "the same record" if record["record_known"] else "a record (not compared: there is no documents table)"
     lines = record["head"].decode("utf-8", "replace").splitlines()
-    return "\n".join([f"{where}: {same}; RAW:", *(f"  | {shown(line)}" for line in lines)])
+    return "\n".join([f"{where}: {same}; RAW:", *(f"  | {replace_control_characters(line)}" for line in lines)])
 
 
 COMMANDS = {

@@ -12,7 +12,7 @@ import tempfile
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError
-from schemas.locks import training
+from schemas.locks import lock_training
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
@@ -99,7 +99,7 @@ def train_command(arguments: Arguments) -> int:
             return _dry_run(dataset, settings, arguments.ranks)
         # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.
         check_ranks(make_plan(run, dataset, settings), arguments.ranks)
-        with training(run, "penstock train"):
+        with lock_training(run, "penstock train"):
             pass
     except ConfigError as error:
         kept = ", ".join(kept_settings(run))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from jobs.arguments import Command, add_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import run_at
+from schemas.versions import open_run
 from train.data.packing import packed_files
-from train.data.verify import Promised, verify_dataset
+from train.data.verify import ExpectedFile, verify_dataset
 from train.plan.plan import PLAN_NAME, read_plan
 
 VERBS = {
@@ -20,7 +20,7 @@ Arguments = argparse.Namespace
 
 def verify_command(arguments: Arguments) -> int:
     """Compare every shard, index and tokenizer file with the manifest; unchanged files are not read again."""
-    version = run_at(arguments.run)
+    version = open_run(arguments.run)
     run, dataset = Store(version.uri), open_dataset(version)  # the list of verified files is stored in the run itself
     others = list(_packed(run, dataset))
     read = verify_dataset(run, dataset, others, arguments.paranoid)
@@ -32,7 +32,7 @@ def verify_command(arguments: Arguments) -> int:
     return 0
 
 
-def _packed(run: Store, dataset: Dataset) -> Iterator[Promised]:
+def _packed(run: Store, dataset: Dataset) -> Iterator[ExpectedFile]:
     """Yield the files of packed rows of the current plan, if it was made for this dataset."""
     if run.exists(PLAN_NAME) and run.read_json(PLAN_NAME).get("dataset") == dataset.digest:
         yield from packed_files(run, dataset, read_plan(run, dataset).settings.train)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.ids import shuffle_key
-from schemas.tables import lookup
+from schemas.tables import lookup_entry
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,12 +24,12 @@ _RANGE = float(1 << 63)
 _SMALLEST, _LARGEST = 2.0**-40, 1.0 - 2.0**-24  # a float32 probability comes no nearer to 1
 
 
-def entry(batch: pa.RecordBatch, column: str, name: str) -> Floats:
+def entry_values(batch: pa.RecordBatch, column: str, name: str) -> Floats:
     """Return the values (documents,) of the entry `name` in a column; NaN if the entry is missing or null."""
-    return _floats(lookup(batch.column(column), name))
+    return _floats(lookup_entry(batch.column(column), name))
 
 
-def numbers(batch: pa.RecordBatch, column: str) -> Floats:
+def column_values(batch: pa.RecordBatch, column: str) -> Floats:
     """Return the values (documents,) of a numeric column; NaN for null."""
     return _floats(batch.column(column))
 
@@ -39,7 +39,7 @@ def _floats(column: pa.Array) -> Floats:
     return values
 
 
-def uniform(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
+def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
     """Return a number in the open interval (0, 1) for each doc_id, (documents,); independent for each name."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
@@ -66,7 +66,7 @@ def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
         return np.minimum(-np.log(uniforms) / np.log(2.0 - np.minimum(scores, 1.0)), MAX_SHAPE)
 
 
-def gumbel(uniforms: Floats) -> Floats:
+def gumbel_draws(uniforms: Floats) -> Floats:
     """Return draws of the standard Gumbel distribution, from uniform numbers.
 
     The documents with the k largest values of log weight + draw are a sample without replacement.

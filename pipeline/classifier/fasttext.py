@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError, ContractError
 
 GOOD_LABEL, BAD_LABEL = "__label__good", "__label__bad"
@@ -66,7 +66,7 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
     labels = model.get_labels()
     if label not in labels:
         raise ConfigError(
-            f"{where}: expected a model with the label {label!r}, got none{nearest(label, labels)}. "
+            f"{where}: expected a model with the label {label!r}, got none{suggest_name(label, labels)}. "
             "Set classifier.labels to the model's label."
         )
 

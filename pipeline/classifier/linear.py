@@ -86,7 +86,7 @@ def _mixed(codes: Codes) -> Codes:
     return codes ^ (codes >> np.uint64(31))
 
 
-def buckets_of(codes: Codes, num_buckets: int) -> Buckets:
+def hash_buckets(codes: Codes, num_buckets: int) -> Buckets:
     """Return the hash bucket of each code, 0 to num_buckets - 1; num_buckets is at most 2^32."""
     high = codes >> np.uint64(32)
     return ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.int64)
@@ -155,7 +155,7 @@ Objective = Callable[[Vector], tuple[float, Vector]]
 
 MEMORY = 10
 """Number of latest steps whose curvature is kept."""
-SUFFICIENT = 1e-4
+ARMIJO_SHARE = 1e-4
 """Share of the predicted decrease that a step must reach (Armijo condition)."""
 MAX_HALVINGS = 40
 """Maximum number of halvings of a step in the line search."""
@@ -179,7 +179,7 @@ def dot(left: Vector, right: Vector) -> float:
     return float(np.add.reduce(left * right))
 
 
-def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: int) -> Minimum:
+def minimize(objective: Objective, start: Vector, tolerance: float, max_steps: int) -> Minimum:
     """Minimize a convex function until no component of the gradient exceeds the tolerance, or max_steps is reached."""
     point = start
     value, gradient = objective(point)
@@ -192,7 +192,7 @@ def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: i
         for _ in range(MAX_HALVINGS):
             new_point = point + step_size * direction
             new_value, new_gradient = objective(new_point)
-            if new_value <= value + SUFFICIENT * step_size * slope:
+            if new_value <= value + ARMIJO_SHARE * step_size * slope:
                 break
             step_size /= 2
         else:
@@ -231,9 +231,9 @@ MAX_STEPS = 500
 """Maximum number of L-BFGS steps."""
 
 
-def vector_of(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
+def document_vector(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
     """Return a document's hash buckets, ascending, and its values there; a vector of length 1, or an empty one."""
-    buckets, counts = np.unique(buckets_of(ngram_codes(keys, max_n), num_buckets), return_counts=True)
+    buckets, counts = np.unique(hash_buckets(ngram_codes(keys, max_n), num_buckets), return_counts=True)
     values = 1.0 + np.log(counts)
     return buckets, values / np.sqrt(np.add.reduce(values * values)) if len(values) else values
 
@@ -252,7 +252,7 @@ class LinearModel:
 
     def margin(self, keys: Codes) -> float:
         """Return the product of the weights with the document's vector; 0 for a text without words."""
-        buckets, values = vector_of(keys, len(self.weights), self.max_n)
+        buckets, values = document_vector(keys, len(self.weights), self.max_n)
         return float(np.add.reduce(self.weights[buckets] * values))
 
     def probability(self, keys: Codes) -> float:
@@ -289,7 +289,7 @@ class Examples:
 
     def add(self, keys: Codes, label: bool) -> None:
         """Add a document's vector and label."""
-        buckets, values = vector_of(keys, self.num_buckets, self.max_n)
+        buckets, values = document_vector(keys, self.num_buckets, self.max_n)
         self._buckets.append(buckets.astype(np.int32))
         self._values.append(values.astype(np.float32))
         self.labels.append(label)
@@ -331,13 +331,13 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
         gradient = np.append(transposed @ derivatives + l2 * weights, np.add.reduce(derivatives))
         return value, gradient
 
-    minimum = minimise(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
+    minimum = minimize(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
     weights = np.zeros(examples.num_buckets, np.float32)
     weights[columns] = minimum.point[:-1].astype(np.float32)
     return weights, minimum
 
 
-def fit_line(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
+def fit_platt(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
     """Return the scale and offset for which logistic(scale * margin + offset) fits the labels best (Platt scaling).
 
     Targets are those of Platt 1999, (good + 1) / (good + 2) and 1 / (bad + 2): separable margins have a finite fit.
@@ -352,5 +352,5 @@ def fit_line(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, f
         derivatives = (logistic(logits) - targets) / len(label)
         return float(value), np.array([dot(derivatives, margin), float(np.add.reduce(derivatives))])
 
-    minimum = minimise(loss, np.array([1.0, 0.0]), 1e-10, MAX_STEPS)
+    minimum = minimize(loss, np.array([1.0, 0.0]), 1e-10, MAX_STEPS)
     return float(minimum.point[0]), float(minimum.point[1])

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config import Section, decision, location, nearest
+from schemas.config import Section, decision, location, suggest_name
 
 DEFAULT_FIELDS: tuple[str, ...] = (
     *("question", "prompt", "query", "problem", "instruction", "input"),
@@ -111,7 +111,7 @@ class DecontaminateConfig(Section):
     def _unusable(self) -> list[str]:
         known = list(self.evaluation_sets)
         problems = [
-            f"fields: expected names of evaluation sets, got {name!r}{nearest(name, known)}. Correct the name."
+            f"fields: expected names of evaluation sets, got {name!r}{suggest_name(name, known)}. Correct the name."
             for name in self.fields
             if name not in known
         ]

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pipeline.decontaminate.config import DEFAULT_FIELDS, DecontaminateConfig
 from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.words import Codes, Ints, normal_words, powers, word_keys
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
 
@@ -46,7 +46,7 @@ def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tu
         if not values:
             raise ConfigError(
                 f"{location}: expected a field {' or '.join(names)}, got {', '.join(map(repr, sorted(item))) or 'none'}"
-                f"{nearest(names[0], item) if len(names) == 1 and item else ''}. "
+                f"{suggest_name(names[0], item) if len(names) == 1 and item else ''}. "
                 "Name the fields in decontaminate.fields."
             )
         yield number, [text for value in values for text in _strings(value)]
@@ -89,7 +89,7 @@ def _strings(value: Any) -> Iterator[str]:
 # corpus.
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
-PIECE = re.compile(r"\S+")
+NON_WHITESPACE = re.compile(r"\S+")
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A token, the smallest unit that is cut: a character of a script that does not separate words, or a run of others."""
 
@@ -129,7 +129,7 @@ def located_words(text: str) -> tuple[Codes, Ints]:
     """Return the key of each word, and start and end of its text between whitespace (2, words) [code points]."""
     words: list[str] = []
     spans: list[tuple[int, int]] = []
-    for match in PIECE.finditer(text):
+    for match in NON_WHITESPACE.finditer(text):
         piece_words = normal_words(match.group())
         words += piece_words
         spans += [match.span()] * len(piece_words)
@@ -143,7 +143,7 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
     Spans are in code points.
     """
     spans: list[tuple[int, int]] = []
-    for match in PIECE.finditer(text):
+    for match in NON_WHITESPACE.finditer(text):
         whole = "".join(normal_words(match.group()))
         tokens = [(token.span(), "".join(normal_words(token.group()))) for token in TOKEN.finditer(text, *match.span())]
         if "".join(letters for _, letters in tokens) != whole:

@@ -21,15 +21,15 @@ from schemas.urls import url_key
 URL, CLUSTER = b"u", b"c"
 """First byte of a key: the kind of the key."""
 DROPPED = b"\1"
-STAYS = b"\0"
+NOT_DROPPED = b"\0"
 URL_RULES = {"newest": ("latest",), "longest": ("longest",), "first": ("snapshot", "earliest")}
-Known = Mapping[bytes, tuple[int, bytes]]
+KnownTotals = Mapping[bytes, tuple[int, bytes]]
 """(total, best) of every key that a part received, by kind and key."""
-Tally = dict[bytes, tuple[int, bytes]]
+BestCounts = dict[bytes, tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
-class Facts:
+class DedupFacts:
     """The stored values of a batch of documents on which the decision is based."""
 
     ids: list[bytes]
@@ -57,7 +57,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
     return columns | {"verdicts": ["drop_stage"], "clusters": ["cluster", "similarity"]}
 
 
-def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Facts:
+def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupFacts:
     """Return the facts of a batch with the columns of `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
@@ -69,7 +69,7 @@ def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Facts:
         urls = [url_key(url) + scope if url else None for url, scope in zip(batch.column("url").to_pylist(), scopes)]
         rule = config.model_copy(update={"keep": URL_RULES[config.by_url]})
         url_orders = _rows(orders(batch, ordinal, rule))
-    return Facts(
+    return DedupFacts(
         ids=batch.column("doc_id").to_pylist(),
         dropped=batch.column("drop_stage").is_valid().to_pylist(),
         clusters=batch.column("cluster").to_pylist(),
@@ -88,30 +88,30 @@ def _rows(rows: npt.NDArray[np.uint8]) -> list[bytes]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def url_tallies(facts: Facts, tally: Tally) -> None:
+def url_tallies(facts: DedupFacts, tally: BestCounts) -> None:
     """Add the URLs of the documents that no verdict drops to the tally: their counts, and the best document of each."""
     for key, order, dropped in zip(facts.urls, facts.url_orders, facts.dropped):
         if key is not None and not dropped:
             _count(tally, key, order)
 
 
-def cluster_tallies(facts: Facts, known: Known, tally: Tally, alone: bool) -> None:
+def cluster_tallies(facts: DedupFacts, known: KnownTotals, tally: BestCounts, alone: bool) -> None:
     """Add the documents of each cluster to the tally: their count, and the best of them.
 
     Documents that are joined with no other are counted only if `alone` is true.
     """
-    reasons = losers(facts, known)
+    reasons = early_drop_reasons(facts, known)
     for index, cluster in enumerate(facts.clusters):
         if alone or facts.similarities[index] is not None:
-            _count(tally, cluster, (DROPPED if reasons[index] else STAYS) + facts.orders[index])
+            _count(tally, cluster, (DROPPED if reasons[index] else NOT_DROPPED) + facts.orders[index])
 
 
-def _count(tally: Tally, key: bytes, order: bytes) -> None:
+def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
     count, best = tally.get(key, (0, order))
     tally[key] = (count + 1, min(best, order))
 
 
-def losers(facts: Facts, known: Known) -> list[str | None]:
+def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
     """Return the reason why each document is dropped before copies of its text are compared; None for the others."""
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
@@ -124,16 +124,16 @@ def losers(facts: Facts, known: Known) -> list[str | None]:
     return reasons
 
 
-def decide(facts: Facts, known: Known) -> Iterator[tuple[Row, str | None, int]]:
+def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int]]:
     """Yield (row, reason, length) of every document.
 
     The row has no verdict yet, the reason is None for a survivor, and the length is in code points.
     """
-    for index, reason in enumerate(losers(facts, known)):
+    for index, reason in enumerate(early_drop_reasons(facts, known)):
         identifier = facts.ids[index]
-        own = (DROPPED if reason else STAYS) + facts.orders[index]
+        own = (DROPPED if reason else NOT_DROPPED) + facts.orders[index]
         size, best = known.get(CLUSTER + facts.clusters[index], (1, own))
-        survivor = None if best[:1] == DROPPED else id_of(best, facts.digest)
+        survivor = None if best[:1] == DROPPED else doc_id_of(best, facts.digest)
         if reason is None and survivor != identifier:
             reason = EXACT if facts.digest and best[-facts.digest :] == own[-facts.digest :] else NEAR
         row: Row = {
@@ -146,7 +146,7 @@ def decide(facts: Facts, known: Known) -> Iterator[tuple[Row, str | None, int]]:
         yield row, reason, facts.chars[index]
 
 
-def id_of(best: bytes, digest: int) -> bytes:
+def doc_id_of(best: bytes, digest: int) -> bytes:
     """Return the doc_id in the best string of a cluster, which ends with part and digest."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]

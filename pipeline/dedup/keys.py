@@ -17,10 +17,10 @@ import xxhash
 
 from pipeline.dedup.config import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, order_columns, orders, rows_of_bytes
-from pipeline.engine.parquet import Part, measured
+from pipeline.engine.parquet import Part, read_measured
 from pipeline.minhash.bands import optimal_bands
 from pipeline.minhash.datasketch_family import library_bands
-from pipeline.minhash.fast import mixed, odd_numbers
+from pipeline.minhash.fast import draw_odd_numbers, mix_bits
 from pipeline.minhash.simhash import table_keys
 from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
 from schemas.errors import ConfigError
@@ -101,7 +101,7 @@ def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConf
     if dedup.exact == "off":
         return keys
     digest = digests_of(batch, dedup)[:, :8].copy().view("<u8")
-    return np.concatenate([keys, _scoped(mixed(digest ^ _EXACT), batch, dedup)], axis=1)
+    return np.concatenate([keys, _scoped(mix_bits(digest ^ _EXACT), batch, dedup)], axis=1)
 
 
 def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDArray[np.unsignedinteger]:
@@ -122,13 +122,13 @@ def scopes_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint6
     for column in dedup.scope:
         encoded = pc.dictionary_encode(pc.fill_null(batch.column(column), ""))
         names = [xxhash.xxh64_intdigest(f"{column}={name}".encode()) for name in encoded.dictionary.to_pylist()]
-        numbers = mixed(numbers ^ np.array(names, np.uint64)[encoded.indices.to_numpy(zero_copy_only=False)])
+        numbers = mix_bits(numbers ^ np.array(names, np.uint64)[encoded.indices.to_numpy(zero_copy_only=False)])
     return numbers
 
 
 def _scoped(keys: npt.NDArray[np.uint64], batch: pa.RecordBatch, dedup: DedupConfig) -> Keys:
     if dedup.scope:
-        keys = mixed(keys ^ scopes_of(batch, dedup)[:, None])
+        keys = mix_bits(keys ^ scopes_of(batch, dedup)[:, None])
     return keys.view(np.int64)
 
 
@@ -160,7 +160,7 @@ class DedupTask:
 
 
 @dataclass(frozen=True)
-class Window:
+class DedupWindow:
     """Consecutive documents of a part, with their groups of equal documents."""
 
     batch: pa.RecordBatch
@@ -183,18 +183,18 @@ class Window:
         return first
 
 
-def windows(task: DedupTask) -> Iterator[Window]:
+def read_windows(task: DedupTask) -> Iterator[DedupWindow]:
     """Yield the documents of a part that have measurements, a window at a time."""
     columns = order_columns(task.dedup)
     digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
-    for batch in in_windows(measured(task.part, columns)):
+    for batch in iterate_windows(read_measured(task.part, columns)):
         order = orders(batch, task.part.ordinal, task.dedup)
         leads, smallest = equal_documents(identities(batch, task.dedup, task.signature), order)
-        yield Window(batch, order, leads, smallest)
+        yield DedupWindow(batch, order, leads, smallest)
 
 
-def in_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def iterate_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of WINDOW; the last may be shorter."""
     held: list[pa.RecordBatch] = []
     rows = 0
@@ -224,8 +224,8 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
     elif dedup.near:
         parts.append(signatures_of(batch, signature).astype(np.uint64))
     values = np.concatenate(parts, axis=1)
-    sums = [(mixed(values) * odd_numbers(seed, "identity", values.shape[1])).sum(axis=1) for seed in (0, 1)]
-    return mixed(np.stack(sums, axis=1))
+    sums = [(mix_bits(values) * draw_odd_numbers(seed, "identity", values.shape[1])).sum(axis=1) for seed in (0, 1)]
+    return mix_bits(np.stack(sums, axis=1))
 
 
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
@@ -233,12 +233,12 @@ def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Ind
 
     Both are arrays of indices (documents,).
     """
-    by_order = _first_of_each(identity, np.lexsort((*words(order), identity[:, 1], identity[:, 0])))
+    by_order = _first_of_each(identity, np.lexsort((*sort_words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
-    return by_order, _first_of_each(identity, np.lexsort((*words(node), identity[:, 1], identity[:, 0])))
+    return by_order, _first_of_each(identity, np.lexsort((*sort_words(node), identity[:, 1], identity[:, 0])))
 
 
-def words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
+def sort_words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
     """Return the rows as numbers that sort like their bytes, the least significant first, the order of `np.lexsort`."""
     count, width = rows.shape
     padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
@@ -255,7 +255,7 @@ def _first_of_each(identity: npt.NDArray[np.uint64], ranking: Indices) -> Indice
     return firsts
 
 
-def keys_of(window: Window, task: DedupTask) -> npt.NDArray[np.int64]:
+def keys_of(window: DedupWindow, task: DedupTask) -> npt.NDArray[np.int64]:
     """Return the keys of the documents that are first of their group (groups, keys)."""
     return all_keys(window.batch.filter(pa.array(window.first)), task.dedup, task.signature)
 
@@ -276,15 +276,15 @@ PAIRS = pa.schema(
     ]
 )
 PAIRS_DDL = "node binary, leader binary, key long, order binary"
-WANTED = b"\0"
+PAYLOAD_REQUEST = b"\0"
 """In place of a leader: the node is a leader, and its own payload is requested. Sorts before any leader."""
-PAIRED, LED = "pairs", "leads"
+PAIRED, LEADERS = "pairs", "leads"
 """Kinds of bucket rows: PAIRS, and KEYS of the leaders."""
-KINDS = {PAIRED: PAIRS_DDL, LED: KEYS_DDL}
+KINDS = {PAIRED: PAIRS_DDL, LEADERS: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs (PAIRS) of every bucket, and a `WANTED` row for each leader of a pair.
+    """Yield the pairs (PAIRS) of every bucket, and a `PAYLOAD_REQUEST` row for each leader of a pair.
 
     The rows are sorted by (key, order); each order is `width` bytes long.
     """
@@ -313,9 +313,9 @@ def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) 
             if is_requested and requested[0] == 0:
                 requested = requested[1:]
             if len(requested):
-                marks = np.full((len(requested), 1), WANTED[0], np.uint8)
+                marks = np.full((len(requested), 1), PAYLOAD_REQUEST[0], np.uint8)
                 yield PAIRED, _pairs(firsts[requested], marks, np.zeros(len(requested), np.int64))
-        yield LED, pa.RecordBatch.from_arrays([pa.array(keys[starts]), binary_array(rows[starts])], schema=KEYS)
+        yield LEADERS, pa.RecordBatch.from_arrays([pa.array(keys[starts]), binary_array(rows[starts])], schema=KEYS)
         has_members = len(members) > 0 and bucket[members[-1]] == bucket[-1]
         is_requested = has_members or (is_requested and bucket[-1] == 0)
         last_key, leader = int(keys[-1]), firsts[-1:].copy()

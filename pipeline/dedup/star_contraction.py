@@ -71,7 +71,7 @@ def owners(nodes: Bytes, partitions: int) -> Numbers:
     return (mixed % np.uint64(partitions)).astype(np.int64)
 
 
-def centres(nodes: int, ends: Numbers) -> Numbers:
+def component_centers(nodes: int, ends: Numbers) -> Numbers:
     """Return the smallest node of the component of every node (nodes,)."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -86,18 +86,18 @@ def centres(nodes: int, ends: Numbers) -> Numbers:
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
     """Return the stars (node, center) of the components of numbered edges."""
-    center = centres(nodes, ends)
+    center = component_centers(nodes, ends)
     leaves = np.flatnonzero(center != np.arange(nodes))
     return np.stack([leaves, center[leaves]], axis=1)
 
 
-def contracted(edges: Bytes) -> Bytes:
+def contract(edges: Bytes) -> Bytes:
     """Return the forest of stars of any edges, as edges without loops."""
     graph = graph_of(edges)
     return graph.nodes[forest(len(graph.nodes), graph.ends)]
 
 
-def to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
+def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
     """Return the forest of stars of any edges, each edge once for every owner of an end, and those owners (edges,)."""
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
@@ -147,10 +147,10 @@ def all_links(edges: Bytes) -> Bytes:
     """Return (node, smallest node of its component) for every node."""
     graph = graph_of(edges)
     count = len(graph.nodes)
-    return graph.nodes[np.stack([np.arange(count), centres(count, graph.ends)], axis=1)]
+    return graph.nodes[np.stack([np.arange(count), component_centers(count, graph.ends)], axis=1)]
 
 
-def follow(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
+def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
     """Return (node, cluster) of the requested leaves, and (node, cluster) of the parents that `known` does not hold.
 
     `known` holds (node, cluster) of parents, `requested` (node, parent) of leaves. A parent that is not known is the
@@ -168,7 +168,7 @@ def follow(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
     return graph.nodes[links], graph.nodes[np.stack([roots, roots], axis=1)]
 
 
-def joined(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
+def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
     """Yield the edges of all matrices in matrices of at least `limit` edges; only the last may be smaller.
 
     No matrix is empty. Raises ContractError if their widths differ.
@@ -201,7 +201,7 @@ PACKS_DDL = "target int, kind int, width int, pack binary"
 """`target` is a partition, `kind` lets the receiver distinguish packs, `width` is that of a node [bytes]."""
 
 
-def packs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
+def pack_pairs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
     """Yield pairs (pairs, 2, width) packed by their target partition (pairs,), in batches of PACKS_A_BATCH packs."""
     count, _, width = pairs.shape
     if not count:
@@ -224,7 +224,7 @@ def packs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBa
         yield pa.RecordBatch.from_arrays(columns, schema=PACKS)
 
 
-def unpacked(batch: pa.RecordBatch) -> Bytes:
+def unpack_pairs(batch: pa.RecordBatch) -> Bytes:
     """Return the pairs of all packs of a batch (pairs, 2, width). Raises ContractError if their widths differ."""
     if not batch.num_rows:
         return np.zeros((0, 2, 1), np.uint8)

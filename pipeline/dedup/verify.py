@@ -19,7 +19,7 @@ from schemas.errors import ContractError
 
 PAYLOADS = pa.schema([pa.field("node", pa.binary()), pa.field("payload", pa.binary())])
 PAYLOADS_DDL = "node binary, payload binary"
-MET = pa.schema([*PAIRS, pa.field("payload", pa.binary())])
+WITH_PAYLOADS = pa.schema([*PAIRS, pa.field("payload", pa.binary())])
 CARRIED = pa.schema([pa.field(name, pa.binary()) for name in ("leader", "node", "payload", "keys", "order")])
 CARRIED_DDL = "leader binary, node binary, payload binary, keys binary, order binary"
 SIMILAR = pa.schema(
@@ -35,11 +35,11 @@ Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
 """(payloads, payloads) → the similarity of each pair; NaN for pairs that are not joined."""
 
 
-def attach(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the distinct pairs (CARRIED) with the member's payload.
 
-    The rows (`MET`) are sorted by (node, leader): for each node its payload first (no leader), then `WANTED` rows, then
-    its pairs. Raises ContractError if a payload is missing.
+    The rows (`WITH_PAYLOADS`) are sorted by (node, leader): for each node its payload first (no leader), then rows with
+    `PAYLOAD_REQUEST`, then its pairs. Raises ContractError if a payload is missing.
     """
     payload, owner, last_size = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
     for batch in batches:
@@ -80,7 +80,7 @@ def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([leader, node, payloads.take(chosen), joined, order], schema=CARRIED)
 
 
-def compared(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
+def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
     """Yield the outcome of every pair with its kind (see OUTCOMES).
 
     The rows (CARRIED) are sorted by (leader, node), a leader's own row first. Raises ContractError if one is missing.
@@ -139,7 +139,7 @@ def lengths(array: pa.Array) -> npt.NDArray[np.int32]:
     return np.diff(offsets)
 
 
-def comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
+def make_comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
     """Return the function that compares payloads; equal digests give similarity 1 regardless of the signatures."""
     skip = DIGEST_BYTES if dedup.exact != "off" else 0
     limit = np.float32(dedup.min_similarity)

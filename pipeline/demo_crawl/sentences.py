@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.demo_crawl.html import CLEAN, Page, prose
+from pipeline.demo_crawl.html import CLEAN_LAYOUTS, DemoPage, prose
 
 FILE = Path(__file__).with_name("sentences.toml")
 
@@ -80,19 +80,19 @@ ENCODINGS = (
     Encoding("ja", "shift_jis", None, None),
 )
 """Every combination that is planted; those with wrong or missing declarations are last."""
-NOT_WANTED = "it"
+DROPPED_LANGUAGE = "it"
 """The language that the demo recipe drops."""
 
 
-def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> Page:
+def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> DemoPage:
     """Return a page of 16 to 26 sentences in the language and charset of the encoding."""
     templates = templates_of(encoding.language)
     title, paragraphs = compose(templates, rng, rng.randint(16, 26))
-    page = Page(
+    page = DemoPage(
         url=url,
         title=title,
         blocks=prose(paragraphs),
-        layout=rng.choice(CLEAN),
+        layout=rng.choice(CLEAN_LAYOUTS),
         kind="language" if encoding.is_true else "wrong_charset",
         language=encoding.language,
         charset=encoding.charset,
@@ -100,7 +100,7 @@ def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> Page:
         meta_charset=encoding.meta,
         menu=templates.menu,
     )
-    return page if encoding.language != NOT_WANTED else page.dropped_by("language_not_wanted")
+    return page if encoding.language != DROPPED_LANGUAGE else page.dropped_by("language_not_wanted")
 
 
 def templates_of(language: str) -> Templates:

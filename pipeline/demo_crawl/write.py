@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 import brotli
 
-from pipeline.demo_crawl.html import Expected, Page, render
+from pipeline.demo_crawl.html import DemoPage, Expected, render
 from schemas.ids import canonical_json
 
 # A capture: the HTTP response as a crawler receives it, with its label.
 
 Fault = Literal["none", "corrupt", "truncated", "length_too_small", "length_too_large", "no_length", "garbage"]
-"""The damage of the record in its file; see `stored`."""
+"""The damage of the record in its file; see `stored_record`."""
 FIRST_DATE = datetime(2024, 1, 1, tzinfo=UTC)
 SERVERS = ("nginx", "nginx/1.24.0", "Apache/2.4.57 (Debian)", "Apache", "Caddy", "Microsoft-IIS/10.0", "lighttpd/1.4")
 
@@ -45,7 +45,7 @@ class Capture:
     fault: Fault = "none"
 
 
-def capture_of(page: Page) -> Capture:
+def capture_of(page: DemoPage) -> Capture:
     """Return the capture of a page."""
     html = render(page).encode(page.charset, "xmlcharrefreplace")
     mime = "text/html" if page.http_charset is None else f"text/html; charset={page.http_charset}"
@@ -111,7 +111,7 @@ USER_AGENT = "penstock-demo/1.0 (+https://www.penrose.example/bot)"
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedCapture:
     """One planted capture: its position and its expected verdict."""
 
     url: str
@@ -145,7 +145,7 @@ class Truth:
     """Number of response records, including broken ones."""
     num_pages: int
     """Number of ordinary pages, which should all be kept."""
-    planted: tuple[Planted, ...]
+    planted: tuple[PlantedCapture, ...]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -161,7 +161,7 @@ class Truth:
 def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
     """Write the captures in shuffled order to WARC files in `out`, together with `truth.jsonl` and `truth.json`."""
     out.mkdir(parents=True, exist_ok=True)
-    planted: list[Planted] = []
+    planted: list[PlantedCapture] = []
     files = _spread(captures, random.Random(f"order {seed}"))
     for number, content in enumerate(files):
         name = f"demo-{number:03d}.warc.gz"
@@ -169,7 +169,7 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
         for capture in content:
             if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
                 file += _member(_request(capture))
-            offset, data = len(file), stored(capture)
+            offset, data = len(file), stored_record(capture)
             file += data
             if capture.kind != "page":
                 planted.append(_planted(capture, name, offset, len(data)))
@@ -189,7 +189,7 @@ def _write_if_new(path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
 
-def stored(capture: Capture) -> bytes:
+def stored_record(capture: Capture) -> bytes:
     """Return the bytes of the response record, damaged according to the fault of the capture."""
     if capture.fault == "garbage":
         return random.Random(capture.url).randbytes(700)
@@ -223,8 +223,8 @@ def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
     return files
 
 
-def _planted(capture: Capture, file: str, offset: int, length: int) -> Planted:
-    return Planted(
+def _planted(capture: Capture, file: str, offset: int, length: int) -> PlantedCapture:
+    return PlantedCapture(
         url=capture.url,
         record_id=_record_id(capture),
         file=file,

@@ -18,7 +18,7 @@ from pipeline.classifier.linear import (
     MAX_NGRAM,
     Examples,
     LinearModel,
-    fit_line,
+    fit_platt,
     fit_weights,
     load_linear,
     new_vocabulary,
@@ -26,14 +26,14 @@ from pipeline.classifier.linear import (
     word_keys_of,
 )
 from pipeline.classifier.metrics import heldout_figures
-from pipeline.fit.corpus import BAD, GOOD, Clock, Corpus, Gathered, Reading, Text, commit_model, gather
+from pipeline.fit.corpus import BAD, GOOD, Clock, Corpus, Gathered, Reading, TrainingText, commit_model, gather_corpora
 from pipeline.models import ModelsConfig
 from schemas.config import Section, location
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key
 
 TRAIN, CALIBRATE, HELDOUT = "train", "calibrate", "heldout"
-PARTS = (TRAIN, CALIBRATE, HELDOUT)
+SPLIT_PARTS = (TRAIN, CALIBRATE, HELDOUT)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 LINEAR_ONLY = ("l2", "calibrate_share")
 FASTTEXT_ONLY = ("dimensions", "epochs", "learning_rate", "threads")
@@ -97,7 +97,7 @@ class TrainClassifierConfig(Section):
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
 
 
-class Piece(NamedTuple):
+class LabeledExample(NamedTuple):
     """An example: a text, or a span of a long text, with its class."""
 
     text: str
@@ -114,7 +114,7 @@ def train_classifier(
     """
     clock = Clock()
     corpora = {GOOD: config.positives, BAD: config.negatives}
-    gathered = gather(corpora, config.labelled, config.reading, config.seed, spark)
+    gathered = gather_corpora(corpora, config.labelled, config.reading, config.seed, spark)
     parts = split_texts(gathered, config)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def train_classifier(
     return commit_model(path, content, clock, models)
 
 
-def part_of(text: Text, config: TrainClassifierConfig) -> str:
+def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
     """Return the part of the split that a text belongs to, by its hash alone."""
     fraction = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
     if fraction < config.heldout_share:
@@ -145,17 +145,17 @@ def part_of(text: Text, config: TrainClassifierConfig) -> str:
 def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) -> dict[str, int]:
     """Return the number of texts of a class in each part of the split."""
     parts = [part_of(text, config) for text in gathered.texts[name]]
-    return {part: parts.count(part) for part in PARTS}
+    return {part: parts.count(part) for part in SPLIT_PARTS}
 
 
-def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[Piece]]:
+def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
     """Return the examples of each part of the split. Raises ContractError if a required part lacks a class."""
-    parts: dict[str, list[Piece]] = {part: [] for part in PARTS}
+    parts: dict[str, list[LabeledExample]] = {part: [] for part in SPLIT_PARTS}
     for name in (GOOD, BAD):
         for text in gathered.texts[name]:
-            spans = pieces_of(text.text, config.piece_chars)
-            parts[part_of(text, config)] += [Piece(span, name == GOOD) for span in spans]
-    for part in PARTS if config.kind == "linear" else (TRAIN, HELDOUT):
+            spans = split_spans(text.text, config.piece_chars)
+            parts[part_of(text, config)] += [LabeledExample(span, name == GOOD) for span in spans]
+    for part in SPLIT_PARTS if config.kind == "linear" else (TRAIN, HELDOUT):
         good = sum(example.good for example in parts[part])
         if not 0 < good < len(parts[part]):
             raise ContractError(
@@ -165,7 +165,7 @@ def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, 
     return parts
 
 
-def pieces_of(text: str, size: int) -> Iterator[str]:
+def split_spans(text: str, size: int) -> Iterator[str]:
     """Yield the text in spans of at most `size` code points, split at the last line end, else at the last space.
 
     Spans of whitespace alone are skipped.
@@ -186,7 +186,7 @@ def pieces_of(text: str, size: int) -> Iterator[str]:
 
 
 def _train_linear(
-    config: TrainClassifierConfig, parts: dict[str, list[Piece]], folder: Path
+    config: TrainClassifierConfig, parts: dict[str, list[LabeledExample]], folder: Path
 ) -> tuple[Path, dict[str, Any]]:
     vocabulary = new_vocabulary()
     examples = Examples(1 << config.bits, config.ngrams)
@@ -195,7 +195,7 @@ def _train_linear(
     weights, fit = fit_weights(examples, config.l2)
     uncalibrated = LinearModel(weights, config.ngrams, 1.0, 0.0)
     margins = [uncalibrated.margin(word_keys_of(example.text, vocabulary)) for example in parts[CALIBRATE]]
-    scale, offset = fit_line(margins, [example.good for example in parts[CALIBRATE]])
+    scale, offset = fit_platt(margins, [example.good for example in parts[CALIBRATE]])
     path = folder / f"{config.name}.arrow"
     save_linear(LinearModel(weights, config.ngrams, scale, offset), path)
     model = load_linear(str(path), "train_classifier")
@@ -207,7 +207,7 @@ def _train_linear(
 
 
 def _train_fasttext(
-    config: TrainClassifierConfig, parts: dict[str, list[Piece]], folder: Path
+    config: TrainClassifierConfig, parts: dict[str, list[LabeledExample]], folder: Path
 ) -> tuple[Path, dict[str, Any]]:
     path = folder / f"{config.name}.bin"
     settings = {"lr": config.learning_rate, "epoch": config.epochs, "dim": config.dimensions, "thread": config.threads}
@@ -221,7 +221,7 @@ def _train_fasttext(
     return path, {HELDOUT: _heldout([score(example.text) for example in parts[HELDOUT]], parts[HELDOUT])}
 
 
-def _heldout(scores: list[float], examples: list[Piece]) -> dict[str, Any]:
+def _heldout(scores: list[float], examples: list[LabeledExample]) -> dict[str, Any]:
     # rounded to float32, as the table stores scores
     rounded = np.array(scores, np.float32).astype(np.float64)
     return heldout_figures(rounded, np.array([example.good for example in examples], bool))

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.engine.spark import frame_of_tasks, ship_models, worker_path
-from pipeline.fit.corpus import SampleTask, sample_run
+from pipeline.engine.spark import dataframe_from_tasks, ship_models, worker_path
+from pipeline.fit.corpus import RunSampleTask, sample_run
 from pipeline.perplexity.compile import compile_lm
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.read_text import find_ranges
-from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on
-from pipeline.perplexity.model import load_pieces, normalise
+from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on_frame
+from pipeline.perplexity.model import load_splitter, normalize
 from schemas.config import Section, location
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256
@@ -73,7 +73,7 @@ class LmConfig(Section):
 class LinesTask:
     """A part of a run's clean text, with its SentencePiece model and normalization."""
 
-    sample: SampleTask
+    sample: RunSampleTask
     pieces: str
     normalisation: str
 
@@ -90,7 +90,9 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
     else:
         pieces = config.pieces or write_pieces(spark, config, spm)
         ship_models(spark, [pieces])
-        report = train_lm_on(spark, lines(spark, config, pieces), inputs_of(config, pieces), training, str(arpa))
+        report = train_lm_on_frame(
+            spark, sentence_frame(spark, config, pieces), inputs_of(config, pieces), training, str(arpa)
+        )
     normalisation = config.normalisation if pieces else "none"
     header = compile_lm(str(arpa), out, pieces, config.language, normalisation)
     manifest = {
@@ -123,7 +125,7 @@ def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     if config.run is not None:
         open_table(Store(config.run), "clean")
     if config.pieces is not None:
-        load_pieces(_read(config.pieces), config.pieces)
+        load_splitter(_read(config.pieces), config.pieces)
     return target
 
 
@@ -177,24 +179,24 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
 
 def sentences_of(text: str, normalisation: str) -> list[str]:
     """Return the lines of a text that are not blank, normalized."""
-    normalized = normalise(text) if normalisation == "ccnet" else text
+    normalized = normalize(text) if normalisation == "ccnet" else text
     return [line for line in map(str.strip, normalized.split("\n")) if line]
 
 
-def lines(spark: Any, config: LmConfig, pieces: str) -> Any:
+def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
     """Return the run's sentences as a DataFrame; column `sentences` holds pieces separated by spaces."""
     folder, manifest = open_table(Store(config.run or ""), "clean")
     tasks = [
-        LinesTask(SampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)
+        LinesTask(RunSampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)
         for path in manifest.paths_of()
     ]
-    return frame_of_tasks(spark, lines_of_part, tasks, "sentences string")
+    return dataframe_from_tasks(spark, sentences_of_part, tasks, "sentences string")
 
 
-def lines_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
+def sentences_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
     """Yield the sentences of a part as pieces separated by spaces."""
     path = worker_path(task.pieces)
-    cut = load_pieces(Path(path).read_bytes(), path)
+    cut = load_splitter(Path(path).read_bytes(), path)
     for batch in task.sample.batches(["text"]):
         texts = batch.column("text").to_pylist()
         cuts = cut([line for text in texts for line in sentences_of(text, task.normalisation)])
@@ -203,7 +205,7 @@ def lines_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
         )
 
 
-def told(manifest: dict[str, Any]) -> str:
+def describe_model(manifest: dict[str, Any]) -> str:
     """Return a summary of a trained model, for the terminal."""
     counts = ", ".join(f"{number:,} {order}-grams" for order, number in enumerate(manifest["ngrams"], 1))
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in manifest["seconds"].items())

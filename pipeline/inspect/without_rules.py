@@ -15,16 +15,16 @@ from pipeline.dedup.repeats.config import RepeatsConfig
 from pipeline.language import LanguageConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.rules import DEFAULT_RULES, RULES, Rule
+from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityRule
 from pipeline.toxicity import ToxicityConfig
-from schemas.config import Recipe, Section, nearest
+from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError
 
-GONE = object()
+USE_DEFAULT = object()
 """In an edit: the setting is removed, so that its default applies."""
-BEYOND = 10**9
+UNREACHABLE_LIMIT = 10**9
 """A limit above every signal: shares, ratios, and counts within one document."""
-OF_UNIT: dict[str, set[str]] = {
+UNIT_SETTINGS: dict[str, set[str]] = {
     "sentences": {"sentences"},
     "substring": {"substring_unit", "substring_length", "on_substring", "max_repeated_share"},
 }
@@ -34,7 +34,7 @@ Edit = Mapping[str, Any]
 """New values of the settings of one section."""
 
 
-def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
+def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
     """Return the values of a recipe with the named rules switched off; `load` validates values and returns a recipe.
 
     Raises ConfigError if a rule is unknown, listing the known rules, or if it is named twice.
@@ -47,13 +47,13 @@ def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[V
                 f"--without {word}: expected every rule once, got it {words.count(word)} times. Name it once."
             )
         if word not in _words(known):
-            close = nearest(word, _words(known)) if known else ""
+            close = suggest_name(word, _words(known)) if known else ""
             raise ConfigError(f"--without {word}: no rule of the recipe{close}. {_list_rules(known)}")
     for word in words:
         section = word.partition(".")[0]
         while edit := _chosen(rules_of(load(left)), word):
             edited = {**left.get(section, {}), **edit}
-            left[section] = {key: value for key, value in edited.items() if value is not GONE}
+            left[section] = {key: value for key, value in edited.items() if value is not USE_DEFAULT}
             if word != section:
                 break
     return left
@@ -98,7 +98,7 @@ def _of_language(config: LanguageConfig) -> Edits:
     if config.min_score > 0:
         yield "language_uncertain", {"min_score": 0.0}
     if config.min_language_share is not None:
-        yield "language_mixed", {"min_language_share": GONE}
+        yield "language_mixed", {"min_language_share": USE_DEFAULT}
 
 
 def _of_quality(config: QualityConfig) -> Edits:
@@ -111,18 +111,20 @@ def _of_quality(config: QualityConfig) -> Edits:
     others = {rule.setting for rule in config.chosen_rules()}
     for rule in config.chosen_rules():
         if not _is_off(config, rule):
-            limit = 0 if rule.setting.startswith("min_") else BEYOND
+            limit = 0 if rule.setting.startswith("min_") else UNREACHABLE_LIMIT
             yield rule.reason, {**_remove_unused(config, others - {rule.setting}), rule.setting: limit}
 
 
-def _is_off(config: QualityConfig, rule: Rule) -> bool:
-    return bool(getattr(config, rule.setting) == (0 if rule.setting.startswith("min_") else BEYOND))
+def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
+    return bool(getattr(config, rule.setting) == (0 if rule.setting.startswith("min_") else UNREACHABLE_LIMIT))
 
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
     """Return the edit that removes thresholds that no remaining rule uses, since validation rejects unused ones."""
     thresholds = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
-    edit: dict[str, Any] = {name: GONE for name in thresholds if getattr(config, name) is not None and name not in used}
+    edit: dict[str, Any] = {
+        name: USE_DEFAULT for name in thresholds if getattr(config, name) is not None and name not in used
+    }
     languages = {
         language: left
         for language, limits in config.by_language.items()
@@ -134,7 +136,7 @@ def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
 def _of_decontaminate(config: DecontaminateConfig) -> Edits:
     if config.evaluation_sets and config.action != "measure":
         others = ("max_ngrams", "max_contaminated_share", "cut_margin", "min_piece_chars", "min_pieces", "max_pieces")
-        yield "contaminated", {**dict.fromkeys(others, GONE), "action": "measure"}
+        yield "contaminated", {**dict.fromkeys(others, USE_DEFAULT), "action": "measure"}
     if config.canaries and config.max_canaries is not None:
         yield "canary", {"max_canaries": None}
 
@@ -150,46 +152,46 @@ def _of_toxicity(config: ToxicityConfig) -> Edits:
 
 def _of_perplexity(config: PerplexityConfig) -> Edits:
     if config.min_perplexity is not None:
-        yield "perplexity_low", {"min_perplexity": GONE}
+        yield "perplexity_low", {"min_perplexity": USE_DEFAULT}
     if config.max_perplexity is not None:
-        yield "perplexity_high", {"max_perplexity": GONE}
+        yield "perplexity_high", {"max_perplexity": USE_DEFAULT}
     if set(config.keep_buckets) != set(BUCKETS):
-        yield "keep_buckets", {"keep_buckets": GONE}
+        yield "keep_buckets", {"keep_buckets": USE_DEFAULT}
 
 
 def _of_classifier(config: ClassifierConfig) -> Edits:
     if config.min_score:
-        yield "classifier_score", {"min_score": GONE}
+        yield "classifier_score", {"min_score": USE_DEFAULT}
     if config.min_quantile:
-        yield "classifier_quantile", {"min_quantile": GONE}
+        yield "classifier_quantile", {"min_quantile": USE_DEFAULT}
     if config.min_alpha:
-        yield "classifier_sampled", {"min_alpha": GONE, "seed": GONE}
+        yield "classifier_sampled", {"min_alpha": USE_DEFAULT, "seed": USE_DEFAULT}
 
 
 def _of_importance(config: ImportanceConfig) -> Edits:
     if config.min_importance:
-        yield "importance_low", {"min_importance": GONE}
+        yield "importance_low", {"min_importance": USE_DEFAULT}
     if config.min_quantile:
-        yield "importance_quantile", {"min_quantile": GONE}
+        yield "importance_quantile", {"min_quantile": USE_DEFAULT}
     if config.min_gumbel_quantile:
-        yield "importance_resampled", {"min_gumbel_quantile": GONE, "seed": GONE}
+        yield "importance_resampled", {"min_gumbel_quantile": USE_DEFAULT, "seed": USE_DEFAULT}
 
 
 def _of_dedup(config: DedupConfig) -> Edits:
     if config.by_url != "off":
-        yield SAME_URL, {"by_url": GONE}
+        yield SAME_URL, {"by_url": USE_DEFAULT}
     if config.exact != "off":
         yield EXACT, {"exact": "off"}
     if config.near:
-        yield NEAR, {**dict.fromkeys(NEAR_ONLY, GONE), "near": False}
+        yield NEAR, {**dict.fromkeys(NEAR_ONLY, USE_DEFAULT), "near": False}
 
 
 def _of_repeats(config: RepeatsConfig) -> Edits:
     for unit in config.units:
         left = [other for other in config.units if other != unit]
-        unused = OF_UNIT.get(unit, set()) if left else set(RepeatsConfig.model_fields)
+        unused = UNIT_SETTINGS.get(unit, set()) if left else set(RepeatsConfig.model_fields)
         unused = unused | ({"min_unit_chars"} if left == ["substring"] else set())
-        yield unit, {**dict.fromkeys(unused, GONE), "units": left}
+        yield unit, {**dict.fromkeys(unused, USE_DEFAULT), "units": left}
 
 
 _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {

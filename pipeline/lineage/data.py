@@ -7,21 +7,21 @@ in the folder must have the digest; another digest is a break of the lineage.
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from pipeline.lineage.graph import Growing, Held, Node
+from pipeline.lineage.graph import LineageBuilder, Node, NodeTable
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.manifest import MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
-from schemas.takedown import Descent, ancestry, certificate_name, descent_of, parent_name, read_parent
+from schemas.takedown import Descent, certificate_name, descent_of, parent_name, read_parent, takedown_ancestry
 from schemas.versions import DATASET
 
 FROM_INPUT = "input:"
 
 
-class Walk:
+class TableTraversal:
     """The traversal from tables back to their sources; every version is visited once."""
 
-    def __init__(self, run: Store, builder: Growing, verify: bool):
+    def __init__(self, run: Store, builder: LineageBuilder, verify: bool):
         self.run = run
         self.current = read_run(run).tables
         self.builder = builder
@@ -66,7 +66,7 @@ class Walk:
         sources, base = self._sources(manifest), posixpath.basename(version)
         descent = self._descent(folder, manifest)
         step = digest_of([manifest.content.stages, *([descent.id] if descent else [base, manifest.run.started])])
-        held = Held(name, folder, manifest)
+        held = NodeTable(name, folder, manifest)
         if name != DATASET and step in self._steps:  # a second table of a step, such as text with documents
             self._join(self._steps[step], held, sources)
         else:
@@ -75,7 +75,7 @@ class Walk:
         if self.verify:
             self._verify(held)
 
-    def _join(self, key: str, held: Held, sources: Sequence[str]) -> None:
+    def _join(self, key: str, held: NodeTable, sources: Sequence[str]) -> None:
         """Add a table to the node of another table of its step."""
         first = self.builder.nodes[key]
         self.nodes[held.folder] = key
@@ -83,7 +83,7 @@ class Walk:
         tables = tuple(sorted((*first.tables, held), key=lambda table: _rank(table.manifest, table.name)))
         self.builder.add(_node_of(key, tables, first.is_current), *sources)
 
-    def _node(self, held: Held) -> Node:
+    def _node(self, held: NodeTable) -> Node:
         name, version = held.folder.split("/", 1)
         return _node_of(held.folder, (held,), self._is_current(name, version))
 
@@ -122,7 +122,7 @@ class Walk:
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
         return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
-    def _parents(self, held: Held) -> list[str]:
+    def _parents(self, held: NodeTable) -> list[str]:
         """Add the takedown that made a dataset, and the version before it; returns the key of the takedown, if any."""
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
@@ -133,11 +133,11 @@ class Walk:
         before, certificate = (posixpath.normpath(posixpath.join(source, name)) for name in names)
         try:
             parent = read_parent(run, descent.id, DATASET)
-            taken = ancestry(run, held.manifest)[0]
+            taken = takedown_ancestry(run, held.manifest)[0]
         except ContractError as error:
             self.builder.add_break(held.folder, str(error).removeprefix(f"{run.uri}/"))
             return []
-        earlier = Held(DATASET, before, parent)
+        earlier = NodeTable(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before
         self.builder.add(_node_of(before, (earlier,), False), *self._parents(earlier))
         counts = {"documents removed": len(taken.documents), "tokens": taken.num_tokens}
@@ -153,7 +153,7 @@ class Walk:
             self.builder.add_break(folder, f"{folder}: {str(error).partition(': ')[2]}")
             return None
 
-    def _verify(self, held: Held) -> None:
+    def _verify(self, held: NodeTable) -> None:
         """Compare the digest of every file of a table with its manifest."""
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
@@ -186,7 +186,7 @@ def _rank(manifest: Manifest, name: str) -> tuple[bool, str]:
     return not manifest.content.counts.dropped, name
 
 
-def _node_of(key: str, tables: tuple[Held, ...], is_current: bool) -> Node:
+def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
     """Return the node of the tables of a step."""
     first = tables[0].manifest
     title = ", ".join(held.name for held in tables)
@@ -205,7 +205,7 @@ def _node_of(key: str, tables: tuple[Held, ...], is_current: bool) -> Node:
     )
 
 
-def table_counts(tables: Sequence[Held]) -> dict[str, int | float]:
+def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
     """Return the rows in and kept of the first table, and the bytes of all tables."""
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)

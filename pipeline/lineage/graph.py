@@ -1,6 +1,6 @@
 """The graph of a lineage: nodes, links from sources to results, and breaks where a digest or file is not as expected.
 
-Nodes are sorted after all their sources. `drawn_links` and `folded` reduce the graph for display.
+Nodes are sorted after all their sources. `reduced_links` and `fold_checkpoints` reduce the graph for display.
 """
 
 import heapq
@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Held:
+class NodeTable:
     """A table of a node: its name, its folder relative to the run, and its manifest."""
 
     name: str
@@ -57,7 +57,7 @@ class Node:
     """Remarks, each a clause."""
     is_current: bool = True
     """True if it is the current version, False if a later version replaced it."""
-    tables: tuple[Held, ...] = ()
+    tables: tuple[NodeTable, ...] = ()
     files: tuple[InputEntry, ...] = ()
     """Outside files that the node consists of."""
 
@@ -67,7 +67,7 @@ class Break:
     """A digest or file that is not as expected, and the key of the node where it was noticed."""
 
     key: str
-    says: str
+    message: str
 
 
 Link = tuple[str, str]
@@ -96,7 +96,7 @@ class Lineage:
             "format_version": FORMAT_VERSION,
             "nodes": [_json(node) for node in self.nodes],
             "links": [{"from": source, "to": target} for source, target in self.links],
-            "breaks": [{"at": entry.key, "says": entry.says} for entry in self.breaks],
+            "breaks": [{"at": entry.key, "says": entry.message} for entry in self.breaks],
         }
 
 
@@ -120,7 +120,7 @@ def _json(node: Node) -> dict[str, Any]:
 
 
 @dataclass
-class Growing:
+class LineageBuilder:
     """A lineage under construction."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
     return ordered
 
 
-def drawn_links(lineage: Lineage) -> list[Link]:
+def reduced_links(lineage: Lineage) -> list[Link]:
     """Return the links that no longer path implies: dedup follows verdicts, which follow documents."""
     following: dict[str, list[str]] = {}
     for source, target in lineage.links:
@@ -189,7 +189,7 @@ def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> se
     return reached
 
 
-def folded(lineage: Lineage, fewest: int = 3) -> Lineage:
+def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
     """Return the lineage in which every sequence of at least `fewest` checkpoints without other events is a node."""
     plain = [node.key for node in lineage.nodes if _is_plain(lineage, node)]
     runs: list[list[str]] = []

@@ -3,8 +3,8 @@
 Only manifests and the JSON files of training are read, unless every file is verified.
 """
 
-from pipeline.lineage.data import Walk
-from pipeline.lineage.graph import Growing, Lineage
+from pipeline.lineage.data import TableTraversal
+from pipeline.lineage.graph import Lineage, LineageBuilder
 from pipeline.lineage.training import add_training
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME
@@ -19,7 +19,7 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Name the folder of a `penstock run`.")
-    walk = Walk(run, Growing(), verify)
+    walk = TableTraversal(run, LineageBuilder(), verify)
     for name, version in walk.current.items():
         walk.visit(name, version)
     add_training(walk, verify)
@@ -29,5 +29,5 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
 def check_lineage(lineage: Lineage, where: str) -> None:
     """Raise ContractError, listing every break, if the lineage has breaks."""
     if lineage.breaks:
-        messages = list(dict.fromkeys(entry.says for entry in lineage.breaks))
+        messages = list(dict.fromkeys(entry.message for entry in lineage.breaks))
         raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(messages))

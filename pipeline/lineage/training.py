@@ -14,16 +14,16 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from pipeline.lineage.data import Walk
-from pipeline.lineage.graph import Growing, Node
+from pipeline.lineage.data import TableTraversal
+from pipeline.lineage.graph import LineageBuilder, Node
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.mix import parse_mix
 from schemas.storage import Store
-from schemas.versions import DATASET, standing_versions
+from schemas.versions import DATASET, list_versions
 
 
-def add_mix(walk: Walk, digest: str, at: str | None) -> str:
+def add_mix(walk: TableTraversal, digest: str, at: str | None) -> str:
     """Add the mix with this digest, which is stored with the plan that was written at `at`; returns its key."""
     run, path = walk.run, f"train/mix-{digest[:12]}.toml"
     actual = run.sha256(path) if run.exists(path) else "no file"
@@ -48,7 +48,7 @@ FOLLOWED = "quarantined documents"
 
 
 @dataclass(frozen=True)
-class Growth:
+class QuarantineExtension:
     """The documents that one spike added to the list."""
 
     step: int
@@ -67,7 +67,7 @@ class Growth:
         return f"{QUARANTINE_NAME}@{self.digest[:12]}"
 
 
-def growths(run: Store) -> list[Growth]:
+def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
     """Return the extensions of the list in order; an incomplete line is ignored."""
     lines = []
     text, end = run.read_bytes(QUARANTINE_NAME) if run.exists(QUARANTINE_NAME) else b"", 0
@@ -77,21 +77,21 @@ def growths(run: Store) -> list[Growth]:
             lines.append((json.loads(line), end))
         except ValueError:
             continue
-    extensions, seen = list[Growth](), set[str]()
+    extensions, seen = list[QuarantineExtension](), set[str]()
     for (_, step), group in groupby(lines, key=lambda line: (line[0]["rewind"], line[0]["step"])):
         own = list(group)
         doc_ids = tuple(line["doc_id"] for line, _ in own)
         seen |= set(doc_ids)
         digest = hashlib.sha256(text[: own[-1][1]]).hexdigest()
-        extensions.append(Growth(int(step), doc_ids, len(seen), digest, own[-1][0]["at"]))
+        extensions.append(QuarantineExtension(int(step), doc_ids, len(seen), digest, own[-1][0]["at"]))
     return extensions
 
 
 class Quarantines:
     """The extensions of a run's quarantine list, each added to the lineage after the rewind that it belongs to."""
 
-    def __init__(self, run: Store, builder: Growing):
-        self._builder, self._extensions = builder, growths(run)
+    def __init__(self, run: Store, builder: LineageBuilder):
+        self._builder, self._extensions = builder, quarantine_extensions(run)
         self._added: set[str] = set()
         self._skipped: set[str] = set()
 
@@ -132,7 +132,7 @@ class Quarantines:
             if extension.key not in self._added:
                 self._add(extension, source)
 
-    def _add(self, extension: Growth, source: str) -> None:
+    def _add(self, extension: QuarantineExtension, source: str) -> None:
         new = {"new": len(extension.doc_ids)} if extension.total > len(extension.doc_ids) else {}
         notes = (f"blamed for the spike in step {extension.step:,}",)
         counts = {"documents": extension.total, **new}
@@ -160,7 +160,7 @@ OF_PLAN = ("dataset", "order")
 Json = Mapping[str, Any]
 
 
-def add_training(walk: Walk, verify: bool) -> None:
+def add_training(walk: TableTraversal, verify: bool) -> None:
     """Add everything in a run's train folder to the lineage."""
     run, builder = walk.run, walk.builder
     plan = _json(run, PLAN_NAME)
@@ -180,7 +180,7 @@ def add_training(walk: Walk, verify: bool) -> None:
         raise ContractError(f"{run.uri}/train: expected files of the trainer, got {error!r}. Restore them.") from error
 
 
-def _add_plan(walk: Walk, plan: Json) -> None:
+def _add_plan(walk: TableTraversal, plan: Json) -> None:
     """Add the plan after its dataset and mix, with a break if its tokenizer is not that of the dataset."""
     stages = plan["stages"]
     steps = stages[-1]["first_step"] + stages[-1]["num_steps"]
@@ -192,7 +192,7 @@ def _add_plan(walk: Walk, plan: Json) -> None:
     mix, law = settings.get("train", {}).get("mix"), settings.get("plan", {}).get("own_law")
     of = f" on dataset {law['dataset'][:12]}" if law and law.get("dataset") else ""
     notes = (f"sized by a law fitted to {law['num_runs']} runs{of}",) if law else ()
-    node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME), notes=notes)
+    node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, modification_time(walk.run, PLAN_NAME), notes=notes)
     walk.builder.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
     held = [table for key in source for table in walk.builder.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
@@ -205,12 +205,12 @@ def _add_plan(walk: Walk, plan: Json) -> None:
             )
 
 
-def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
+def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
     """Return the key of the version of the dataset with this digest; add a break at `where` if there is none."""
     known = {manifest.digest: walk.nodes[folder] for folder, manifest in walk.manifests.items()}
     if digest in known:
         return [known[digest]]
-    versions = standing_versions(walk.run, DATASET)
+    versions = list_versions(walk.run, DATASET)
     for version, table in versions.items():
         if table.manifest.digest == digest:
             return [walk.visit(DATASET, version, digest)]
@@ -223,7 +223,7 @@ def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
 class _Skips:
     """The skip list of the plan; a checkpoint identifies its state by a length and a digest."""
 
-    def __init__(self, run: Store, builder: Growing, plan: Json | None):
+    def __init__(self, run: Store, builder: LineageBuilder, plan: Json | None):
         self.quarantines = Quarantines(run, builder)
         name = (plan or {}).get("settings", {}).get("train", {}).get("skip_file") or SKIPS_OF_REWINDS
         self.path = f"train/{name}"
@@ -235,7 +235,7 @@ class _Skips:
 
     def node(self, metadata: Json, before: int) -> list[str]:
         """Add the list as a checkpoint used it, if it grew since the checkpoint before; returns its key, if added."""
-        identity, key = metadata["identity"], checkpoint_place(metadata["step"])
+        identity, key = metadata["identity"], checkpoint_folder(metadata["step"])
         length, digest = identity.get("skip_length", 0), identity["skip_list"]
         numbers = [int(number) for number, _ in self.entries[:length]]
         actual = digest_of(numbers) if len(numbers) == length else f"a list of {len(self.entries)}"
@@ -251,19 +251,21 @@ class _Skips:
         more = [f"{len(reasons) - SHOWN_REASONS} more reasons"] if len(reasons) > SHOWN_REASONS else []
         counts = {"samples": length, **({"new": length - before} if before else {})}
         notes = (*reasons[:SHOWN_REASONS], *more)
-        at = written_at(self.run, self.path)
+        at = modification_time(self.run, self.path)
         node = Node(f"{self.path}@{digest[:12]}", "skips", "skip list", digest, counts, at, notes=notes)
         return [self.builder.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
 
 
-def _add_checkpoints(walk: Walk, plan: Json | None, checkpoints: Sequence[Json], skips: _Skips) -> Json | None:
+def _add_checkpoints(
+    walk: TableTraversal, plan: Json | None, checkpoints: Sequence[Json], skips: _Skips
+) -> Json | None:
     """Add the checkpoints in the order of their steps; returns the metadata of the last one."""
     run, builder = walk.run, walk.builder
     rewinds = _rewinds(run)
     replays: Sequence[Json] = run.read_json(REPLAYS_NAME) if run.exists(REPLAYS_NAME) else []
     last: Json | None = None
     for metadata in checkpoints:
-        identity, key, since = metadata["identity"], checkpoint_place(metadata["step"]), last["step"] if last else 0
+        identity, key, since = metadata["identity"], checkpoint_folder(metadata["step"]), last["step"] if last else 0
         dataset = _dataset(walk, key, identity["dataset"])
         of_plan = plan is not None and all(plan.get(name) == identity.get(name) for name in OF_PLAN)
         remarks = [] if of_plan or plan is None else ["of an earlier plan"]
@@ -272,7 +274,7 @@ def _add_checkpoints(walk: Walk, plan: Json | None, checkpoints: Sequence[Json],
         replayed = [own["from_step"] for own in after if since <= own["from_step"] < metadata["step"]][-1:]
         remarks += [f"replayed from step {step:,}" for step in replayed]
         before = last if is_same or replayed else None
-        sources = [] if before is None else [checkpoint_place(before["step"])]
+        sources = [] if before is None else [checkpoint_folder(before["step"])]
         if not is_same:
             sources += [PLAN_NAME] if of_plan else dataset
         back = [event for event in rewinds if (since if before else 0) <= event["to_step"] < metadata["step"]]
@@ -284,10 +286,10 @@ def _add_checkpoints(walk: Walk, plan: Json | None, checkpoints: Sequence[Json],
     return last
 
 
-def _add_rewind(builder: Growing, event: Json, quarantines: Quarantines) -> str:
+def _add_rewind(builder: LineageBuilder, event: Json, quarantines: Quarantines) -> str:
     """Add a rewind and its quarantined documents; returns its key."""
     digest = digest_of(event)
-    back = checkpoint_place(event["to_step"])
+    back = checkpoint_folder(event["to_step"])
     source = back if back in builder.nodes else PLAN_NAME  # that checkpoint may have been removed since
     title = f"rewound from step {event['step']:,} to {event['to_step']:,}"
     doc_ids = event.get("quarantined", [])
@@ -299,7 +301,7 @@ def _add_rewind(builder: Growing, event: Json, quarantines: Quarantines) -> str:
 
 
 def _checkpoint(run: Store, metadata: Json, remarks: tuple[str, ...]) -> Node:
-    folder = checkpoint_place(metadata["step"])
+    folder = checkpoint_folder(metadata["step"])
     layout, name = metadata["layout"], f"{folder}/{METADATA_NAME}"
     ranks = f"{layout['ranks']} × {layout['device']}"
     size = sum(file["size"] for file in metadata["files"].values())
@@ -309,22 +311,22 @@ def _checkpoint(run: Store, metadata: Json, remarks: tuple[str, ...]) -> Node:
         title=f"checkpoint {metadata['step']:,}",
         digest=run.sha256(name),
         counts={"steps": metadata["step"], "bytes": size},
-        at=written_at(run, name),
+        at=modification_time(run, name),
         code=metadata["identity"].get("code_version"),
         notes=(*remarks, *([ranks] if layout["ranks"] > 1 else [])),
     )
 
 
-def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
+def _add_end(walk: TableTraversal, outcome: Json, last: Json | None) -> None:
     """Add the end of training, with a break if it does not match the last checkpoint."""
     builder = walk.builder
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
-    actual = checkpoint_place(last["step"]) if last is not None else "none"
+    actual = checkpoint_folder(last["step"]) if last is not None else "none"
     expected = outcome.get("checkpoint", actual)
     # A new plan on another dataset requires the checkpoints to be removed, so missing checkpoints are no break.
     notes = (f"{expected} was removed",) if last is None else ()
-    at = written_at(walk.run, OUTCOME_NAME)
+    at = modification_time(walk.run, OUTCOME_NAME)
     node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, at, notes=notes)
     builder.add(node, expected)
     if last is None:
@@ -341,9 +343,9 @@ def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
             )
 
 
-def _verify(run: Store, builder: Growing, metadata: Json) -> None:
+def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
     """Compare the digest of every file of a checkpoint with its metadata."""
-    folder = checkpoint_place(metadata["step"])
+    folder = checkpoint_folder(metadata["step"])
     for name, file in metadata["files"].items():
         path = f"{folder}/{name}"
         digest = run.sha256(path) if run.exists(path) else "no file"
@@ -380,12 +382,12 @@ def _json(run: Store, name: str) -> Json | None:
     return run.read_json(name) if run.exists(name) else None
 
 
-def checkpoint_place(step: int) -> str:
+def checkpoint_folder(step: int) -> str:
     """Return the folder of the checkpoint of a step, relative to the run."""
     return f"{CHECKPOINTS}/step-{step:06d}"
 
 
-def written_at(run: Store, name: str) -> str | None:
+def modification_time(run: Store, name: str) -> str | None:
     """Return the time at which a file was written, by its filesystem; a copied file has the time of the copy."""
     time = run.fs.get_file_info(run.path(name)).mtime
     return time.astimezone(UTC).isoformat(timespec="seconds") if isinstance(time, datetime) else None

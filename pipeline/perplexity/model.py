@@ -39,7 +39,7 @@ EVEN = np.uint64(2**64 - 2)
 STEP = 0x9E3779B97F4A7C15
 """Base of the word factors; odd, so that the factor of a word never loses bits, at any distance."""
 HALF = np.uint64(32)
-HOMES_PER_ENTRY = 1.5
+HOME_SLOTS_PER_ENTRY = 1.5
 """Home slots per entry. At 1.5 a search takes 2 steps on average, and a model of lmplz 24 bytes per n-gram."""
 ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
 
@@ -49,25 +49,25 @@ def word_codes(words: Iterable[str]) -> Keys:
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
-def factor(distance: int) -> np.uint64:
+def word_factor(distance: int) -> np.uint64:
     """Return the factor of a word's code in its n-gram's key; `distance` counts the words after it."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
 def keys_of(codes: Keys) -> Keys:
     """Return the key of each row of `codes`, (n-grams,); `codes` is (n-grams, order), last word in the last column."""
-    factors = np.array([factor(distance) for distance in range(codes.shape[1])], np.uint64)
+    factors = np.array([word_factor(distance) for distance in range(codes.shape[1])], np.uint64)
     keys: Keys = (codes * factors[::-1]).sum(axis=1, dtype=np.uint64) & EVEN
     return keys
 
 
-def share_out(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
+def key_range(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
     """Return the part of each key, of `parts` equal ranges of keys; it increases with the key."""
     return ((keys >> HALF) * np.uint64(parts) >> HALF).astype(np.int64)
 
 
 @dataclass(frozen=True)
-class Table:
+class NgramTable:
     """The hash table of the n-grams of one order."""
 
     num_home_slots: int
@@ -77,7 +77,7 @@ class Table:
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
         """Return the positions of the keys in the table, and their probabilities and back-off weights, (found, 2)."""
-        positions = share_out(keys, self.num_home_slots) * 2
+        positions = key_range(keys, self.num_home_slots) * 2
         current = self.slots[positions]
         pending = np.flatnonzero(current < keys)
         while len(pending):
@@ -89,12 +89,12 @@ class Table:
         return found, self.slots[positions[found] + 1].view(np.float32).reshape(-1, 2)
 
 
-def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -> Iterator[Keys]:
+def build_slots(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -> Iterator[Keys]:
     """Yield the slots of a table in blocks, from sorted blocks of entries in ascending order of keys."""
     num_written = 0
     for entries in sorted_parts:
         numbers = np.arange(len(entries))
-        first_free = np.maximum(share_out(entries["key"], num_home_slots), num_written)
+        first_free = np.maximum(key_range(entries["key"], num_home_slots), num_written)
         positions = np.maximum.accumulate(first_free - numbers) + numbers
         size = int(positions[-1]) + 1 - num_written if len(positions) else 0
         slots = np.zeros((size, 2), np.uint64)
@@ -114,7 +114,7 @@ def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -
 # Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359. Lower case, canonical decomposition without combining marks,
 # every digit as 0, typographic punctuation as its plain counterpart, no control characters.
 
-Cut = Callable[[Sequence[str]], list[list[str]]]
+Splitter = Callable[[Sequence[str]], list[list[str]]]
 """A function from lines to the pieces of each line."""
 
 PUNCTUATION = {
@@ -126,7 +126,7 @@ PUNCTUATION = {
     **{"(": "\uff08", ")": "\uff09", "<": "\u3008", ">": "\u3009", "[": "\u3010", "]": "\u3011"},
 }
 """ASCII character → the characters that it replaces."""
-LONGER = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
+EXPANSIONS = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
 """Characters that are replaced by several characters."""
 REMOVED = 0xFFFFFFFF
 REPLACEMENT = 0xFFFD
@@ -150,10 +150,10 @@ def _table() -> npt.NDArray[np.uint32]:
     return table
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the normalized text, with the same lines."""
     text = unicodedata.normalize("NFD", text.lower())
-    for char, replacement in LONGER.items():
+    for char, replacement in EXPANSIONS.items():
         text = text.replace(char, replacement)
     points = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
     normal: str = points[points != REMOVED].tobytes().decode("utf-32-le")
@@ -172,7 +172,7 @@ def words(lines: Sequence[str]) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def load_pieces(model: bytes, where: str) -> Cut:
+def load_splitter(model: bytes, where: str) -> Splitter:
     """Return a function that splits lines into the pieces of a SentencePiece model.
 
     Raises ConfigError if the bytes are not a SentencePiece model.
@@ -194,9 +194,9 @@ def load_pieces(model: bytes, where: str) -> Cut:
     return cut
 
 
-def sentences(text: str, cut: Cut) -> list[str]:
+def sentences(text: str, cut: Splitter) -> list[str]:
     """Return the lines of a text as training sentences: normalized pieces joined by spaces, without blank lines."""
-    return [" ".join(pieces) for pieces in cut(normalise(text).split("\n")) if pieces]
+    return [" ".join(pieces) for pieces in cut(normalize(text).split("\n")) if pieces]
 
 
 # The compiled language model: its header, its file, and its scores.
@@ -211,11 +211,11 @@ TAIL = 8
 """Number of bytes at the end of the file that hold the size of the JSON before them."""
 GROUP_CHARS = 1 << 18
 """Amount of text that is scored at once; more only takes more memory [characters]."""
-REMEMBERED = 1 << 18
+MAX_CACHED_WORDS = 1 << 18
 """Maximum number of words in the cache of word numbers."""
 
 
-class Header(BaseModel):
+class ModelHeader(BaseModel):
     """The header of a model file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -259,7 +259,7 @@ class _WordNumbers(dict[str, int]):
         self.begin, self.end, self.unknown = np.searchsorted(codes, word_codes((BEGIN, END, UNKNOWN))).tolist()
 
     def __missing__(self, word: str) -> int:
-        if len(self) > REMEMBERED:
+        if len(self) > MAX_CACHED_WORDS:
             self.clear()
         code = word_codes((word,))[0]
         number = int(np.searchsorted(self._codes, code))
@@ -276,16 +276,16 @@ class LanguageModel:
         self._words: Keys = arrays["words"]
         self._unigrams: Keys = arrays["unigrams"]
         self._tables = [
-            Table(number, arrays[f"order {order}"]) for order, number in enumerate(self.header.homes, start=2)
+            NgramTable(number, arrays[f"order {order}"]) for order, number in enumerate(self.header.homes, start=2)
         ]
         self._numbers = _WordNumbers(self._words)
         model = arrays["pieces"].tobytes()
-        self._cut = load_pieces(model, path) if model else words
+        self._cut = load_splitter(model, path) if model else words
 
     def score_text(self, text: str) -> Scores:
         """Return the scores of each line of a text; a line without words has no score."""
         if self.header.normalisation == "ccnet":
-            text = normalise(text)
+            text = normalize(text)
         else:
             text = text.encode("utf-8", "replace").decode()  # unpaired surrogates have no UTF-8
         return score_lines(self, text.split("\n"))
@@ -327,7 +327,7 @@ class LanguageModel:
         found = depth > 0
         for distance, (table, closed) in enumerate(zip(self._tables, self.header.closed), start=1):
             scores[1:] += backoffs[:-1]
-            keys[distance:] += codes[:-distance] * factor(distance)
+            keys[distance:] += codes[:-distance] * word_factor(distance)
             is_candidate = depth >= distance
             if closed and distance > 1:
                 is_candidate &= found
@@ -363,7 +363,7 @@ def _groups(lines: Sequence[str]) -> list[Sequence[str]]:
     return [lines[start:end] for start, end in pairwise([0, *cuts.tolist(), len(lines)])]
 
 
-def _read(path: str) -> tuple[Header, dict[str, Any]]:
+def _read(path: str) -> tuple[ModelHeader, dict[str, Any]]:
     with Path(path).open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:
             raise ConfigError(
@@ -372,7 +372,7 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         size = int.from_bytes(mapped[-TAIL:], "little")
-        header = Header.model_validate_json(mapped[len(mapped) - TAIL - size : -TAIL])
+        header = ModelHeader.model_validate_json(mapped[len(mapped) - TAIL - size : -TAIL])
         arrays = {
             name: np.frombuffer(mapped, np.dtype(kind), count, offset)
             for name, (kind, count, offset) in header.arrays.items()
@@ -417,11 +417,11 @@ class KenlmModel:
             raise ConfigError(
                 f"{path}: expected a model that kenlm reads, got {error}. Set perplexity.models to a KenLM binary."
             ) from error
-        self._cut = words if spm is None else load_pieces(Path(spm).read_bytes(), spm)
+        self._cut = words if spm is None else load_splitter(Path(spm).read_bytes(), spm)
 
     def score_text(self, text: str) -> Scores:
         """Return the scores of each line of a text; a line without words has no score."""
-        return score_lines(self, normalise(text).split("\n"))
+        return score_lines(self, normalize(text).split("\n"))
 
     def cut(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the words or pieces of each line."""

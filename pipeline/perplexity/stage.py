@@ -30,8 +30,8 @@ ALL = "all"
 HEAD_CUT, MIDDLE_CUT = "perplexity_head", "perplexity_middle"
 """Names of the quantiles: the head is below the first, the middle below the second."""
 NGRAM, CHECKPOINT = "ngram", "checkpoint:"
-NOTE = "checkpoint.json"
-PLAIN = "words"
+METADATA_FILE = "checkpoint.json"
+PLAIN_WORDS = "words"
 COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexity")
 TO_SCORE = pa.schema(
     [DOC_ID, field("language", pa.string(), "most probable language"), field("text", pa.string(), "text after cuts")]
@@ -115,7 +115,7 @@ def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowF
     scorers: dict[str, Scorer] = {}
     for language in config.models if config.scorer == NGRAM else ():
         spm = models.get(f"pieces_{language}")
-        scorers[language] = open_model(models[f"lm_{language}"], spm, config.pieces.get(language) == PLAIN)
+        scorers[language] = open_model(models[f"lm_{language}"], spm, config.pieces.get(language) == PLAIN_WORDS)
 
     def perplexity(row: Row) -> None:
         scorer = scorers.get(row["language"])
@@ -147,7 +147,9 @@ def perplexity_of(log10: float, tokens: int) -> float:
     return float(np.float32(min(10.0 ** min(-log10 / tokens, 300.0), MAX_PERPLEXITY)))
 
 
-def bucket(perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike) -> npt.NDArray[np.str_]:
+def perplexity_buckets(
+    perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike
+) -> npt.NDArray[np.str_]:
     """Return head, middle or tail of each document, (documents,); ALL if the perplexity or a quantile is NaN.
 
     Values are compared as float32.
@@ -202,7 +204,7 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
     for path in config.models.values():
         if path.endswith(".bin"):
             require_kenlm(path)
-    pieces = {f"pieces_{language}": path for language, path in config.pieces.items() if path != PLAIN}
+    pieces = {f"pieces_{language}": path for language, path in config.pieces.items() if path != PLAIN_WORDS}
     return {f"lm_{language}": path for language, path in config.models.items()} | pieces
 
 
@@ -211,12 +213,12 @@ def checkpoint_files(folder: str) -> dict[str, str]:
 
     Raises ConfigError if the folder is not a checkpoint.
     """
-    metadata = Path(folder) / NOTE
+    metadata = Path(folder) / METADATA_FILE
     try:
         names = sorted(json.loads(metadata.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: expected a checkpoint folder with {NOTE}, got {error!r}. Set perplexity.scorer to "
+            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got {error!r}. Set it to "
             f"{CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
     return {"checkpoint": str(metadata)} | {f"checkpoint/{name}": str(metadata.with_name(name)) for name in names}

@@ -24,7 +24,7 @@ POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "
 
 
 @dataclass(frozen=True, slots=True)
-class LineRules:
+class C4LineRules:
     """The settings of C4's line rules."""
 
     terminal_punctuation: bool = False
@@ -36,7 +36,7 @@ class LineRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LineRuleResult:
     """The result of the line rules: the lines and spans of a text that are kept, and counts on its lines."""
 
     lines: list[int]
@@ -51,13 +51,13 @@ class Kept:
     """Opening curly brackets on the lines that the other rules keep."""
 
 
-def keep_every_line(text: str, counts: Sequence[int]) -> Kept:
+def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:
     """Return a result that keeps the whole text and counts on every line, for languages other than English."""
     lines = [number for number, count in enumerate(counts) if count]
-    return Kept(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
+    return LineRuleResult(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
 
 
-def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: LineRules) -> Kept:
+def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: C4LineRules) -> LineRuleResult:
     """Apply the line rules, given the lines with their line ends and the number of words on each."""
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
@@ -89,7 +89,7 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
             kept.append(number)
     else:
         kept = candidates
-    return Kept(kept, cited, _spans(text, lines, kept, cited), lorem_ipsum, curly_brackets)
+    return LineRuleResult(kept, cited, _spans(text, lines, kept, cited), lorem_ipsum, curly_brackets)
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
@@ -128,7 +128,7 @@ def num_sentences(words: Words, counts: Sequence[int]) -> int:
 SHORT_LINE = 30  # Maximum length of a short line [characters]; part of the signal's definition.
 
 
-def fineweb(body: str, num_tokens: int) -> dict[str, float]:
+def fineweb_signals(body: str, num_tokens: int) -> dict[str, float]:
     """Return the signals FINEWEB of a text after cuts, given its number of tokens."""
     lines = [line for line in body.split("\n") if line and not line.isspace()]
     num_lines, newlines = max(len(lines), 1), body.count("\n")

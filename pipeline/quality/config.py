@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
-from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, Rule, RuleSet
-from schemas.config import Section, decision, location, nearest
+from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, QualityRule, RuleSet
+from schemas.config import Section, decision, location, suggest_name
 from schemas.signals import FAMILIES
 
 Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
@@ -170,7 +170,7 @@ class QualityConfig(Section):
             if name not in valid:
                 problems.append(
                     f"rules: expected rule sets of the dialect {self.dialect!r}, got {name!r}"
-                    f"{nearest(name, list(valid))}. Correct quality.rules."
+                    f"{suggest_name(name, list(valid))}. Correct quality.rules."
                 )
         for rule in self.chosen_rules():
             family = family_of(rule.signal)
@@ -192,7 +192,7 @@ class QualityConfig(Section):
         for where, name in given:
             if name not in thresholds:
                 problems.append(
-                    f"{where}: expected a limit of [quality], got {name!r}{nearest(name, thresholds)}. Correct it."
+                    f"{where}: expected a limit of [quality], got {name!r}{suggest_name(name, thresholds)}. Correct it."
                 )
             elif name not in compared:
                 problems.append(
@@ -207,7 +207,7 @@ class QualityConfig(Section):
                 )
         return problems
 
-    def chosen_rules(self) -> list[Rule]:
+    def chosen_rules(self) -> list[QualityRule]:
         """Return the rules that decide, in order."""
         names = DEFAULT_RULES[self.dialect] if self.rules is None else self.rules
         return [rule for name in names for rule in RULES[self.dialect].get(name, ())]

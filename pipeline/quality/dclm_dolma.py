@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.quality.gopher import split_lines
-from pipeline.quality.ngrams import TOP_SIZES, covered, recurring, spans
-from pipeline.quality.text import ALNUM_FIRST, LETTER, SYMBOL, Parts, num_among, read_pieces, read_unicode_words
+from pipeline.quality.ngrams import TOP_SIZES, ngram_lengths, num_covered_chars, recurring_ngrams
+from pipeline.quality.text import ALNUM_FIRST, LETTER, SYMBOL, TextView, count_known, read_pieces, read_unicode_words
 from pipeline.text.uax29 import NARROW_SPACE, pieces_of
 from pipeline.text.words import Codes
 
@@ -51,7 +51,7 @@ def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
     return number / len(parts), characters / max(sum(map(len, parts)), 1)
 
 
-def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
+def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
     """Return DCLM's signals of words, given the codes of the language's stop words."""
     lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
@@ -60,7 +60,7 @@ def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
         "dclm_mean_word_length": int(lengths.sum()) / num_pieces,
         "dclm_symbol_ratio": sum(map(whole.text.count, SYMBOLS)) / num_pieces,
         "dclm_alpha_words": int(np.count_nonzero(flags & LETTER)) / num_pieces,
-        "dclm_stop_words": num_among(lower_codes, stop_words),
+        "dclm_stop_words": count_known(lower_codes, stop_words),
     }
     numbers = whole.numbers
     if NARROW_SPACE in whole.text:
@@ -68,16 +68,16 @@ def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
     words = whole.vocabulary.words(numbers, read_unicode_words)
     offsets = np.concatenate(([0], np.cumsum(words.lengths)))
     size = max(int(offsets[-1]), 1)
-    for ngrams in recurring(words.codes):
+    for ngrams in recurring_ngrams(words.codes):
         if ngrams.n in TOP_SIZES:
-            longest = int(spans(ngrams.firsts, ngrams.n, offsets).max()) if len(ngrams.firsts) else 0
+            longest = int(ngram_lengths(ngrams.firsts, ngrams.n, offsets).max()) if len(ngrams.firsts) else 0
             signals[f"dclm_top_{ngrams.n}gram"] = longest * ngrams.most / size
         else:
-            signals[f"dclm_dup_{ngrams.n}gram"] = covered(ngrams, offsets) / size
+            signals[f"dclm_dup_{ngrams.n}gram"] = num_covered_chars(ngrams, offsets) / size
     return signals
 
 
-def num_words(parts: Parts) -> int:
+def num_words(parts: TextView) -> int:
     """Return the number of fastText words that start with a letter or digit.
 
     fastText splits at ASCII whitespace and zero bytes only.
@@ -96,7 +96,7 @@ DOLMA_BULLETS = ("*", "-")
 ELLIPSIS = "…"
 
 
-def dolma_lines(whole: Parts) -> dict[str, float]:
+def dolma_lines(whole: TextView) -> dict[str, float]:
     """Return dolma's signals of lines."""
     lines, lowered = split_lines(whole.text), whole.lowered
     repeated, share = shares_of_repeated(lines)
@@ -112,7 +112,7 @@ def dolma_lines(whole: Parts) -> dict[str, float]:
     }
 
 
-def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
+def dolma_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
     """Return dolma's signals of words; an n-gram signal is None if the text has fewer than n words."""
     lengths, flags, codes, _ = whole.read(read_pieces)
     size = max(len(lengths), 1)
@@ -121,11 +121,11 @@ def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
         "dolma_median_word_length": float(np.median(lengths)) if len(lengths) else 0.0,
         "dolma_symbol_ratio": int(np.count_nonzero(flags & SYMBOL)) / size,
         "dolma_alpha_words": int(np.count_nonzero(flags & LETTER)) / size,
-        "dolma_stop_words": num_among(codes, stop_words),
+        "dolma_stop_words": count_known(codes, stop_words),
     }
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     total = max(int(offsets[-1]), 1)
-    for ngrams in recurring(codes):
+    for ngrams in recurring_ngrams(codes):
         n, measured = ngrams.n, len(lengths) >= ngrams.n
         if n in TOP_SIZES:
             first = int(ngrams.firsts.min()) if len(ngrams.firsts) else 0
@@ -133,6 +133,6 @@ def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
             signals[f"dolma_top_{n}gram"] = top / total if measured else None
         else:
             all_chars = int((offsets[n:] - offsets[:-n]).sum()) if measured else 0
-            repeated = int(spans(ngrams.places, n, offsets).sum())
+            repeated = int(ngram_lengths(ngrams.places, n, offsets).sum())
             signals[f"dolma_dup_{n}gram"] = repeated / max(all_chars, 1) if measured else None
     return signals

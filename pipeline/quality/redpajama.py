@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.quality.ngrams import TOP_SIZES, covered, recurring
+from pipeline.quality.ngrams import TOP_SIZES, num_covered_chars, recurring_ngrams
 from pipeline.quality.text import (
     ASCII_LETTER,
     CAPITALS,
     JAVASCRIPT,
     LOREM,
-    Parts,
+    TextView,
+    count_known,
     normal_piece,
-    num_among,
     read_normal_pieces,
     read_raw_words,
 )
@@ -41,7 +41,7 @@ def lines_of(text: str) -> list[str]:
     return [line + "\n" for line in lines] + ([last] if last else [])
 
 
-def redpajama_lines(whole: Parts) -> dict[str, float | None]:
+def redpajama_lines(whole: TextView) -> dict[str, float | None]:
     """Return the signals of a text and its lines that need no words."""
     text, lines = whole.text, lines_of(whole.text)
     size = len(lines)
@@ -56,7 +56,7 @@ def redpajama_lines(whole: Parts) -> dict[str, float | None]:
     }
 
 
-def redpajama_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
+def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
     """Return the signals of words; None if the text has no words."""
     raw = whole.vocabulary.words(whole.numbers, read_raw_words)
     num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
@@ -69,19 +69,19 @@ def redpajama_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
         "rps_doc_symbol_to_word_ratio": _share(symbols, num_raw),
         "rps_doc_frac_no_alph_words": _share(num_raw - int(np.count_nonzero(raw.flags & ASCII_LETTER)), num_raw),
         "rps_doc_frac_all_caps_words": _share(int(np.count_nonzero(raw.flags & CAPITALS)), num_raw),
-        "rps_doc_stop_word_fraction": _share(num_among(raw.codes, stop_words), num_raw) if num_words else 0.0,
+        "rps_doc_stop_word_fraction": _share(count_known(raw.codes, stop_words), num_raw) if num_words else 0.0,
         "rps_doc_frac_unique_words": _share(len(counts), num_words),
         "rps_doc_unigram_entropy": _entropy(counts, num_words) if num_words else None,
         "rps_doc_lorem_ipsum": _placeholders(whole.text) if (flags & LOREM).any() else 0.0,
     }
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    for ngrams in recurring(codes):
+    for ngrams in recurring_ngrams(codes):
         if ngrams.n in TOP_SIZES:
             first = int(ngrams.firsts.min()) if len(ngrams.firsts) else 0
             top = int(offsets[first + ngrams.n] - offsets[first]) * ngrams.most if ngrams.most > 1 else 0
             signals[f"rps_doc_frac_chars_top_{ngrams.n}gram"] = top / max(num_chars, 1)
         else:
-            signals[f"rps_doc_frac_chars_dupe_{ngrams.n}grams"] = covered(ngrams, offsets) / max(num_chars, 1)
+            signals[f"rps_doc_frac_chars_dupe_{ngrams.n}grams"] = num_covered_chars(ngrams, offsets) / max(num_chars, 1)
     return signals
 
 
@@ -138,10 +138,10 @@ def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
     return totals[1:] - totals[:-1]
 
 
-class Lines:
+class LineCounts:
     """The lines of a text and the character and word counts of each line."""
 
-    def __init__(self, whole: Parts):
+    def __init__(self, whole: TextView):
         self.whole = whole
         self.texts = lines_of(whole.text)
         self.edges = np.concatenate(([0], np.cumsum(np.fromiter(map(len, self.texts), np.int64, len(self.texts)))))
@@ -167,7 +167,7 @@ class Lines:
         return is_counter
 
 
-def line_signals(lines: Lines) -> dict[str, Any]:
+def line_signals(lines: LineCounts) -> dict[str, Any]:
     """Return the column `lines`, spans [start, end), and LINE_SIGNALS with one value per line."""
     whole, texts, edges = lines.whole, lines.texts, lines.edges
     per_piece, (lengths, flags, _, numeric) = whole.vocabulary.look_up(read_normal_pieces, whole.numbers)

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.quality.dclm_dolma import ASCII_SPACE, num_words
-from pipeline.quality.redpajama import Lines
-from pipeline.quality.text import Parts
-from pipeline.text.spans import Span, between, trim, union, without
+from pipeline.quality.redpajama import LineCounts
+from pipeline.quality.text import TextView
+from pipeline.text.spans import Span, complement, trim, union, without
 
 MAX_DIGITS = 0.999999
 PHRASE_WORDS = 10
@@ -38,7 +38,7 @@ class RefinedWebRules:
     """Minimum number of whitespace-separated words of a line [words]; empty lines are kept."""
 
 
-def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
+def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
     """Return the spans to cut and the number of lines that are cut as a whole.
 
     In languages other than English only the rules on capitals and digits apply.
@@ -60,11 +60,11 @@ def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tup
             phrases, left = _phrases_in(text[start:stop])
             num_cut += not left.strip()
             cuts += [(start + a, start + b) for a, b in phrases] if left.strip() else [(start, int(edges[number + 1]))]
-    kept = between(union(cuts, []), len(text))
-    return between(trim(text, kept), len(text)), num_cut
+    kept = complement(union(cuts, []), len(text))
+    return complement(trim(text, kept), len(text)), num_cut
 
 
-def _numbers(lines: Lines, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return a mask of the lines of digits only; the first and last line are stripped before the check."""
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
@@ -86,7 +86,7 @@ def _phrases_in(line: str) -> tuple[list[Span], str]:
     return [(offset, offset + 1) for offset in sorted(set(range(size)).difference(offsets))], line
 
 
-def share_of_words(whole: Parts, cuts: Sequence[Span]) -> float:
+def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
     """Return the words that the cuts remove over all words, as DCLM counts them; 1 if nothing is left."""
     text = whole.text
     before = num_words(whole)
@@ -95,8 +95,8 @@ def share_of_words(whole: Parts, cuts: Sequence[Span]) -> float:
         return 1.0
     if all(_at_word_boundary(text, start) and _at_word_boundary(text, end) for start, end in cuts):
         # No word is cut in two, so the removed words are the words of the cut spans.
-        return num_words(Parts("\n".join([text[start:end] for start, end in cuts]), whole.vocabulary)) / before
-    return (before - num_words(Parts(without(text, cuts), whole.vocabulary))) / before
+        return num_words(TextView("\n".join([text[start:end] for start, end in cuts]), whole.vocabulary)) / before
+    return (before - num_words(TextView(without(text, cuts), whole.vocabulary))) / before
 
 
 def _at_word_boundary(text: str, offset: int) -> bool:

@@ -16,7 +16,7 @@ RuleSet = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class QualityRule:
     """A comparison of a stored signal with a limit."""
 
     reason: str
@@ -106,13 +106,13 @@ REASONS: Mapping[str, str] = {row.reason: row.meaning for row in LIMITS}
 _BY_SETTING = {row.setting: row for row in LIMITS}
 
 
-def _rules(**signals: str) -> tuple[Rule, ...]:
+def _rules(**signals: str) -> tuple[QualityRule, ...]:
     """Return the rules of these settings in order, given the signal that each compares."""
     rows = [(_BY_SETTING[setting], signal) for setting, signal in signals.items()]
-    return tuple(Rule(row.reason, signal, row.setting, row.limit, row.neutral) for row, signal in rows)
+    return tuple(QualityRule(row.reason, signal, row.setting, row.limit, row.neutral) for row, signal in rows)
 
 
-def _repetition(column: str, *settings: str) -> tuple[Rule, ...]:
+def _repetition(column: str, *settings: str) -> tuple[QualityRule, ...]:
     """Return Gopher's repetition rules on the columns with this prefix, in the order of the settings."""
     return _rules(**{setting: column + setting.removeprefix("max_") for setting in settings})
 
@@ -125,7 +125,7 @@ _RPS_NGRAMS = _rules(
     **{f"max_top_{n}gram": f"rps_doc_frac_chars_top_{n}gram" for n in (2, 3, 4)},
     **{f"max_dup_{n}gram": f"rps_doc_frac_chars_dupe_{n}grams" for n in range(5, 11)},
 )
-_DATATROVE: Mapping[RuleSet, tuple[Rule, ...]] = {
+_DATATROVE: Mapping[RuleSet, tuple[QualityRule, ...]] = {
     "gopher_repetition": _repetition("gopher_", *_DUP_PARTS, *_TOP, *_DUP),
     "gopher_quality": _rules(
         min_words="gopher_num_words",
@@ -152,7 +152,7 @@ _DATATROVE: Mapping[RuleSet, tuple[Rule, ...]] = {
     ),
 }
 """Source: datatrove 0.10.1, `examples/fineweb.py` and the defaults of its filters."""
-_DCLM: Mapping[RuleSet, tuple[Rule, ...]] = {
+_DCLM: Mapping[RuleSet, tuple[QualityRule, ...]] = {
     "gopher_quality": _rules(
         min_words="dclm_num_words",
         max_words="dclm_num_words",
@@ -168,7 +168,7 @@ _DCLM: Mapping[RuleSet, tuple[Rule, ...]] = {
     "refinedweb": _rules(max_removed_words="refinedweb_removed_words"),
 }
 """Source: DCLM, `baselines/baselines_configs/dclm_baseline_refinedweb.yaml`."""
-_DOLMA: Mapping[RuleSet, tuple[Rule, ...]] = {
+_DOLMA: Mapping[RuleSet, tuple[QualityRule, ...]] = {
     "c4": _rules(
         max_curly_brackets="dolma_curly_brackets",
         max_lorem_ipsum="dolma_lorem_ipsum",
@@ -194,7 +194,7 @@ _DOLMA: Mapping[RuleSet, tuple[Rule, ...]] = {
 }
 """Source: dolma, the mixer's exclusions of its CCCC set (tags gopher_v2, c4_v2). They call the most frequent n-grams
 `…_2gram`, but the tagger writes `…_2grams`, so these never excluded a document: here they are a separate rule set."""
-_REDPAJAMA: Mapping[RuleSet, tuple[Rule, ...]] = {
+_REDPAJAMA: Mapping[RuleSet, tuple[QualityRule, ...]] = {
     "gopher_quality": _rules(
         min_words="rps_doc_word_count",
         max_words="rps_doc_word_count",
@@ -212,7 +212,7 @@ _REDPAJAMA: Mapping[RuleSet, tuple[Rule, ...]] = {
 }
 """Source: the example of the dataset's card, which has Gopher's rules up to the most frequent 2-gram and leaves the
 others to the reader. Those have Gopher's own limits here, and C4's rules have C4's."""
-_OURS: Mapping[RuleSet, tuple[Rule, ...]] = {
+_OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {
     "boilerplate": _rules(max_boilerplate_lines="boilerplate_lines"),
     "markup": _rules(
         max_markup_chars="markup_chars",
@@ -222,7 +222,7 @@ _OURS: Mapping[RuleSet, tuple[Rule, ...]] = {
 }
 """Our own rules, applied with any dialect if the recipe names them. They drop 32 of 1,689 real English pages, 16 of
 them for boilerplate."""
-RULES: Mapping[Dialect, Mapping[RuleSet, tuple[Rule, ...]]] = {
+RULES: Mapping[Dialect, Mapping[RuleSet, tuple[QualityRule, ...]]] = {
     "datatrove": {**_DATATROVE, **_OURS},
     "dclm": {**_DCLM, **_OURS},
     "dolma": {**_DOLMA, **_OURS},

@@ -33,7 +33,7 @@ _RAW_WORD = re.compile(r"\w+|\W+")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 
-def lengths_of(words: Sequence[str]) -> Ints:
+def word_lengths(words: Sequence[str]) -> Ints:
     """Return the length of each word [code points]."""
     return np.fromiter(map(len, words), np.int64, len(words))
 
@@ -44,9 +44,9 @@ def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
 
 def read_pieces(pieces: Sequence[str]) -> Arrays:
     """Read the pieces themselves as words: counts, lengths, flags, codes, and the codes of their lower case."""
-    lengths, lowered = lengths_of(pieces), [piece.lower() for piece in pieces]
+    lengths, lowered = word_lengths(pieces), [piece.lower() for piece in pieces]
     flags = _flags(map(_piece_flags, pieces), len(pieces))
-    lower_codes = token_codes(lowered, lengths_of(lowered))
+    lower_codes = token_codes(lowered, word_lengths(lowered))
     return np.ones(len(pieces), np.int64), lengths, flags, token_codes(pieces, lengths), lower_codes
 
 
@@ -68,7 +68,7 @@ def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
     """Read normalized pieces, one word or none each: counts, lengths, flags, codes, numbers of numeric characters."""
     normal = [normal_piece(piece) for piece in pieces]
     words = [word for word in normal if word]
-    lengths = lengths_of(words)
+    lengths = word_lengths(words)
     flags = _flags((JAVASCRIPT * (word == "javascript") | LOREM * word.endswith("lorem") for word in words), len(words))
     numeric = np.fromiter(
         (0 if word.isascii() and word.isalpha() else sum(map(str.isnumeric, word)) for word in words), np.int64
@@ -99,7 +99,7 @@ read_unicode_words = words_of(unicode_words, _no_flags)
 """Reads the words of DCLM's n-grams."""
 
 
-def num_among(codes: Codes, known: Codes) -> int:
+def count_known(codes: Codes, known: Codes) -> int:
     """Return the number of words, repetitions included, that are among `known`; both are codes, `known` sorted."""
     if not len(known):
         return 0
@@ -111,7 +111,7 @@ def num_among(codes: Codes, known: Codes) -> int:
 # The lines, pieces and words of one text, each computed at most once.
 
 
-class Parts:
+class TextView:
     """A text with its lines, pieces and words, computed on first use."""
 
     def __init__(self, text: str, vocabulary: Vocabulary):

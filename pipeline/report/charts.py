@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.engine.rules import COARSE, bins_of, lower_edge
-from pipeline.report.facts import Step, number, short
+from pipeline.report.facts import ReportedStep, number, short
 
 LINE_HEIGHT, COLUMN_HEIGHT = 190, 200
 TOP, BOTTOM = 14, 24
@@ -37,7 +37,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlotCurve:
     """A line through `points` ("x,y …" in a box of 1000 by the plot's inner height), with dots if they are few."""
 
     name: str
@@ -58,7 +58,7 @@ class LinePlot:
     inner: int
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[PlotCurve, ...]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
-def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
+def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
     """Return plots of loss, learning rate, gradient norm and throughput; empty if no update was made."""
     losses = [(step.step, step.loss) for step in steps if step.loss is not None and not step.skipped]
     norms = [(step.step, step.grad_norm) for step in steps if step.grad_norm is not None and not step.skipped]
@@ -125,7 +125,7 @@ def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
     """Return a plot of series, given as (name, points, with dots)."""
-    thin = [(name, averaged(points), dotted) for name, points, dotted in series]
+    thin = [(name, average_points(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]
     low, high = min(values), max(values)
@@ -141,7 +141,7 @@ def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[
         return (x - left) / (right - left)
 
     curves = [
-        Curve(
+        PlotCurve(
             name=name,
             points=" ".join(f"{1000 * across(x):.1f},{down(y):.2f}" for x, y in points),
             dots=tuple((_percent(across(x)), TOP + down(y)) for x, y in points) if dotted else (),
@@ -176,7 +176,7 @@ def axis_label(value: float) -> str:
     return short(round(value, 6))
 
 
-def averaged(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
+def average_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
     """Return the points, or their means over equal groups if there are more than `limit`."""
     size = -(-len(points) // limit)
     groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
@@ -214,7 +214,7 @@ def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
 # The axis of the histograms. Its slots are the coarse bins of the rules, so octaves are equally wide; zero has its own
 # slot. On an axis of whole numbers only bins that contain one have a slot. Positions are in thousandths of the width.
 
-Side = Literal["min", "max"]
+LimitSide = Literal["min", "max"]
 Anchor = Literal["start", "middle", "end"]
 WIDTH = 1000.0
 ZERO_WIDTH, GAP = 44.0, 16.0
@@ -223,20 +223,20 @@ MIN_SLOTS, MAX_SLOTS, MAX_OF_TWO = 8, 72, 24
 for any signal; a signal with both signs has 6 octaves on each side."""
 AT_LIMIT = 0.2
 """Share of a bin's width that is given to values equal to its lower edge, if that is the limit."""
-CHARACTER, SPACE = 29.0, 40.0
+CHARACTER_WIDTH, LABEL_SPACE = 29.0, 40.0
 """Width of a character of a label, and minimum space between two labels, on a narrow screen."""
-EXTRA = (5, 2, 3, 7)
+EXTRA_MULTIPLES = (5, 2, 3, 7)
 """Multiples of the powers of ten that are labeled too, each only if all of its labels fit."""
-LARGEST = 1e38
+MAX_FINITE = 1e38
 """Values of at least this size count as infinity."""
 
 
-def key_of(value: float) -> int:
+def bin_of(value: float) -> int:
     """Return the coarse bin of a value."""
     return int(bins_of(np.array([value], np.float64), COARSE)[0])
 
 
-ZERO, ONE = key_of(0.0), key_of(1.0)
+BIN_OF_ZERO, BIN_OF_ONE = bin_of(0.0), bin_of(1.0)
 
 
 @dataclass(frozen=True)
@@ -281,14 +281,14 @@ class Axis:
                 return slot.left + (value - slot.low) / (slot.high - slot.low) * (slot.right - slot.left)
         return self.slots[-1].right
 
-    def cut(self, limit: float, side: Side) -> float:
+    def cut(self, limit: float, side: LimitSide) -> float:
         """Return the position of a limit, where a value equal to the limit is on the side that is kept."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
-            return self.slot(ZERO).left
+            return self.slot(BIN_OF_ZERO).left
         position = self.place(limit)
-        slot = self.slot(key_of(limit))
+        slot = self.slot(bin_of(limit))
         if limit == slot.low and limit and side == "max":  # values equal to the limit are kept, and are in this bin
             return position + AT_LIMIT * (slot.right - slot.left)
         return position
@@ -296,24 +296,26 @@ class Axis:
     def middle(self, value: float) -> float:
         """Return the position of the label of a value."""
         if value == 0 or not self.whole:
-            slot = self.slot(key_of(value))
+            slot = self.slot(bin_of(value))
             return (slot.left + slot.right) / 2 if value == 0 else self.place(value)
         return (self.place(value) + self.place(value + 1)) / 2
 
 
 def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -> Axis:
     """Return an axis for the counts of documents by bin, on which the limits are visible too."""
-    shown = {key_of(limit) for limit in limits if math.isfinite(limit)}
+    shown = {bin_of(limit) for limit in limits if math.isfinite(limit)}
     present = {*counts, *shown}
-    under, over = ({key for key in present if (key < ZERO) is less and key != ZERO} for less in (True, False))
+    under, over = (
+        {key for key in present if (key < BIN_OF_ZERO) is less and key != BIN_OF_ZERO} for less in (True, False)
+    )
     room = MAX_OF_TWO if under and over else MAX_SLOTS
-    above = _padded(_span(counts, shown, over or ({ONE} if whole else set()), room), whole)
+    above = _padded(_span(counts, shown, over or ({BIN_OF_ONE} if whole else set()), room), whole)
     mirrored = _span(
         {-key: counts.get(key, 0) for key in under}, {-key for key in shown}, {-key for key in under}, room
     )
     below = range(-max(mirrored), 1 - min(mirrored)) if mirrored else range(0)
-    below = range(below.start, max(below.stop, min(below.start + MIN_SLOTS, ZERO))) if below else below
-    groups = [_holding(below, whole), [ZERO] if ZERO in present else [], _holding(above, whole)]
+    below = range(below.start, max(below.stop, min(below.start + MIN_SLOTS, BIN_OF_ZERO))) if below else below
+    groups = [_holding(below, whole), [BIN_OF_ZERO] if BIN_OF_ZERO in present else [], _holding(above, whole)]
     return Axis(tuple(_slots([group for group in groups if group], whole)), whole)
 
 
@@ -353,7 +355,7 @@ def _holding(keys: range, whole: bool) -> list[int]:
 
 
 def _edges(key: int, whole: bool) -> tuple[float, float]:
-    if key == ZERO:
+    if key == BIN_OF_ZERO:
         return 0.0, float(whole)
     low, high = lower_edge(key, COARSE), lower_edge(key + 1, COARSE)
     if not whole or not math.isfinite(high):
@@ -363,12 +365,12 @@ def _edges(key: int, whole: bool) -> tuple[float, float]:
 
 def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
     """Yield the slots below zero, of zero, and above zero, with a gap between these groups."""
-    others = sum(len(group) for group in groups if group != [ZERO])
-    room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([ZERO] in groups)
+    others = sum(len(group) for group in groups if group != [BIN_OF_ZERO])
+    room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([BIN_OF_ZERO] in groups)
     left = 0.0
     for group in groups:
         for key in group:
-            right = left + (ZERO_WIDTH if group == [ZERO] else room / others)
+            right = left + (ZERO_WIDTH if group == [BIN_OF_ZERO] else room / others)
             yield Slot(key, *_edges(key, whole), left, right)
             left = right
         left += GAP
@@ -376,9 +378,9 @@ def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
 
 def labels(axis: Axis) -> list[Label]:
     """Return labels for as many round numbers as fit; zero always has a label."""
-    slots = [slot for slot in axis.slots if slot.key != ZERO]
+    slots = [slot for slot in axis.slots if slot.key != BIN_OF_ZERO]
     zero = [0.0] if len(slots) < len(axis.slots) else []
-    sizes = [abs(end) for slot in slots for end in (slot.low, slot.high) if 0 < abs(end) < LARGEST]
+    sizes = [abs(end) for slot in slots for end in (slot.low, slot.high) if 0 < abs(end) < MAX_FINITE]
     decades = range(math.floor(math.log10(min(sizes))), math.floor(math.log10(max(sizes))) + 1) if sizes else range(0)
     candidates = [(1, decades[(len(decades) - 1) % step :: step]) for step in range(1, len(decades) + 1)]
     chosen = [_label(axis, value) for value in zero]
@@ -386,7 +388,7 @@ def labels(axis: Axis) -> list[Label]:
         chosen = next(
             filter(_fit, (_with(axis, chosen, sign * factor, powers) for factor, powers in candidates)), chosen
         )
-        for multiple in EXTRA:
+        for multiple in EXTRA_MULTIPLES:
             more = _with(axis, chosen, sign * multiple, decades)
             chosen = more if _fit(more) else chosen
     return chosen
@@ -409,11 +411,11 @@ def _start(label: Label) -> float:
 
 def _label(axis: Axis, value: float) -> Label:
     position, text = axis.middle(value), axis_label(value)
-    width = CHARACTER * len(text)
+    width = CHARACTER_WIDTH * len(text)
     anchor: Anchor = "start" if position < width / 2 else "end" if position > WIDTH - width / 2 else "middle"
     start = position - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
     return Label(round(position / 10, 2), text, anchor, start, start + width)
 
 
 def _fit(labels: Sequence[Label]) -> bool:
-    return all(left.end + SPACE <= right.start for left, right in pairwise(labels))
+    return all(left.end + LABEL_SPACE <= right.start for left, right in pairwise(labels))

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
-from pipeline.report.facts import Facts, number, of_another_run, percent
+from pipeline.report.facts import RunFacts, is_of_another_run, number, percent
 
 # Plot of the S-curve: the probability that two documents share an LSH bucket, by similarity, in theory and as measured.
 
 CURVE_HEIGHT = 250
 STEPS = 100
 """Line segments of the theoretical curve."""
-ROOM = 3.0
+RIGHT_MARGIN = 3.0
 """Margin to the right of similarity 1, so that its points are not clipped [% of the width]."""
-FIRST = "anchored"
+TOP_SAMPLE = "anchored"
 """The sample that is drawn on top, in color."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredBin:
     """One bin of similarities: the share of its pairs that share a bucket, with its interval."""
 
     lower: float
@@ -50,7 +50,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """A measured point: `x` in [%], the others in [px], with its interval from `top` to `bottom`."""
 
     x: float
@@ -76,13 +76,13 @@ class CurvePlot:
     theory: str
     """Points of the curve in a box of 1000 by `inner`; empty if there is no formula."""
     limit: float
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     samples: tuple[str, ...]
     """Names of the samples that have points, the sample in color first."""
 
 
 def curve_plot(
-    samples: Mapping[str, Sequence[Measured]], limit: float, layout: Sequence[int] | None
+    samples: Mapping[str, Sequence[MeasuredBin]], limit: float, layout: Sequence[int] | None
 ) -> CurvePlot | None:
     """Return the plot of the points of each sample; None if there are no points."""
     if not any(samples.values()):
@@ -93,40 +93,47 @@ def curve_plot(
         return round(TOP + inner * (1 - share), 2)
 
     points = [
-        Point(across(row.jaccard), down(row.share), down(row.high), down(row.low), name == FIRST, row.note)
-        for name in sorted(samples, key=lambda name: name == FIRST)
+        PlotPoint(
+            similarity_position(row.jaccard),
+            down(row.share),
+            down(row.high),
+            down(row.low),
+            name == TOP_SAMPLE,
+            row.note,
+        )
+        for name in sorted(samples, key=lambda name: name == TOP_SAMPLE)
         for row in samples[name]
     ]
     theory = (
         ""
         if layout is None
         else " ".join(
-            f"{1000 * s / STEPS:.1f},{inner * (1 - likely(s / STEPS, *layout)):.2f}" for s in range(STEPS + 1)
+            f"{1000 * s / STEPS:.1f},{inner * (1 - band_probability(s / STEPS, *layout)):.2f}" for s in range(STEPS + 1)
         )
     )
-    named = sorted((name for name in samples if samples[name]), key=lambda name: name != FIRST)
+    named = sorted((name for name in samples if samples[name]), key=lambda name: name != TOP_SAMPLE)
     notes = "; ".join(f"{name} sample: {', '.join(row.note for row in samples[name])}" for name in named)
     return CurvePlot(
         summary=f"Share of pairs that share an LSH bucket, by true similarity; {notes}",
         height=CURVE_HEIGHT,
         inner=inner,
         left=LEFT,
-        width=100 - LEFT - ROOM,
-        x_ticks=tuple(Tick(across(tenth / 10), f"{tenth / 10:g}") for tenth in range(0, 11, 2)),
+        width=100 - LEFT - RIGHT_MARGIN,
+        x_ticks=tuple(Tick(similarity_position(tenth / 10), f"{tenth / 10:g}") for tenth in range(0, 11, 2)),
         y_ticks=tuple(Tick(down(quarter / 4), f"{25 * quarter} %") for quarter in range(5)),
         theory=theory,
-        limit=across(limit),
+        limit=similarity_position(limit),
         points=tuple(points),
         samples=tuple(named),
     )
 
 
-def across(jaccard: float) -> float:
+def similarity_position(jaccard: float) -> float:
     """Return the horizontal position of a similarity [% of the width]."""
-    return round(LEFT + (100 - LEFT - ROOM) * jaccard, 3)
+    return round(LEFT + (100 - LEFT - RIGHT_MARGIN) * jaccard, 3)
 
 
-def likely(jaccard: float, bands: int, rows: int) -> float:
+def band_probability(jaccard: float, bands: int, rows: int) -> float:
     """Return the probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
     return 1 - (1 - jaccard**rows) ** bands
 
@@ -134,11 +141,11 @@ def likely(jaccard: float, bands: int, rows: int) -> float:
 SINGLE_SIZES = 8
 """Cluster sizes up to this one have a column of their own; above, a column covers a range up to a power of two."""
 SAMPLES = ("anchored", "uniform")
-ANY = "any"
+ANY_KIND = "any"
 """Key for documents with a cut of any kind in the figures of `repeats`."""
 EARLIER_INDEX = "/index"
 """Suffix of the names of earlier snapshot indexes among the inputs of `clusters`."""
-JOINED_WITH = {
+PAIR_KINDS = {
     "joined": "with the document to which it was linked",
     "cluster": "with the first document of its cluster",
 }
@@ -158,7 +165,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Share:
+class MeasuredShare:
     """A measured share, 0..1, with its 95 % confidence interval."""
 
     value: float | None
@@ -184,9 +191,9 @@ class Precision:
     """The share of linked pairs that are copies."""
 
     kind: str
-    near: Share
+    near: MeasuredShare
     """Precision over pairs of different texts."""
-    all: Share
+    all: MeasuredShare
     not_compared: int
     earlier: int
     """Pairs with a document of an earlier snapshot, whose text is not available."""
@@ -200,8 +207,8 @@ class Recall:
 
     jaccard: float
     is_limit: bool
-    joined: Mapping[str, Share]
-    candidates: Mapping[str, Share]
+    joined: Mapping[str, MeasuredShare]
+    candidates: Mapping[str, MeasuredShare]
 
 
 @dataclass(frozen=True)
@@ -223,13 +230,13 @@ class Audit:
         return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
 
     @property
-    def at_limit(self) -> Share:
+    def at_limit(self) -> MeasuredShare:
         """The recall of pairs of at least the minimum similarity of copies."""
         return next(row.joined[self.best] for row in self.recall if row.is_limit)
 
 
 @dataclass(frozen=True)
-class Search:
+class CandidateSearch:
     """Statistics of the candidate search and of connected components."""
 
     compared: tuple[tuple[int, int], ...]
@@ -272,19 +279,19 @@ class Dedup:
 
     clusters: Clusters | None
     plot: ColumnPlot | None
-    search: Search | None
+    search: CandidateSearch | None
     audit: Audit | None
     repeats: Repeats | None
 
 
-def deduplication(facts: Facts) -> Dedup:
+def deduplication(facts: RunFacts) -> Dedup:
     """Return the content of the deduplication section."""
     sizes = clusters(facts)
     plot = cluster_plot(sizes.sizes) if sizes else None
     return Dedup(sizes, plot, search(facts), audit(facts), repeats(facts))
 
 
-def clusters(facts: Facts) -> Clusters | None:
+def clusters(facts: RunFacts) -> Clusters | None:
     """Return the sizes of the duplicate clusters; None if deduplication has not run yet."""
     if "dedup" not in facts.tables:
         return None
@@ -313,15 +320,15 @@ def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
     return classes[: next((end for end in range(len(classes), 0, -1) if classes[end - 1].clusters), 0)]
 
 
-def search(facts: Facts) -> Search | None:
+def search(facts: RunFacts) -> CandidateSearch | None:
     """Return the statistics of the candidate search; None if `clusters` does not exist yet."""
     if "clusters" not in facts.tables:
         return None
     table = facts.tables["clusters"]
     figures, notes = table.content.figures, table.run.notes
     layout = figures.get("layout")
-    inputs = (entry for entry in table.content.inputs if of_another_run(entry.name))
-    return Search(
+    inputs = (entry for entry in table.content.inputs if is_of_another_run(entry.name))
+    return CandidateSearch(
         compared=tuple((pairs["joined"], pairs["joined"] + pairs["failed"]) for pairs in notes.get("pairs", ())),
         rounds=notes.get("rounds"),
         edges_by_round=tuple(notes.get("edges_by_round", ())),
@@ -331,7 +338,7 @@ def search(facts: Facts) -> Search | None:
     )
 
 
-def audit(facts: Facts) -> Audit | None:
+def audit(facts: RunFacts) -> Audit | None:
     """Return the results of the audit; None if there was no audit."""
     figures = facts.figures("audit")
     if not figures:
@@ -350,7 +357,7 @@ def audit(facts: Facts) -> Audit | None:
                 row["earlier_snapshots"],
                 tuple(sorted(row["jaccard"].items(), reverse=True)),
             )
-            for kind, meaning in JOINED_WITH.items()
+            for kind, meaning in PAIR_KINDS.items()
             if (row := figures["precision"][kind])
         ),
         recall=tuple(_recall(samples, limit)),
@@ -359,8 +366,8 @@ def audit(facts: Facts) -> Audit | None:
     )
 
 
-def _share(figure: Mapping[str, Any]) -> Share:
-    return Share(figure["value"], figure["low"] or 0.0, figure["high"] or 0.0, figure["pairs"])
+def _share(figure: Mapping[str, Any]) -> MeasuredShare:
+    return MeasuredShare(figure["value"], figure["low"] or 0.0, figure["high"] or 0.0, figure["pairs"])
 
 
 def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
@@ -375,9 +382,9 @@ def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
     ]
 
 
-def _points(curve: Sequence[Mapping[str, Any]]) -> list[Measured]:
+def _points(curve: Sequence[Mapping[str, Any]]) -> list[MeasuredBin]:
     return [
-        Measured(
+        MeasuredBin(
             row["lower"],
             row["upper"],
             row["jaccard"],
@@ -391,7 +398,7 @@ def _points(curve: Sequence[Mapping[str, Any]]) -> list[Measured]:
     ]
 
 
-def repeats(facts: Facts) -> Repeats | None:
+def repeats(facts: RunFacts) -> Repeats | None:
     """Return the cut passages by kind, most characters first; None if the step `repeats` did not run."""
     if "repeats" not in facts.tables:
         return None
@@ -403,4 +410,4 @@ def repeats(facts: Facts) -> Repeats | None:
         for kind, count in sorted(chars.items(), key=lambda item: (-item[1], item[0]))
     ]
     dropped = sum(count for name, count in counts.dropped.items() if not name.endswith("/dropped_before"))
-    return Repeats(tuple(kinds), documents.get(ANY, 0), total, dropped)
+    return Repeats(tuple(kinds), documents.get(ANY_KIND, 0), total, dropped)

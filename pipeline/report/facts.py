@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop
-from pipeline.tokens.streams import READS, TOKENS, left_out, mixed
+from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
-from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
 
 # Files that training writes into a run.
@@ -25,13 +25,13 @@ METRICS_NAME = "train/metrics.jsonl"
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 CHECKPOINTS = "train/checkpoints"
-NOTE_NAME = "checkpoint.json"
-NEEDED = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
+CHECKPOINT_METADATA_NAME = "checkpoint.json"
+REQUIRED_FIELDS = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
 """Fields of every step that was not skipped."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class PlanFigure:
     """One figure of the plan, with its formula and source."""
 
     name: str
@@ -42,19 +42,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanSummary:
     """The values of a training plan that the report shows."""
 
     dataset: str
     digest: str
     steps: int
-    figures: tuple[Figure, ...]
+    figures: tuple[PlanFigure, ...]
     mix: str = ""
     """Digest of the mix that sets the shares of the sources; empty = no mix."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ReportedStep:
     """One line of the metrics file; a value that was not measured is None or empty."""
 
     step: int
@@ -97,8 +97,8 @@ class Checkpoint:
 class Training:
     """All files of training, oldest entries first; files that do not exist yet are None or empty."""
 
-    plan: Plan | None
-    steps: Sequence[Step]
+    plan: PlanSummary | None
+    steps: Sequence[ReportedStep]
     events: Sequence[Mapping[str, Any]]
     """Events of the training run, such as spikes and restarts, as they were written."""
     outcome: Mapping[str, Any] | None
@@ -112,23 +112,23 @@ def read_training(run: Store) -> Training:
     return Training(_read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_checkpoints(run))
 
 
-def _read_plan(run: Store) -> Plan | None:
+def _read_plan(run: Store) -> PlanSummary | None:
     if not run.exists(PLAN_NAME):
         return None
     plan = run.read_json(PLAN_NAME)
     try:
         last = plan["stages"][-1]
-        figures = tuple(Figure(**figure) for figure in plan["figures"])
+        figures = tuple(PlanFigure(**figure) for figure in plan["figures"])
         steps = int(last["first_step"]) + int(last["num_steps"])
         mix = plan.get("settings", {}).get("train", {}).get("mix", "")
-        return Plan(plan["dataset"], digest_of(plan), steps, figures, mix)
+        return PlanSummary(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
         raise ContractError(
             f"{run.uri}/{PLAN_NAME}: expected a plan, got one without {error}. Run `penstock plan`."
         ) from error
 
 
-def _read_metrics(run: Store) -> list[Step]:
+def _read_metrics(run: Store) -> list[ReportedStep]:
     """Return every step in order; the incomplete last line of a killed process is dropped."""
     if not run.exists(METRICS_NAME):
         return []
@@ -142,10 +142,12 @@ def _read_metrics(run: Store) -> list[Step]:
         ) from error
 
 
-def _step(line: Mapping[str, Any]) -> Step:
-    required = ("learning_rate", "tokens_per_second") if line.get("skipped") else NEEDED
+def _step(line: Mapping[str, Any]) -> ReportedStep:
+    required = ("learning_rate", "tokens_per_second") if line.get("skipped") else REQUIRED_FIELDS
     values = {name: line[name] for name in ("step", *required)}
-    return Step(**values | {field.name: line[field.name] for field in fields(Step) if field.name in line})
+    return ReportedStep(
+        **values | {field.name: line[field.name] for field in fields(ReportedStep) if field.name in line}
+    )
 
 
 def _read_events(run: Store) -> list[Mapping[str, Any]]:
@@ -171,7 +173,7 @@ def _read_checkpoints(run: Store) -> list[Checkpoint]:
     Like the trainer, this lists the folder for metadata files: a checkpoint is complete if it has one.
     """
     folder = run.child(CHECKPOINTS)
-    metadata = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{NOTE_NAME}")]
+    metadata = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")]
     return sorted(map(_checkpoint, metadata), key=lambda checkpoint: checkpoint.step)
 
 
@@ -201,17 +203,17 @@ TABLES = (
     *("clean", "tokenizer", "tokens"),
 )
 """The tables of a run in the order in which they are written."""
-SECOND = ("text", "index", "representatives")
+SECONDARY_TABLES = ("text", "index", "representatives")
 """Tables that are not the first table of their step."""
-FROM_OUTSIDE = ("documents", "text")
+TABLES_FROM_INPUTS = ("documents", "text")
 """Tables that are made from input files, not from other tables."""
-BEFORE = ("dedup/dropped_before", "repeats/dropped_before")
+EARLIER_DROPS = ("dedup/dropped_before", "repeats/dropped_before")
 """Rules of rows that an earlier step dropped: their drop is counted in that step."""
 ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """All inputs of a report except the sampled rows."""
 
     run: Store
@@ -247,11 +249,13 @@ class Facts:
         """Return the drops of the clean documents of a part that the mix leaves out, by doc_id; empty without a mix."""
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
-        sorting = mixed(self.tables[TOKENS.name], self.tables["clean"].digest)
+        sorting = mixed_sorting(self.tables[TOKENS.name], self.tables["clean"].digest)
         if sorting is None:
             return {}
-        tables = {name: Table(self.folders[name], self.tables[name]) for name in READS if name in self.tables}
-        return {identifier: drop for identifier, drop in left_out(tables, part, sorting) if drop is not None}
+        tables = {
+            name: TableVersion(self.folders[name], self.tables[name]) for name in STREAM_TABLES if name in self.tables
+        }
+        return {identifier: drop for identifier, drop in mix_drops(tables, part, sorting) if drop is not None}
 
     def settings(self, stage: str) -> Mapping[str, Any]:
         """Return the settings that a stage ran with, including thresholds; empty if it did not run yet."""
@@ -266,7 +270,7 @@ class Facts:
         return [name.removeprefix(f"{stage}/") for name in names if name.startswith(f"{stage}/")]
 
 
-def collect(run: Store) -> Facts:
+def collect_facts(run: Store) -> RunFacts:
     """Return the facts of a run folder; what does not exist yet is empty.
 
     Raises ConfigError if the folder is not a run folder.
@@ -280,11 +284,11 @@ def collect(run: Store) -> Facts:
     for name in TABLES:
         if name in state.tables:
             folder, manifest = open_table(run, name)
-            if name in FROM_OUTSIDE or _is_current(manifest, tables):
+            if name in TABLES_FROM_INPUTS or _is_current(manifest, tables):
                 tables[name], folders[name] = manifest, folder
             else:
                 stale.append(name)
-    return Facts(
+    return RunFacts(
         run=run,
         recipe=state.recipe,
         tables=tables,
@@ -296,18 +300,18 @@ def collect(run: Store) -> Facts:
 
 def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
     """Return True if the table was made from the current versions of its inputs in this run."""
-    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not of_another_run(entry.name)}
+    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not is_of_another_run(entry.name)}
     return all(name in tables and tables[name].digest == digest for name, digest in reads.items())
 
 
-def of_another_run(name: str) -> bool:
+def is_of_another_run(name: str) -> bool:
     """Return True if an input is a table of an earlier snapshot, such as `earlier-0/index`."""
     return "/" in name
 
 
 # Formatters of numbers: thousands are separated, shares are in per cent, sizes in powers of ten, digests are shortened.
 
-NOTHING = "–"
+NO_VALUE = "–"
 SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 LARGE = ("", "k", "M", "G", "T", "P")
 
@@ -315,7 +319,7 @@ LARGE = ("", "k", "M", "G", "T", "P")
 def number(value: float | None) -> str:
     """Format a count with separators, another number with four digits, and None as a dash."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
@@ -323,7 +327,7 @@ def number(value: float | None) -> str:
 
 def estimate(value: float | None) -> str:
     """Format an estimate with two to three digits and a unit prefix, such as `≈ 1.2 M`."""
-    return NOTHING if value is None else f"≈ {short(value)}"
+    return NO_VALUE if value is None else f"≈ {short(value)}"
 
 
 def short(value: float) -> str:
@@ -353,7 +357,7 @@ def percent(share: float) -> str:
 def size(value: float | None) -> str:
     """Format a size [bytes] with three digits, such as `1.23 MB`."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     step = 0
     while value >= 999.5 and step < len(SIZES) - 1:
         value, step = value / 1000, step + 1

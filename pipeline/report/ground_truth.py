@@ -13,8 +13,8 @@ from typing import Any
 from resiliparse.parse.encoding import map_encoding_to_html5
 
 from pipeline.engine.stage import Row
-from pipeline.report.facts import BEFORE, Facts
-from pipeline.tokens.streams import LEFT_OUT, TOKENS
+from pipeline.report.facts import EARLIER_DROPS, RunFacts
+from pipeline.tokens.streams import MIX_RULE, TOKENS
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tables import to_mapping
@@ -35,7 +35,7 @@ COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
 )
 QUALITY_RULES = ("gopher_", "c4_", "fineweb_", "refinedweb_", "boilerplate_", "markup_", "code_")
 """Prefixes of the rules of the quality stage."""
-CLEAN = ("kept", f"{TOKENS.name}/{LEFT_OUT}")
+CLEAN = ("kept", f"{TOKENS.name}/{MIX_RULE}")
 """Outcomes of the documents that reached redaction."""
 SAME_CHARSET = {"gbk": "gb18030"}
 """Charsets that count as their superset, which decodes the same pages to the same text."""
@@ -57,7 +57,7 @@ class Score:
 
 
 @dataclass
-class Fate:
+class RecordOutcome:
     """The outcome of one record in the run."""
 
     row: Row
@@ -73,21 +73,21 @@ class Fate:
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedResult:
     """One line of the truth file, with the outcome of its record; None if the run has no row for it."""
 
     line: Mapping[str, Any]
-    result: Fate | None
+    result: RecordOutcome | None
 
 
-def score(facts: Facts, path: str) -> list[Score]:
+def score(facts: RunFacts, path: str) -> list[Score]:
     """Return the scores of every kind of a truth file. Raises ConfigError if the file does not exist."""
     lines = read_truth(path)
     if "documents" not in facts.tables:
         return []
     results = _results(facts)
     planted = _join(lines, results)
-    groups: dict[str, list[Planted]] = {}
+    groups: dict[str, list[PlantedResult]] = {}
     for item in planted:
         groups.setdefault(item.line["kind"], []).append(item)
     originals = {item.line["group"]: item for item in groups.pop("original", [])}
@@ -113,20 +113,20 @@ def read_truth(path: str) -> list[dict[str, Any]]:
     return lines if kinds else []
 
 
-def _results(facts: Facts) -> list[Fate]:
+def _results(facts: RunFacts) -> list[RecordOutcome]:
     """Return every row of the run with its final outcome."""
     results = {}
     for row in _read(facts, "documents", FROM_DOCUMENTS):
-        results[row["doc_id"]] = Fate(row, _outcome(row))
+        results[row["doc_id"]] = RecordOutcome(row, _outcome(row))
     for row in _read(facts, "verdicts", FROM_VERDICTS):
         results[row["doc_id"]].outcome = _outcome(row)
     for row in _read(facts, "dedup", FROM_DEDUP):
         result = results[row["doc_id"]]
         result.cluster = row["cluster"]
-        result.outcome = result.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+        result.outcome = result.outcome if _outcome(row) in ("kept", *EARLIER_DROPS) else _outcome(row)
     for row in _read(facts, "repeats", FROM_VERDICTS):
         result = results[row["doc_id"]]
-        result.outcome = result.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+        result.outcome = result.outcome if _outcome(row) in ("kept", *EARLIER_DROPS) else _outcome(row)
     for row in _read(facts, "clean", FROM_CLEAN):
         result = results[row["doc_id"]]
         result.pii = to_mapping(row["pii_counts"]) or {}
@@ -141,20 +141,22 @@ def _outcome(row: Row) -> str:
     return "kept" if row["drop_stage"] is None else f"{row['drop_stage']}/{row['drop_rule']}"
 
 
-def _read(facts: Facts, table: str, columns: list[str]) -> Iterator[Row]:
+def _read(facts: RunFacts, table: str, columns: list[str]) -> Iterator[Row]:
     for part in range(facts.num_parts(table)) if table in facts.tables else ():
         yield from facts.read_part(table, part, columns)
 
 
-def _join(lines: Sequence[Mapping[str, Any]], results: Sequence[Fate]) -> list[Planted]:
+def _join(lines: Sequence[Mapping[str, Any]], results: Sequence[RecordOutcome]) -> list[PlantedResult]:
     # The first row at an offset wins: rows that result from a damaged record share its offset.
     by_offset = {(result.row["split"].rpartition("/")[2], result.row["offset"]): result for result in reversed(results)}
     pages = (result for result in results if result.row["record_type"] == "response")
     by_url = {result.row["url"]: result for result in pages}
-    return [Planted(line, by_offset.get((line["file"], line["offset"])) or by_url.get(line["url"])) for line in lines]
+    return [
+        PlantedResult(line, by_offset.get((line["file"], line["offset"])) or by_url.get(line["url"])) for line in lines
+    ]
 
 
-def _score_kind(kind: str, items: Sequence[Planted], originals: Mapping[str, Planted]) -> Score:
+def _score_kind(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
     """Score one kind by the outcome of each page as a whole."""
     first = items[0].line
     if "group" in first:
@@ -184,13 +186,13 @@ def _score_kind(kind: str, items: Sequence[Planted], originals: Mapping[str, Pla
     return Score(QUALITY if is_quality else BROKEN, kind, expected, len(items), found, others)
 
 
-def _as_expected(item: Planted) -> bool:
+def _as_expected(item: PlantedResult) -> bool:
     if item.result is None:
         return False
     return item.result.rule in item.line["rules"] if item.line["rules"] else item.result.outcome == "kept"
 
 
-def _outcomes(items: Sequence[Planted]) -> str:
+def _outcomes(items: Sequence[PlantedResult]) -> str:
     """Format the outcomes of some items with their counts, most frequent first."""
     counts = Counter(item.result.rule if item.result else "no row" for item in items)
     return ", ".join(
@@ -198,7 +200,7 @@ def _outcomes(items: Sequence[Planted]) -> str:
     )
 
 
-def _score_copies(kind: str, items: Sequence[Planted], originals: Mapping[str, Planted]) -> Score:
+def _score_copies(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
     """Score copies: a copy is found if it shares a cluster with its original, whichever of them survives."""
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
@@ -215,19 +217,19 @@ def _score_copies(kind: str, items: Sequence[Planted], originals: Mapping[str, P
     return Score(LEVELS, name, "in the cluster of the original or not", len(items), len(joined), apart, judged=False)
 
 
-def _same_cluster(item: Planted, original: Planted | None) -> bool:
+def _same_cluster(item: PlantedResult, original: PlantedResult | None) -> bool:
     results = (item.result, original.result if original else None)
     clusters = {result.cluster if result else None for result in results}
     return len(clusters) == 1 and None not in clusters
 
 
-def _score_languages(planted: Sequence[Planted]) -> list[Score]:
+def _score_languages(planted: Sequence[PlantedResult]) -> list[Score]:
     """Score the language and the charset that the run detected on pages in other languages."""
     items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.result]
     scores = []
     for name in ("charset", "language"):
         same = _same_charset if name == "charset" else str.__eq__
-        by_value: dict[str, list[Planted]] = {}
+        by_value: dict[str, list[PlantedResult]] = {}
         for item in items:
             by_value.setdefault(item.line[name], []).append(item)
         for value, members in by_value.items():
@@ -245,7 +247,7 @@ def _same_charset(planted: str, detected: str) -> bool:
     return len({SAME_CHARSET.get(name, name) for name in names}) == 1
 
 
-def _score_pii(planted: Sequence[Planted]) -> list[Score]:
+def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
     """Score the values replaced on the pages that reached redaction, by type."""
     expected: Counter[str] = Counter()
     found: Counter[str] = Counter()
@@ -265,9 +267,9 @@ def _score_pii(planted: Sequence[Planted]) -> list[Score]:
     ]
 
 
-def _score_ordinary(lines: Sequence[Mapping[str, Any]], results: Sequence[Fate]) -> Score:
+def _score_ordinary(lines: Sequence[Mapping[str, Any]], results: Sequence[RecordOutcome]) -> Score:
     """Score the pages in which nothing was planted: all of them should be kept."""
     urls = {line["url"] for line in lines}
     pages = [result for result in results if result.row["record_type"] == "response" and result.row["url"] not in urls]
-    lost = [Planted({}, result) for result in pages if result.outcome != "kept"]
+    lost = [PlantedResult({}, result) for result in pages if result.outcome != "kept"]
     return Score(PAGES, "ordinary pages", "kept", len(pages), len(pages) - len(lost), _outcomes(lost))

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from pipeline.report.charts import Tick, axis_label, nice_ticks
-from pipeline.report.facts import Step, number
+from pipeline.report.facts import ReportedStep, number
 from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, read_ablation
 from schemas.errors import ContractError
 from schemas.storage import Store
@@ -33,7 +33,7 @@ class SourceLosses:
 
 
 @dataclass(frozen=True)
-class Told:
+class EventRow:
     """An event of the training run, as the report lists it."""
 
     step: int
@@ -59,7 +59,7 @@ class Waiting:
     """Bytes of the same gradients without compression."""
 
 
-def by_source(steps: Sequence[Step]) -> list[SourceLosses]:
+def by_source(steps: Sequence[ReportedStep]) -> list[SourceLosses]:
     """Return the losses of every source, sorted by name; empty if the metrics have no losses by source."""
     tokens = _tokens(steps)
     last = steps[-max(1, round(LAST_SHARE * len(steps))) :]
@@ -79,7 +79,7 @@ def by_source(steps: Sequence[Step]) -> list[SourceLosses]:
     ]
 
 
-def _tokens(steps: Sequence[Step]) -> dict[str, int]:
+def _tokens(steps: Sequence[ReportedStep]) -> dict[str, int]:
     """Return the number of targets of each source, without those of steps in which its loss was not finite."""
     tokens: dict[str, int] = {}
     for step in steps:
@@ -88,7 +88,7 @@ def _tokens(steps: Sequence[Step]) -> dict[str, int]:
     return tokens
 
 
-def waiting(steps: Sequence[Step]) -> Waiting:
+def waiting(steps: Sequence[ReportedStep]) -> Waiting:
     """Return the sums over the steps."""
     seconds = sum(step.step_seconds for step in steps)
     return Waiting(
@@ -100,15 +100,15 @@ def waiting(steps: Sequence[Step]) -> Waiting:
     )
 
 
-def told(events: Sequence[Mapping[str, Any]]) -> list[Told]:
+def describe_events(events: Sequence[Mapping[str, Any]]) -> list[EventRow]:
     """Return the events in the order in which they happened, without the FOLDED kinds."""
     return [_described(event) for event in events if event["kind"] not in FOLDED]
 
 
-def _described(event: Mapping[str, Any]) -> Told:
+def _described(event: Mapping[str, Any]) -> EventRow:
     kind = str(event["kind"])
-    name, describe, is_bad = KINDS.get(kind, (kind.replace("_", " "), lambda _: "", False))
-    return Told(event["step"], str(event["at"])[:19].replace("T", " "), name, describe(event), is_bad)
+    name, describe, is_bad = EVENT_KINDS.get(kind, (kind.replace("_", " "), lambda _: "", False))
+    return EventRow(event["step"], str(event["at"])[:19].replace("T", " "), name, describe(event), is_bad)
 
 
 def _skipped(event: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _interrupted(event: Mapping[str, Any]) -> str:
     return f"{event['signal']}; " + (f"saved {event['checkpoint']}" if event["checkpoint"] else "no checkpoint exists")
 
 
-KINDS: dict[str, tuple[str, Any, bool]] = {
+EVENT_KINDS: dict[str, tuple[str, Any, bool]] = {
     "skipped": ("update skipped", _skipped, True),
     "spike": ("spike", _spike, True),
     "rewound": ("rewound", _rewound, True),
@@ -180,7 +180,7 @@ SHOWN_VERDICTS = 8
 
 
 @dataclass(frozen=True)
-class Drawn:
+class IntervalRow:
     """One interval; positions are in per cent of the width."""
 
     held_out: str
@@ -207,12 +207,12 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Shown:
+class AblationView:
     """One ablation, as the report shows it."""
 
     result: Ablation
     title: str
-    rows: tuple[Drawn, ...]
+    rows: tuple[IntervalRow, ...]
     zero: float
     ticks: tuple[Tick, ...]
     is_current: bool
@@ -223,7 +223,7 @@ class Shown:
 class Ablations:
     """All ablations of a run."""
 
-    shown: tuple[Shown, ...]
+    shown: tuple[AblationView, ...]
     unreadable: tuple[str, ...]
     """Error messages of results that cannot be read."""
 
@@ -249,7 +249,7 @@ def _names(run: Store) -> list[str]:
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
 
 
-def _shown(result: Ablation, dataset: str | None) -> Shown:
+def _shown(result: Ablation, dataset: str | None) -> AblationView:
     ends = [0.0]
     for comparison in result.comparisons:
         interval = (comparison.nats.low, comparison.nats.high)
@@ -259,7 +259,7 @@ def _shown(result: Ablation, dataset: str | None) -> Shown:
     def across(value: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * (value - low) / ((high - low) or 1.0), 2)
 
-    return Shown(
+    return AblationView(
         result=result,
         title=", ".join(result.left_out) or result.name,
         rows=tuple(_drawn(comparison, across) for comparison in result.comparisons),
@@ -273,11 +273,11 @@ def _differences(comparison: Comparison) -> list[float]:
     return [without_rules - with_rules for with_rules, without_rules in comparison.losses]
 
 
-def _drawn(comparison: Comparison, across: Callable[[float], float]) -> Drawn:
+def _drawn(comparison: Comparison, across: Callable[[float], float]) -> IntervalRow:
     mean, low, high = comparison.nats.mean, comparison.nats.low, comparison.nats.high
     losses, source = comparison.losses, comparison.source
     held_out = {WITH: "with the rules", WITHOUT: "without the rules"}.get(comparison.on, comparison.on)
-    return Drawn(
+    return IntervalRow(
         held_out=held_out,
         source=source or "all",
         style="kept" if (low or 0) > 0 else "beyond" if (high or 0) < 0 else "neutral",

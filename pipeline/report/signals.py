@@ -15,8 +15,8 @@ import pyarrow as pa
 from pipeline.engine.rules import COARSE, lower_edge
 from pipeline.engine.stage import EVERY
 from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
-from pipeline.report.charts import Axis, Label, Side, Slot, labels, make_axis
-from pipeline.report.facts import Facts, number, percent, short
+from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
+from pipeline.report.facts import RunFacts, number, percent, short
 from pipeline.report.funnel import RuleDrops
 from schemas.tables import DOCUMENTS, SCORES, value_type
 
@@ -25,19 +25,19 @@ from schemas.tables import DOCUMENTS, SCORES, value_type
 
 OTHER = "other"
 """The row of all languages that are not counted separately."""
-UNPARTED = "neutral"
+NEUTRAL = "neutral"
 """The CSS class of a row that has no limit."""
 MAX_ROWS = 5
 """Number of languages that are shown; the others are folded."""
 HEIGHTS = (58, 42, 34, 28)
 """Height of a row [px] in a chart of one, two, three, or more rows."""
-LEAST = 1.2
+MIN_BAR_HEIGHT = 1.2
 """Minimum height of a bin that holds a document [px]."""
 INFINITY = 3e38
 
 
 @dataclass(frozen=True)
-class Measured:
+class Histogram:
     """The histogram of a signal over the documents of one language, with its limits."""
 
     language: str
@@ -64,10 +64,10 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Row:
+class HistogramRow:
     """The drawing of one language: an outline for each range between limits, and the positions of the limits."""
 
-    measured: Measured
+    measured: Histogram
     note: str
     parts: tuple[tuple[str, str], ...]
     """(CSS class, SVG path) of the ranges that are not empty."""
@@ -79,15 +79,15 @@ class Row:
 class Spread:
     """Histograms on a common axis."""
 
-    rows: tuple[Row, ...]
-    more: tuple[Row, ...]
+    rows: tuple[HistogramRow, ...]
+    more: tuple[HistogramRow, ...]
     """Rows after the first MAX_ROWS."""
     height: int
     grid: str
     labels: tuple[Label, ...]
 
 
-def make_spread(measured: Sequence[Measured], side: Side, whole: bool, classes: Sequence[str]) -> Spread:
+def make_spread(measured: Sequence[Histogram], side: LimitSide, whole: bool, classes: Sequence[str]) -> Spread:
     """Return the drawing; `classes` are the CSS classes of the ranges between limits, in ascending order.
 
     Languages are sorted by frequency; the row OTHER is last.
@@ -105,7 +105,7 @@ def make_spread(measured: Sequence[Measured], side: Side, whole: bool, classes: 
     return Spread(rows[:MAX_ROWS], rows[MAX_ROWS:], height, grid, tuple(labelled))
 
 
-def _row(histogram: Measured, axis: Axis, side: Side, height: int, classes: Sequence[str]) -> Row:
+def _row(histogram: Histogram, axis: Axis, side: LimitSide, height: int, classes: Sequence[str]) -> HistogramRow:
     counts: dict[Slot, int] = {}
     for key in sorted(histogram.bins):
         slot = axis.slot(key)
@@ -116,11 +116,13 @@ def _row(histogram: Measured, axis: Axis, side: Side, height: int, classes: Sequ
         below = histogram.beyond if side == "min" else histogram.documents - histogram.beyond
         bars = _divided(bars, cuts[0], below)
     most = max(counts.values())
-    drawn = [(left, right, max(LEAST, (height - 3) * (count / most) ** (1 / 3))) for left, right, count in bars]
-    classes = classes if cuts else (UNPARTED,)
+    drawn = [
+        (left, right, max(MIN_BAR_HEIGHT, (height - 3) * (count / most) ** (1 / 3))) for left, right, count in bars
+    ]
+    classes = classes if cuts else (NEUTRAL,)
     bounds = [-math.inf, *cuts, math.inf]
     parts = [(name, _outline(_between(drawn, *ends), height)) for name, ends in zip(classes, pairwise(bounds))]
-    return Row(
+    return HistogramRow(
         histogram, note(histogram), tuple(part for part in parts if part[1]), tuple(f"{cut:.0f}" for cut in cuts)
     )
 
@@ -161,7 +163,7 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
     return "".join([*path, f"V{height}"]) if path else ""
 
 
-def note(measured: Measured) -> str:
+def note(measured: Histogram) -> str:
     """Describe a row: the number of documents, their interquartile range, and the number beyond the limit."""
     low, high = (_quantile_bin(measured.bins, share) for share in (0.25, 0.75))
     where = f"at {short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
@@ -188,11 +190,11 @@ def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:
     return low, 0.0 if low == 0 else lower_edge(key + 1, COARSE)
 
 
-OWN_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
+STAGES_WITH_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
 """Stages whose charts are in a section of their own."""
-BUCKET_COLOURS = ("kept", "part", "lost")
+BUCKET_CLASSES = ("kept", "part", "lost")
 """CSS classes of head, middle and tail."""
-SHARES = ("ratio", "0..1")
+HIDDEN_UNITS = ("ratio", "0..1")
 """Units that are not shown, since the description of the column implies them."""
 
 
@@ -204,7 +206,7 @@ class Chart:
     """`stage/rule`, followed by a number for the second and later checks of a rule, as with two classifiers."""
     meaning: str
     setting: str
-    side: Side
+    side: LimitSide
     column: str
     column_meaning: str
     unit: str
@@ -243,7 +245,7 @@ class Buckets:
         return sum(self.counts.values())
 
 
-def charts(facts: Facts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
+def charts(facts: RunFacts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
     """Return the charts of every stage that has checks, most drops first."""
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
@@ -257,7 +259,7 @@ def charts(facts: Facts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, 
     return {stage: sorted(rows, key=lambda row: (-row.dropped, row.name)) for stage, rows in by_stage.items() if rows}
 
 
-def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Measured], drops: RuleDrops | None) -> Chart:
+def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Histogram], drops: RuleDrops | None) -> Chart:
     field = _field(check["column"])
     classes = ("beyond", "kept") if check["side"] == "min" else ("kept", "beyond")
     return Chart(
@@ -272,12 +274,12 @@ def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Measured], dr
     )
 
 
-def _measured(facts: Facts, name: str, limits: Mapping[str, float]) -> list[Measured]:
+def _measured(facts: RunFacts, name: str, limits: Mapping[str, float]) -> list[Histogram]:
     figures = facts.figures("verdicts")
     spread: Mapping[str, Mapping[str, int]] = figures.get("distributions", {}).get(name, {})
     beyond = _beyond(figures["beyond"].get(name, {}), spread) if "beyond" in figures else {}
     return [
-        Measured(
+        Histogram(
             language=language,
             bins={int(key): count for key, count in bins.items()},
             limits=_limit_of(language, limits, spread),
@@ -310,7 +312,7 @@ def _field(column: str) -> pa.Field | None:
 def _described(field: pa.Field | None) -> dict[str, str]:
     metadata = {} if field is None else {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
     unit = metadata.get("unit", "")
-    return {"column_meaning": metadata.get("meaning", ""), "unit": "" if unit in SHARES else unit}
+    return {"column_meaning": metadata.get("meaning", ""), "unit": "" if unit in HIDDEN_UNITS else unit}
 
 
 def _is_whole(field: pa.Field | None) -> bool:
@@ -320,7 +322,7 @@ def _is_whole(field: pa.Field | None) -> bool:
     return bool(pa.types.is_integer(value_type(field.type) or field.type))
 
 
-def buckets(facts: Facts) -> list[Buckets]:
+def buckets(facts: RunFacts) -> list[Buckets]:
     """Return the perplexity buckets of every language, most documents first; empty if no model measured any."""
     figures = facts.figures("verdicts")
     cutoffs: Mapping[str, Mapping[str, float]] = figures.get("cutoffs", {})
@@ -338,17 +340,17 @@ def buckets(facts: Facts) -> list[Buckets]:
     return sorted(rows, key=lambda row: (-row.documents, row.language)) if measured else []
 
 
-def bucket_chart(facts: Facts) -> Chart | None:
+def bucket_chart(facts: RunFacts) -> Chart | None:
     """Return histograms of perplexity by language with the cut-offs of the buckets; None if it was not counted."""
     figures = facts.figures("verdicts")
     cutoffs = figures.get("cutoffs", {})
     rows = [
-        Measured(language, {int(key): count for key, count in bins.items()}, tuple(_cuts(cutoffs, language)))
+        Histogram(language, {int(key): count for key, count in bins.items()}, tuple(_cuts(cutoffs, language)))
         for language, bins in figures.get("measures", {}).get("perplexity", {}).items()
     ]
     if not rows:
         return None
-    spread = make_spread(rows, "max", False, BUCKET_COLOURS)
+    spread = make_spread(rows, "max", False, BUCKET_CLASSES)
     return Chart("", "", "", "max", "perplexity", **_described(_field("perplexity")), dropped=0, spread=spread)
 
 

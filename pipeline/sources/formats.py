@@ -12,10 +12,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, Frames
+from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
-from pipeline.sources.warc import RECORD_STARTS, Window, open_warc
+from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
 
 READ_BYTES = 1 << 20
 _COMPRESSED = (".gz", ".zst", ".bz2")
@@ -71,7 +71,7 @@ def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes
 
 
 def _record_head(data: bytes) -> bytes:
-    window = Window(Frames(io.BytesIO(data), RECORD_STARTS))
+    window = DecodedWindow(FrameReader(io.BytesIO(data), RECORD_STARTS))
     while not window.skip_newlines():
         if window.advance() is None:
             return b""

@@ -30,7 +30,7 @@ ARC_LINE = re.compile(
 )
 # Among other bytes the search for a record start is stricter: a version line and a known field, or a whole ARC line
 # after a line end. Both start with a literal, which lets the search skip ahead (30 times as fast on zeros).
-RECORD = re.compile(
+RECORD_START = re.compile(
     rb"WARC/\d\.\d{1,2}\r?\n(?i:WARC|Content)-[A-Za-z\-]{1,100}[ \t]*:"
     rb"|\n[A-Za-z][A-Za-z0-9+.\-]{1,15}:[^\r\n]{0,8000} \d{1,3}(?:\.\d{1,3}){3} \d{14} [^\r\n]{0,600}\d(?=\r?\n)"
 )
@@ -39,7 +39,7 @@ DIGITS = re.compile(r"\d{1,15}")
 
 
 @dataclass(slots=True)
-class Header:
+class RecordHeader:
     """The header fields of a WARC or ARC record."""
 
     kind: str | None
@@ -57,19 +57,19 @@ class Header:
     arc: bool = False
 
 
-def begins_record(data: bytes) -> bool:
+def starts_with_record(data: bytes) -> bool:
     """Return True if the bytes start with a WARC version line or an ARC record line."""
     return WARC_VERSION.match(data) is not None or ARC_LINE.match(data) is not None
 
 
-def parse_warc_header(block: bytes) -> Header | None:
+def parse_warc_header(block: bytes) -> RecordHeader | None:
     """Parse the header from the version line to the blank line; return None if it declares no length."""
     fields = parse_fields(block)
     length = fields.get("content-length", "")
     if not DIGITS.fullmatch(length):
         return None
     target = fields.get("warc-target-uri")
-    return Header(
+    return RecordHeader(
         kind=fields.get("warc-type", "").lower() or None,
         length=int(length),
         url=TARGET.sub(r"\1", target) if target else None,
@@ -96,13 +96,13 @@ def parse_fields(block: bytes) -> dict[str, str]:
     return fields
 
 
-def parse_arc_line(line: bytes) -> Header | None:
+def parse_arc_line(line: bytes) -> RecordHeader | None:
     """Parse an ARC record line; return None if it is not one."""
     match = ARC_LINE.match(line)
     if match is None:
         return None
     url, _, date, mime, length = (field.decode("utf-8", "replace") for field in match.groups())
-    return Header(
+    return RecordHeader(
         kind="arc_header" if url.startswith("filedesc:") else "response",
         length=int(length),
         url=url,
@@ -144,7 +144,7 @@ GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(slots=True)
-class Page:
+class HttpPage:
     """An HTTP response: its header fields, and its page or the reason why it has none."""
 
     status: int | None = None
@@ -162,9 +162,9 @@ class _TooLargeError(Exception):
     """The decoded body is larger than the limit."""
 
 
-def read_response(block: bytes, config: SourceConfig) -> Page:
+def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     """Return the page in the block of a response record; no content of the block raises an error."""
-    page = Page()
+    page = HttpPage()
     if not block.startswith(b"HTTP/"):
         page.drop = Drop("no_http_header")
         return page
@@ -184,11 +184,11 @@ def read_response(block: bytes, config: SourceConfig) -> Page:
     else:
         codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
         named = [coding.strip() for coding in codings if coding.strip()]
-        take_body(page, memoryview(block)[body_start:], named, config)
+        set_body(page, memoryview(block)[body_start:], named, config)
     return page
 
 
-def take_body(page: Page, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
+def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
     """Set the page's body, decoded from the outermost (last) coding inwards, or its drop."""
     limit = config.max_page_bytes
     try:

@@ -16,14 +16,14 @@ from pipeline.sources.formats import FORMATS
 from pipeline.sources.source import open_split
 from pipeline.sources.splits import HashedStream
 from schemas.errors import ContractError
-from schemas.storage import resolve
+from schemas.storage import resolve_uri
 
-COMPARED = ("record_type", "url", "date", "http_status", "mime", "page_bytes")
+COMPARED_COLUMNS = ("record_type", "url", "date", "http_status", "mime", "page_bytes")
 HEAD_BYTES = 2000
 
 
 @dataclass(frozen=True)
-class Refetched:
+class RefetchedRecord:
     """The current state of a document's record in its file."""
 
     uri: str
@@ -38,7 +38,7 @@ class Refetched:
     """Its first bytes as the crawler wrote them, decompressed. RAW: may hold personal data."""
 
 
-def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> Refetched:
+def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:
     """Read the record of a document again; `recorded` is the document's row, with offset and length.
 
     Raises ContractError if the file cannot be read.
@@ -46,7 +46,7 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
     offset, length = int(recorded["offset"]), int(recorded["length"])
     file_format = FORMATS[split.format]
     try:
-        fs, path = resolve(split.uri)
+        fs, path = resolve_uri(split.uri)
         data = file_format.read_record(fs, path, offset, length)
     except (OSError, pa.ArrowException) as error:
         raise ContractError(f"{split.uri}: expected the record at {offset}, got {error}. Restore the file.") from error
@@ -56,13 +56,13 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
         changes = [f"length: expected {length} bytes from {offset} on, got {len(data)}"]
     else:
         changes = _changes(row, recorded)
-    return Refetched(split.uri, offset, length, tuple(changes), file_format.head(data)[:HEAD_BYTES])
+    return RefetchedRecord(split.uri, offset, length, tuple(changes), file_format.head(data)[:HEAD_BYTES])
 
 
 def _changes(row: Row | None, recorded: Mapping[str, Any]) -> list[str]:
     if row is None:
         return [f"expected a record at {recorded['offset']}, got bytes of none"]
-    named = [name for name in COMPARED if name in recorded]
+    named = [name for name in COMPARED_COLUMNS if name in recorded]
     return [
         f"{name}: expected {recorded[name]}, got {row.get(name)}" for name in named if recorded[name] != row.get(name)
     ]

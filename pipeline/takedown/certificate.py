@@ -16,23 +16,23 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.takedown.commit import left_over
-from pipeline.takedown.shards import fresh
-from pipeline.takedown.tables import MATCHES, Finder, GroupWriter, match_of, named_in, plain_schema
+from pipeline.takedown.commit import unreferenced_files
+from pipeline.takedown.shards import exact_copy
+from pipeline.takedown.tables import MATCHES, GroupWriter, SpanFinder, documents_named, match_key, plain_schema
 from schemas.errors import ContractError
-from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
     STAGE,
     Certificate,
-    ancestry,
     descent_of,
     identify_takedown,
     parent_name,
     read_parent,
-    salted,
+    salted_digest,
+    takedown_ancestry,
 )
 from schemas.tokens import BY_URL, SHARD_DOCS, open_dataset, shard_schema
 from schemas.versions import attached_runs
@@ -42,7 +42,7 @@ COPY_SHARE = 0.5
 
 
 @dataclass
-class Checked:
+class CheckResult:
     """The result of a check."""
 
     problems: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Checked:
     """Digests of the spans of a removed document (by number) that occur in another document (by name)."""
 
 
-def judge_shared(certificate: Certificate, checked: Checked) -> None:
+def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
     """Report spans outside of all documents, and copies with at least `COPY_SHARE` of the spans; fewer are a note."""
     few = 0
     for (owner, where), digests in sorted(checked.shared.items()):
@@ -88,7 +88,7 @@ def judge_shared(certificate: Certificate, checked: Checked) -> None:
         checked.notes.append(f"{few} remaining document(s) share a passage with a removed document")
 
 
-def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
+def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
     """Yield the lines of text that describe the result of a check."""
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
@@ -108,7 +108,7 @@ def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
 # The canonical bytes of a file: its rows, encoded again by the writer of such files.
 
 
-class Digesting:
+class DigestSink:
     """A file object that computes the SHA-256 of the data written to it, and discards the data."""
 
     def __init__(self) -> None:
@@ -140,18 +140,18 @@ class Digesting:
         return self._digest.hexdigest()
 
 
-def canonical_digest(name: str, table: Table, key: str) -> str:
+def canonical_digest(name: str, table: TableVersion, key: str) -> str:
     """Return the SHA-256 that a rewritten file of a table must have, given its rows."""
     path = table.manifest.run.paths[key]
     if name != "tokens":
         with table.folder.open_input(path) as file:
             stored = pq.ParquetFile(file)
-            writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), Digesting())
+            writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), DigestSink())
             for group in range(stored.num_row_groups):
                 writer.write(stored.read_row_group(group))
         return str(writer.close()["sha256"])
     schema = _schema_of(key, table.manifest.content.figures["tokenizer"])
-    sink = Digesting()
+    sink = DigestSink()
     with table.folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         writer_of = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema)
@@ -175,7 +175,7 @@ def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
 def _exact(array: pa.Array) -> pa.Array:
     """Return the array with buffers of exactly its own values; tokens are hundreds of megabytes and are not copied."""
     if not pa.types.is_list(array.type):
-        return fresh(array)
+        return exact_copy(array)
     offsets = array.offsets.to_numpy()
     tokens = array.flatten().to_numpy(zero_copy_only=True)
     return pa.ListArray.from_arrays(
@@ -188,9 +188,9 @@ UNRECORDED = ("index", "representatives", "audit", "tokenizer")
 """Tables whose rows are not documents."""
 
 
-def check_certificate(run: Store, certificate: Certificate) -> Checked:
+def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
     """Check that a run holds no data of the documents that a certificate names; problems are results, not errors."""
-    checked = Checked()
+    checked = CheckResult()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
         checked.problems.append(f"{PENDING_NAME}: expected no takedown under way, got one. Run `penstock takedown`.")
@@ -206,7 +206,7 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
             checked.problems.append(f"{name}: expected files that can be scanned, got {error}. Restore them.")
-    for name in left_over(run, present):
+    for name in unreferenced_files(run, present):
         checked.problems.append(
             f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
         )
@@ -218,13 +218,13 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
                 f"{folder}: expected no tables made from this run, got a run with its own {', '.join(own)}, which are "
                 "not checked. Remove that run."
             )
-    judge_shared(certificate, checked)
+    judge_shared_spans(certificate, checked)
     return checked
 
 
-def _tables_present(run: Store, certificate: Certificate, checked: Checked) -> dict[str, Table]:
+def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:
     """Return all current tables, later ones included; a table of which a copy of the run has no file is absent."""
-    current, tables = read_run(run).tables, dict[str, Table]()
+    current, tables = read_run(run).tables, dict[str, TableVersion]()
     for name in dict.fromkeys([*certificate.tables, *current]):
         folders = (run.child(name), run.child(f"{name}/{current.get(name, '.')}"))  # or another run's folder
         if not any(file for folder in folders for file in folder.walk()):
@@ -233,7 +233,7 @@ def _tables_present(run: Store, certificate: Certificate, checked: Checked) -> d
             checked.problems.append(f"{name}: expected a table in {RUN_NAME}, got none. Restore {RUN_NAME}.")
         else:
             try:
-                tables[name] = Table(*open_table(run, name))
+                tables[name] = TableVersion(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
                 checked.problems.append(f"{name}: expected a table that can be read, got {error}. Restore it.")
     if not tables.keys() & certificate.tables.keys():
@@ -241,7 +241,7 @@ def _tables_present(run: Store, certificate: Certificate, checked: Checked) -> d
     return tables
 
 
-def _check_id(certificate: Certificate, checked: Checked) -> None:
+def _check_id(certificate: Certificate, checked: CheckResult) -> None:
     """Check the seal and the id of a certificate against its content."""
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
@@ -262,12 +262,12 @@ def _check_id(certificate: Certificate, checked: Checked) -> None:
             )
 
 
-def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: Checked) -> None:
+def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
     """Check that the current version is that of the certificate or a descendant, and that shared files are equal."""
     change = certificate.tables[name]
     try:
         if current.digest != change.after:
-            ancestors = [later.tables[name].before for later in ancestry(run, current)]
+            ancestors = [later.tables[name].before for later in takedown_ancestry(run, current)]
             if change.after not in ancestors:
                 checked.problems.append(
                     f"{name}: expected version {change.after}, got {current.digest} in the run. Restore {RUN_NAME}."
@@ -299,7 +299,7 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
             )
 
 
-def _check_files(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
+def _check_files(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check every file of a table against its manifest, and every rewritten file against its rows."""
     change = certificate.tables.get(name)
     rewritten = {file.key for file in change.rewritten} if change else set[str]()
@@ -324,13 +324,13 @@ def _check_files(name: str, table: Table, certificate: Certificate, checked: Che
             )
 
 
-def _check_rows(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
+def _check_rows(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table has no row of a removed document, except blanked ones, and no text with its spans."""
     removed = {traces.document for traces in certificate.documents}
     if name in UNRECORDED:
         _check_named(name, table, (removed, certificate.salt), checked)
         return
-    finder = Finder("text", certificate.salt, [(i, traces.text) for i, traces in enumerate(certificate.documents)])
+    finder = SpanFinder("text", certificate.salt, [(i, traces.text) for i, traces in enumerate(certificate.documents)])
     for path in table.manifest.paths_of("part-"):
         with table.folder.open_input(path) as stream:
             file = pq.ParquetFile(stream)
@@ -339,28 +339,30 @@ def _check_rows(name: str, table: Table, certificate: Certificate, checked: Chec
             for batch in file.iter_batches(batch_size=4096, columns=["doc_id", *verdict, *columns]):
                 ids = batch.column("doc_id").to_pylist()
                 for row, identifier in enumerate(ids):
-                    if salted(certificate.salt, "document", identifier) in removed:
+                    if salted_digest(certificate.salt, "document", identifier) in removed:
                         _check_blank(name, batch, row, checked)
                 for column in columns:
                     _scan_text(f"{name}.{column}", batch.column(column), ids, (finder, checked))
 
 
-def _check_named(name: str, table: Table, removed_and_salt: tuple[set[str], str], checked: Checked) -> None:
+def _check_named(name: str, table: TableVersion, removed_and_salt: tuple[set[str], str], checked: CheckResult) -> None:
     """Check that no row of an index or an audit names a removed document."""
     removed, salt = removed_and_salt
     for entry in table.manifest.content.files if name != "tokenizer" else ():
-        if (match := match_of(name, entry.key)) is None:
+        if (match := match_key(name, entry.key)) is None:
             continue
         with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(columns=list(MATCHES[match][0])):
-                if number := sum(salted(salt, "document", own) in removed for own in named_in(batch, match)):
+                if number := sum(
+                    salted_digest(salt, "document", own) in removed for own in documents_named(batch, match)
+                ):
                     checked.problems.append(
                         f"{name}/{entry.key}: expected no removed document, got {number}. Run `penstock takedown` "
                         "again."
                     )
 
 
-def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: Checked) -> None:
+def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResult) -> None:
     """Check that the row of a removed document is blanked, in a table that keeps such rows."""
     values = {column: batch.column(column)[row].as_py() for column in batch.schema.names if column != "doc_id"}
     left = [column for column, value in values.items() if column != "drop_stage" and value is not None]
@@ -371,7 +373,7 @@ def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: Checked) -
         )
 
 
-def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[Finder, Checked]) -> None:
+def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanFinder, CheckResult]) -> None:
     """Scan a column of texts for spans of removed documents."""
     finder, checked = scan
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
@@ -385,12 +387,14 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[Finde
             checked.shared.setdefault((owner, f"{where} of {ids[row].hex()}"), set()).add(digest)
 
 
-def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> None:
+def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
     """Check that no shard or index holds a removed document or its spans, and that tombstones replace it."""
     dataset = open_dataset(run)
     removed = {traces.document for traces in certificate.documents}
     tombstone = dataset.tokenizer.reserved["tombstone"]
-    finder = Finder("tokens", certificate.salt, [(i, traces.tokens) for i, traces in enumerate(certificate.documents)])
+    finder = SpanFinder(
+        "tokens", certificate.salt, [(i, traces.tokens) for i, traces in enumerate(certificate.documents)]
+    )
     for stream, shards in dataset.streams.items():
         for shard in shards:
             where = f"tokens/{stream}/{shard.number}"
@@ -417,7 +421,7 @@ def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> Non
     for path in dataset.by_url:
         with dataset.folder.open_input(path) as file:
             ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
-        if number := sum(salted(certificate.salt, "document", own) in removed for own in ids):
+        if number := sum(salted_digest(certificate.salt, "document", own) in removed for own in ids):
             checked.problems.append(
                 f"tokens/{path}: expected no removed document, got {number}. Run `penstock takedown` again."
             )
@@ -431,7 +435,7 @@ class _IndexRows:
         self._begins = index.column("token_offset").to_numpy()
         self._lengths = index.column("num_tokens").to_numpy()
         self._row = 0
-        self.removed = sum(salted(salt, "document", own) in removed for own in self._ids)
+        self.removed = sum(salted_digest(salt, "document", own) in removed for own in self._ids)
 
     def document_at(self, token: int) -> str:
         """Return the document that a token belongs to, hex; `no document` if it belongs to none."""
@@ -440,7 +444,7 @@ class _IndexRows:
             return "no document"
         return self._ids[row].hex()
 
-    def check_ids(self, ids: pa.Array, where: str, checked: Checked) -> None:
+    def check_ids(self, ids: pa.Array, where: str, checked: CheckResult) -> None:
         """Check that the documents of the next batch are those of the index."""
         documents = ids.to_pylist()
         if documents != self._ids[self._row : self._row + len(documents)]:
@@ -451,7 +455,7 @@ class _IndexRows:
     def _blank(self) -> NDArray[np.int64]:
         return np.flatnonzero(np.array([own == REMOVED_ID for own in self._ids], np.bool_))
 
-    def check_tombstones(self, first: int, tokens: Any, tombstone: int, report: tuple[str, Checked]) -> None:
+    def check_tombstones(self, first: int, tokens: Any, tombstone: int, report: tuple[str, CheckResult]) -> None:
         """Check that the tokens of a batch, from `first` on, are tombstones where the index has no document."""
         where, checked = report
         for row in self._blank.tolist():

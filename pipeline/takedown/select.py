@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
-from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, read_certificate, salted
+from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, read_certificate, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes
 
@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Request:
+class TakedownRequest:
     """The documents that a takedown requests."""
 
     domains: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class Request:
 class Selection:
     """The documents that a request matches."""
 
-    request: Request
+    request: TakedownRequest
     documents: frozenset[bytes]
     copies_left: int
     """Number of near copies of them that were not requested."""
 
 
-def select(run: Store, request: Request) -> Selection:
+def select_documents(run: Store, request: TakedownRequest) -> Selection:
     """Return the documents of a request. Raises ConfigError if an item is not a valid domain or id, or has no match."""
     if not request.items():
         raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add --domain.")
@@ -83,7 +83,7 @@ def select(run: Store, request: Request) -> Selection:
     return Selection(request, documents, len(_cluster_mates(run, documents) - documents))
 
 
-def taken_down_before(run: Store, request: Request) -> list[str]:
+def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
     """Return the takedowns that removed all requested items; empty if an item was in none of them."""
     earlier = _earlier(run, request.items())
     return sorted({*earlier.values()}) if len(earlier) == len(request.items()) else []
@@ -99,8 +99,10 @@ def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, st
         certificate = read_certificate(run, name.removesuffix(".json"))
         removed = {traces.document for traces in certificate.documents}
         for kind, value in items:
-            is_request = salted(certificate.salt, kind, value.encode()) in certificate.requests
-            if is_request or (kind in BY_ID and salted(certificate.salt, "document", parse_id(kind, value)) in removed):
+            is_request = salted_digest(certificate.salt, kind, value.encode()) in certificate.requests
+            if is_request or (
+                kind in BY_ID and salted_digest(certificate.salt, "document", parse_id(kind, value)) in removed
+            ):
                 takedowns.setdefault((kind, value), certificate.id)
     return takedowns
 

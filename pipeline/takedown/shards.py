@@ -28,7 +28,7 @@ KEPT = ("source", "token_offset", "num_tokens")
 
 
 @dataclass(frozen=True)
-class Place:
+class RemovedRows:
     """The positions of removed documents in a shard."""
 
     shard: Shard
@@ -40,7 +40,7 @@ class Place:
     """First token in the shard and number of tokens, by document."""
 
 
-def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
+def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[RemovedRows]:
     """Return the positions of documents, by shard that holds any of them."""
     ids = pa.array(sorted(documents), pa.binary(16))
     targets = []
@@ -54,11 +54,11 @@ def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
                     continue
                 own = index.take(pa.array(rows)).to_pydict()
             spans = list(zip(own["token_offset"], own["num_tokens"], strict=True))
-            targets.append(Place(shard, rows, own["doc_id"], spans))
+            targets.append(RemovedRows(shard, rows, own["doc_id"], spans))
     return targets
 
 
-def fresh(array: pa.Array) -> pa.Array:
+def exact_copy(array: pa.Array) -> pa.Array:
     """Return a copy with buffers of exactly its own values."""
     return pa.concat_arrays([array, array.slice(0, 0)])
 
@@ -78,10 +78,10 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
     """Write one record batch of a shard."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     kind = shard_schema(dtype).field("tokens").type
-    writer.write([fresh(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
+    writer.write([exact_copy(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
 
 
-def blank_tokens(old: Store, target: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
+def blank_tokens(old: Store, target: RemovedRows, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
     """Write a shard in which tombstones replace documents; returns its entry and the removed tokens."""
     shard, removed, first = target.shard, [], 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
@@ -99,7 +99,7 @@ def blank_tokens(old: Store, target: Place, new: Store, dtype: str, tombstone: i
     return writer.written.to_json(), removed
 
 
-def cut_tokens(old: Store, target: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
+def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
     """Write a shard without documents, in batches of the fixed size again; returns its entry and the removed tokens."""
     shard, removed, first = target.shard, list[Tokens](), 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
@@ -130,7 +130,7 @@ def _write_held(
     return [(ids[count:], tokens[end:], lengths[count:])]
 
 
-def blank_docs(old: Store, target: Place, new: Store) -> Entry:
+def blank_docs(old: Store, target: RemovedRows, new: Store) -> Entry:
     """Write a document index with the rows of documents blanked; returns its entry."""
     shard, first = target.shard, 0
     with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
@@ -142,11 +142,11 @@ def blank_docs(old: Store, target: Place, new: Store) -> Entry:
                 blank = [field.name not in KEPT for field in SHARD_DOCS]
                 values = [BLANK.get(field.name) for field in SHARD_DOCS]
                 arrays = [_with(a, rows, v) if b else a for a, v, b in zip(arrays, values, blank, strict=True)]
-            writer.write([fresh(array) for array in arrays])
+            writer.write([exact_copy(array) for array in arrays])
     return writer.written.to_json()
 
 
-def cut_docs(old: Store, target: Place, new: Store) -> Entry:
+def cut_docs(old: Store, target: RemovedRows, new: Store) -> Entry:
     """Write a document index without documents, with the offsets of later ones moved; returns its entry."""
     shard = target.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)

@@ -35,7 +35,7 @@ VERDICT = ("drop_stage", "drop_rule")
 
 
 @dataclass
-class Rewritten:
+class RewrittenPart:
     """The result of rewriting a part."""
 
     entry: dict[str, Any]
@@ -72,14 +72,14 @@ MATCHES: Mapping[str, tuple[tuple[str, ...], Callable[[Any, pa.Array], Mask]]] =
 """Columns that name the documents of a row, and the function that matches them."""
 
 
-def named_in(batch: pa.RecordBatch, match: str) -> set[bytes]:
+def documents_named(batch: pa.RecordBatch, match: str) -> set[bytes]:
     """Return the documents that the rows of a batch name."""
     if match == "bands":
         return {order[-NODE_BYTES:-4] for order in batch.column("order").to_pylist()}
     return {identifier for column in MATCHES[match][0] for identifier in batch.column(column).to_pylist()}
 
 
-def match_of(table: str, key: str) -> str | None:
+def match_key(table: str, key: str) -> str | None:
     """Return the key in `MATCHES` for the rows of a file; None if they name no documents."""
     if table == "index":
         return {"bands": "bands", "leaders": "doc_id"}.get(key.partition("/")[0])
@@ -88,7 +88,7 @@ def match_of(table: str, key: str) -> str | None:
     return None if table == "representatives" else "doc_id"
 
 
-def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
+def holds_documents(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
     """Return True if a part holds a row of any of the documents."""
     columns, matches = MATCHES[match]
     with folder.open_input(path) as stream:
@@ -96,13 +96,13 @@ def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
         return any(matches(batch, documents).any() for batch in batches)
 
 
-def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> Rewritten | None:
+def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> RewrittenPart | None:
     """Write a part without documents, with the same row groups; returns None if it holds none of them.
 
     `how` is the name of the table, the key in `MATCHES`, and the documents.
     """
     table, match, documents = how
-    if not touched(old, path, match, documents):
+    if not holds_documents(old, path, match, documents):
         return None
     removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
@@ -117,12 +117,12 @@ def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, st
                     removed[name] = removed.get(name, 0) + number
                 for column in set(TEXTS) & set(rows.schema.names):
                     _collect(rows.filter(pa.array(is_removed)), column, texts)
-                rows = blanked(rows, is_removed) if table in BLANKED else rows.filter(pa.array(~is_removed))
+                rows = blank_rows(rows, is_removed) if table in BLANKED else rows.filter(pa.array(~is_removed))
             writer.write(rows)
-    return Rewritten(writer.close(), removed, texts)
+    return RewrittenPart(writer.close(), removed, texts)
 
 
-def blanked(rows: pa.Table, is_removed: Mask) -> pa.Table:
+def blank_rows(rows: pa.Table, is_removed: Mask) -> pa.Table:
     """Return the rows with removed documents blanked, except for `KEPT` columns, and dropped by the takedown."""
     indices = pa.array(np.where(is_removed, -1, np.arange(len(is_removed))))
     indices = pc.if_else(pc.less(indices, 0), None, indices)
@@ -136,7 +136,7 @@ def blanked(rows: pa.Table, is_removed: Mask) -> pa.Table:
     return rows
 
 
-def counts_after(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
+def counts_without_rows(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
     """Return the counts of a table without some rows; a blanked row counts as dropped, a removed row not at all."""
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
@@ -218,13 +218,13 @@ def _plain(field: pa.Field) -> pa.Field:
 
 Units = NDArray[np.unsignedinteger]
 Marks = NDArray[np.uint32]
-Traced = tuple[int, str]
+SpanTrace = tuple[int, str]
 
-WINDOWS = {"tokens": 16, "text": 32}
+SPAN_LENGTHS = {"tokens": 16, "text": 32}
 """Length of a span [tokens; bytes of UTF-8]; the rolling hash requires powers of two."""
-MOST_OF_DOCUMENT = 64
+MAX_SPANS_OF_DOCUMENT = 64
 """Maximum number of spans of a document, spread over it evenly; if it has fewer, they are adjacent."""
-MOST = 100_000
+MAX_SPANS = 100_000
 """Maximum number of spans of a takedown, unless every document has just one."""
 MIN_DISTINCT = 4
 """Minimum number of distinct units in a span; a window with fewer occurs in many documents."""
@@ -232,46 +232,46 @@ DIGEST_BYTES = 16
 BLOCK = 1 << 16
 
 
-def traces_of(units: Units, kind: str, salt: str, most: int = MOST_OF_DOCUMENT) -> list[Traced]:
+def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOCUMENT) -> list[SpanTrace]:
     """Return (mark, salted digest) of spans of a document; empty if it is shorter than a span."""
-    window = WINDOWS[kind]
+    window = SPAN_LENGTHS[kind]
     count = min(len(units) // window, most)
     if not count:
         return []
     starts = np.unique(np.linspace(0, len(units) - window, count).astype(np.int64))
-    hashed = marks(units, kind, salt)
+    hashed = window_marks(units, kind, salt)
     windows = units[starts[:, None] + np.arange(window)]
     distinct = 1 + (np.diff(np.sort(windows, axis=1), axis=1) != 0).sum(axis=1)
     chosen = zip(hashed[starts].tolist(), windows, (distinct >= MIN_DISTINCT).tolist(), strict=True)
-    return [(mark, digest(own, kind, salt)) for mark, own, is_distinctive in chosen if is_distinctive]
+    return [(mark, span_digest(own, kind, salt)) for mark, own, is_distinctive in chosen if is_distinctive]
 
 
-def share_of(documents: int) -> int:
-    """Return the number of spans of each document that keeps their total within `MOST`."""
-    return max(1, min(MOST_OF_DOCUMENT, MOST // max(1, documents)))
+def spans_per_document(documents: int) -> int:
+    """Return the number of spans of each document that keeps their total within `MAX_SPANS`."""
+    return max(1, min(MAX_SPANS_OF_DOCUMENT, MAX_SPANS // max(1, documents)))
 
 
-def marks(units: Units, kind: str, salt: str) -> Marks:
+def window_marks(units: Units, kind: str, salt: str) -> Marks:
     """Return the mark of the window that starts at each position."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
-    while width < WINDOWS[kind]:
+    while width < SPAN_LENGTHS[kind]:
         # The hash of a window is that of its first half times the multiplier's power, plus that of its second half.
         hashed = hashed[:-width] * np.uint64(multiplier) + hashed[width:] if len(hashed) > width else hashed[:0]
         multiplier, width = multiplier * multiplier % (1 << 64), 2 * width
     return (hashed >> np.uint64(32)).astype(np.uint32)
 
 
-def digest(window: Units, kind: str, salt: str) -> str:
+def span_digest(window: Units, kind: str, salt: str) -> str:
     """Return the salted digest (hex) of a window; it does not depend on the integer type."""
     content = window.astype("<u4" if kind == "tokens" else "<u1").tobytes()
     return hashlib.sha256(f"{salt} {kind} ".encode() + content).digest()[:DIGEST_BYTES].hex()
 
 
-class Finder:
+class SpanFinder:
     """Finds spans in streams of tokens or bytes."""
 
-    def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[Traced]]]):
+    def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[SpanTrace]]]):
         """Index the spans in `traces`, pairs of the number of a document and its spans."""
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
@@ -286,12 +286,12 @@ class Finder:
         """Yield (position, digest, numbers of its documents) of every span that occurs in the units."""
         if not len(self._marks):
             return
-        window = WINDOWS[self._kind]
+        window = SPAN_LENGTHS[self._kind]
         for first in range(0, max(0, len(units) - window + 1), BLOCK):
             block = units[first : first + BLOCK + window - 1]
-            hashed = marks(block, self._kind, self._salt)
+            hashed = window_marks(block, self._kind, self._salt)
             positions = np.flatnonzero(self._likely[hashed >> np.uint32(16)])
             for position in positions[np.isin(hashed[positions], self._marks)].tolist():
-                span = digest(block[position : position + window], self._kind, self._salt)
+                span = span_digest(block[position : position + window], self._kind, self._salt)
                 if span in self._owners:
                     yield first + position, span, self._owners[span]

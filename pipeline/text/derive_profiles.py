@@ -22,22 +22,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, measured, parts_of
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, parts_of, read_measured
+from pipeline.engine.part import TaskResult
 from pipeline.engine.rules import FINE, columns_of, count_bins, is_minimum, languages_of, limit_of, quantile, values_of
 from pipeline.engine.spark import run_tasks
 from pipeline.engine.stage import EVERY, Check, Row, Split
-from pipeline.engine.step import Answer, add_figures
+from pipeline.engine.step import add_figures
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.rules import Dialect
 from pipeline.quality.stage import QUALITY
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.text.profiles import Profile, render_profiles
+from pipeline.text.profiles import LanguageProfile, render_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 from schemas.config import Section
 from schemas.errors import ConfigError
-from schemas.manifest import Table, open_table
-from schemas.storage import Store, resolve
+from schemas.manifest import TableVersion, open_table
+from schemas.storage import Store, resolve_uri
 from schemas.tables import DOCUMENTS
 
 # Exact counts over reference text, one task for each file or part of a run; answers can be added in any order. A word
@@ -47,7 +48,7 @@ from schemas.tables import DOCUMENTS
 CANDIDATE_SHARE = 0.001
 """Minimum share of a part's words for a word that is counted everywhere."""
 ROWS_AT_ONCE = 256
-BEST = 4
+NUM_RANKS = 4
 """Number of a document's stop words that are ranked."""
 Words = Mapping[str, Sequence[str]]
 
@@ -64,12 +65,12 @@ class CountTask:
     """Words by language, in the order of their ranks."""
 
 
-def texts(task: CountTask) -> Iterator[tuple[str, str]]:
+def read_texts(task: CountTask) -> Iterator[tuple[str, str]]:
     """Yield (language, text) of every document of a task. Raises ConfigError for an invalid line."""
     if isinstance(task.source, Part):
         yield from _stored_texts(task.source, task.sources)
         return
-    fs, path = resolve(task.source.uri)
+    fs, path = resolve_uri(task.source.uri)
     with fs.open_input_stream(path, compression="detect") as stream:
         for number, line in enumerate(io.BufferedReader(stream), 1):
             try:
@@ -87,7 +88,7 @@ def texts(task: CountTask) -> Iterator[tuple[str, str]]:
 
 def _stored_texts(part: Part, sources: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     columns = {"documents": ["source", "language"], "text": ["text", "cuts"]}
-    for batch in measured(part, columns, TEXTS_AT_ONCE):
+    for batch in read_measured(part, columns, TEXTS_AT_ONCE):
         for row in batch.to_pylist():
             if row["text"] is not None and (not sources or row["source"] in sources):
                 yield row["language"], apply_cuts(row["text"], row["cuts"])
@@ -104,11 +105,11 @@ def _may_be_stop_word(word: str) -> bool:
     return word == word.lower() and all(unicodedata.category(char)[0] in "LM" for char in word)
 
 
-def frequent_words(task: CountTask, retried: bool) -> Answer:
+def frequent_words(task: CountTask, retried: bool) -> TaskResult:
     """Count each language's documents and words, and list the words with CANDIDATE_SHARE of those of this task."""
     documents: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
-    for language, text in texts(task):
+    for language, text in read_texts(task):
         documents[language] += 1
         counts.setdefault(language, Counter()).update(words_of(text, language))
     totals = {language: count.total() for language, count in counts.items()}
@@ -119,13 +120,13 @@ def frequent_words(task: CountTask, retried: bool) -> Answer:
     return {"rows": documents.total(), "documents": documents, "totals": totals, "candidates": candidates}
 
 
-def word_counts(task: CountTask, retried: bool) -> Answer:
+def word_counts(task: CountTask, retried: bool) -> TaskResult:
     """Count the occurrences of each of the task's words and the documents with it, by language."""
     counted = {language: frozenset(words) for language, words in task.words.items()}
     counts: dict[str, Counter[str]] = {language: Counter() for language in counted}
     holding: dict[str, Counter[str]] = {language: Counter() for language in counted}
     rows = 0
-    for language, text in texts(task):
+    for language, text in read_texts(task):
         rows += 1
         if language in counted:
             occurrences = Counter(word for word in words_of(text, language) if word in counted[language])
@@ -134,26 +135,26 @@ def word_counts(task: CountTask, retried: bool) -> Answer:
     return {"rows": rows, "counts": counts, "holding": holding}
 
 
-def word_ranks(task: CountTask, retried: bool) -> Answer:
+def word_ranks(task: CountTask, retried: bool) -> TaskResult:
     """Count documents by the n-th best rank of their words, by language and n up to BEST.
 
     A document has two of the first r words exactly if its second best rank is at most r. The rank after the last means
     that the document has fewer than n of the words.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
-    tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(BEST)] for language in ranks}
+    tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(NUM_RANKS)] for language in ranks}
     rows = 0
-    for language, text in texts(task):
+    for language, text in read_texts(task):
         rows += 1
         if language in ranks:
             last = len(ranks[language]) + 1
-            own = sorted({ranks[language].get(word, last) for word in words_of(text, language)})[:BEST]
-            for counts, rank in zip(tallies[language], [*own, *[last] * BEST]):
+            own = sorted({ranks[language].get(word, last) for word in words_of(text, language)})[:NUM_RANKS]
+            for counts, rank in zip(tallies[language], [*own, *[last] * NUM_RANKS]):
                 counts[str(rank)] += 1
     return {"rows": rows, "ranks": {lang: {str(n): c for n, c in enumerate(best, 1)} for lang, best in tallies.items()}}
 
 
-def signal_histograms(task: CountTask, retried: bool) -> Answer:
+def signal_histograms(task: CountTask, retried: bool) -> TaskResult:
     """Return exact histograms of each rule's signal, by setting and language; of a run, from stored columns only."""
     checks = QUALITY.checks(task.quality, {}, {})
     histograms: Any = {}
@@ -172,7 +173,7 @@ def signal_histograms(task: CountTask, retried: bool) -> Answer:
 
 
 def _stored(part: Part, sources: tuple[str, ...], checks: Sequence[Check]) -> Iterator[pa.RecordBatch]:
-    for batch in measured(part, {"documents": list(dict.fromkeys([*columns_of(checks), "source"]))}):
+    for batch in read_measured(part, {"documents": list(dict.fromkeys([*columns_of(checks), "source"]))}):
         yield batch.filter(pc.is_in(batch.column("source"), pa.array(sources))) if sources else batch
 
 
@@ -186,7 +187,7 @@ def _measured(task: CountTask, checks: Sequence[Check]) -> Iterator[pa.RecordBat
         row["body_chars"] = len(row["_body"])
         return {name: row.get(name) for name in schema.names}
 
-    documents = texts(task)
+    documents = read_texts(task)
     while rows := [row_of(language, text) for language, text in islice(documents, ROWS_AT_ONCE)]:
         yield pa.RecordBatch.from_pylist(rows, schema)
 
@@ -211,9 +212,9 @@ def script_of(words: Iterable[str]) -> str:
 
 
 ENGLISH = "en"
-SPARE = 2
+STOP_WORD_MARGIN = 2
 """Number of stop words by which clean documents must exceed the limit [words]."""
-AS_PUBLISHED = ("min_words", "max_words", "min_stop_words", "max_lorem_ipsum", "max_curly_brackets")
+FIXED_SETTINGS = ("min_words", "max_words", "min_stop_words", "max_lorem_ipsum", "max_curly_brackets")
 """Settings whose limits are never derived: length of a document, stop words, non-words."""
 WORD_LENGTH, NGRAMS = "_word_length", "gram"
 """Suffixes of the settings on word length and on n-grams."""
@@ -271,7 +272,7 @@ class StopWords:
     min_words: int
 
 
-def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, Profile]:
+def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, LanguageProfile]:
     """Derive the profile of every language with enough text and write them to the TOML file `out`.
 
     `spark` is the session whose workers count; without it this process counts. Raises ConfigError, ContractError.
@@ -300,7 +301,7 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
         own = {name: by_language.get(lang, {}) for name, by_language in histograms.items()}
         peers = _together(histograms, _peers(lang, scripts, documents, config))
         limits = limits_of(lang, checks, own, peers, config) | {"min_stop_words": float(stop.min_words)}
-        profiles[lang] = Profile(lang, scripts[lang], frozenset(stop.words), dict(sorted(limits.items())))
+        profiles[lang] = LanguageProfile(lang, scripts[lang], frozenset(stop.words), dict(sorted(limits.items())))
         ranked[lang] = stop.words
     text = render_profiles(profiles, ranked, documents, _settings_text(config))
     folder, _, name = out.rpartition("/")
@@ -319,7 +320,7 @@ def _tasks(config: DeriveConfig) -> list[CountTask]:
         splits = find_splits(SourceConfig.model_validate({"paths": config.reference, "format": "jsonl"}))
         return [CountTask(split, quality) for split in splits]
     run = Store(config.run)
-    tables = {name: Table(*open_table(run, name)) for name in ("documents", "text")}
+    tables = {name: TableVersion(*open_table(run, name)) for name in ("documents", "text")}
     return [CountTask(part, quality, config.sources) for part in parts_of(tables)]
 
 
@@ -328,7 +329,9 @@ def _asking(tasks: Sequence[CountTask], words: Mapping[str, Iterable[str]]) -> l
     return [replace(task, words=by_language) for task in tasks]
 
 
-def _counted(spark: Any, count: Callable[[CountTask, bool], Answer], tasks: Sequence[CountTask], label: str) -> Answer:
+def _counted(
+    spark: Any, count: Callable[[CountTask, bool], TaskResult], tasks: Sequence[CountTask], label: str
+) -> TaskResult:
     """Return the sum of the answers of all tasks."""
     answers = run_tasks(spark, count, tasks, label, None) if spark else [count(task, False) for task in tasks]
     total: Any = {}
@@ -374,10 +377,10 @@ def stop_words_of(
     documents = sum(ranks["1"].values())
     enough = documents - max(1, math.floor(config.tail * documents))  # A single document may be mislabeled.
     least = min(len(words), max(frequent, config.min_stop_words))
-    holding = (number for number in range(least, len(words) + 1) if _within(ranks[str(BEST)], number) >= enough)
+    holding = (number for number in range(least, len(words) + 1) if _within(ranks[str(NUM_RANKS)], number) >= enough)
     number = next(holding, least)
     held = max((int(n) for n, ranked in ranks.items() if _within(ranked, number) >= enough), default=0)
-    return StopWords(tuple(words[:number]), max(0, held - SPARE))
+    return StopWords(tuple(words[:number]), max(0, held - STOP_WORD_MARGIN))
 
 
 def _within(ranks: Mapping[str, int], number: int) -> int:
@@ -413,7 +416,7 @@ def _is_derived(check: Check, language: str) -> bool:
     n-grams of languages split by a dictionary, because repeated text is not a property of a language."""
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
-    return check.setting not in AS_PUBLISHED
+    return check.setting not in FIXED_SETTINGS
 
 
 def _bins(histograms: Histograms, check: Check) -> dict[int, int]:

@@ -19,7 +19,7 @@ BUILT_IN = Path(__file__).with_name("profiles.toml")
 
 
 @dataclass(frozen=True)
-class Profile:
+class LanguageProfile:
     """The stop words and limits of one language."""
 
     language: str
@@ -32,7 +32,7 @@ class Profile:
     """Limit by the name of the setting it replaces; the prefix `min_` or `max_` is its direction."""
 
 
-def load_profiles(path: str | None) -> Mapping[str, Profile]:
+def load_profiles(path: str | None) -> Mapping[str, LanguageProfile]:
     """Load the profiles in a TOML file by language, in order of their codes; None: the built-in profiles.
 
     Raises ConfigError that lists every problem of the file.
@@ -41,7 +41,7 @@ def load_profiles(path: str | None) -> Mapping[str, Profile]:
 
 
 def render_profiles(
-    profiles: Mapping[str, Profile], words: Mapping[str, Sequence[str]], documents: Mapping[str, int], how: str
+    profiles: Mapping[str, LanguageProfile], words: Mapping[str, Sequence[str]], documents: Mapping[str, int], how: str
 ) -> str:
     """Return the TOML text of profiles, with the stop words in this order, document counts and the settings `how`."""
     lines = [f"# Derived from clean reference text: {how}."]
@@ -54,7 +54,7 @@ def render_profiles(
 
 
 @cache
-def _load(path: str) -> Mapping[str, Profile]:
+def _load(path: str) -> Mapping[str, LanguageProfile]:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -65,9 +65,9 @@ def _load(path: str) -> Mapping[str, Profile]:
     return {language: _profile(language, values[language]) for language in sorted(values)}
 
 
-def _profile(language: str, value: Mapping[str, Any]) -> Profile:
+def _profile(language: str, value: Mapping[str, Any]) -> LanguageProfile:
     limits = {name: float(limit) for name, limit in value.get("limits", {}).items()}
-    return Profile(language, value["script"], frozenset(value.get("stop_words", ())), limits)
+    return LanguageProfile(language, value["script"], frozenset(value.get("stop_words", ())), limits)
 
 
 def _problems(language: str, value: Any) -> list[str]:

@@ -16,19 +16,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.engine.parquet import Part, WrittenFile
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
+from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
-from pipeline.engine.step import Build, Built
+from pipeline.engine.step import StepContext, TableResult
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
 from pipeline.tokens.shards import write_by_url, write_shard
 from pipeline.tokens.streams import (
-    LEFT_OUT,
+    MIX_RULE,
     TOKENS,
     Sorting,
     TokensConfig,
     check_mix,
+    describe_shortfalls,
     mix_figure,
-    shortfalls,
     streams_of_part,
 )
 from pipeline.tokens.tokenizer import TokenizerConfig, load_tokenizer
@@ -41,7 +41,7 @@ from schemas.tables import PROVENANCE
 from schemas.tokens import TRAIN, TokenizerContract
 from schemas.urls import surt
 
-CROSSING = {"doc_id": pa.binary(), "date": pa.int64()}
+SPARK_SAFE_TYPES = {"doc_id": pa.binary(), "date": pa.int64()}
 """Types of columns whose own types Spark rejects or reinterprets: ids of any width, dates as milliseconds."""
 ENCODED = pa.schema(
     [
@@ -51,7 +51,7 @@ ENCODED = pa.schema(
         pa.field("num_tokens", pa.int64()),
         pa.field("surt", pa.string()),
         pa.field("domain_key", pa.int64()),
-        *(pa.field(f.name, CROSSING.get(f.name, f.type)) for f in PROVENANCE),
+        *(pa.field(f.name, SPARK_SAFE_TYPES.get(f.name, f.type)) for f in PROVENANCE),
         pa.field("language", pa.string()),
         pa.field("cluster", pa.binary()),
         pa.field("num_bytes", pa.int64()),
@@ -86,7 +86,7 @@ class EncodeTask:
 
 
 @dataclass(frozen=True)
-class Total:
+class StreamTotal:
     """The counts of one stream."""
 
     documents: int
@@ -99,34 +99,34 @@ class Total:
     """Number of characters of the documents that the mix leaves out."""
 
 
-def build_tokens(build: Build) -> dict[str, Built]:
+def build_tokens(build: StepContext) -> dict[str, TableResult]:
     """Write the token dataset: shards, document indexes and the URL index.
 
     Raises ContractError if there are no clean documents, ConfigError if the mix does not fit the sources.
     """
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
-    mix = read_mix(build.models[TOKENS.name][LEFT_OUT].path) if config.mix else None
+    mix = read_mix(build.models[TOKENS.name][MIX_RULE].path) if config.mix else None
     sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {})
     tasks = encode_tasks(build, contract, sorting)
-    encoded = persisted(frame_of_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
+    encoded = persist_on_disk(dataframe_from_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
     totals = stream_totals(encoded)
     if not totals:
         raise ContractError("tokens: expected clean documents, got none. Run `penstock report` to see the drops.")
-    figures = figures_of(build, contract, totals, mix)
-    for line in shortfalls(figures.get(LEFT_OUT, {}), config.mix):
+    figures = dataset_figures(build, contract, totals, mix)
+    for line in describe_shortfalls(figures.get(MIX_RULE, {}), config.mix):
         print(line, file=sys.stderr)
     plan = {name: -(-total.tokens // config.shard_tokens) for name, total in sorted(totals.items())}
-    numbered = number_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
+    numbered = assign_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
     folder = build.folders["tokens"]
     answers = write_shards(numbered, plan, contract, folder) + write_index(numbered, totals, folder)
     encoded.unpersist()
-    built = collect(answers, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
+    built = collect_results(answers, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
     built.figures |= figures
     return {"tokens": built}
 
 
-def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
+def encode_tasks(build: StepContext, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
     """Return an encoding task for each part of `clean`."""
     tokenizer = build.inputs["tokenizer"]
     tables = {name: table for name, table in build.inputs.items() if name != "tokenizer"}
@@ -146,7 +146,7 @@ def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) ->
     ]
 
 
-def stream_totals(encoded: DataFrame) -> dict[str, Total]:
+def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
     """Return the counts of every stream, by its name."""
     is_kept = F.col("tokens").isNotNull()
     rows = encoded.groupBy("stream").agg(
@@ -155,12 +155,12 @@ def stream_totals(encoded: DataFrame) -> dict[str, Total]:
         F.count_if(~is_kept).alias("left_out"),
         F.coalesce(F.sum(F.when(~is_kept, F.col("num_chars"))), F.lit(0)).alias("left_out_chars"),
     )
-    totals = {row.pop("stream"): Total(**row) for row in (row.asDict() for row in rows.collect())}
+    totals = {row.pop("stream"): StreamTotal(**row) for row in (row.asDict() for row in rows.collect())}
     return dict(sorted(totals.items()))
 
 
-def figures_of(
-    build: Build, contract: TokenizerContract, totals: Mapping[str, Total], mix: Mix | None
+def dataset_figures(
+    build: StepContext, contract: TokenizerContract, totals: Mapping[str, StreamTotal], mix: Mix | None
 ) -> dict[str, Any]:
     """Return the figures of the manifest: tokenizer, buckets and mix of the dataset.
 
@@ -178,9 +178,9 @@ def figures_of(
         suffix = f"/{TRAIN}"
         trained = {name.removesuffix(suffix): total for name, total in totals.items() if name.endswith(suffix)}
         check_mix(mix, config.mix, {name: (total.documents, total.left_out) for name, total in trained.items()})
-        figures[LEFT_OUT] = mix_figure(mix, {name: total.tokens for name, total in trained.items()})
+        figures[MIX_RULE] = mix_figure(mix, {name: total.tokens for name, total in trained.items()})
         chars = sum(total.left_out_chars for total in totals.values())
-        figures["dropped_chars"] = {f"{TOKENS.name}/{LEFT_OUT}": chars}
+        figures["dropped_chars"] = {f"{TOKENS.name}/{MIX_RULE}": chars}
     return figures
 
 
@@ -220,7 +220,7 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
             yield rows
 
 
-def number_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
+def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
     """Add the columns `shard`, the number within the stream, and `place`, the number over all streams.
 
     A shard is an equal range of the hash; `plan` is the number of shards by stream.
@@ -247,24 +247,24 @@ def write_shards(
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         return write_shard(folder, *shared.value[number], batches, contract.dtype)
 
-    return answers_of_partitions(frame, write)
+    return run_partitions(frame, write)
 
 
-def write_index(numbered: DataFrame, totals: Mapping[str, Total], folder: Store) -> list[dict[str, Any]]:
+def write_index(numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store) -> list[dict[str, Any]]:
     """Write the URL index, partitioned by registrable domain; return the result of each file."""
     buckets = -(-sum(total.documents for total in totals.values()) // DOMAINS_PER_BUCKET)
     frame = numbered.select("surt", "url", "domain", "doc_id", "stream", "shard", "domain_key")
     frame = frame.repartitionById(buckets, (F.col("domain_key") % buckets).cast("int"))
     frame = frame.drop("domain_key").sortWithinPartitions("surt", "url", "doc_id")
-    return answers_of_partitions(frame, lambda number, batches: write_by_url(folder, number, batches))
+    return run_partitions(frame, lambda number, batches: write_by_url(folder, number, batches))
 
 
-def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in: int) -> Built:
+def collect_results(answers: list[dict[str, Any]], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
     """Return the dataset's files, row counts, and figures by stream.
 
     Raises ContractError if the shards of a stream do not hold all its tokens.
     """
-    built = Built()
+    built = TableResult()
     streams: dict[str, list[int]] = {}
     documents = 0
     for answer in answers:
@@ -281,6 +281,6 @@ def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in:
                 "Run the step `tokens` again."
             )
     left_out = sum(total.left_out for total in totals.values())
-    built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{LEFT_OUT}": left_out})
+    built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{MIX_RULE}": left_out})
     built.figures = {"streams": streams, "documents": {name: total.documents for name, total in totals.items()}}
     return built

@@ -16,39 +16,39 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from pipeline.engine.parquet import ROWS_AT_ONCE, Part, measured
+from pipeline.engine.parquet import ROWS_AT_ONCE, Part, read_measured
 from pipeline.engine.stage import Drop, Relation, Row
-from schemas.config import Section, location, nearest
+from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError, ContractError
-from schemas.ids import below_share, shuffle_key
-from schemas.manifest import Manifest, Table, part_key
+from schemas.ids import is_in_share, shuffle_key
+from schemas.manifest import Manifest, TableVersion, part_key
 from schemas.mix import Mix, read_mix
 from schemas.signals import FAMILIES
-from schemas.tables import lookup
+from schemas.tables import lookup_entry
 from schemas.tokens import HELDOUT, TRAIN
 
-MARK = "+"
+BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
-LEFT_OUT = "mix"
+MIX_RULE = "mix"
 """The drop rule of a document that the mix leaves out, and the key of the mix in the manifest's figures."""
 BY_PERPLEXITY = "perplexity"
 """Value of `buckets_by` that divides a source by the perplexity buckets of `verdicts`, not by a signal."""
-OF_PERPLEXITY = ("head", "middle", "tail", "all")
+PERPLEXITY_BUCKETS = ("head", "middle", "tail", "all")
 """The perplexity buckets of `verdicts`; the last holds documents whose perplexity no model measured."""
 FAMILY_OF: Mapping[str, str] = {signal.name: family for family, signals in FAMILIES.items() for signal in signals}
 """The family of every signal that `buckets_by` may name."""
 CLASSIFIER, IMPORTANCE = "classifier", "importance"
-SCORED: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
+SCORE_COLUMNS: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
 """The column of `scores` that holds the models' scores, by the recipe section that names the models."""
-CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORED))
+BUCKET_CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORE_COLUMNS))
 """The valid values of `buckets_by`, for error messages."""
 UNMEASURED = "none"
 """The bucket of a document that has no value."""
-FEW: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
+BUCKET_NAMES: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
 """Names of two or three buckets, in ascending order of the value; more buckets are b0, b1, ..."""
-KEYS = 1 << 63
+KEY_BOUND = 1 << 63
 """Exclusive upper bound of shuffle keys."""
-FEWEST_TIMES = 1.1
+MIN_SHORTFALL_FACTOR = 1.1
 """Minimum factor that the message of a shortfall names."""
 
 
@@ -92,7 +92,7 @@ class TokensConfig(Section):
         by, cuts = self.buckets_by, self.bucket_cuts
         if by not in ("", BY_PERPLEXITY) and self.measure is None:
             raise ValueError(
-                f"buckets_by: expected a signal or score, got {by!r}{nearest(by, CHOICES)}. "
+                f"buckets_by: expected a signal or score, got {by!r}{suggest_name(by, BUCKET_CHOICES)}. "
                 "Set tokens.buckets_by to a valid name."
             )
         if cuts and self.measure is None:
@@ -119,29 +119,29 @@ class TokensConfig(Section):
     def measure(self) -> Measure | None:
         """The value that is compared with `bucket_cuts`; None = no value."""
         section, _, name = self.buckets_by.partition(".")
-        if name and section in SCORED:
-            return Measure("scores", SCORED[section], name)
+        if name and section in SCORE_COLUMNS:
+            return Measure("scores", SCORE_COLUMNS[section], name)
         return Measure("documents", self.buckets_by) if self.buckets_by in FAMILY_OF else None
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
         """The names of all buckets, in ascending order of the value; empty = sources are not divided."""
         if self.measure is None:
-            return OF_PERPLEXITY if self.buckets_by else ()
+            return PERPLEXITY_BUCKETS if self.buckets_by else ()
         number = len(self.bucket_cuts) + 1
-        return (*(FEW.get(number) or (f"b{index}" for index in range(number))), UNMEASURED)
+        return (*(BUCKET_NAMES.get(number) or (f"b{index}" for index in range(number))), UNMEASURED)
 
 
 def mix_file(config: TokensConfig) -> dict[str, str]:
     """Return the file of the mix, if any; its digest enters the fingerprint."""
-    return {LEFT_OUT: config.mix} if config.mix else {}
+    return {MIX_RULE: config.mix} if config.mix else {}
 
 
 TOKENS = Relation(
     name="tokens",
     version=1,
     config=TokensConfig,
-    reasons={LEFT_OUT: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
+    reasons={MIX_RULE: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
     models=mix_file,
 )
 
@@ -155,14 +155,14 @@ class Sorting:
     """Share of the training documents to keep, by source (`web+head` where sources are divided); default 1."""
 
     @property
-    def chooses(self) -> bool:
+    def may_drop(self) -> bool:
         """True if the mix may leave a document out."""
         return min(self.keep.values(), default=1.0) < 1
 
     def stream(self, source: str, bucket: str | None, cluster: bytes) -> str:
         """Return a document's stream, `<source>/train` or `<source>/heldout`; `bucket` None = undivided sources."""
-        is_heldout = below_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
-        name = source if bucket is None else f"{source}{MARK}{bucket}"
+        is_heldout = is_in_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
+        name = source if bucket is None else f"{source}{BUCKET_SEPARATOR}{bucket}"
         return f"{name}/{HELDOUT if is_heldout else TRAIN}"
 
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
@@ -173,28 +173,28 @@ class Sorting:
         source, _, split = stream.rpartition("/")
         share = self.keep.get(source, 1.0)
         key = shuffle_key(self.config.seed + 2, doc_id)
-        return Drop(LEFT_OUT, key / KEYS, share) if split == TRAIN and not below_share(key, share) else None
+        return Drop(MIX_RULE, key / KEY_BOUND, share) if split == TRAIN and not is_in_share(key, share) else None
 
 
 def sorting_of(manifest: Manifest) -> Sorting:
     """Return the sorting of a committed dataset, from its manifest."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
-    return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(LEFT_OUT, {}).items()})
+    return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()})
 
 
-def mixed(dataset: Manifest, clean: str) -> Sorting | None:
+def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
     """Return a dataset's sorting if a mix may leave documents out; None also if it read another `clean` (a digest)."""
     digests = {entry.name: entry.sha256 for entry in dataset.content.inputs}
     sorting = sorting_of(dataset) if digests.get("clean") == clean else None
-    return sorting if sorting and sorting.chooses else None
+    return sorting if sorting and sorting.may_drop else None
 
 
-def check_names(config: TokensConfig, sources: Sequence[str]) -> None:
+def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
     """Raise ConfigError if the mix names sources that the dataset cannot have, given the recipe's sources."""
-    possible = [f"{source}{MARK}{name}" for source in sources for name in config.bucket_names] or [*sources]
+    possible = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or [*sources]
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
-        hints = ", ".join(f"{name!r}{nearest(name, possible)}" for name in unknown)
+        hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
         raise ConfigError(
             f"tokens.mix {config.mix}: expected sources that this recipe makes, got {hints}. "
             "Set tokens.buckets_by and tokens.bucket_cuts as in the recipe that the mix was made from."
@@ -225,12 +225,12 @@ def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
+def describe_shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
     """Yield a line for each source that has fewer training tokens than the mix recommends."""
     for name, source in figure.items():
         available, required = source["found_tokens"], source["wanted_tokens"]
         if required is not None and available < required:
-            share, times = min(available / required, 0.99), max(required / available, FEWEST_TIMES)
+            share, times = min(available / required, 0.99), max(required / available, MIN_SHORTFALL_FACTOR)
             amount = f"{required:.1e}".replace("e+", "e").replace("e0", "e")
             yield (
                 f"{name}: {share:.2g} of the {amount} tokens that {PurePath(where).name} asks for; "
@@ -240,9 +240,9 @@ def shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
 
 # Quality buckets, streams and drops of the documents of a part, read from the stored tables.
 
-MEASURES = ("documents", "scores", "verdicts", "repeats")
+BUCKET_TABLES = ("documents", "scores", "verdicts", "repeats")
 """Tables that hold the values of quality buckets; `scores` and `repeats` are optional."""
-READS = (*MEASURES, "clean")
+STREAM_TABLES = (*BUCKET_TABLES, "clean")
 """Tables that determine the streams of a dataset."""
 
 
@@ -254,16 +254,16 @@ def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, s
     """
     measure = config.measure
     if measure is None:
-        for batch in measured(part, {"documents": [], "verdicts": ["perplexity_bucket"]}):
+        for batch in read_measured(part, {"documents": [], "verdicts": ["perplexity_bucket"]}):
             yield from zip(*(batch.column(name).to_pylist() for name in ("doc_id", "perplexity_bucket")))
         return
     column, names = measure.column, np.array(config.bucket_names, object)
     remeasured = measure.table == "documents" and "repeats" in part.paths
     columns = {"documents": [], measure.table: [column]} | ({"repeats": ["cuts", column]} if remeasured else {})
-    for batch in measured(part, columns):
+    for batch in read_measured(part, columns):
         values = batch.column(column)
         if measure.name:
-            values = lookup(values, measure.name)
+            values = lookup_entry(values, measure.name)
         if remeasured:
             was_cut = pc.fill_null(pc.greater(pc.list_value_length(batch.column("cuts")), 0), False)
             values = pc.if_else(was_cut, batch.column(f"repeats.{column}"), values)
@@ -281,7 +281,7 @@ def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
     return np.where(np.isnan(floats), len(cuts) + 1, numbers)
 
 
-def bucket_of(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
+def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
     """Advance the iterator to a document and return its bucket. Raises ContractError if it does not occur."""
     for identifier, bucket in buckets:
         if identifier == doc_id:
@@ -297,13 +297,13 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
 
     def stream(row: Row) -> str:
-        bucket = bucket_of(buckets, row["doc_id"]) if buckets is not None else None
+        bucket = find_bucket(buckets, row["doc_id"]) if buckets is not None else None
         return sorting.stream(row["source"], bucket, row["cluster"])
 
     return stream
 
 
-def left_out(tables: Mapping[str, Table], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
+def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
     """Yield (doc_id, drop) of every kept clean document of a part, in order; None = the mix keeps it.
 
     `tables` are the available tables of READS.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from schemas.config import Section, location, nearest
+from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError
 from schemas.tokens import RESERVED, TokenizerContract, escape, unescape
 
@@ -24,7 +24,7 @@ Kind = Literal["sentencepiece", "huggingface"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 Encode = Callable[[str], Sequence[int] | npt.NDArray[np.int32]]
 Decode = Callable[[list[int]], str]
-Loaded = tuple[Encode, Decode, int, dict[str, int]]
+LoadedModel = tuple[Encode, Decode, int, dict[str, int]]
 """A loaded model: its encode and decode functions, its number of ids, and the ids of its reserved tokens by name."""
 
 LINE_CHARS = 2048
@@ -33,21 +33,21 @@ CHUNK_CHARS = 1 << 14
 """Approximate size of the spans in which a long text is encoded, each ending after a newline [characters].
 
 BPE is three times faster this way (measured). A unigram model encodes the text whole: its float sums would differ."""
-OWN_NAMES = ("pad", "bos", "eos", "unk")
+SENTENCEPIECE_TOKENS = ("pad", "bos", "eos", "unk")
 """Reserved tokens for which SentencePiece has separate settings (`pad_id`, `pad_piece`, ...)."""
 THREADS = 4
 """Number of trainer threads. The model's bytes depend on it, so it is not a setting."""
 
-PROBES = (
+PROBE_TEXTS = (
     *("", " ", "  two  spaces  ", "line\nbreak\r\n\n\ttab", "\0", "é e\u0301 ﬁ ½ Å № ＡＢ", "\ufeff\u200b\u00a0x"),
     *("中文，日本語、한국어 ไทย", "العربية हिन्दी עברית", "😀👩‍👩‍👧🇩🇪", "\u2581a \u2581", "\ufdd01 \ufffd⁇ <unk>"),
     *("<s></s><pad><bos><mask><sentinel_0>[MASK]<|endoftext|><0x0A>", "a" * 300, "1234567890 3.14", "I 'm \U0010ffff"),
 )  # fmt: skip
 """Texts that a tokenizer changes if it normalizes or drops characters, or if text can inject its special tokens."""
 
-TO_TRAIN = frozenset({"algorithm", "vocab_size", "sample_bytes", "character_coverage", "split_digits"})
+TRAIN_SETTINGS = frozenset({"algorithm", "vocab_size", "sample_bytes", "character_coverage", "split_digits"})
 """Settings that apply only when a model is trained."""
-TO_LOAD = frozenset({"special", "allow_lossy"})
+LOAD_SETTINGS = frozenset({"special", "allow_lossy"})
 """Settings that apply only to a given model."""
 
 
@@ -81,13 +81,13 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> "TokenizerConfig":
         used = (*self.before, *self.after, *self.special)
-        unknown = [f"{name!r}{nearest(name, RESERVED[:5])}" for name in used if name not in RESERVED]
+        unknown = [f"{name!r}{suggest_name(name, RESERVED[:5])}" for name in used if name not in RESERVED]
         if unknown:
             raise ValueError(
                 f"before, after, special: expected reserved tokens, got {', '.join(unknown)}. "
                 "Set each to a reserved token."
             )
-        ignored = sorted((TO_LOAD if self.model is None else TO_TRAIN) & self.model_fields_set)
+        ignored = sorted((LOAD_SETTINGS if self.model is None else TRAIN_SETTINGS) & self.model_fields_set)
         if ignored:
             names = ", ".join(ignored)
             if self.model is None:
@@ -124,11 +124,11 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
         "byte_fallback": True,
         "max_sentence_length": 8 * LINE_CHARS,
         "num_threads": THREADS,
-        "control_symbols": [f"<{name}>" for name in RESERVED if name not in OWN_NAMES],
+        "control_symbols": [f"<{name}>" for name in RESERVED if name not in SENTENCEPIECE_TOKENS],
         "user_defined_symbols": ["\n"],  # never merged, so that texts may be cut after it
         "minloglevel": 2,
     }
-    for number, name in enumerate(OWN_NAMES):
+    for number, name in enumerate(SENTENCEPIECE_TOKENS):
         options |= {f"{name}_id": number, f"{name}_piece": f"<{name}>"}
     try:
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=guarded_lines(), model_writer=model, **options)
@@ -230,7 +230,7 @@ def load_tokenizer(model: bytes | str | Path, kind: Kind, config: TokenizerConfi
     return tokenizer
 
 
-def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> Loaded:
+def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> LoadedModel:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
@@ -253,7 +253,7 @@ def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> Loaded:
     return encode, lambda ids: unescape(model.decode(ids)), model.get_piece_size(), reserved
 
 
-def _load_huggingface(data: bytes, config: TokenizerConfig) -> Loaded:
+def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
     import tokenizers
 
     model = tokenizers.Tokenizer.from_buffer(data)
@@ -284,7 +284,7 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> Loaded:
 def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
     """Encode and decode the probe texts. Raises ConfigError with the first text that breaks the contract."""
     reserved = {number: name for name, number in tokenizer.contract.reserved.items()}
-    for text in (*PROBES, *config.special.values()):
+    for text in (*PROBE_TEXTS, *config.special.values()):
         ids = tokenizer.encode(text)
         injected = [reserved[number] for number in ids.tolist() if number in reserved]
         if injected:

@@ -105,7 +105,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def wanted(project: Project) -> list[str]:
     """The steps of the recipe."""
     recipe = read_recipe(str(project.recipe), [])
-    return [step.name for step in STEPS if step.wanted(recipe)]
+    return [step.name for step in STEPS if step.is_used(recipe)]
 
 
 @pytest.fixture(scope="module")

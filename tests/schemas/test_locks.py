@@ -14,15 +14,15 @@ from unittest import mock
 import pytest
 
 from schemas.errors import ContractError
-from schemas.locks import TABLES_LOCK, TRAIN_LOCK, training, writing_tables
+from schemas.locks import TABLES_LOCK, TRAIN_LOCK, lock_tables, lock_training
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, documents_of, opened, take_down
 from train.takedown_replay import begin_replay
 
-LOCKS = {"training": training, "writing_tables": writing_tables}
+LOCKS = {"training": lock_training, "writing_tables": lock_tables}
 HOLDER = """
 import sys, time
 from schemas import locks
@@ -70,7 +70,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def proxy(run: Path) -> Path:
     """A run that is attached to the tables of the other run."""
-    attach(Store(str(run / "ladder/small")), Store(str(run)))
+    attach_run(Store(str(run / "ladder/small")), Store(str(run)))
     return run / "ladder/small"
 
 
@@ -143,13 +143,13 @@ def test_a_killed_process_holds_nothing(run: Path, holders: Holders) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     assert str(process.pid) in (run / TABLES_LOCK).read_text()  # the file stays, the lock does not
-    with training(Store(str(run)), "penstock train"):
+    with lock_training(Store(str(run)), "penstock train"):
         pass
     assert not (run / TABLES_LOCK).exists()
 
 
 def test_a_child_of_the_holder_holds_nothing(run: Path) -> None:
-    with writing_tables(Store(str(run)), "penstock run"):
+    with lock_tables(Store(str(run)), "penstock run"):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
         assert refused("writing_tables", run) == ""
@@ -168,7 +168,7 @@ def test_a_lock_file_that_its_holder_removes_meanwhile_is_opened_again(run: Path
             (run / TABLES_LOCK).unlink()
         flock(file, operation)
 
-    with mock.patch("schemas.locks.fcntl.flock", late), writing_tables(Store(str(run)), "penstock run"):
+    with mock.patch("schemas.locks.fcntl.flock", late), lock_tables(Store(str(run)), "penstock run"):
         holder = json.loads((run / TABLES_LOCK).read_text())
         assert holder["pid"] == os.getpid()
         assert "penstock run" in refused("writing_tables", run)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.dedup.repeats.keys import NOWHERE, SEED, SUBSTRING, Known, Places, known_of, tallies
+from pipeline.dedup.repeats.keys import NO_ORDER, SEED, SUBSTRING, KeyOccurrences, KnownRepeats, known_repeats, tallies
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, window_seeds
 
 KNOWN = pa.schema([("key", pa.binary()), ("part", pa.int32()), ("first", pa.binary())])
@@ -36,7 +36,7 @@ def of_part(rows: Sequence[pa.RecordBatch], part: int) -> list[pa.RecordBatch]:
     return [batch.filter(pa.compute.equal(batch.column("part"), part)) for batch in rows]
 
 
-def repeats_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[Known]:
+def repeats_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[KnownRepeats]:
     """Return, for each text, the windows that its part receives; text i is in part i modulo `parts`, in order of i."""
     n = config.length
     tokens = [Tokens(text, config.substring_unit) for text in texts]
@@ -46,20 +46,20 @@ def repeats_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at
     for part in range(parts):
         own = range(part, len(texts), parts)
         places = (
-            Places(NOWHERE, scoped(codes, SEED, NO_SCOPE)[:, None], np.zeros(len(codes), np.int64))
+            KeyOccurrences(NO_ORDER, scoped(codes, SEED, NO_SCOPE)[:, None], np.zeros(len(codes), np.int64))
             for codes in (seeds(tokens[number].codes, n) for number in own)
         )
         seed_rows += tallies(places, part, at_once)
     known_seeds = total_rows(seed_rows, config.min_count, False)
     for part in range(parts):
-        (known,) = known_of(of_part(known_seeds, part), (1,))
+        (known,) = known_repeats(of_part(known_seeds, part), (1,))
         windows = []
         for number in range(part, len(texts), parts):
             codes = tokens[number].codes
-            at = np.flatnonzero(known.begins_like(scoped(window_seeds(codes, n), SEED, NO_SCOPE)))
+            at = np.flatnonzero(known.has_first_number(scoped(window_seeds(codes, n), SEED, NO_SCOPE)))
             prints = scoped(grams(codes, n)[at], SUBSTRING, NO_SCOPE)
-            windows.append(Places(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
+            windows.append(KeyOccurrences(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
         window_rows += tallies(iter(windows), part, at_once)
     known_windows = total_rows(window_rows, config.min_count, config.keep_first)
-    by_part = [known_of(of_part(known_windows, part), (2,))[0] for part in range(parts)]
+    by_part = [known_repeats(of_part(known_windows, part), (2,))[0] for part in range(parts)]
     return [by_part[number % parts] for number in range(len(texts))]

@@ -13,7 +13,15 @@ from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Identity, Note, check_identity, folder_name, parse_note
+from train.checkpoint.metadata import (
+    CHECKPOINTS,
+    METADATA_NAME,
+    CheckpointMetadata,
+    Identity,
+    check_identity,
+    folder_name,
+    parse_metadata,
+)
 from train.config.checkpoint import CheckpointConfig
 from train.config.settings import Settings
 from train.data.stages import MASKS_VERSION, SkipList
@@ -21,21 +29,21 @@ from train.dataset_history import as_before
 from train.plan.plan import Plan, listeners, standing_skips
 
 
-def standing_notes(run: Store) -> list[Note]:
+def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
     """Return the metadata of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
-    paths = (folder / NOTE_NAME for folder in _folders(run))
-    checkpoints = (parse_note(path.read_bytes(), str(path)) for path in paths if path.exists())
+    paths = (folder / METADATA_NAME for folder in _folders(run))
+    checkpoints = (parse_metadata(path.read_bytes(), str(path)) for path in paths if path.exists())
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
-def remove_halves(run: Store) -> list[str]:
+def remove_incomplete(run: Store) -> list[str]:
     """Remove the remains of a killed process: partial files, and checkpoint folders without metadata.
 
     Return the names of these folders.
     """
     for partial in local_path(run, "train").glob("*.partial"):
         partial.unlink()
-    halves = [folder for folder in _folders(run) if not (folder / NOTE_NAME).exists()]
+    halves = [folder for folder in _folders(run) if not (folder / METADATA_NAME).exists()]
     for folder in halves:
         shutil.rmtree(folder)
     return sorted(folder.name for folder in halves)
@@ -46,7 +54,7 @@ def remove_checkpoint(run: Store, step: int) -> None:
     name = folder_name(step)
     if not run.exists(name):
         return
-    run.delete(f"{name}/{NOTE_NAME}")
+    run.delete(f"{name}/{METADATA_NAME}")
     run.sync(name)
     shutil.rmtree(local_path(run, name))
 
@@ -59,7 +67,7 @@ def steps_kept(steps: list[int], config: CheckpointConfig) -> set[int]:
 
 def keep_newest(run: Store, config: CheckpointConfig) -> list[int]:
     """Remove the checkpoints that retention does not keep, oldest first; return their steps."""
-    steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / NOTE_NAME).exists()]
+    steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / METADATA_NAME).exists()]
     removed = sorted({*steps} - steps_kept(steps, config))
     for step in removed:
         remove_checkpoint(run, step)
@@ -107,7 +115,7 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
         dataset=dataset.digest,
         tokenizer=digest_of(dataset.tokenizer.model_dump(mode="json")),
         order=plan.order,
-        settings=shape | given | courses(plan) | filled,
+        settings=shape | given | stage_rates(plan) | filled,
         skip_list=skip.digest,
         skip_length=len(skip.indices),
         code_version=version("penstock"),
@@ -117,22 +125,22 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
 RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
-def courses(plan: Plan) -> dict[str, object]:
+def stage_rates(plan: Plan) -> dict[str, object]:
     """Return the learning rates that training stages set for themselves."""
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
     names = ("learning_rate", "schedule", "final_lr_share")
     return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}
 
 
-def as_begun(run: Store, settings: Settings) -> Settings:
+def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
     """Return settings whose automatic number formats are those of the newest checkpoint of a run, if there is one."""
-    checkpoints = standing_notes(run) if run.is_local else []
-    return settings.with_formats_of(checkpoints[-1].identity.settings) if checkpoints else settings
+    checkpoints = list_checkpoints(run) if run.is_local else []
+    return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
 
 
-def check_goes_on(run: Store, dataset: Dataset, plan: Plan) -> None:
+def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:
     """Check that the newest checkpoint can resume under a plan. Raises ContractError that names every difference."""
-    if run.is_local and (checkpoints := standing_notes(run)):
+    if run.is_local and (checkpoints := list_checkpoints(run)):
         identity = identify(dataset, plan, standing_skips(run, plan.settings))
         checkpoint = checkpoints[-1]
         seen = as_before(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)

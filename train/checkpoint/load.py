@@ -8,16 +8,16 @@ from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.folder import standing_notes
-from train.checkpoint.metadata import Note
+from train.checkpoint.folder import list_checkpoints
+from train.checkpoint.metadata import CheckpointMetadata
 from train.checkpoint.state import read_state
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
 
 
-def find_note(run: Store, step: int | None) -> Note:
+def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     """Return the metadata of the checkpoint of a step, None = the last. Raises ContractError if there is none."""
-    checkpoints = {checkpoint.step: checkpoint for checkpoint in standing_notes(run)}
+    checkpoints = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(run)}
     if not checkpoints or (step is not None and step not in checkpoints):
         expected = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise ContractError(
@@ -27,7 +27,7 @@ def find_note(run: Store, step: int | None) -> Note:
     return checkpoints[max(checkpoints) if step is None else step]
 
 
-def check_tokenizer(checkpoint: Note, dataset: Dataset) -> None:
+def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
     """Check that a checkpoint was trained with the dataset's tokenizer. Raises ContractError if it was not."""
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
     if checkpoint.identity.tokenizer != contract:
@@ -37,7 +37,7 @@ def check_tokenizer(checkpoint: Note, dataset: Dataset) -> None:
         )
 
 
-def check_objective(checkpoint: Note, *objectives: str) -> None:
+def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
     """Check that a checkpoint was trained on one of these objectives. Raises ContractError if it was not."""
     objective = checkpoint.identity.settings["train.objective"]
     if objective not in objectives:
@@ -47,7 +47,7 @@ def check_objective(checkpoint: Note, *objectives: str) -> None:
         )
 
 
-def length_of(checkpoint: Note) -> int:
+def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
     """Return the sequence length [tokens] of the training stage that the checkpoint's last step belongs to."""
     stages = checkpoint.identity.settings["train.stages"]
     started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
@@ -66,13 +66,13 @@ def read_tokenizer(dataset: Dataset) -> bytes:
     return data
 
 
-def shape_of(checkpoint: Note) -> ModelShape:
+def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
     """Return the shape of a checkpoint's model."""
     settings = checkpoint.identity.settings
     return ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
 
 
-def read_model(run: Store, checkpoint: Note, device: torch.device) -> Transformer:
+def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device) -> Transformer:
     """Return the model of a checkpoint. Raises ContractError if its files have changed since they were written."""
     causal = checkpoint.identity.settings["train.objective"] != "mlm"
     model = build_model(shape_of(checkpoint), causal=causal).to_empty(device=device)

@@ -15,7 +15,7 @@ from schemas.ids import canonical_json, digest_of
 from train.monitor.guard import GuardState
 
 CHECKPOINTS = "train/checkpoints"
-NOTE_NAME = "checkpoint.json"
+METADATA_NAME = "checkpoint.json"
 
 
 class _FrozenModel(BaseModel):
@@ -68,7 +68,7 @@ class Layout(_FrozenModel):
         return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
 
 
-class Progress(_FrozenModel):
+class TrainerState(_FrozenModel):
     """The trainer state beside the tensors; every number is restored exactly, infinite values included."""
 
     heldout: tuple[tuple[int, float], ...] = ()
@@ -90,7 +90,7 @@ class StateFile(_FrozenModel):
     """SHA-256 (hex) of the bytes passed to the filesystem."""
 
 
-class Note(_FrozenModel):
+class CheckpointMetadata(_FrozenModel):
     """The content of `checkpoint.json`."""
 
     step: int
@@ -99,7 +99,7 @@ class Note(_FrozenModel):
     """Identity of the run that the checkpoint belongs to."""
     layout: Layout
     """Layout in which it was computed."""
-    progress: Progress = Progress()
+    progress: TrainerState = TrainerState()
     """Trainer state at that step."""
     files: dict[str, StateFile] = {}
     """Every state file, by name."""
@@ -124,17 +124,17 @@ def folder_name(step: int) -> str:
     return f"{CHECKPOINTS}/step-{step:06d}"
 
 
-def parse_note(data: bytes, where: str) -> Note:
+def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """Parse checkpoint metadata. Raises ContractError that names each invalid field, or the wrong step."""
     try:
-        checkpoint = Note.model_validate_json(data)
+        checkpoint = CheckpointMetadata.model_validate_json(data)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         raise ContractError(
             f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or of another "
             "version: remove its folder to resume from the previous checkpoint."
         ) from error
-    if not where.endswith(f"{checkpoint.name}/{NOTE_NAME}"):
+    if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
             f"{where}: expected the metadata of this folder, got that of step {checkpoint.step}. Rename the folder to "
             f"{checkpoint.name}."
@@ -142,7 +142,7 @@ def parse_note(data: bytes, where: str) -> Note:
     return checkpoint
 
 
-def check_identity(checkpoint: Note, identity: Identity) -> None:
+def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
     """Check that a checkpoint belongs to the current run. Raises ContractError that names every difference."""
     expected = checkpoint.identity
     pairs = {name: (getattr(expected, name), getattr(identity, name)) for name in ("dataset", "tokenizer", "order")}

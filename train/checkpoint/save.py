@@ -32,10 +32,10 @@ from torch.distributed.tensor import DTensor
 from schemas.errors import ContractError, PenstockError
 from schemas.storage import Store
 from train.checkpoint.folder import keep_newest, local_path, remove_checkpoint
-from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, StateFile
+from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, StateFile
 from train.checkpoint.state import State
 from train.config.checkpoint import CheckpointConfig
-from train.parallel.ranks import CONTROL_TIMEOUT, Ranks, Total
+from train.parallel.ranks import CONTROL_TIMEOUT, PendingSum, Ranks
 
 # A background save writes copies of a rank's tensors in host memory while training continues. One set of buffers serves
 # every save, pinned if the tensors are on a device, so memory does not grow after the first save. A tensor that another
@@ -113,8 +113,8 @@ def _local(value: Tensor) -> Tensor:
 
 
 def write_checkpoint(
-    run: Store, checkpoint: Note, state: State, ranks: Ranks, copies: HostCopies | None = None
-) -> Note:
+    run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks, copies: HostCopies | None = None
+) -> CheckpointMetadata:
     """Write a checkpoint, its metadata last; return the metadata with its files. All ranks call it together.
 
     Values come from `copies` if given, else from `state`. Raises ContractError if it cannot be written (FirstRankFailed
@@ -146,15 +146,15 @@ def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, Sta
     return {name: part[name] for part in everywhere for name in part}
 
 
-def _commit(run: Store, checkpoint: Note) -> Note:
+def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
     """Write the metadata after the names of all files are durable."""
     run.sync(checkpoint.name)
     run.sync(CHECKPOINTS)
-    run.write_atomic(f"{checkpoint.name}/{NOTE_NAME}", checkpoint.to_bytes())
+    run.write_atomic(f"{checkpoint.name}/{METADATA_NAME}", checkpoint.to_bytes())
     return checkpoint
 
 
-def _remove_incomplete(run: Store, checkpoint: Note, ranks: Ranks) -> str:
+def _remove_incomplete(run: Store, checkpoint: CheckpointMetadata, ranks: Ranks) -> str:
     """Remove an incomplete checkpoint on rank 0, while no rank writes; return a suffix for the error message."""
     try:
         if ranks.rank == 0:
@@ -231,7 +231,7 @@ def _first_cause(error: BaseException) -> BaseException:
 class Saved:
     """A save that completed."""
 
-    checkpoint: Note
+    checkpoint: CheckpointMetadata
     seconds: float
     """Time from the call of `save` until the metadata was written [s]."""
     stalled: float
@@ -246,14 +246,14 @@ class SaveFailed:
     reason: str
 
 
-Outcome = Saved | SaveFailed
+SaveOutcome = Saved | SaveFailed
 
 
 @dataclass(frozen=True)
 class _Written:
     """The result of a write on one rank."""
 
-    checkpoint: Note | None
+    checkpoint: CheckpointMetadata | None
     reason: str
     """Why the write failed; empty if it succeeded."""
     ended: float
@@ -281,8 +281,8 @@ class Saver:
         """Number of saves that have failed so far."""
         self._run, self._config, self._ranks = run, config, ranks
         self._job: _PendingSave | None = None
-        self._completed: Total | None = None
-        self._last: Outcome | None = None
+        self._completed: PendingSum | None = None
+        self._last: SaveOutcome | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._copies: HostCopies | None = None
         self._writers = ranks
@@ -295,7 +295,7 @@ class Saver:
         if self._copies is not None:
             self._copies.take(state)
 
-    def save(self, checkpoint: Note, state: State) -> list[Outcome]:
+    def save(self, checkpoint: CheckpointMetadata, state: State) -> list[SaveOutcome]:
         """Write a checkpoint, or start to; return known outcomes: in mode sync of this save, async of the previous one.
 
         async: wait for the previous save, copy the state and return; the tensors may change from then on.
@@ -311,7 +311,7 @@ class Saver:
         self._job = _PendingSave(checkpoint.step, began, time.monotonic() - began, written)
         return known if self._pool else self.wait()
 
-    def poll(self) -> list[Outcome]:
+    def poll(self) -> list[SaveOutcome]:
         """Return the outcome of the save in progress, one call after all ranks have completed it; [] without a save.
 
         Each call starts the sum that the next call reads, so that no step waits for another rank.
@@ -324,7 +324,7 @@ class Saver:
         self._completed = self._ranks.start_total(int(self._job.written.done()))
         return []
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> list[SaveOutcome]:
         """Wait for the save in progress, if any, and return its outcome, the same on every rank.
 
         Call it before checkpoints of this run are read again, as for a rewind.
@@ -347,7 +347,7 @@ class Saver:
             self._last = Saved(written.checkpoint, written.ended - job.began, job.stalled)
         return [self._last]
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> list[SaveOutcome]:
         """Wait for the last save of a run and return its outcome. Raises ContractError if the newest save failed."""
         known = self.wait()
         if isinstance(self._last, SaveFailed):
@@ -361,7 +361,7 @@ class Saver:
             dist.destroy_process_group(self._writers.control)
         self._pool, self._copies = None, None
 
-    def _write(self, checkpoint: Note, state: State) -> _Written:
+    def _write(self, checkpoint: CheckpointMetadata, state: State) -> _Written:
         """Write a checkpoint and apply retention to earlier ones; the same on every rank."""
         try:
             checkpoint = write_checkpoint(self._run, checkpoint, state, self._writers, self._copies)

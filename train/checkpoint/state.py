@@ -23,7 +23,7 @@ from schemas.errors import ContractError
 from schemas.ids import file_sha256
 from schemas.storage import Store
 from train.checkpoint.folder import local_path
-from train.checkpoint.metadata import Layout, Note, StateFile
+from train.checkpoint.metadata import CheckpointMetadata, Layout, StateFile
 from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
@@ -32,7 +32,7 @@ DIGEST_THREADS = 8
 """Files that a rank hashes at once; SHA-256 takes 1.9 GB/s of a core, so a fast disk feeds several threads."""
 
 
-def read_state(run: Store, checkpoint: Note, state: State, ranks: Ranks | None = None) -> None:
+def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
     """Fill the tensors of `state`, all or some of the stored ones, from a checkpoint, in place, in any layout.
 
     All ranks call it together, each with the names it has; without `ranks` this process reads alone. Raises
@@ -59,7 +59,7 @@ def read_state(run: Store, checkpoint: Note, state: State, ranks: Ranks | None =
         ranks.refuse(error)
 
 
-def stored_shapes(run: Store, checkpoint: Note) -> dict[str, torch.Size]:
+def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch.Size]:
     """Return the shape of every tensor in a checkpoint, by name."""
     metadata = FileSystemReader(local_path(run, checkpoint.name)).read_metadata()
     items = metadata.state_dict_metadata.items()

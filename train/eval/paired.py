@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from schemas.ablation import WITH, WITHOUT, Comparison, Interval, Measurement, SourceLoss, summed
+from schemas.ablation import WITH, WITHOUT, Comparison, DifferenceInterval, Measurement, SourceLoss, sum_losses
 from schemas.errors import ContractError
 
 SHARE = 0.95
@@ -17,12 +17,12 @@ SHARE = 0.95
 MOST_SEEDS = 1000
 
 
-def interval_of(differences: Sequence[float], share: float = SHARE) -> Interval:
+def interval_of(differences: Sequence[float], share: float = SHARE) -> DifferenceInterval:
     """Return the mean of paired differences and half the width of its Student-t interval; one pair has no interval."""
     number, mean = len(differences), fmean(differences)
     if number < 2:
-        return Interval(mean=mean, half_width=None)
-    return Interval(mean=mean, half_width=width_factor(number, share) * stdev(differences))
+        return DifferenceInterval(mean=mean, half_width=None)
+    return DifferenceInterval(mean=mean, half_width=width_factor(number, share) * stdev(differences))
 
 
 def width_factor(number: int, share: float = SHARE) -> float:
@@ -38,7 +38,7 @@ def seeds_for_half(number: int, share: float = SHARE) -> int | None:
     return next((more for more in range(1, MOST_SEEDS) if width_factor(number + more, share) <= target), None)
 
 
-def verdict(interval: Interval, number: int, share: float = SHARE) -> str:
+def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> str:
     """Return the verdict on rules by an interval of differences (without - with, nats/token) over `number` seeds."""
     if interval.low is None or interval.high is None:
         return "cannot be told with 1 seed: one pair has no scatter; give --seeds 2 or more"
@@ -56,7 +56,7 @@ def verdict(interval: Interval, number: int, share: float = SHARE) -> str:
 
 Losses = Mapping[tuple[str, int], Sequence[Measurement]]
 """The losses of every proxy run, by (side, seed): one measurement for each held-out set."""
-FAVOURED = (
+OWN_TEXT_NOTE = (
     "Each dataset is favoured on held-out text of its own kind, so what counts is the text that the model is for; "
     "--on RUN asks about another."
 )
@@ -78,7 +78,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
                 f"held-out text {name!r}: expected documents that neither side is trained on, got none. Raise "
                 "tokens.heldout_share."
             )
-        comparisons.append(_compared(name, "", [[summed(side.values()) for side in pair] for pair in pairs]))
+        comparisons.append(_compared(name, "", [[sum_losses(side.values()) for side in pair] for pair in pairs]))
         if len(sources) > 1:
             comparisons += [
                 _compared(name, source, [[side[source] for side in pair] for pair in pairs]) for source in sources
@@ -104,12 +104,12 @@ def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Co
     )
 
 
-def answer_of(comparisons: Sequence[Comparison]) -> str:
+def summarize_comparisons(comparisons: Sequence[Comparison]) -> str:
     """Return a sentence for each comparison over all sources, then a note on multiple comparisons."""
     totals = [row for row in comparisons if not row.source]
-    sentences = [f"{capital(label_of(row.on))}: {row.answer}{_measured(row)}." for row in totals]
+    sentences = [f"{capitalize_first(describe_heldout_set(row.on))}: {row.answer}{_measured(row)}." for row in totals]
     verdicts = {row.answer if row.answer in DECIDED else "" for row in totals}
-    return " ".join([*sentences, *([FAVOURED] if len(verdicts) > 1 else []), *_at_once(comparisons)])
+    return " ".join([*sentences, *([OWN_TEXT_NOTE] if len(verdicts) > 1 else []), *_at_once(comparisons)])
 
 
 def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
@@ -129,17 +129,17 @@ def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def _interval_at(comparison: Comparison, share: float) -> Interval:
+def _interval_at(comparison: Comparison, share: float) -> DifferenceInterval:
     return interval_of([without - ours for ours, without in comparison.losses], share)
 
 
-def label_of(on: str) -> str:
+def describe_heldout_set(on: str) -> str:
     """Return a description of a held-out set."""
     named = {WITH: "held out of the dataset with the rules", WITHOUT: "held out of the dataset without them"}
     return named.get(on, f"held out of {on}")
 
 
-def capital(text: str) -> str:
+def capitalize_first(text: str) -> str:
     """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 

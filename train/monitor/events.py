@@ -154,7 +154,7 @@ class EarlyStop(_Event):
     _number = field_validator("heldout_loss", mode="before")(finite)
 
 
-class Begun(_Event):
+class Started(_Event):
     """The start of a run without a checkpoint; earlier events belong to another run."""
 
     kind: Literal["begun"] = "begun"
@@ -192,7 +192,7 @@ class Stopped(_Event):
     """The error message."""
 
 
-Event = Begun | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
+Event = Started | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
@@ -236,5 +236,5 @@ def count_rewinds(events: Iterable[Event]) -> int:
     """Return the number of rewinds of a run, including those after which no checkpoint was written."""
     rewinds = 0
     for event in events:
-        rewinds = 0 if isinstance(event, Begun) else rewinds + isinstance(event, Rewound)
+        rewinds = 0 if isinstance(event, Started) else rewinds + isinstance(event, Rewound)
     return rewinds

@@ -1,7 +1,7 @@
 """The metrics of each step, as lines of metrics.jsonl, and the training manifest of a completed run.
 
 Numbers are those of the global batch in any layout; rank 0 writes them. A step skipped because it was not finite has a
-line too, with null for non-finite values, so every line is valid JSON. The field docstrings of `Heldout` and
+line too, with null for non-finite values, so every line is valid JSON. The field docstrings of `HeldoutMetrics` and
 `StepMetrics` are written into metrics.parquet as column descriptions.
 """
 
@@ -19,7 +19,7 @@ METRICS_NAME = "train/metrics.jsonl"
 MANIFEST_NAME = "train/manifest.json"
 
 
-class Heldout(BaseModel):
+class HeldoutMetrics(BaseModel):
     """The held-out sequences of one source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -76,7 +76,7 @@ class StepMetrics(BaseModel):
     """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
     source_tokens: dict[str, int] = {}
     """Targets of each source, Σ = tokens."""
-    heldout: dict[str, Heldout] = {}
+    heldout: dict[str, HeldoutMetrics] = {}
     """The held-out sequences of each source."""
 
     @field_validator("losses", mode="before")
@@ -150,7 +150,7 @@ def finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def by_source(
+def metrics_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Return mean loss and number of targets of each source that has any, from sums over the global batch."""
@@ -161,14 +161,14 @@ def by_source(
 
 def heldout_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
-) -> dict[str, Heldout]:
+) -> dict[str, HeldoutMetrics]:
     """Return the held-out figures of each source with targets, from sums over all of them [nats, targets, bytes]."""
     figures = {}
     for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
         if count:
             size = num_bytes[number] if num_bytes else 0
             bits = total / (math.log(2) * size) if size else None
-            figures[name] = Heldout(
+            figures[name] = HeldoutMetrics(
                 loss=finite(total / count), perplexity=_exp(total / count), bits_per_byte=finite(bits)
             )
     return figures

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
-from schemas.errors import ConfigError, storage_problem
+from schemas.errors import ConfigError, describe_storage_error
 from schemas.storage import Store
 
 PROFILE_FOLDER = "train/profile"
@@ -18,14 +18,14 @@ NUM_OPERATORS = 30
 """Number of operators in the table."""
 
 
-class Window(NamedTuple):
+class ProfileWindow(NamedTuple):
     """The first and last step to record, both included."""
 
     first: int
     last: int
 
 
-def parse_window(text: str, steps: int) -> Window | None:
+def parse_window(text: str, steps: int) -> ProfileWindow | None:
     """Parse the steps of `train.profile` for a run of `steps` steps; return None for an empty text.
 
     Raises ConfigError if the text is not FIRST-LAST, or if the run has no such steps.
@@ -33,7 +33,7 @@ def parse_window(text: str, steps: int) -> Window | None:
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+)-([0-9]+)", text.strip())
-    window = Window(int(match[1]), int(match[2])) if match else Window(0, 0)
+    window = ProfileWindow(int(match[1]), int(match[2])) if match else ProfileWindow(0, 0)
     if not 1 <= window.first <= window.last:
         raise ConfigError(
             f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile=10-12."
@@ -45,13 +45,13 @@ def parse_window(text: str, steps: int) -> Window | None:
     return window
 
 
-class Profile:
+class StepProfiler:
     """A recorder of the steps in a window; leaving the context writes the steps recorded so far.
 
     A run that resumes inside the window records the rest of it; file names contain the recorded steps.
     """
 
-    def __init__(self, run: Store, window: Window | None):
+    def __init__(self, run: Store, window: ProfileWindow | None):
         """`window`: None = record nothing, as on every rank but the first."""
         self._run, self._window = run, window
         self._profiler: Any = None
@@ -109,6 +109,6 @@ class Profile:
             table = profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATORS)
             self._run.write_atomic(f"{name}.txt", table.encode())
         except OSError as error:
-            if storage_problem(error) is None:
+            if describe_storage_error(error) is None:
                 raise
             print(f"penstock: {self._run.path(name)}: not written: {error}", file=sys.stderr, flush=True)

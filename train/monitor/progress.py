@@ -91,13 +91,13 @@ def scaled(number: float, unit: str) -> str:
     return f"{number:,.0f} {unit}"
 
 
-RECENT = 100
+RECENT_STEPS = 100
 """Number of steps from which the time left is estimated."""
 REDRAW_SECONDS = 1.0
 """Time between redraws of the temporary line on a terminal [s]."""
 
 
-class Progress:
+class ProgressPrinter:
     """The progress lines of a run; `close` after use."""
 
     def __init__(self, steps: int, log_every: int, stream: TextIO | None = None):
@@ -106,7 +106,7 @@ class Progress:
         self._stream = stream or sys.stdout
         self._columns = _columns(self._stream)
         self._since: list[StepMetrics] = []
-        self._ends: deque[float] = deque(maxlen=RECENT + 1)
+        self._ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._started = self._drawn = time.monotonic()
         self._temporary = False
 

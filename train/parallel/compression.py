@@ -30,7 +30,7 @@ from train.parallel.mesh import all_gather_single
 # a resumed run.
 
 
-class Wire:
+class CountedGroup:
     """The collectives of a group of ranks that hold gradients of the same parameters."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -40,7 +40,7 @@ class Wire:
         """Bytes that this rank has sent. A sum of N numbers over n ranks costs 2·(n-1)·ceil(N/n) numbers, like a ring
         all-reduce; an all-gather costs (n-1)·N."""
 
-    def sum_bytes(self, count: int, itemsize: int) -> int:
+    def all_reduce_bytes(self, count: int, itemsize: int) -> int:
         """Return the bytes that a rank sends to sum `count` numbers of `itemsize` bytes."""
         return 2 * (self.size - 1) * -(-count // self.size) * itemsize
 
@@ -60,7 +60,7 @@ class Wire:
         for other in others:
             total += other
         all_gather_single(sent, total.to(dtype), group=self.group)
-        self.bytes_sent += self.sum_bytes(values.numel(), sent.element_size())
+        self.bytes_sent += self.all_reduce_bytes(values.numel(), sent.element_size())
         return sent[: values.numel()].float()
 
     def gather(self, values: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ Updates = list[tuple[Tensor, Tensor]]
 """Pairs of a state tensor and its new value."""
 
 
-class Piece(NamedTuple):
+class BufferEntry(NamedTuple):
     """The gradient of one parameter in a buffer."""
 
     name: str
@@ -97,7 +97,7 @@ class Buffer(NamedTuple):
 
     values: Tensor
     """All gradients, flat."""
-    entries: Sequence[Piece]
+    entries: Sequence[BufferEntry]
     """The gradients in the buffer, in order and without gaps."""
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -108,14 +108,14 @@ class Buffer(NamedTuple):
 class Method(Protocol):
     """The interface of a compression method."""
 
-    def fresh(self, entry: Piece, device: torch.device) -> State:
+    def fresh(self, entry: BufferEntry, device: torch.device) -> State:
         """Return the state before the first step."""
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """Return the flat sum in float32 and the state updates; the sum is not finite if any gradient is not."""
 
 
-class Cast:
+class RoundedSum:
     """Compression by rounding: every number is sent in a 16- or 32-bit type and summed in float32, without state.
 
     In float16, numbers below 6e-8 become zero and those above 65504 infinite; bfloat16 has the range of float32.
@@ -124,11 +124,11 @@ class Cast:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def fresh(self, entry: Piece, device: torch.device) -> State:
+    def fresh(self, entry: BufferEntry, device: torch.device) -> State:
         """Return no state."""
         return {}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """Return the sum of the rounded gradients, itself rounded."""
         return wire.sum(buffer.values, self._dtype), []
 
@@ -144,7 +144,7 @@ class PowerSGD:
     def __init__(self, rank: int, seed: int) -> None:
         self._rank, self._seed = rank, seed
 
-    def _shape(self, entry: Piece) -> tuple[int, int, int] | None:
+    def _shape(self, entry: BufferEntry) -> tuple[int, int, int] | None:
         """Return rows, columns and rank of a matrix that is smaller as factors; None for any other tensor."""
         if len(entry.shape) < 2 or not entry.size:
             return None
@@ -152,15 +152,15 @@ class PowerSGD:
         rank = min(self._rank, rows, columns)
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
-    def fresh(self, entry: Piece, device: torch.device) -> State:
+    def fresh(self, entry: BufferEntry, device: torch.device) -> State:
         """Return a zero error and a random right factor, the same on every rank."""
         if not (shape := self._shape(entry)):
             return {}
-        random = torch.Generator().manual_seed(counter_key(self._seed, 0, entry.name))
+        random = torch.Generator().manual_seed(random_key(self._seed, 0, entry.name))
         right = torch.randn(shape[1], shape[2], generator=random).to(device)
         return {"error": torch.zeros(entry.shape, device=device), "right": right}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """Return the sum over the ranks of their projections on a common left factor."""
         parts = {entry.name: part for entry, part in zip(buffer.entries, buffer.split(buffer.values), strict=True)}
         shapes = {entry.name: shape for entry in buffer.entries if (shape := self._shape(entry))}
@@ -191,14 +191,14 @@ class TopK:
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def fresh(self, entry: Piece, device: torch.device) -> State:
+    def fresh(self, entry: BufferEntry, device: torch.device) -> State:
         """No error."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """Return the sum of the numbers chosen on each rank; one all-gather carries values and indices."""
         values = _with_errors(buffer, states)
-        indices = [largest(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
+        indices = [largest_indices(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
         offsets, chosen = _offsets(buffer, indices), torch.cat(indices)
         rows = wire.gather(torch.cat([values[offsets + chosen].view(torch.int32), chosen.int()]))
         result = torch.zeros_like(values)
@@ -216,16 +216,18 @@ class RandomK:
     def __init__(self, share: float, seed: int) -> None:
         self._share, self._seed = share, seed
 
-    def fresh(self, entry: Piece, device: torch.device) -> State:
+    def fresh(self, entry: BufferEntry, device: torch.device) -> State:
         """No error."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """Return the sum at this step's indices."""
         values = _with_errors(buffer, states)
         device = values.device
         indices = [
-            at_random(entry.size, num_kept(self._share, entry.size), counter_key(self._seed, step, entry.name), device)
+            random_indices(
+                entry.size, num_kept(self._share, entry.size), random_key(self._seed, step, entry.name), device
+            )
             for entry in buffer.entries
         ]
         chosen = _offsets(buffer, indices) + torch.cat(indices)
@@ -241,7 +243,7 @@ def num_kept(share: float, size: int) -> int:
     return math.ceil(Fraction(str(share)) * size)
 
 
-def largest(values: Tensor, count: int) -> Tensor:
+def largest_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
     `topk` does not define which of equals it takes, so it gets keys that are never equal: the bits of the magnitude
@@ -253,7 +255,7 @@ def largest(values: Tensor, count: int) -> Tensor:
     return keys.topk(count, sorted=False).indices
 
 
-def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
+def random_indices(size: int, count: int, key: int, device: torch.device) -> Tensor:
     """Return `count` distinct indices below `size` in ascending order: one in each of `count` equal spans.
 
     Each index of a span is equally likely. That satisfies definition 2.1 of Stich et al. 2018, and needs no
@@ -266,7 +268,7 @@ def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
     return begin + (noise & 0x7FFF_FFFF_FFFF_FFFF) % width
 
 
-def counter_key(seed: int, step: int, name: str) -> int:
+def random_key(seed: int, step: int, name: str) -> int:
     """Return a number below 2^63 computed from a seed, a step and a parameter name."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
@@ -284,7 +286,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def _sum_all(tensors: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
+def _sum_all(tensors: Mapping[str, Tensor], wire: CountedGroup) -> dict[str, Tensor]:
     """Return the sum over the ranks of each tensor, in one collective."""
     if not tensors:
         return {}
@@ -317,16 +319,16 @@ def _offsets(buffer: Buffer, indices: Sequence[Tensor]) -> Tensor:
 # average. FSDP2 calls its hook *after* its own all-reduce if its mesh has a replicate axis; so the model is sharded
 # over the mesh `shard` alone, and the hook is the only sum between replicas.
 
-Named = Iterable[tuple[str, nn.Parameter]]
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
 """Parameters with their names in a checkpoint."""
 
 
 def method_of(layout: LayoutConfig, seed: int) -> Method:
     """Return the method of the setting `layout.compress`."""
     methods: dict[str, Method] = {
-        "none": Cast(torch.float32),
-        "fp16": Cast(torch.float16),
-        "bf16": Cast(torch.bfloat16),
+        "none": RoundedSum(torch.float32),
+        "fp16": RoundedSum(torch.float16),
+        "bf16": RoundedSum(torch.bfloat16),
         "powersgd": PowerSGD(layout.compress_rank, seed),
         "topk": TopK(layout.compress_share),
         "randomk": RandomK(layout.compress_share, seed),
@@ -340,14 +342,14 @@ class Compressor:
     def __init__(self, method: Method, group: dist.ProcessGroup, device: torch.device) -> None:
         self.bytes_plain = 0
         """Bytes that this rank would have sent in this step without compression."""
-        self._method, self._device, self._wire = method, device, Wire(group)
+        self._method, self._device, self._wire = method, device, CountedGroup(group)
         self._states: dict[str, State] = {}
         self._step: int | None = None
         self._updates: Updates = []
 
     @property
     def bytes_sent(self) -> int:
-        """Return the bytes that this rank has sent in this step, as `Wire` counts them."""
+        """Return the bytes that this rank has sent in this step, as `CountedGroup` counts them."""
         return self._wire.bytes_sent
 
     def start(self, step: int) -> None:
@@ -361,7 +363,7 @@ class Compressor:
             old.copy_(new)
         self._updates = []
 
-    def remember(self, entries: Iterable[Piece]) -> None:
+    def remember(self, entries: Iterable[BufferEntry]) -> None:
         """Allocate the states of parameters."""
         self._states |= {entry.name: self._method.fresh(entry, self._device) for entry in entries}
 
@@ -381,7 +383,7 @@ class Compressor:
                 state["error"].mul_(factor)
 
     @torch.no_grad()
-    def sum(self, values: Tensor, entries: Sequence[Piece]) -> None:
+    def sum(self, values: Tensor, entries: Sequence[BufferEntry]) -> None:
         """Replace flat gradients by their sum over the group; `keep` applies the state updates."""
         if self._step is None:
             raise ContractError("compress: expected a step, got a gradient before the first. Call start(step).")
@@ -394,12 +396,12 @@ class Compressor:
         total, updates = self._method.sum(Buffer(values, entries), self._states, self._step, self._wire)
         self._updates += updates
         values.copy_(total)
-        self.bytes_plain += self._wire.sum_bytes(values.numel(), values.element_size())
+        self.bytes_plain += self._wire.all_reduce_bytes(values.numel(), values.element_size())
 
 
-def compress_ddp(model: DistributedDataParallel, named: Named, compressor: Compressor) -> None:
+def compress_ddp(model: DistributedDataParallel, named: NamedParameters, compressor: Compressor) -> None:
     """Sum the gradients of a model through the compressor, whose group is the model's."""
-    entries = {id(weight): Piece(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
+    entries = {id(weight): BufferEntry(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
     compressor.remember(entries.values())
     stream = torch.cuda.Stream() if next(model.parameters()).is_cuda else None  # type: ignore[no-untyped-call]
 
@@ -417,7 +419,7 @@ def compress_ddp(model: DistributedDataParallel, named: Named, compressor: Compr
     model.register_comm_hook(compressor, hook)
 
 
-def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compressor) -> None:
+def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compressor: Compressor) -> None:
     """Sum the sharded gradients of models through the compressor, whose group is that of the mesh axis `replicate`.
 
     The models are sharded over the axis `shard`; weights that are equal on all replicas stay equal.
@@ -433,7 +435,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compres
             # The buffer holds the parameters in torch's order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]
             entries = [
-                Piece(names[id(weight)], tuple(p.padded_sharded_param_size))
+                BufferEntry(names[id(weight)], tuple(p.padded_sharded_param_size))
                 for weight, p in weights
                 if weight.requires_grad
             ]
@@ -449,7 +451,7 @@ def param_groups(module: FSDPModule) -> list[Any]:
     return [single] if single is not None else list(groups or ())
 
 
-def _sum_shard(compressor: Compressor, entries: Sequence[Piece], values: Tensor) -> None:
+def _sum_shard(compressor: Compressor, entries: Sequence[BufferEntry], values: Tensor) -> None:
     """Run as the hook of FSDP2; `values` is the result of the reduce-scatter, updated in place."""
     if values.is_cuda:
         # The tensor is allocated on the stream of the reduce-scatter and used on that of the hook.

@@ -11,7 +11,7 @@ from train.config.layout import AXES, SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape
 
-IN_ROUNDS = ("interleaved", "zero_bubble")
+ROUND_SCHEDULES = ("interleaved", "zero_bubble")
 """Schedules that process micro-batches in equal rounds over the ranks."""
 
 
@@ -68,7 +68,7 @@ def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int
         return min(micro_batches, ranks - rank)
     if layout.schedule == "zbv":
         return min(2 * micro_batches, 2 * ranks, micro_batches + rank + 1)
-    if layout.schedule in IN_ROUNDS:
+    if layout.schedule in ROUND_SCHEDULES:
         in_round = micro_batches // max(1, micro_batches // ranks)
         # Zero bubble forwards fewer, and keeps the inputs that the weight gradients of `rank` others still need.
         ahead = 2 * (ranks - 1 - rank) if layout.schedule == "interleaved" else ranks - 1
@@ -80,7 +80,7 @@ def check_layout(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> None:
     """Check that model, sequences and batch fit the layout. Raises ConfigError that names every problem."""
-    problems = list(problems_of(shape, settings, world_size, seq_lens, global_batch))
+    problems = list(layout_problems(shape, settings, world_size, seq_lens, global_batch))
     if problems:
         raise ConfigError(
             f"layout: {len(problems)} problem(s) with {world_size} rank(s); nothing was started\n  "
@@ -88,7 +88,7 @@ def check_layout(
         )
 
 
-def problems_of(
+def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
     """Yield a line for everything that does not fit the layout; the same on every type of device."""
@@ -216,7 +216,7 @@ def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch:
             f"got {shown}. {small if rows >= layout.pipeline else large}."
         )
     rounds = max(1, number // layout.pipeline)
-    if layout.schedule in IN_ROUNDS and number % rounds:
+    if layout.schedule in ROUND_SCHEDULES and number % rounds:
         yield (
             f"layout.micro_batch: expected micro-batches for {rounds} equal rounds with schedule = {layout.schedule}, "
             f"got {shown}. Change layout.micro_batch or train.global_batch."

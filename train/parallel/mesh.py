@@ -41,7 +41,7 @@ class Mesh:
         return self.place("replicate") * self.axes["shard"] + self.place("shard")
 
     @property
-    def speaks(self) -> bool:
+    def is_group_leader(self) -> bool:
         """True if this rank is the leader of the ranks that read the same rows, whose counts enter global sums."""
         return not any(self.place(axis) for axis in ("pipeline", "context", "tensor"))
 

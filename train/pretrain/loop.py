@@ -13,18 +13,18 @@ import torch
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.checkpoint.metadata import Note
+from train.checkpoint.metadata import CheckpointMetadata
 from train.monitor.events import Interrupted
 from train.monitor.guard import Verdict
 from train.monitor.metrics import TrainManifest, last_metrics, write_train_manifest
-from train.monitor.profiler import Profile
+from train.monitor.profiler import StepProfiler
 from train.optim.schedule import learning_rate
 from train.parallel.ranks import Interruption, Ranks
-from train.pretrain.run import Made, Run
-from train.pretrain.setup import Setup, describe, prepare
+from train.pretrain.run import LaunchedStep, TrainingRun
+from train.pretrain.setup import TrainingSetup, describe, prepare
 
 
-def pretrain(setup: Setup, ranks: Ranks) -> int:
+def pretrain(setup: TrainingSetup, ranks: Ranks) -> int:
     """Train to the end of the run; return 0, or 128 + SIGINT after an interrupt.
 
     SIGTERM and SIGINT both write a checkpoint first; SIGTERM returns 0.
@@ -35,9 +35,9 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
     by_sigterm = False
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        run = Run(setup, ranks, stack, lambda: interruption.received)
-        profile = stack.enter_context(Profile(setup.run, setup.window))
-        if settings.checkpoint.first and setup.note is None:
+        run = TrainingRun(setup, ranks, stack, lambda: interruption.received)
+        profile = stack.enter_context(StepProfiler(setup.run, setup.window))
+        if settings.checkpoint.first and setup.checkpoint is None:
             run.save()
         ended = run.record.ended
         while run.step < plan.steps and not ended:
@@ -51,7 +51,7 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
                 stage = run.batches.order.stage_of(run.step)
                 scale = run.learner.loss_scale.scale if run.learner.loss_scale else None
                 measured = run.learner.compute(step, fed.rows, stage.global_batch, fed.num_targets)
-                made = Made(step, fed.rows, measured, scale)
+                made = LaunchedStep(step, fed.rows, measured, scale)
                 if step < plan.steps:
                     run.feed.request(step)
                 if not run.defers:
@@ -76,12 +76,12 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
             run.save()
         checkpoint = run.finish_saves()
         if run.step < plan.steps and not ended:
-            return interrupted(run, checkpoint, signal.SIGTERM if by_sigterm else signal.SIGINT)
-    ranks.on_first(lambda: print(conclude(setup, checkpoint, run.step), flush=True))
+            return report_interruption(run, checkpoint, signal.SIGTERM if by_sigterm else signal.SIGINT)
+    ranks.on_first(lambda: print(write_end(setup, checkpoint, run.step), flush=True))
     return 0
 
 
-def interrupted(run: Run, checkpoint: Note | None, received: signal.Signals) -> int:
+def report_interruption(run: TrainingRun, checkpoint: CheckpointMetadata | None, received: signal.Signals) -> int:
     """Log and print that a signal stopped the run; return the exit code."""
     name = checkpoint.name if checkpoint else None
     run.record.log_events(Interrupted(step=run.step, signal=received.name, checkpoint=name))
@@ -89,7 +89,7 @@ def interrupted(run: Run, checkpoint: Note | None, received: signal.Signals) -> 
     return 0 if received == signal.SIGTERM else 128 + received
 
 
-def conclude(setup: Setup, checkpoint: Note | None, step: int) -> str:
+def write_end(setup: TrainingSetup, checkpoint: CheckpointMetadata | None, step: int) -> str:
     """Write the manifest of a completed run; return the closing message.
 
     Raises ContractError if the checkpoint of the last step is missing.

@@ -5,30 +5,30 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from train.checkpoint.folder import identify, standing_notes
-from train.checkpoint.metadata import Note
+from train.checkpoint.folder import identify, list_checkpoints
+from train.checkpoint.metadata import CheckpointMetadata
 from train.checkpoint.save import Saver
 from train.data.prefetch import Prefetch
 from train.data.rows import Rows
 from train.monitor.events import SpikeDocument, Stopped, count_rewinds, read_events
-from train.monitor.guard import GuardState, Verdict, why_stopped
-from train.monitor.metrics import Heldout, StepMetrics, finite, heldout_by_source
+from train.monitor.guard import GuardState, Verdict, stop_error
+from train.monitor.metrics import HeldoutMetrics, StepMetrics, finite, heldout_by_source
 from train.parallel.ranks import Ranks
-from train.pretrain.log import Record, step_metrics
-from train.pretrain.setup import Setup
-from train.pretrain.spikes import documents_of, keep_out, leave_out
-from train.pretrain.step import Asked, Feed, Learner, Measured
+from train.pretrain.log import TrainingLog, step_metrics
+from train.pretrain.setup import TrainingSetup
+from train.pretrain.spikes import exclude_spike, measure_documents, skip_quarantined
+from train.pretrain.step import Feed, Learner, StepResult, StopSignals
 
 
 @dataclass
-class Made:
+class LaunchedStep:
     """An optimizer step whose work has been launched."""
 
     step: int
     """Number of the step, 1 = first."""
     rows: Rows
     """Rows of this rank."""
-    measured: Measured
+    measured: StepResult
     """Loss and gradient norm of the step; the copy from the device may still be pending."""
     loss_scale: float | None
     """Factor of the loss in fp16."""
@@ -38,45 +38,47 @@ class Made:
     """Verdict of the guard; None = it has not judged the step yet."""
 
 
-class Run:
+class TrainingRun:
     """The state of a training loop; the exit stack passed to it closes what it opens."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, stop_signals: Asked):
+    def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
         """`stop_signals`: returns whether this process received SIGTERM, and whether it received SIGINT."""
         self.setup, self._ranks, self._stack, self._stop_signals = setup, ranks, stack, stop_signals
-        self._pending: Made | None = None
+        self._pending: LaunchedStep | None = None
         self._clock = 0.0
         if setup.settings.guard.quarantine:
-            ranks.on_first(lambda: keep_out(setup, setup.note.step if setup.note else 0))
+            ranks.on_first(lambda: skip_quarantined(setup, setup.checkpoint.step if setup.checkpoint else 0))
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
         recorded = ranks.on_first(lambda: count_rewinds(read_events(setup.run)))
-        rewinds = 0 if setup.note is None else recorded
+        rewinds = 0 if setup.checkpoint is None else recorded
         self.step, self.saved = 0, -1
-        self._load_state(setup.note)
-        self.record = stack.enter_context(Record(setup, ranks, self.batches.order.sources, rewinds))
+        self._load_state(setup.checkpoint)
+        self.record = stack.enter_context(TrainingLog(setup, ranks, self.batches.order.sources, rewinds))
         self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks)))
         self._saver.prepare(self.learner.state())
         self.feed = self._open_feed()
 
     def _open_feed(self) -> Feed:
         rows = Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type)
-        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._stop_signals))
+        return self._stack.enter_context(
+            Feed(rows, self._ranks, self.learner.model.mesh.is_group_leader, self._stop_signals)
+        )
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
-    def _load_state(self, checkpoint: Note | None) -> None:
+    def _load_state(self, checkpoint: CheckpointMetadata | None) -> None:
         """Load the state of a checkpoint, or the initial state if it is None."""
         self.step = self.saved = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.saved = -1
-            self.learner.begin()
+            self.learner.init_state()
             return
         same = not checkpoint.layout.differences(self.setup.layout)
-        if dropped := self.learner.go_on(self.setup.run, checkpoint, same):
+        if dropped := self.learner.load_checkpoint(self.setup.run, checkpoint, same):
             self._ranks.on_first(
                 lambda: print(
                     f"penstock: {checkpoint.name} was computed in another layout: the compression state stored there "
@@ -103,7 +105,7 @@ class Run:
         if self._pending is None:
             self._clock = time.perf_counter()
 
-    def judge(self, made: Made) -> list[SpikeDocument]:
+    def judge(self, made: LaunchedStep) -> list[SpikeDocument]:
         """Apply the guard to a step; return the documents of its batch if it is a spike.
 
         Raises ContractError if the guard stops the run.
@@ -112,12 +114,12 @@ class Run:
         made.verdict = self.record.judge(made.step, made.measured, made.loss_scale)
         documents = self._measure_spike(made.step, made.rows) if self.record.is_spike else []
         if made.verdict is Verdict.STOP:
-            error = why_stopped(self.record.guard, self.setup.settings.guard, made.step)
+            error = stop_error(self.record.guard, self.setup.settings.guard, made.step)
             self.record.log_events(Stopped(step=made.step, reason=str(error)))
             self._ranks.refuse(error)
         return documents
 
-    def launched(self, made: Made) -> None:
+    def launched(self, made: LaunchedStep) -> None:
         """Write the metrics line of the previous step, and keep the figures of this launched step for later."""
         self.settle()
         self.step, self._pending = made.step, made
@@ -150,7 +152,7 @@ class Run:
             self.record.sync()
         except OSError as error:
             self.record.print_line(f"penstock: metrics end before the checkpoint of step {self.step}: {error}")
-        checkpoint = Note(
+        checkpoint = CheckpointMetadata(
             step=self.step,
             identity=identify(self.setup.dataset, self.setup.plan, self.batches.order.skip),
             layout=self.setup.layout,
@@ -164,18 +166,18 @@ class Run:
         """Record the outcome of a save that has completed."""
         self.record.log_saves(self._saver.poll())
 
-    def finish_saves(self) -> Note | None:
+    def finish_saves(self) -> CheckpointMetadata | None:
         """Wait for the last save; return the newest checkpoint. Raises ContractError if the last save failed."""
         self.record.log_saves(self._saver.wait())
         self._saver.finish()
-        checkpoints = self._ranks.on_first(lambda: standing_notes(self.setup.run))
+        checkpoints = self._ranks.on_first(lambda: list_checkpoints(self.setup.run))
         return checkpoints[-1] if checkpoints else None
 
     # --------------------------------------------------------------------------------------------------------- rewind
 
     def _measure_spike(self, step: int, rows: Rows) -> list[SpikeDocument]:
         """Measure the loss of each document in a spike's batch and log it; the gradient of the step is unchanged."""
-        documents = documents_of(self.setup, self._ranks, self.learner, step, rows)
+        documents = measure_documents(self.setup, self._ranks, self.learner, step, rows)
         self.record.report_spike(step, documents)
         return documents
 
@@ -189,11 +191,11 @@ class Run:
         self.feed.close()
         spike_step, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
         checkpoints = self._ranks.on_first(
-            lambda: [checkpoint for checkpoint in standing_notes(run) if checkpoint.step < spike_step]
+            lambda: [checkpoint for checkpoint in list_checkpoints(run) if checkpoint.step < spike_step]
         )
         checkpoint = checkpoints[-1] if checkpoints else None
         after = checkpoint.step if checkpoint else 0
-        left_out = self._ranks.on_first(lambda: leave_out(self.setup, spike_step, after, documents, rewinds + 1))
+        left_out = self._ranks.on_first(lambda: exclude_spike(self.setup, spike_step, after, documents, rewinds + 1))
         self.learner.drop()
         self._load_state(checkpoint)
         restored = checkpoint.progress.guard if checkpoint else GuardState()
@@ -217,7 +219,7 @@ class Run:
             self.record.write(line.model_copy(update={"heldout_loss": finite(loss), "heldout": heldout}))
         return ends
 
-    def _measure_heldout(self) -> tuple[float | None, dict[str, Heldout]]:
+    def _measure_heldout(self) -> tuple[float | None, dict[str, HeldoutMetrics]]:
         """Return the mean held-out loss [nats/token] and the figures of each source; (None, {}) if none is held out."""
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}

@@ -8,32 +8,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ContractError
-from train.data.order import Order
+from train.data.order import SampleOrder
 from train.data.rows import Rows
 from train.data.stages import STAGE_BITS, append_to_skip_list
 from train.monitor.events import SpikeDocument
 from train.monitor.metrics import read_metrics
 from train.monitor.quarantine import (
-    Blame,
+    Attribution,
     Quarantined,
     SourceLevels,
-    blame,
+    attribute_spike,
     excess_of,
-    of_documents,
+    merge_parts,
     quarantine,
     read_quarantine,
 )
 from train.parallel.ranks import Ranks
 from train.plan.plan import skip_name, standing_order
-from train.pretrain.setup import Setup
+from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner
 from train.trace import Trace
 
-ORIGIN = {"doc_id", "url", "source", "split", "offset", "length"}
+ORIGIN_FIELDS = {"doc_id", "url", "source", "split", "offset", "length"}
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Exclusion:
     """The samples and documents that training excludes after a spike."""
 
     samples: tuple[int, ...]
@@ -42,17 +42,19 @@ class LeftOut:
     """Documents that are in no batch from now on."""
 
 
-def _trace(setup: Setup, order: Order) -> Trace:
+def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
     return Trace(setup.dataset, order, setup.settings.train.objective == "causal")
 
 
-def levels_before(setup: Setup, step: int) -> SourceLevels:
+def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
     """Return the loss levels of each source in the last `guard.spike_window` steps before `step`."""
     before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
     return SourceLevels(before[-setup.settings.guard.spike_window :])
 
 
-def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: Rows) -> list[SpikeDocument]:
+def measure_documents(
+    setup: TrainingSetup, ranks: Ranks, learner: Learner, step: int, rows: Rows
+) -> list[SpikeDocument]:
     """Return each document part in the batch of a step with its loss under the current weights, worst first.
 
     `rows` are this rank's. All ranks run one forward pass that leaves the gradient unchanged, and get the same result.
@@ -60,7 +62,7 @@ def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: 
     # This needs its own reader and order: those of the run are used by the prefetch thread.
     batches = setup.open_batches()
     parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
-    levels = ranks.on_first(lambda: levels_before(setup, step))
+    levels = ranks.on_first(lambda: source_levels_before(setup, step))
     number = batches.order.stage_of(step - 1).global_batch
     places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
     groups_BT = batches.groups(step - 1, learner.model.rows_here(number), places)
@@ -75,7 +77,7 @@ def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: 
     return sorted(measured, key=lambda document: -document.excess if document.excess is not None else float("inf"))
 
 
-def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
+def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
     """Return `samples` and all samples after step `after` that hold the documents, in any epoch.
 
     Samples that move up in place of skipped ones are checked too. Raises ContractError if most samples hold them.
@@ -94,20 +96,22 @@ def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after:
     return skipped
 
 
-def keep_out(setup: Setup, after: int) -> int:
+def skip_quarantined(setup: TrainingSetup, after: int) -> int:
     """Skip the samples after step `after` that hold a quarantined document; return how many were added.
 
     This applies a quarantine list that a killed process had just written, or that was copied from another run.
     """
     doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
     order = standing_order(setup.run, setup.dataset, setup.plan)
-    samples = without(_trace(setup, order), doc_ids, [], after) if doc_ids else []
+    samples = samples_to_skip(_trace(setup, order), doc_ids, [], after) if doc_ids else []
     if samples:
         _write(setup, [], samples, "quarantined documents")
     return len(samples)
 
 
-def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int) -> LeftOut:
+def exclude_spike(
+    setup: TrainingSetup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int
+) -> Exclusion:
     """Skip the samples of the spike in `step`, and quarantine its worst documents if the settings enable it.
 
     Call it on one rank. Training resumes from `after`; `rewind` is the number of this rewind in the run. If the process
@@ -117,24 +121,24 @@ def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocu
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
     reason = f"spike in step {step}"
     if setup.settings.guard.quarantine:
-        levels = levels_before(setup, step)
-        losses = of_documents(((part.doc_id, part.source, part.loss, part.targets) for part in documents), levels)
-        listed = _lines(blame(losses), documents, step, rewind) if losses else []
+        levels = source_levels_before(setup, step)
+        losses = merge_parts(((part.doc_id, part.source, part.loss, part.targets) for part in documents), levels)
+        listed = _lines(attribute_spike(losses), documents, step, rewind) if losses else []
         # The samples that move up may hold documents that were quarantined earlier.
         doc_ids = [line.doc_id for line in (*read_quarantine(setup.run), *listed)]
-        more = without(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
+        more = samples_to_skip(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
         reason += f", with {len(more)} more samples of quarantined documents" if more else ""
         samples += more
     _write(setup, listed, samples, reason)
-    return LeftOut(tuple(samples), tuple(listed))
+    return Exclusion(tuple(samples), tuple(listed))
 
 
-def _lines(chosen: Blame, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
+def _lines(chosen: Attribution, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
     """Return the lines of the quarantine list for the documents that a spike is attributed to."""
     known = {document.doc_id: document for document in documents}
     return [
         Quarantined(
-            **known[document.doc_id].model_dump(include=ORIGIN),
+            **known[document.doc_id].model_dump(include=ORIGIN_FIELDS),
             step=step,
             rewind=rewind,
             loss=document.loss,
@@ -143,11 +147,11 @@ def _lines(chosen: Blame, documents: Sequence[SpikeDocument], step: int, rewind:
             limit=chosen.limit,
             why=chosen.why,
         )
-        for document in chosen.culprits
+        for document in chosen.documents_blamed
     ]
 
 
-def _write(setup: Setup, listed: Sequence[Quarantined], samples: list[int], reason: str) -> None:
+def _write(setup: TrainingSetup, listed: Sequence[Quarantined], samples: list[int], reason: str) -> None:
     name = skip_name(setup.settings)
     try:
         if listed:

@@ -14,32 +14,32 @@ import torch
 from torch import Tensor
 
 from schemas.storage import Store
-from train.checkpoint.metadata import Note, Progress
+from train.checkpoint.metadata import CheckpointMetadata, TrainerState
 from train.checkpoint.state import State, read_state, stored_shapes
-from train.data.batches import Heldout
+from train.data.batches import HeldoutRows
 from train.data.prefetch import Prefetch
 from train.data.rows import Rows
 from train.data.stages import row_length
-from train.model.loss import Tally
+from train.model.loss import LossTally
 from train.monitor.guard import GuardState
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
-from train.optim.parameter import Gradients, as_stored
+from train.optim.parameter import Gradients, without_torchao_wrapper
 from train.optim.schedule import LossScale, first_loss_scale
 from train.parallel.parallelize import SplitModel
-from train.parallel.ranks import Ranks, Total
+from train.parallel.ranks import PendingSum, Ranks
 from train.plan.plan import Plan
 
-REMEMBERED = "compress."
+COMPRESSION_PREFIX = "compress."
 """Prefix of the names of the tensors of compression state."""
 
 
-class Measured:
+class StepResult:
     """Loss and gradient norm of a step before its update, the same on every rank.
 
     The copy from the device runs beside the work launched afterwards; the first access to a figure waits for it.
     """
 
-    def __init__(self, tally: Tally, norm: Tensor, scale: float):
+    def __init__(self, tally: LossTally, norm: Tensor, scale: float):
         """`norm`: of the gradient of the loss times `scale`."""
         figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
@@ -95,14 +95,14 @@ class Learner:
         longest = max(plan.stages, key=lambda stage: stage.seq_len)
         largest = row_length(plan.settings.train, longest.seq_len), longest.global_batch
         self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, largest)
-        updated = self.model.to_update()
+        updated = self.model.parameters_to_update()
         self.optimizer = make_optimizer(updated, plan.settings.optim)
         self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
         self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
         self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
         self._first = {name: value.clone() for name, value in self._compression_state().items() if value.any()}
 
-    def begin(self) -> None:
+    def init_state(self) -> None:
         """Set the initial state of a run: weights by seed, empty optimizer state, first loss scale."""
         self.model.set_initial_weights(self.settings.train.seed)
         for value in state_tensors(self.optimizer).values():
@@ -112,7 +112,7 @@ class Learner:
         if self.loss_scale is not None:
             self.loss_scale = first_loss_scale(self.settings.optim)
 
-    def go_on(self, run: Store, checkpoint: Note, same_layout: bool) -> list[str]:
+    def load_checkpoint(self, run: Store, checkpoint: CheckpointMetadata, same_layout: bool) -> list[str]:
         """Load the state of a checkpoint; return the names of the tensors that were dropped.
 
         These are the compression states of each rank, which another layout cannot use.
@@ -120,10 +120,10 @@ class Learner:
         state, dropped = self.state(), list[str]()
         if not same_layout:
             self._reset_compression()
-            state = {name: value for name, value in state.items() if not name.startswith(REMEMBERED)}
+            state = {name: value for name, value in state.items() if not name.startswith(COMPRESSION_PREFIX)}
         read_state(run, checkpoint, state, self._ranks)  # compares digests before anything is unpickled
         if not same_layout:
-            dropped = sorted(name for name in stored_shapes(run, checkpoint) if name.startswith(REMEMBERED))
+            dropped = sorted(name for name in stored_shapes(run, checkpoint) if name.startswith(COMPRESSION_PREFIX))
         set_step(self.optimizer, checkpoint.step - checkpoint.progress.guard.skipped)
         if self.loss_scale is not None and checkpoint.progress.loss_scale is not None:
             growth = self.settings.optim.loss_scale_steps
@@ -132,7 +132,10 @@ class Learner:
 
     def state(self) -> State:
         """Return the tensors of a checkpoint by name, without copying them."""
-        weights = {f"model.{name}": as_stored(parameter.data) for name, parameter in self.model.parameters.items()}
+        weights = {
+            f"model.{name}": without_torchao_wrapper(parameter.data)
+            for name, parameter in self.model.parameters.items()
+        }
         return weights | self._states()
 
     def _states(self) -> dict[str, Tensor]:
@@ -146,23 +149,23 @@ class Learner:
         for name, value in self._compression_state().items():
             value.copy_(self._first.get(name, torch.zeros(())))
 
-    def progress(self, guard: GuardState, heldout: tuple[tuple[int, float], ...]) -> Progress:
+    def progress(self, guard: GuardState, heldout: tuple[tuple[int, float], ...]) -> TrainerState:
         """Return the trainer state that checkpoint metadata stores beside the tensors."""
         if self.loss_scale is None:
-            return Progress(heldout=heldout, guard=guard)
+            return TrainerState(heldout=heldout, guard=guard)
         scale = self.loss_scale
-        return Progress(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
+        return TrainerState(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
 
-    def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> Measured:
+    def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> StepResult:
         """Compute the gradient of step `step` (1 = first) from this rank's rows of a batch of `num_rows`."""
         if self.model.compressor is not None:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         tally = self.model.backward(self.model.micro_batches(rows, num_rows), scale / max(num_targets, 1))
         self._gradients.take()
-        return Measured(tally, self._gradients.norm(), scale)
+        return StepResult(tally, self._gradients.norm(), scale)
 
-    def update(self, rate: float, measured: Measured) -> None:
+    def update(self, rate: float, measured: StepResult) -> None:
         """Clip the gradient and update the weights at learning rate `rate`; skip the update if a figure is not finite.
 
         The host waits for the figures only with a loss scale or compressed gradients, which depend on them.
@@ -195,11 +198,11 @@ class Learner:
         for parameter in self.model.parameters.values():
             parameter.grad = None
 
-    def measure(self, heldout: Heldout) -> Tally:
+    def measure(self, heldout: HeldoutRows) -> LossTally:
         """Return the losses of held-out rows, by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
-    def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> Tally:
+    def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
         """Return the losses of this rank's rows of a batch of `num_rows` by group of each position.
 
         The gradients are unchanged.
@@ -211,12 +214,12 @@ class Learner:
 # number of targets in the global batch, by which every loss is divided, and the number of ranks that received a stop
 # signal. A signal that arrives after the request takes effect one step later.
 
-Asked = Callable[[], tuple[bool, bool]]
+StopSignals = Callable[[], tuple[bool, bool]]
 """A function that returns whether this process received SIGTERM, and whether it received SIGINT."""
 
 
 @dataclass(frozen=True)
-class Fed:
+class StepInput:
     """The input of a step: its rows, the global number of targets and the stop signals."""
 
     rows: Rows
@@ -235,24 +238,24 @@ class Fed:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class RequestedStep:
     """A step whose rows are read and whose sums are pending."""
 
     step: int
     rows: Rows | Exception
-    total: Total
+    total: PendingSum
 
 
 class Feed:
     """The source of rows and sums, one step ahead. Every rank requests the same steps in the same order."""
 
-    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: Asked):
+    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: StopSignals):
         """`counts`: True if this rank's targets count; only one of the ranks that read the same rows counts them."""
         self._rows, self._ranks, self._counts, self._stop_signals = rows, ranks, counts, stop_signals
-        self._ahead: Ahead | None = None
+        self._ahead: RequestedStep | None = None
         self._waited = 0.0
 
-    def request(self, step: int) -> Ahead:
+    def request(self, step: int) -> RequestedStep:
         """Wait for the rows of a step (0 = first) and start its sums; return both.
 
         A read error is raised by `take`: the sums are started anyway, since every rank takes part in them.
@@ -264,10 +267,10 @@ class Feed:
         except Exception as error:
             rows = error
         number = rows.num_targets if isinstance(rows, Rows) and self._counts else 0
-        self._ahead = Ahead(step, rows, self._ranks.start_total(number, *self._stop_signals()))
+        self._ahead = RequestedStep(step, rows, self._ranks.start_total(number, *self._stop_signals()))
         return self._ahead
 
-    def take(self, step: int) -> Fed:
+    def take(self, step: int) -> StepInput:
         """Return the input of a step (0 = first); request it now if it is not requested yet."""
         ahead = self._ahead
         if ahead is None or ahead.step != step:
@@ -277,7 +280,7 @@ class Feed:
         if isinstance(ahead.rows, Exception):
             raise ahead.rows
         num_targets, by_sigterm, by_sigint = ahead.total.wait()
-        return Fed(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
+        return StepInput(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
 
     def drop(self) -> None:
         """Drop the requested step; call on every rank, returns after all ranks have requested it."""

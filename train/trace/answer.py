@@ -12,13 +12,13 @@ from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.monitor.progress import LongWork
 from train.plan.plan import Plan, read_plan
-from train.trace.documents import Detail, Details, Texts, documents_containing
+from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
 from train.trace.layout import layout_of_step
-from train.trace.trace import Appearance, FoundDocument, Seen, Trace, open_trace, seen_by, standing_steps
+from train.trace.trace import Appearance, Exposure, FoundDocument, Trace, checkpoint_steps, exposure_of, open_trace
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnswerOptions:
     """The optional parts of an answer for each document."""
 
     details: bool = True
@@ -28,7 +28,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Place:
+class RowSelection:
     """The rows of a global batch that are selected."""
 
     rank: int | None = None
@@ -40,16 +40,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Told:
+class TracedDocument:
     """A document, or its span in a row, with title, signals and text."""
 
     place: Appearance | FoundDocument
-    detail: Detail
+    detail: DocumentDetail
     text: str | None
 
     def to_json(self) -> dict[str, Any]:
         """Return this as JSON values, without the parts that were not requested."""
-        values = asdict(self.place) | {"title": self.detail.title, "signals": plain(self.detail.signals)}
+        values = asdict(self.place) | {"title": self.detail.title, "signals": to_json_value(self.detail.signals)}
         return values | ({} if self.text is None else {"text": self.text})
 
 
@@ -62,7 +62,7 @@ class StepAnswer:
     """Selected rows of the global batch."""
     layout: str | None
     """The origin of the layout that assigns rows to ranks, such as a checkpoint; None if no rank is selected."""
-    parts: list[Told]
+    parts: list[TracedDocument]
 
     def to_json(self) -> dict[str, Any]:
         """Return this as JSON values."""
@@ -76,9 +76,9 @@ class DocumentsAnswer:
 
     num_documents: int
     """Number of matching documents; `documents` may hold fewer."""
-    seen: Seen
+    seen: Exposure
     """Steps and checkpoints that saw any of them."""
-    documents: list[tuple[Told, Seen]]
+    documents: list[tuple[TracedDocument, Exposure]]
 
     def to_json(self) -> dict[str, Any]:
         """Return this as JSON values."""
@@ -86,22 +86,22 @@ class DocumentsAnswer:
         return {"num_documents": self.num_documents, "seen": asdict(self.seen), "documents": documents}
 
 
-class Answers:
+class TraceAnswers:
     """Answers questions about a run; files are opened when they are first needed."""
 
-    def __init__(self, run: Store, options: Wanted):
+    def __init__(self, run: Store, options: AnswerOptions):
         """Open the trace of a run. Raises ContractError if there is no plan, or the plan is of another dataset."""
-        self.run, self._options, self._known = run, options, dict[str, Detail]()
+        self.run, self._options, self._known = run, options, dict[str, DocumentDetail]()
         self.dataset: Dataset = open_dataset(run)
         self._plan: Plan = read_plan(run, self.dataset)
         self.trace: Trace = open_trace(run, self.dataset, self._plan)
 
     @cached_property
-    def details(self) -> Details:
+    def details(self) -> DetailReader:
         """The tables from which the dataset was made."""
-        return Details(self.dataset)
+        return DetailReader(self.dataset)
 
-    def step(self, step: int, place: Place) -> StepAnswer:
+    def step(self, step: int, place: RowSelection) -> StepAnswer:
         """Return the documents of a step. Raises ConfigError if there is no such step, rank or micro-batch."""
         self.trace.check_step(step)
         stage = next(stage for stage in self._plan.stages if stage.first_step < step <= stage.end)
@@ -149,23 +149,27 @@ class Answers:
         return self._documents((document for doc_id in ids for document in self.trace.steps_of_document(doc_id)), limit)
 
     def _documents(self, matches: Iterable[FoundDocument], limit: int | None) -> DocumentsAnswer:
-        checkpoints, documents, parts = standing_steps(self.run), list[tuple[Told, Seen]](), list[Appearance]()
+        checkpoints, documents, parts = (
+            checkpoint_steps(self.run),
+            list[tuple[TracedDocument, Exposure]](),
+            list[Appearance](),
+        )
         number = 0
         for document in matches:
             number += 1
             parts += document.appearances
             if limit is None or number <= limit:
-                documents.append((self._describe(document), seen_by(document.appearances, checkpoints)))
-        return DocumentsAnswer(number, seen_by(parts, checkpoints), documents)
+                documents.append((self._describe(document), exposure_of(document.appearances, checkpoints)))
+        return DocumentsAnswer(number, exposure_of(parts, checkpoints), documents)
 
-    def _describe(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> Told:
-        detail = self._known.get(place.doc_id, Detail())
+    def _describe(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> TracedDocument:
+        detail = self._known.get(place.doc_id, DocumentDetail())
         if self._options.details and place.doc_id not in self._known:
             detail = self._known[place.doc_id] = self.details.of(place.split, place.offset, place.doc_id)
         text = self._text(place) if self._options.text else None
         if work is not None:
             work.add(1)
-        return Told(place, detail, text)
+        return TracedDocument(place, detail, text)
 
     @cached_property
     def _texts(self) -> Texts:
@@ -180,14 +184,14 @@ class Answers:
         return self._texts.read(stream, begin + first, begin + stop)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value of a table as a JSON value; numbers that are not finite become null, bytes become hex."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): to_json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     return value if isinstance(value, int | str | bool | None) else str(value)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from train.trace.answer import DocumentsAnswer, StepAnswer, Told
+from train.trace.answer import DocumentsAnswer, StepAnswer, TracedDocument
 from train.trace.trace import Appearance, FoundDocument
 
 LISTED = 40
@@ -27,7 +27,7 @@ def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str
     blocks = []
     for document in documents:
         head = f"{document.doc_id}  {document.stream}  {document.num_tokens} tokens  {record_of(document)}"
-        blocks.append(shown(f"{head}  {document.url or ''}".rstrip()))
+        blocks.append(replace_control_characters(f"{head}  {document.url or ''}".rstrip()))
         rows = [("step", "row", "sample", "epoch", "tokens of document", "tokens of row")]
         for seen in document.appearances[:listed]:
             place = (str(seen.step), str(seen.row), str(seen.sample), str(seen.epoch))
@@ -52,10 +52,10 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Return cells aligned in columns, one line per row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return "\n".join(f"  {shown(line)}".rstrip() for line in lines)
+    return "\n".join(f"  {replace_control_characters(line)}".rstrip() for line in lines)
 
 
-def shown(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Return text from the web without control characters, which a terminal would execute."""
     if text.isprintable():
         return text
@@ -96,16 +96,16 @@ def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
     return "\n".join(blocks)
 
 
-def _describe(described: Told, with_signals: bool) -> Iterator[str]:
+def _describe(described: TracedDocument, with_signals: bool) -> Iterator[str]:
     """Yield title, signals and text of a document, as far as they are known."""
     place, detail = described.place, described.detail
     if with_signals and (detail.title or detail.signals):
-        yield f"{place.doc_id[:12]}  {shown(detail.title or 'no title')}"
+        yield f"{place.doc_id[:12]}  {replace_control_characters(detail.title or 'no title')}"
         yield from _wrapped(f"{name} {_value(value)}" for name, value in detail.signals.items())
     if described.text is not None:
         part = f" [{place.doc_start}, {place.doc_stop})" if isinstance(place, Appearance) else ""
         yield f"{place.doc_id[:12]}{part} text:"
-        yield from (f"  | {shown(line)}" for line in described.text.splitlines())
+        yield from (f"  | {replace_control_characters(line)}" for line in described.text.splitlines())
 
 
 def _wrapped(words: Iterator[str], width: int = 116) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return shown(" ".join(f"{name} {_value(item)}" for name, item in value.items())) or "none"
+        return replace_control_characters(" ".join(f"{name} {_value(item)}" for name, item in value.items())) or "none"
     if isinstance(value, list | tuple):
         return " ".join(_value(item) for item in value) or "none"
-    return shown(str(value))
+    return replace_control_characters(str(value))

@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Detail:
+class DocumentDetail:
     """Title and signals of a document."""
 
     title: str | None = None
@@ -45,7 +45,7 @@ class Detail:
     """Signals by column."""
 
 
-def table_behind(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
+def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
     """Return folder and manifest of the table from which the version in `folder` was made; None if it was deleted.
 
     It is in the same run or in a run whose tables this one uses; the manifest names it as if it were in this run.
@@ -59,7 +59,7 @@ def table_behind(folder: Store, made: Manifest, name: str) -> tuple[Store, Manif
     return next(((table, read_manifest(table)) for table in tables), None)
 
 
-class Details:
+class DetailReader:
     """The tables from which a dataset was made, as far as they still exist."""
 
     def __init__(self, dataset: Dataset):
@@ -78,7 +78,7 @@ class Details:
         """The tables that no longer exist, whose columns are therefore not shown."""
         return [name for name in ("documents", "clean") if name not in self._tables]
 
-    def of(self, split: str, offset: int, doc_id: str) -> Detail:
+    def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail:
         """Return title and signals of the document of this id, whose record begins at `offset` of a file."""
         values: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
@@ -86,7 +86,7 @@ class Details:
                 row = self._part(name, self._parts[split]).row(bytes.fromhex(doc_id), offset, columns)
                 values |= {column: value for column, value in row.items() if value is not None}
         title = values.pop("title", None)
-        return Detail(title, values)
+        return DocumentDetail(title, values)
 
     def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
         """Return the whole row of `documents`; empty if the table or the row does not exist."""
@@ -96,7 +96,7 @@ class Details:
 
     def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
         """Open the version of a table from which another was made, if it still exists."""
-        if (origin := table_behind(*made, name)) is not None:
+        if (origin := origin_table(*made, name)) is not None:
             self._tables[name] = origin
 
     def _part(self, name: str, number: int) -> "_PartFile":
@@ -210,9 +210,9 @@ def open_decoder(dataset: Dataset) -> Decode:
 ROWS_AT_ONCE = 2048
 
 
-def scan_of(dataset: Dataset) -> str:
+def describe_scan(dataset: Dataset) -> str:
     """Return a description of the data that a scan reads."""
-    table = table_behind(dataset.folder, dataset.manifest, "clean")
+    table = origin_table(dataset.folder, dataset.manifest, "clean")
     if table is not None:
         return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"
     return f"there is no table of clean text: decoding {_num_tokens(dataset):,} tokens of the shards"
@@ -223,7 +223,7 @@ def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
 
     Reports progress on standard error. Raises ContractError if a file cannot be read.
     """
-    table = table_behind(dataset.folder, dataset.manifest, "clean")
+    table = origin_table(dataset.folder, dataset.manifest, "clean")
     return _in_shards(dataset, text) if table is None else _in_table(*table, text)
 
 

@@ -46,6 +46,6 @@ class AuditConfig(Section):
 AUDIT = Relation(name="audit", version=1, config=AuditConfig)
 
 
-def wanted(recipe: Recipe) -> bool:
+def is_enabled(recipe: Recipe) -> bool:
     """Return True if the recipe has an audit and joins near copies; exact copies need no audit."""
     return recipe.section("audit", AuditConfig).documents > 0 and recipe.section("dedup", DedupConfig).near

@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Share:
+class ShareEstimate:
     """A share 0..1 with its interval of 95 % and its number of pairs; None if there are no pairs."""
 
     value: float | None
@@ -44,19 +44,19 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     return max(0.0, center - half), min(1.0, center + half)
 
 
-def simple_share(hits: int, pairs: int, is_all: bool = False) -> Share:
+def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
     """Return the share of hits among independent pairs; `is_all`: these are all pairs, so the interval has no width."""
     if not pairs:
-        return Share(None, None, None, 0)
+        return ShareEstimate(None, None, None, 0)
     value = hits / pairs
     return _share(value, (value, value) if is_all else wilson(value, pairs), pairs)
 
 
-def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> Share:
+def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
     """Return the weighted share of hits, from the sums of each group (groups,)."""
     total = float(weights.sum())
     if not pairs or not total:
-        return Share(None, None, None, 0)
+        return ShareEstimate(None, None, None, 0)
     value = min(1.0, float(hits.sum()) / total)
     return _share(value, (value, value) if is_all else wilson(value, effective_groups(hits, weights)), pairs)
 
@@ -82,16 +82,16 @@ def theory(jaccard: Numbers, bands: int, rows: int) -> Numbers:
     return probability
 
 
-def _share(value: float, interval: tuple[float, float], pairs: int) -> Share:
+def _share(value: float, interval: tuple[float, float], pairs: int) -> ShareEstimate:
     low, high = interval
-    return Share(round(value, DIGITS), round(min(low, value), DIGITS), round(max(high, value), DIGITS), pairs)
+    return ShareEstimate(round(value, DIGITS), round(min(low, value), DIGITS), round(max(high, value), DIGITS), pairs)
 
 
 # Sums over the pairs of a sample: recall at each similarity, and the measured candidate curve, by bins.
 #
 # Sums are kept by document, so that pairs which depend on each other can be grouped afterwards.
 
-BELOW = 0.1
+RECALL_MARGIN = 0.1
 """Recall is reported down to this much below the least similarity of a copy."""
 
 
@@ -101,7 +101,7 @@ def bin_edges(min_jaccard: float) -> list[float]:
     return sorted({*steps, *([min_jaccard] if min_jaccard >= FLOOR else [])})
 
 
-class Tally:
+class PairTally:
     """Weighted pairs by document and bin."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
@@ -143,11 +143,11 @@ class Tally:
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
-        """Return recall at each bin edge from `min_jaccard` - `BELOW` on.
+        """Return recall at each bin edge from `min_jaccard` - `RECALL_MARGIN` on.
 
         For the pairs that are at least this similar: the share in one cluster, and the share with a common key.
         """
-        edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - BELOW - 1e-9]
+        edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [
             {
                 "jaccard": edge,
@@ -180,7 +180,7 @@ class Tally:
             )
         return bins
 
-    def _share(self, hits: Numbers, bins: npt.NDArray[np.bool_], is_all: bool) -> Share:
+    def _share(self, hits: Numbers, bins: npt.NDArray[np.bool_], is_all: bool) -> ShareEstimate:
         members = np.unique(self._groups, return_inverse=True)[1]
         hit_sums, weight_sums = (
             np.bincount(members, sums[:, bins].sum(axis=1)).astype(np.float64) for sums in (hits, self._weights)

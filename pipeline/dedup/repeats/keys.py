@@ -1,7 +1,7 @@
 """Tallies of one part for the step `repeats`: keys of units, seeds and windows, and the repeats that return to a part.
 
 Three passes read the documents of a part: units of text, seeds of windows, and the windows whose seed is a repeat.
-`Known` then looks up the repeated keys of a part.
+`KnownRepeats` then looks up the repeated keys of a part.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, big_endian, binary_array, order_columns, orders, rows_of_bytes
-from pipeline.dedup.keys import scopes_of, words
+from pipeline.dedup.keys import scopes_of, sort_words
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, units_of, window_seeds
 from pipeline.dedup.totals import TALLIES
-from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, measured
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, read_measured
 from pipeline.engine.stage import Cutoffs, Row
 from pipeline.text.words import Codes, Ints
 from schemas.config import Recipe
@@ -34,7 +34,7 @@ POSITION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class KeyOccurrences:
     """The occurrences of keys in one document."""
 
     order: Bytes
@@ -45,9 +45,9 @@ class Places:
     """(places,) position of each key in the document."""
 
 
-def tallies(documents: Iterator[Places], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
+def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
     """Yield the occurrences of a part's documents as TALLIES; `first` is a document's order and a position in it."""
-    held: list[Places] = []
+    held: list[KeyOccurrences] = []
     size = 0
     for places in documents:
         if len(places.keys):
@@ -60,14 +60,14 @@ def tallies(documents: Iterator[Places], part: int, at_once: int = PLACES_AT_ONC
         yield tally(held, part)
 
 
-def tally(held: list[Places], part: int) -> pa.RecordBatch:
+def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
     """Return one row (TALLIES) for each key of some documents, each of which has at least one key."""
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
     positions = np.concatenate([places.positions for places in held])
     rank = np.empty(len(held), np.int64)
-    rank[np.lexsort(words(orders))] = np.arange(len(held))
+    rank[np.lexsort(sort_words(orders))] = np.arange(len(held))
     ranking = np.lexsort((positions, rank[document], *keys.T[::-1]))
     ranked = keys[ranking]
     begins = np.flatnonzero(np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1)))
@@ -99,7 +99,7 @@ ELSEWHERE = -1
 Bools = npt.NDArray[np.bool_]
 
 
-class Known:
+class KnownRepeats:
     """Sorted repeated keys of one width, with document and position of each first occurrence that is in this part."""
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
@@ -114,14 +114,14 @@ class Known:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def begins_like(self, numbers: Codes) -> Bools:
+    def has_first_number(self, numbers: Codes) -> Bools:
         """Return True for each number that is the first number of a key."""
         if not len(self):
             return np.zeros(len(numbers), bool)
         known: Bools = self._leading[self._near(numbers)] == numbers
         return known
 
-    def stands_elsewhere(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
+    def is_repeat(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
         """Return True for each occurrence in a document that repeats another and is not the first itself (places,)."""
         if not len(self):
             return np.zeros(len(keys), bool)
@@ -141,7 +141,7 @@ class Known:
         return np.minimum(np.searchsorted(self._leading, numbers), len(self) - 1)
 
 
-def known_of(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[Known]:
+def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
     """Return the repeated keys of a part from its rows (key, part, first), by their width in 64-bit numbers.
 
     `numbers` are the widths. `first` is null if the first occurrence is not in this part.
@@ -156,10 +156,10 @@ def known_of(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[
     return [_joined(held[number], number) for number in numbers]
 
 
-def _joined(held: list[tuple[Codes, Bytes, Ints]], number: int) -> Known:
+def _joined(held: list[tuple[Codes, Bytes, Ints]], number: int) -> KnownRepeats:
     empty = np.zeros((0, number), np.uint64), np.zeros((0, DOC_ID_BYTES), np.uint8), np.zeros(0, np.int64)
     keys, documents, positions = (np.concatenate(columns) for columns in zip(empty, *held))
-    return Known(keys, documents, positions)
+    return KnownRepeats(keys, documents, positions)
 
 
 def _rows_of(batch: pa.RecordBatch, number: int) -> tuple[Codes, Bytes, Ints]:
@@ -177,12 +177,12 @@ def _rows_of(batch: pa.RecordBatch, number: int) -> tuple[Codes, Bytes, Ints]:
 
 
 SUBSTRING, SEED = "substring", "seed"
-NOWHERE = np.zeros(1, np.uint8)
+NO_ORDER = np.zeros(1, np.uint8)
 """In place of an order, if the first occurrence does not matter."""
 Paths = Mapping[str, Mapping[str, str]]
 
 
-class Judge(Protocol):
+class Reevaluator(Protocol):
     """Interface of the object that measures and judges documents again after their cuts."""
 
     @property
@@ -204,7 +204,7 @@ class Judge(Protocol):
         """Close what it has opened."""
 
 
-MakeJudge = Callable[[Recipe, Any, Cutoffs, bool, bool], Judge]
+MakeReevaluator = Callable[[Recipe, Any, Cutoffs, bool, bool], Reevaluator]
 """(recipe, model paths, cut-offs, True if the run has scores, True if a record may have killed the worker) → Judge"""
 
 
@@ -217,7 +217,7 @@ class RepeatsTask:
     models: Paths
     cutoffs: Cutoffs
     folder: Store
-    make_judge: MakeJudge
+    make_reevaluator: MakeReevaluator
 
     @property
     def config(self) -> RepeatsConfig:
@@ -245,7 +245,7 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
     """Yield the documents of a part that deduplication keeps."""
     columns: dict[str, list[str]] = {**order_columns(task.dedup), "text": ["text", "cuts"], "dedup": ["drop_stage"]}
     columns["documents"] = [*columns["documents"], *task.dedup.scope]
-    for whole in measured(task.part, columns, TEXTS_AT_ONCE):
+    for whole in read_measured(task.part, columns, TEXTS_AT_ONCE):
         batch = whole.filter(whole.column("drop_stage").is_null())
         if not batch.num_rows:
             continue
@@ -259,13 +259,13 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
     """Yield the tallies (TALLIES) of the lines, paragraphs and sentences of a part."""
     config = task.config
 
-    def places() -> Iterator[Places]:
+    def places() -> Iterator[KeyOccurrences]:
         for document in documents_of(task):
             for kind in config.units:
                 if kind != SUBSTRING:
                     units = units_of(document.body, kind, config)
                     keys = scoped(units.keys, kind, document.scope)
-                    yield Places(document.order, keys[:, None], units.starts)
+                    yield KeyOccurrences(document.order, keys[:, None], units.starts)
 
     yield from tallies(places(), task.part.ordinal)
 
@@ -274,11 +274,11 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
     """Yield the tallies (TALLIES) of the seeds of a part."""
     config = task.config
 
-    def places() -> Iterator[Places]:
+    def places() -> Iterator[KeyOccurrences]:
         for document in documents_of(task):
             codes = Tokens(document.body, config.substring_unit).codes
             keys = scoped(seeds(codes, config.length), SEED, document.scope)
-            yield Places(NOWHERE, keys[:, None], np.zeros(len(keys), np.int64))
+            yield KeyOccurrences(NO_ORDER, keys[:, None], np.zeros(len(keys), np.int64))
 
     yield from tallies(places(), task.part.ordinal)
 
@@ -286,16 +286,16 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the tallies (TALLIES) of the windows of a part whose seed is among the rows."""
     config = task.config
-    (known,) = known_of(rows, (1,))
+    (known,) = known_repeats(rows, (1,))
 
-    def places() -> Iterator[Places]:
+    def places() -> Iterator[KeyOccurrences]:
         for document in documents_of(task) if len(known) else ():
             tokens = Tokens(document.body, config.substring_unit)
-            repeated = known.begins_like(scoped(window_seeds(tokens.codes, config.length), SEED, document.scope))
+            repeated = known.has_first_number(scoped(window_seeds(tokens.codes, config.length), SEED, document.scope))
             positions = np.flatnonzero(repeated)
             if len(positions):
                 prints = scoped(grams(tokens.codes, config.length)[positions], SUBSTRING, document.scope)
                 keys = np.stack([prints, tokens.checks(positions, config.length)], axis=1)
-                yield Places(document.order, keys, positions)
+                yield KeyOccurrences(document.order, keys, positions)
 
     yield from tallies(places(), task.part.ordinal)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.minhash.fast import mixed
+from pipeline.minhash.fast import mix_bits
 from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.spans import Span
 from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys
@@ -100,7 +100,7 @@ def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
     for index in range(config.sentences):
-        keys = keys * _SENTENCE_FACTOR + mixed(single.keys[index : index + count])
+        keys = keys * _SENTENCE_FACTOR + mix_bits(single.keys[index : index + count])
     edges = np.concatenate(([0], np.cumsum(sizes + 1)))
     long = edges[config.sentences :][:count] - edges[:count] - 1 >= config.min_unit_chars
     return Units(keys[long], single.starts[:count][long], single.ends[config.sentences - 1 :][:count][long])
@@ -135,7 +135,7 @@ def _between(separators: Sequence[tuple[int, int]], size: int) -> Ints:
 
 def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
     """Return the keys mixed with kind and scope, so that equal units of another kind or scope have other keys."""
-    return mixed(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
+    return mix_bits(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
 
 
 # Repeated runs of words or bytes: fingerprints of all windows of n units, of which few leave the worker.
@@ -225,15 +225,15 @@ def grams(codes: Codes, n: int) -> Codes:
     prints = np.zeros(count, np.uint64)
     while True:
         if n & size:
-            prints = mixed(prints * _WINDOW_FACTOR + level[done : done + count])
+            prints = mix_bits(prints * _WINDOW_FACTOR + level[done : done + count])
             done += size
         if done == n:
             return prints
-        level = mixed(level[:-size] * _WINDOW_FACTOR + level[size:]) if len(level) > size else level[:0]
+        level = mix_bits(level[:-size] * _WINDOW_FACTOR + level[size:]) if len(level) > size else level[:0]
         size *= 2
 
 
-def windowed(values: Codes, width: int, take: np.ufunc) -> Codes:
+def sliding_extremes(values: Codes, width: int, take: np.ufunc) -> Codes:
     """Return the minimum or maximum (`take`) of every `width` adjacent values (len(values) - width + 1,)."""
     size = 1
     while 2 * size <= width:
@@ -248,7 +248,7 @@ def window_seeds(codes: Codes, n: int) -> Codes:
     if len(codes) < n:
         return np.zeros(0, np.uint64)
     k = n // 2
-    return windowed(grams(codes, k), n - k + 1, np.minimum)
+    return sliding_extremes(grams(codes, k), n - k + 1, np.minimum)
 
 
 def seeds(codes: Codes, n: int) -> Codes:
@@ -261,14 +261,14 @@ def seeds(codes: Codes, n: int) -> Codes:
     k = n // 2
     width = n - k + 1
     hashes = grams(codes, k)
-    least = windowed(hashes, width, np.minimum)
+    least = sliding_extremes(hashes, width, np.minimum)
     # a k-gram is a seed if it is the least of a window that contains it
-    best = windowed(np.pad(least, width - 1), width, np.maximum)
+    best = sliding_extremes(np.pad(least, width - 1), width, np.maximum)
     chosen: Codes = hashes[best == hashes]
     return chosen
 
 
-def covered(places: Ints, n: int) -> Ints:
+def covered_runs(places: Ints, n: int) -> Ints:
     """Return the runs (runs, 2) that windows of n tokens cover together; `places` are their first tokens, ascending."""
     if not len(places):
         return np.zeros((0, 2), np.int64)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.engine.parquet import HashingSink, unique_name
-from pipeline.perplexity.kneser_ney.estimate import FIRST_WORD, Floats, Ints, Level, Words
+from pipeline.perplexity.kneser_ney.estimate import FIRST_WORD, Floats, Ints, OrderNgrams, Words
 from schemas.storage import Store
 
 # Arrays between workers: columns of scratch files, and messages that Spark shuffles by their target partition.
@@ -26,21 +26,21 @@ from schemas.storage import Store
 
 ROW_BYTES = 1 << 20
 """Maximum size of a message's row [bytes]."""
-LETTER = pa.schema(
+MESSAGE = pa.schema(
     [
         *(pa.field(name, pa.int32()) for name in ("target", "source", "signed_order", "row_index")),
         pa.field("payload", pa.binary()),
     ]
 )
-LETTER_DDL = "target int, source int, signed_order int, row_index int, payload binary"
+MESSAGE_DDL = "target int, source int, signed_order int, row_index int, payload binary"
 """Schema of the rows of messages: numbers of the target and source partitions, order of the n-grams, row, bytes.
 
 The order is negative in messages with back-off weights, to distinguish them from messages with context sums."""
-Letters = dict[tuple[int, int], memoryview]
+Messages = dict[tuple[int, int], memoryview]
 """The messages to one target by (signed order, source)."""
 
 
-def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
+def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
     """Write columns of one length to a new file; return its name."""
     path = unique_name(stem, "arrow")
     table = pa.table(columns)
@@ -50,7 +50,7 @@ def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic]
     return path
 
 
-def columns_of(folder: Store, path: str) -> pa.Table:
+def read_columns(folder: Store, path: str) -> pa.Table:
     """Return the columns of a file, in one chunk each."""
     with folder.open_input(path) as stream:
         return pa.ipc.open_file(stream).read_all().combine_chunks()
@@ -58,16 +58,18 @@ def columns_of(folder: Store, path: str) -> pa.Table:
 
 def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
     """Write n-grams and their counts to a new file; return its name."""
-    return written(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
+    return write_columns(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
 
 
 def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
     """Return the n-grams and counts of a file."""
-    columns = [column.to_numpy() for column in columns_of(folder, path).columns]
+    columns = [column.to_numpy() for column in read_columns(folder, path).columns]
     return np.stack(columns[:-1]), columns[-1]
 
 
-def letter(target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
+def message_rows(
+    target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a message from a source to a target partition; none if the arrays are empty."""
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
@@ -75,10 +77,10 @@ def letter(target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.
         ends = pa.array([0, len(view)], pa.int32()).buffers()[1]
         cell = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(view)])
         address = [pa.array([value], pa.int32()) for value in (target, source, signed_order, number)]
-        yield pa.RecordBatch.from_arrays([*address, cell], schema=LETTER)
+        yield pa.RecordBatch.from_arrays([*address, cell], schema=MESSAGE)
 
 
-def received(batches: Iterable[pa.RecordBatch]) -> Letters:
+def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
     """Return the messages to one target by (signed order, source), sorted by this key, from rows in any order."""
     rows: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
@@ -88,7 +90,7 @@ def received(batches: Iterable[pa.RecordBatch]) -> Letters:
     return {key: memoryview(b"".join(payload for _, payload in sorted(rows.pop(key)))) for key in sorted(rows)}
 
 
-def gram_arrays(payload: memoryview, order: int) -> tuple[Words, Ints]:
+def message_grams(payload: memoryview, order: int) -> tuple[Words, Ints]:
     """Return the n-grams and counts of a message that was written from these two arrays."""
     number = len(payload) // (4 * order + 8)
     grams = np.frombuffer(payload, np.uint32, number * order).reshape(order, number)
@@ -97,7 +99,7 @@ def gram_arrays(payload: memoryview, order: int) -> tuple[Words, Ints]:
 
 # Sections of the ARPA file, and the file itself.
 
-SPECIAL = [b"<unk>", b"<s>", b"</s>"]
+SPECIAL_WORDS = [b"<unk>", b"<s>", b"</s>"]
 LINES = 1 << 17
 """Lines that are formatted at once."""
 COPY_BYTES = 4 << 20
@@ -111,9 +113,9 @@ class Lexicon:
         # np.unique hashes: 1.2 s for 14 million ids; a sort of 32-bit integers takes 0.05 s (process time).
         repeated = np.sort(np.concatenate([np.arange(FIRST_WORD, dtype=np.uint32), ids]))
         self._ids = repeated[np.concatenate([[True], repeated[1:] != repeated[:-1]])]
-        texts = [pa.array(SPECIAL, pa.binary())]
+        texts = [pa.array(SPECIAL_WORDS, pa.binary())]
         for path, first in files:
-            words = columns_of(folder, path)["word"].combine_chunks()
+            words = read_columns(folder, path)["word"].combine_chunks()
             low, high = np.searchsorted(self._ids, [first, first + len(words)])
             texts.append(words.take(pa.array(self._ids[low:high] - first)))
         self._words = pa.concat_arrays(texts)
@@ -123,7 +125,7 @@ class Lexicon:
         return self._words.take(pa.array(np.searchsorted(self._ids, ids)))
 
 
-def spelled(level: Level, below: pa.Array, lexicon: Lexicon) -> pa.Array:
+def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Array:
     """Return n-grams of order 2 or more as text; `below` are the texts of the n-grams of the next lower order."""
     return pc.binary_join_element_wise(lexicon.words(level.grams[-1]), below.take(pa.array(level.suffix)), b" ")
 

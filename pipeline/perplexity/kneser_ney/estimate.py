@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Tally:
+class CountsOfCounts:
     """Counts of counts of the n-grams of one order, the only data about n-grams that reach the driver."""
 
     number: int = 0
@@ -91,7 +91,9 @@ class Discounts:
         return shares
 
 
-def estimated(order: int, tally: Tally, fallback: Sequence[float] | None) -> tuple[Discounts, str | None]:
+def estimate_discounts(
+    order: int, tally: CountsOfCounts, fallback: Sequence[float] | None
+) -> tuple[Discounts, str | None]:
     """Return the discounts of an order and None, or the fallback and the reason why the closed form fails.
 
     Raises ContractError if the closed form fails and there is no fallback.
@@ -126,7 +128,7 @@ Keys = npt.NDArray[np.uint64]
 UNK, BOS, EOS = 0, 1, 2
 FIRST_WORD = 3
 """Id of the first word after the special ones."""
-MIX = np.uint64(0x9E3779B97F4A7C15)
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 
 
@@ -169,7 +171,7 @@ def _ranks(keys: Keys) -> Keys:
     return ranks
 
 
-def news(grams: Words) -> Flags:
+def new_gram_mask(grams: Words) -> Flags:
     """Return a mask (rows, columns): True where the first 1, 2, ... rows of a sorted column differ from the previous.
 
     A True in row n - 1 thus starts a new n-gram of order n.
@@ -179,16 +181,16 @@ def news(grams: Words) -> Flags:
     return np.logical_or.accumulate(new, axis=0)
 
 
-def combined(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
+def combine_counts(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
     """Return the distinct n-grams in suffix order, with the sums of their counts."""
     order = suffix_order(grams, bits)
     grams = grams[:, order]
-    starts = np.flatnonzero(news(grams)[-1])
+    starts = np.flatnonzero(new_gram_mask(grams)[-1])
     return np.ascontiguousarray(grams[:, starts]), np.add.reduceat(counts[order], starts) if len(starts) else counts
 
 
 @dataclass(frozen=True)
-class Level:
+class OrderNgrams:
     """The distinct n-grams of one order, in suffix order."""
 
     grams: Words
@@ -213,10 +215,10 @@ class Level:
         return keep | (self.grams[0] == EOS) if len(self.grams) == 1 else keep
 
 
-def levels(grams: Words, counts: Ints) -> list[Level]:
+def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
     """Return the n-grams of every order, from 1 on, contained in distinct sorted n-grams of the highest order."""
-    new = news(grams)
-    orders: list[Level] = []
+    new = new_gram_mask(grams)
+    orders: list[OrderNgrams] = []
     below: npt.NDArray[np.intp] = np.zeros(grams.shape[1], np.intp)
     for order in range(1, len(grams) + 1):
         starts = np.flatnonzero(new[order - 1])
@@ -228,7 +230,7 @@ def levels(grams: Words, counts: Ints) -> list[Level]:
             extensions = np.add.reduceat(new[order], starts, dtype=np.int64)
             adjusted = np.where(grams[order - 1, starts] == BOS, raw, extensions)
         distinct = np.ascontiguousarray(grams[:order, starts[valid]])
-        orders.append(Level(distinct, adjusted[valid], raw[valid], below[starts[valid]]))
+        orders.append(OrderNgrams(distinct, adjusted[valid], raw[valid], below[starts[valid]]))
         is_start = np.zeros(grams.shape[1], np.intp)
         is_start[starts[valid]] = 1
         below = np.cumsum(is_start) - 1
@@ -242,16 +244,16 @@ def owner_keys(grams: Words) -> Keys:
     return keys
 
 
-def owners(grams: Words, bounds: Keys) -> Ints:
+def owner_parts(grams: Words, bounds: Keys) -> Ints:
     """Return the part of each n-gram; parts are ranges of suffix order that start at the bounds."""
     return np.searchsorted(bounds, owner_keys(grams), side="right")
 
 
-def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
+def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
     """Return a hash of each column's ids, in [0, number); as 16-bit integers if they suffice, which sort faster."""
     mixed = np.full(grams.shape[1], len(grams), np.uint64)
     for row in grams:
-        mixed = (mixed ^ row) * MIX
+        mixed = (mixed ^ row) * HASH_FACTOR
         mixed ^= mixed >> HALF
     return (mixed % np.uint64(number)).astype(np.uint16 if number <= 1 << 16 else np.uint32)
 
@@ -263,7 +265,7 @@ def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ContextSums:
     """The context sums that a part receives for its n-grams, in the order in which it sent them."""
 
     mass: Ints
@@ -273,10 +275,10 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Answers:
+class BucketSums:
     """The context sums of one hash bucket."""
 
-    sums: list[Sums]
+    sums: list[ContextSums]
     """The sums for each part that sent contexts, in the order of the parts."""
     parts: Ints
     """The part that holds each distinct context as an n-gram; ascending."""
@@ -284,22 +286,22 @@ class Answers:
     """Share of the mass that goes to the back-off, of each distinct context, in suffix order."""
 
 
-def sent(level: Level, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
+def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
     """Return the contexts of n-grams with their adjusted counts, negative if pruned: a pair for each hash bucket."""
     contexts = level.grams[1:]
     counts = np.where(kept, level.counts, -level.counts)
-    bucket = buckets(contexts, number)
+    bucket = context_buckets(contexts, number)
     order = np.argsort(bucket, kind="stable")
     cuts = np.searchsorted(bucket[order], np.arange(1, number))
     return [(contexts[:, rows], counts[rows]) for rows in np.split(order, cuts)]
 
 
-def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> Answers:
+def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> BucketSums:
     """Return the sums of one hash bucket over the contexts that the parts have sent."""
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
     order = suffix_order(grams, bits)
-    new = news(grams[:, order])[-1]
+    new = new_gram_mask(grams[:, order])[-1]
     starts = np.flatnonzero(new)
     signed_sorted = signed[order]
 
@@ -317,8 +319,8 @@ def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bou
     context = np.empty(len(order), np.intp)
     context[order] = np.cumsum(new) - 1
     cuts = np.cumsum([len(part[1]) for part in parts])[:-1]
-    sums = [Sums(mass[rows], freed[rows]) for rows in np.split(context, cuts)]
-    return Answers(sums, owners(grams[:, order[starts]], bounds), freed)
+    sums = [ContextSums(mass[rows], freed[rows]) for rows in np.split(context, cuts)]
+    return BucketSums(sums, owner_parts(grams[:, order[starts]], bounds), freed)
 
 
 # Probabilities and back-off weights of one part, order by order, from counts and context sums.
@@ -331,7 +333,7 @@ def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bou
 class Unigrams:
     """The sums over all unigrams, which every part needs."""
 
-    tally: Tally
+    tally: CountsOfCounts
     discounts: Discounts
     vocabulary: int
     """Number of words over which the freed mass is distributed: all kept words, <unk> and </s>, without <s>."""
@@ -356,7 +358,7 @@ class Unigrams:
         values[words == BOS] = 1.0
         return values
 
-    def complete(self, level: Level, part: int, bounds: Keys) -> tuple[Level, Flags]:
+    def complete(self, level: OrderNgrams, part: int, bounds: Keys) -> tuple[OrderNgrams, Flags]:
         """Return the unigrams of a part with total counts, and a mask of those that the part writes.
 
         A part writes the unigrams that it owns, even if it holds none of their n-grams; part 0 also writes <unk> and
@@ -371,34 +373,36 @@ class Unigrams:
         counts = np.concatenate([extra[:, 1], level.counts])[first]
         raw = np.concatenate([extra[:, 2], level.raw])[first]
         grams = words.astype(np.uint32).reshape(1, -1)
-        return Level(grams, counts, raw, np.zeros(len(words), np.intp)), owners(grams, bounds) == part
+        return OrderNgrams(grams, counts, raw, np.zeros(len(words), np.intp)), owner_parts(grams, bounds) == part
 
 
-def interpolated(level: Level, sums: Sequence[Sums], discounts: Discounts, below: Floats) -> Floats:
+def interpolate_probabilities(
+    level: OrderNgrams, sums: Sequence[ContextSums], discounts: Discounts, below: Floats
+) -> Floats:
     """Return the probabilities of n-grams of order 2 or more; `below` are those of the next lower order."""
     mass, freed = np.zeros(len(level.counts), np.int64), np.zeros(len(level.counts))
-    bucket = buckets(level.grams[1:], len(sums))
+    bucket = context_buckets(level.grams[1:], len(sums))
     order = np.argsort(bucket, kind="stable")
-    check(len(order), sum(len(part.mass) for part in sums), len(level.grams))
+    check_sums(len(order), sum(len(part.mass) for part in sums), len(level.grams))
     if len(order):
         mass[order] = np.concatenate([part.mass for part in sums])
         freed[order] = np.concatenate([part.freed for part in sums])
     return (level.counts - discounts.of(level.counts)) / mass + freed * below[level.suffix]
 
 
-def backed_off(grams: Words, freed: Sequence[Floats]) -> Floats:
+def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
     """Return the back-off weight of each n-gram: its freed share as a context, 1 if no word can follow it."""
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
-    bucket = buckets(grams[:, follows], len(freed))
+    bucket = context_buckets(grams[:, follows], len(freed))
     order = follows[np.argsort(bucket, kind="stable")]
-    check(len(order), sum(map(len, freed)), len(grams))
+    check_sums(len(order), sum(map(len, freed)), len(grams))
     if len(order):
         weights[order] = np.concatenate(freed)
     return weights
 
 
-def check(expected: int, received: int, order: int) -> None:
+def check_sums(expected: int, received: int, order: int) -> None:
     """Raise ContractError if a part receives another number of sums than it has n-grams."""
     if expected != received:
         raise ContractError(
@@ -406,18 +410,18 @@ def check(expected: int, received: int, order: int) -> None:
         )
 
 
-def kept_level(level: Level, keep: Flags, below: Flags) -> Level:
+def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
     """Return the kept n-grams of an order; `keep` and `below` mask the n-grams of this and of the next lower order."""
     rows = np.flatnonzero(keep)
     index = np.cumsum(below) - 1
-    return Level(level.grams[:, rows], level.counts[rows], level.raw[rows], index[level.suffix[rows]])
+    return OrderNgrams(level.grams[:, rows], level.counts[rows], level.raw[rows], index[level.suffix[rows]])
 
 
 # Plan and smoothing: small values that the driver computes from the parts' reports and sends to all parts.
 
 
 @dataclass(frozen=True)
-class Plan:
+class EstimationPlan:
     """The plan of a training, known to every part as soon as the words have ids."""
 
     folder: Store
@@ -442,7 +446,7 @@ class Plan:
         """Return the words whose n-grams may be in more than one part."""
         return sorted({int(bound) >> 32 for bound in self.bounds})
 
-    def kept(self, level: Level) -> Flags:
+    def kept(self, level: OrderNgrams) -> Flags:
         """Return a mask of the n-grams that pruning keeps."""
         return level.kept(self.thresholds[len(level.grams) - 1], self.num_allowed)
 
@@ -451,7 +455,7 @@ class Plan:
 class Smoothing:
     """The smoothing of a model, known to every part as soon as the counts of counts are summed."""
 
-    tallies: list[Tally]
+    tallies: list[CountsOfCounts]
     discounts: list[Discounts]
     unigrams: Unigrams
     fallbacks: dict[int, str]
@@ -462,36 +466,38 @@ class Smoothing:
         return [tally.kept + 2 * (order == 1) for order, tally in enumerate(self.tallies, 1)]
 
 
-def plan_of(config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int) -> Plan:
+def make_plan(
+    config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int
+) -> EstimationPlan:
     """Return the plan for a vocabulary whose files are in the order of ids."""
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
     num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
-    return Plan(folder, files, config.order, config.thresholds(), num_allowed, int(firsts[-1]), partitions)
+    return EstimationPlan(folder, files, config.order, config.thresholds(), num_allowed, int(firsts[-1]), partitions)
 
 
-def bounds_of(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
+def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
     """Return the distinct quantiles of sampled owner keys, which bound parts of about equal size."""
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
     positions = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
     return np.unique(keys[positions])
 
 
-def smoothing_of(config: TrainLmConfig, plan: Plan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
+def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
     """Return the smoothing for the counts of all parts.
 
     Raises ContractError if the counts of counts determine no discounts and there is no fallback.
     """
     shared: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    tallies = [Tally()] * config.order
+    tallies = [CountsOfCounts()] * config.order
     for answer in answers:
-        tallies = [tally + Tally(**values) for tally, values in zip(tallies, answer["tallies"])]
+        tallies = [tally + CountsOfCounts(**values) for tally, values in zip(tallies, answer["tallies"])]
         for word, count, raw in answer["shared"]:
             shared[word] = (shared[word][0] + count, shared[word][1] + raw)
     totals = np.array(list(shared.values()), np.int64).reshape(-1, 2)
-    level = Level(np.array([list(shared)], np.uint32), totals[:, 0], totals[:, 1], np.zeros(len(totals), np.intp))
-    tallies[0] += Tally.of(level.counts, plan.kept(level))
-    estimates = [estimated(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
+    level = OrderNgrams(np.array([list(shared)], np.uint32), totals[:, 0], totals[:, 1], np.zeros(len(totals), np.intp))
+    tallies[0] += CountsOfCounts.of(level.counts, plan.kept(level))
+    estimates = [estimate_discounts(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
     discounts = [item for item, _ in estimates]
     words = max(tallies[0].kept + 1, config.vocab_pad or 0)
     unigrams = Unigrams(tallies[0], discounts[0], words, config.interpolate_unigrams, dict(shared))

@@ -17,13 +17,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.engine.parquet import unique_name
-from pipeline.engine.part import Answer
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, run_tasks, task_context
+from pipeline.engine.part import TaskResult
+from pipeline.engine.spark import dataframe_from_tasks, run_partitions, run_tasks, task_context
 from pipeline.perplexity.kneser_ney import worker
-from pipeline.perplexity.kneser_ney.arpa import LETTER_DDL, write_arpa
+from pipeline.perplexity.kneser_ney.arpa import MESSAGE_DDL, write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.estimate import EOS, Plan, Smoothing, bounds_of, plan_of, smoothing_of
-from pipeline.perplexity.kneser_ney.read_text import Range, find_ranges, lines_of, sha256_of
+from pipeline.perplexity.kneser_ney.estimate import (
+    EOS,
+    EstimationPlan,
+    Smoothing,
+    make_plan,
+    make_smoothing,
+    part_bounds,
+)
+from pipeline.perplexity.kneser_ney.read_text import ByteRange, find_ranges, read_lines, sha256_of
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 
@@ -32,21 +39,21 @@ from schemas.storage import Store
 # Words are Spark rows: deduplicated, sorted and joined to ids by Spark. N-grams are messages shuffled by key: arrays of
 # ids that one worker sorts and another merges. Results are in scratch files, so no job repeats an earlier one.
 
-Numbered = tuple[int, str]
+NumberedFile = tuple[int, str]
 """The number of a part or chunk, and its file."""
 
 
-def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[Answer]) -> DataFrame:
+def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult]) -> DataFrame:
     """Return the distinct words of every chunk with their numbers: a DataFrame (chunk, number, word)."""
 
-    def read(task: Numbered) -> Iterator[pa.RecordBatch]:
+    def read(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.chunk_words(folder, *task)
 
     tasks = list(enumerate(chunk["words"] for chunk in chunks))
-    return frame_of_tasks(spark, read, tasks, "chunk int, number int, word binary")
+    return dataframe_from_tasks(spark, read, tasks, "chunk int, number int, word binary")
 
 
-def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[Range], partitions: int) -> list[Answer]:
+def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange], partitions: int) -> list[TaskResult]:
     """Write the vocabulary in the order of ids: allowed words before others, each group sorted by bytes.
 
     `limits` are the files that list the allowed words; without them all words are allowed. The bounds between files
@@ -56,69 +63,75 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[Range], p
     if not limits:
         listed = distinct.withColumn("outside", F.lit(False))
     else:
-        allowed = frame_of_tasks(words.sparkSession, worker.listed_words, limits, "word binary").distinct()
+        allowed = dataframe_from_tasks(words.sparkSession, worker.allowed_words, limits, "word binary").distinct()
         listed = distinct.join(allowed.withColumn("known", F.lit(True)), "word", "left")
         listed = listed.withColumn("outside", F.col("known").isNull())
     columns = ["outside", "word"]
     ordered = listed.select(columns).repartitionByRange(partitions, *columns).sortWithinPartitions(*columns)
-    return answers_of_partitions(ordered, lambda _, batches: worker.write_vocabulary(folder, batches))
+    return run_partitions(ordered, lambda _, batches: worker.write_vocabulary(folder, batches))
 
 
-def encoded(plan: Plan, words: DataFrame, chunks: Sequence[Answer]) -> tuple[list[Numbered], Plan]:
+def encode_chunks(
+    plan: EstimationPlan, words: DataFrame, chunks: Sequence[TaskResult]
+) -> tuple[list[NumberedFile], EstimationPlan]:
     """Write the chunks with word ids; return their files, and the plan with the bounds of worker from samples."""
 
     def read(task: tuple[str, int]) -> Iterator[pa.RecordBatch]:
         return worker.word_ids(plan.folder, *task)
 
-    ids = frame_of_tasks(words.sparkSession, read, plan.vocabulary, "word binary, id long")
+    ids = dataframe_from_tasks(words.sparkSession, read, plan.vocabulary, "word binary, id long")
     numbers = words.join(ids, "word").select("chunk", "number", "id")
     # A row for the sentence end keeps every chunk non-empty: Spark omits partitions of a join that have no rows.
     ends = words.sparkSession.range(len(chunks)).select(F.col("id").cast("int"), F.lit(0), F.lit(EOS).cast("long"))
     placed = numbers.union(ends).repartitionById(len(chunks), F.col("chunk"))
     lines = [chunk["line"] for chunk in chunks]
 
-    def encode(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+    def encode(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         return worker.encode_chunk(plan, lines[number], batches)
 
-    answers = complete(answers_of_partitions(placed, encode), len(chunks))
-    bounds = bounds_of((answer["sample"] for answer in answers), plan.partitions)
+    answers = check_complete(run_partitions(placed, encode), len(chunks))
+    bounds = part_bounds((answer["sample"] for answer in answers), plan.partitions)
     return list(enumerate(answer["path"] for answer in answers)), replace(plan, bounds=bounds)
 
 
-def counted(spark: SparkSession, plan: Plan, lines: Sequence[Numbered]) -> list[Answer]:
+def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[NumberedFile]) -> list[TaskResult]:
     """Count n-grams and write them part by part; return the report of each part."""
 
-    def count(task: Numbered) -> Iterator[pa.RecordBatch]:
+    def count(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.count_chunk(plan, *task)
 
-    messages = mailed(frame_of_tasks(spark, count, lines, LETTER_DDL), plan.partitions)
-    return complete(
-        answers_of_partitions(messages, lambda _, batches: worker.merge_counts(plan, batches)), plan.partitions
+    messages = shuffle_by_target(dataframe_from_tasks(spark, count, lines, MESSAGE_DDL), plan.partitions)
+    return check_complete(
+        run_partitions(messages, lambda _, batches: worker.merge_counts(plan, batches)), plan.partitions
     )
 
 
-def finished(spark: SparkSession, plan: Plan, smoothing: Smoothing, answers: Sequence[Answer]) -> list[Answer]:
+def write_sections(
+    spark: SparkSession, plan: EstimationPlan, smoothing: Smoothing, answers: Sequence[TaskResult]
+) -> list[TaskResult]:
     """Write the ARPA sections of each part; return the report of each part.
 
     Contexts are shuffled to their hash buckets and summed there; the sums are shuffled back to the worker.
     """
     grams = list(enumerate(answer["path"] for answer in answers))
 
-    def send(task: Numbered) -> Iterator[pa.RecordBatch]:
+    def send(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.send_contexts(plan, *task)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return worker.answer_contexts(plan, smoothing, task_context().partitionId(), batches)
+        return worker.sum_bucket_contexts(plan, smoothing, task_context().partitionId(), batches)
 
-    def finish(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return worker.finish_part(plan, smoothing, grams[number][1], number, batches)
+    def finish(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        return worker.write_part_sections(plan, smoothing, grams[number][1], number, batches)
 
-    contexts = mailed(frame_of_tasks(spark, send, grams, LETTER_DDL), max(1, plan.order - 1) * plan.partitions)
-    sums = mailed(contexts.mapInArrow(answer, LETTER_DDL), plan.partitions)
-    return complete(answers_of_partitions(sums, finish), plan.partitions)
+    contexts = shuffle_by_target(
+        dataframe_from_tasks(spark, send, grams, MESSAGE_DDL), max(1, plan.order - 1) * plan.partitions
+    )
+    sums = shuffle_by_target(contexts.mapInArrow(answer, MESSAGE_DDL), plan.partitions)
+    return check_complete(run_partitions(sums, finish), plan.partitions)
 
 
-def complete(answers: list[Answer], number: int) -> list[Answer]:
+def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
     """Return the results of all worker. Raises ContractError if a part has no result."""
     if len(answers) != number:
         raise ContractError(
@@ -127,7 +140,7 @@ def complete(answers: list[Answer], number: int) -> list[Answer]:
     return answers
 
 
-def mailed(letters: DataFrame, number: int) -> DataFrame:
+def shuffle_by_target(letters: DataFrame, number: int) -> DataFrame:
     """Shuffle messages by their target partition."""
     return letters.repartitionById(number, F.col("target"))
 
@@ -168,7 +181,7 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
     training = _Training(spark, config, out)
     ranges = find_ranges(config.input)
 
-    def write(folder: Store) -> list[Answer]:
+    def write(folder: Store) -> list[TaskResult]:
         return run_tasks(spark, partial(_chunk_range, folder, config), ranges, "text", None)
 
     files = [part for part in ranges if part.start == 0]
@@ -176,7 +189,7 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
     return training.run(write, {part.name: answer["sha256"] for part, answer in zip(files, digests)})
 
 
-def train_lm_on(
+def train_lm_on_frame(
     spark: SparkSession, lines: DataFrame, inputs: Mapping[str, str], config: TrainLmConfig, out: str
 ) -> LmReport:
     """Train on the column `sentences` (string or binary, nulls skipped) of a DataFrame, otherwise as `train_lm`.
@@ -189,20 +202,20 @@ def train_lm_on(
         )
     text = lines.select(F.col("sentences").cast("binary").alias("sentences"))
 
-    def write(folder: Store) -> list[Answer]:
-        def chunk(_: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+    def write(folder: Store) -> list[TaskResult]:
+        def chunk(_: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
             return worker.write_chunks((batch.column(0) for batch in batches), folder, config)
 
-        return answers_of_partitions(text, chunk)
+        return run_partitions(text, chunk)
 
     return _Training(spark, config, out).run(write, inputs)
 
 
-def _chunk_range(folder: Store, config: TrainLmConfig, part: Range, retried: bool) -> Answer:
-    return worker.write_chunks(lines_of(part), folder, config)
+def _chunk_range(folder: Store, config: TrainLmConfig, part: ByteRange, retried: bool) -> TaskResult:
+    return worker.write_chunks(read_lines(part), folder, config)
 
 
-def _digest(part: Range, retried: bool) -> Answer:
+def _digest(part: ByteRange, retried: bool) -> TaskResult:
     return {"sha256": sha256_of(part.uri)}
 
 
@@ -226,7 +239,7 @@ class _Training:
         self.seconds[step] = round(now - self._since, 2)
         self._since = now
 
-    def run(self, write: Callable[[Store], list[Answer]], inputs: Mapping[str, str]) -> LmReport:
+    def run(self, write: Callable[[Store], list[TaskResult]], inputs: Mapping[str, str]) -> LmReport:
         """Write the chunks of the text with `write`, train on them, and write the model and its JSON file."""
         try:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
@@ -236,7 +249,7 @@ class _Training:
         self._write_manifest(report, inputs)
         return report
 
-    def _model(self, chunks: list[Answer], inputs: Mapping[str, str]) -> LmReport:
+    def _model(self, chunks: list[TaskResult], inputs: Mapping[str, str]) -> LmReport:
         spark, config = self.spark, self.config
         tokens, sentences = (sum(chunk[key] for chunk in chunks) for key in ("tokens", "sentences"))
         if not sentences:
@@ -248,14 +261,14 @@ class _Training:
         number = config.partitions or max(cores, -(-tokens // TOKENS_PER_PART))
         words = word_frame(spark, self.scratch, chunks)
         vocabulary = vocabulary_files(self.scratch, words, self.limits, number)
-        plan = plan_of(config, self.scratch, vocabulary, number)
+        plan = make_plan(config, self.scratch, vocabulary, number)
         self.done("vocabulary")
-        lines, plan = encoded(plan, words, chunks)
+        lines, plan = encode_chunks(plan, words, chunks)
         self.done("ids")
-        counts = counted(spark, plan, lines)
-        smoothing = smoothing_of(config, plan, counts)
+        counts = count_ngrams(spark, plan, lines)
+        smoothing = make_smoothing(config, plan, counts)
         self.done("counts")
-        sections = [answer["sections"] for answer in finished(spark, plan, smoothing, counts)]
+        sections = [answer["sections"] for answer in write_sections(spark, plan, smoothing, counts)]
         self.done("probabilities")
         num_lines = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
         if num_lines != smoothing.lines():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jobs.cli import main
-from jobs.exit_codes import explained
+from jobs.exit_codes import exit_code_of
 from jobs.verbs import ladder as job
 from jobs.verbs import proxies
 from jobs.verbs.ladder import LAW_NAME, add_ladder_arguments, ladder_command
@@ -77,7 +77,7 @@ def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     assert written.law.deviation < 0.06
     assert written.law.held == ("alpha", "beta")
     assert written.law.interval("alpha") == written.law.interval("exponent") == "held, not fitted"
-    assert written.law.held_if("alpha") == PUBLISHED.source
+    assert written.law.source_of("alpha") == PUBLISHED.source
     assert written.law.interval("floor").startswith("90 % between ")
 
 
@@ -227,7 +227,7 @@ def ladder(run: Path, *words: str) -> int:
     with contextlib.ExitStack() as stack:
         for name, value in LOWERED.items():
             stack.enter_context(mock.patch(name, value))
-        return explained(lambda: ladder_command(arguments))
+        return exit_code_of(lambda: ladder_command(arguments))
 
 
 @pytest.fixture(scope="module")

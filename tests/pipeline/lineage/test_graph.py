@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from jobs.verbs.lineage import lineage_command, tell
-from pipeline.lineage.graph import Growing, Lineage, Node, drawn_links, folded
-from pipeline.lineage.openlineage import events
+from jobs.verbs.lineage import describe_lineage, lineage_command
+from pipeline.lineage.graph import Lineage, LineageBuilder, Node, fold_checkpoints, reduced_links
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import check_lineage, read_lineage
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support.lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
 
 
@@ -38,12 +38,12 @@ def titles(lineage: Lineage, keys: list[str]) -> list[str]:
 def drawn(lineage: Lineage) -> set[tuple[str, str]]:
     """Return the drawn links by title."""
     names = {node.key: node.title for node in lineage.nodes}
-    return {(names[a], names[b]) for a, b in drawn_links(lineage)}
+    return {(names[a], names[b]) for a, b in reduced_links(lineage)}
 
 
 def messages(lineage: Lineage) -> list[str]:
     """Return the messages of all breaks."""
-    return [entry.says for entry in lineage.breaks]
+    return [entry.message for entry in lineage.breaks]
 
 
 def test_the_whole_chain(run: Store) -> None:
@@ -85,7 +85,7 @@ def test_digests_counts_times_and_code(run: Store) -> None:
 
 
 def test_the_text_names_the_sources_by_number(run: Store) -> None:
-    lines = tell(folded(read_lineage(run)), "run").splitlines()
+    lines = describe_lineage(fold_checkpoints(read_lineage(run)), "run").splitlines()
     rows = dict(enumerate((line.split("  ") for line in lines[1:] if line.split()[0].isdigit()), start=1))
     numbers = {next(filter(None, row[1:])).strip(): number for number, row in rows.items()}
     assert lines[0] == "lineage of run: 19 steps"
@@ -211,7 +211,7 @@ def test_a_break_is_marked_at_its_node_and_rejected(
     with pytest.raises(ContractError, match="expected an unbroken lineage"):
         lineage_command(arguments(run.uri, out=str(out), openlineage=f"{out}l"))
     assert not out.exists()
-    assert f"! {lineage.breaks[0].says}" in capsys.readouterr().out
+    assert f"! {lineage.breaks[0].message}" in capsys.readouterr().out
 
 
 def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
@@ -248,7 +248,7 @@ def test_an_end_whose_checkpoints_were_removed_is_no_break(run: Store) -> None:
     assert messages(lineage) == []
     assert lineage.node("train/manifest.json").notes == ("train/checkpoints/step-000012 was removed",)
     assert lineage.sources("train/manifest.json") == []
-    assert [event for event in events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
+    assert [event for event in openlineage_events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
 
 
 def test_checkpoints_of_an_earlier_dataset_are_linked_to_it(run: Store) -> None:
@@ -350,11 +350,11 @@ def test_a_run_on_a_branch_of_another_run_leads_to_its_crawl(run: Store, tmp_pat
         read = {entry["name"] for entry in manifest["content"]["inputs"]} & {*tables}
         manifest["run"]["lineage"] = dict.fromkeys(sorted(read), "v-tiny")
         run.write_atomic(name, canonical_json(manifest))
-    state = attach(branch, run)
+    state = attach_run(branch, run)
     for name in ("tokens", "tokenizer"):
         shutil.copytree(run.path(f"{name}/v-tiny"), branch.path(f"{name}/v-tiny"))
         write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-tiny"}, recipe=state.recipe))
-    attach(new, branch, ("tokens", "tokenizer"))
+    attach_run(new, branch, ("tokens", "tokenizer"))
     lineage = read_lineage(new)
     assert messages(lineage) == []
     assert {("files of the crawl", "documents, text"), ("clean", "tokenizer")} <= drawn(lineage)
@@ -365,9 +365,9 @@ def test_a_run_on_a_branch_of_another_run_leads_to_its_crawl(run: Store, tmp_pat
 # -------------------------------------------------------------------------------------------------------------- graph
 
 
-def checkpoints(count: int) -> Growing:
+def checkpoints(count: int) -> LineageBuilder:
     """Return a sequence of checkpoints after a plan."""
-    growing = Growing()
+    growing = LineageBuilder()
     growing.add(Node("plan", "plan", "plan", "", {}))
     for step in range(1, count + 1):
         before = f"c{step - 1}" if step > 1 else "plan"
@@ -377,7 +377,7 @@ def checkpoints(count: int) -> Growing:
 
 @pytest.mark.parametrize(("count", "shown"), [(4, 4), (5, 3), (40, 3)])
 def test_a_row_of_checkpoints_is_folded(count: int, shown: int) -> None:
-    shown_titles = [node.title for node in folded(checkpoints(count).done()).nodes[1:]]
+    shown_titles = [node.title for node in fold_checkpoints(checkpoints(count).done()).nodes[1:]]
     assert (len(shown_titles), shown_titles[0], shown_titles[-1]) == (shown, "checkpoint 1", f"checkpoint {count}")
     if count == 40:
         assert shown_titles[1] == "38 more checkpoints, of steps 2 to 39"
@@ -389,7 +389,7 @@ def test_notes_that_checkpoints_share_appear_once() -> None:
         growing.nodes[f"c{step}"] = replace(
             growing.nodes[f"c{step}"], notes=("2 × cpu",) if step <= 30 else ("4 × cpu",)
         )
-    shown = folded(growing.done()).nodes
+    shown = fold_checkpoints(growing.done()).nodes
     assert [node.key for node in shown] == ["plan", "c1", "c30", "c31", "c39", "c40"]
     assert [node.title for node in shown][2::2] == [
         "29 more checkpoints, of steps 2 to 30",
@@ -403,7 +403,7 @@ def test_events_between_checkpoints_are_never_folded() -> None:
     growing.add(Node("r", "rewind", "rewound", "", {}), "c20")
     growing.links.append(("r", "c21"))
     growing.add_break("c30", "c30: expected a, got b")
-    lineage = folded(growing.done())
+    lineage = fold_checkpoints(growing.done())
     assert [node.key for node in lineage.nodes] == ["plan", "c1", "c19", "c20", "r", "c21", "c29", "c30", "c39", "c40"]
     assert [node.title for node in lineage.nodes if "more" in node.title] == [
         "18 more checkpoints, of steps 2 to 19",
@@ -414,12 +414,12 @@ def test_events_between_checkpoints_are_never_folded() -> None:
 
 
 def test_a_link_that_a_longer_path_implies_is_not_drawn() -> None:
-    growing = Growing()
+    growing = LineageBuilder()
     for key, sources in {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["a", "c", "missing"]}.items():
         growing.add(Node(key, "table", key, "", {}), *sources)
     lineage = growing.done()
     assert set(lineage.links) == {("a", "b"), ("a", "c"), ("b", "c"), ("a", "d"), ("c", "d")}
-    assert set(drawn_links(lineage)) == {("a", "b"), ("b", "c"), ("c", "d")}
+    assert set(reduced_links(lineage)) == {("a", "b"), ("b", "c"), ("c", "d")}
 
 
 # ------------------------------------------------------------------------------------------------------------ command

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.verbs.lineage import encoded, lineage_command
-from pipeline.lineage.openlineage import events
+from jobs.verbs.lineage import encode_events, lineage_command
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import read_lineage
 from schemas.ids import digest_of
 from schemas.manifest import open_table
@@ -103,7 +103,7 @@ def run(tmp_path: Path) -> Store:
 
 def made(run: Store) -> list[Json]:
     """Return the events of a run as they are read back."""
-    written: list[Json] = json.loads(encoded(events(read_lineage(run), run), "events.json"))
+    written: list[Json] = json.loads(encode_events(openlineage_events(read_lineage(run), run), "events.json"))
     return written
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.lineage.openlineage import events
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import read_lineage
-from pipeline.lineage.training import QUARANTINE_NAME, growths
+from pipeline.lineage.training import QUARANTINE_NAME, quarantine_extensions
 from schemas.ids import digest_of
 from schemas.storage import Store
 from tests.support.lineage_run import REWIND, SKIPPED, lineage_run
@@ -58,7 +58,7 @@ def test_the_list_is_between_the_rewind_and_the_skip_list(run: Store) -> None:
 
 def test_each_spike_adds_to_the_list(run: Store) -> None:
     listed(run, line(OLD, 3, 1), line(BAD, 8, 2), line(WORSE, 8, 2), line(OLD, 8, 3))
-    first, second, third = growths(run)
+    first, second, third = quarantine_extensions(run)
     assert [(growth.step, growth.doc_ids, growth.total) for growth in (first, second, third)] == [
         (3, (OLD,), 1),
         (8, (BAD, WORSE), 3),
@@ -77,7 +77,7 @@ def test_samples_are_skipped_for_a_list_of_another_run(run: Store) -> None:
     run.write_atomic("train/events.jsonl", b"")
     run.write_atomic("train/skips.txt", b"".join(b"%d  # quarantined documents\n" % index for index in SKIPPED))
     lineage = read_lineage(run)
-    (only,) = growths(run)
+    (only,) = quarantine_extensions(run)
     assert lineage.sources(only.key) == ["train/plan.json"]
     assert lineage.sources(f"train/skips.txt@{digest_of(SKIPPED)[:12]}") == [only.key]
 
@@ -87,7 +87,7 @@ def test_a_list_that_lacks_documents_of_a_rewind_is_a_break(run: Store, lines: l
     listed(run, *lines)
     (entry,) = read_lineage(run).breaks
     assert entry.key.startswith("rewind/")
-    assert entry.says.endswith(
+    assert entry.message.endswith(
         f"expected 2 quarantined document(s) of step 8 in {QUARANTINE_NAME}, got {len(lines)}. Restore the file."
     )
 
@@ -110,7 +110,7 @@ def test_a_plan_without_a_skip_list_uses_that_of_its_rewinds(tmp_path: Path) -> 
 
 def test_events_contain_the_quarantined_documents(run: Store) -> None:
     listed(run, line(BAD, 8), line(WORSE, 8))
-    written = events(read_lineage(run), run)
+    written = openlineage_events(read_lineage(run), run)
     (rewound,) = [event for event in written if event["eventType"] == "OTHER"]
     assert rewound["run"]["facets"]["penstock_rewind"]["documents quarantined"] == 2
     trained = next(event for event in written if event["job"]["name"] == "penstock.train")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.facts import collect
-from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import score
 from pipeline.report.page import write_report
 from pipeline.report.samples import draw_samples
@@ -60,7 +60,7 @@ def write_truth(path: Path) -> str:
 
 
 def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
-    scores = score(collect(run), write_truth(tmp_path / "truth.jsonl"))
+    scores = score(collect_facts(run), write_truth(tmp_path / "truth.jsonl"))
     found = {row.kind: (row.found, row.planted, row.others) for row in scores}
     lost = "5 gopher_short_doc, 5 language_not_wanted, 3 exact_duplicate, 3 http_status, 2 toxic_word_share"
     lost += ", 1 near_duplicate, 1 no_text"
@@ -108,11 +108,11 @@ def test_an_invalid_truth_file_is_rejected(run: Store, tmp_path: Path) -> None:
 def test_documents_left_out_by_the_mix_are_not_kept(tmp_path: Path) -> None:
     """Three documents are kept. Values in the others are still counted as replaced, and copies as found."""
     run = make_run(tmp_path / "run")
-    before = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
+    before = {row.kind: row for row in score(collect_facts(run), write_truth(tmp_path / "truth.jsonl"))}
     clean = sorted(leave_out(run, 0).values())
     left_out = leave_out(run, clean[3])
     assert len(left_out) == 17
-    scores = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
+    scores = {row.kind: row for row in score(collect_facts(run), write_truth(tmp_path / "truth.jsonl"))}
     kept_before, ordinary = before["ordinary pages"].found, scores["ordinary pages"]
     counts = dict(reversed(entry.split(" ")) for entry in ordinary.others.split(", "))
     assert ordinary.found + int(counts["mix"]) == kept_before == 13
@@ -132,9 +132,9 @@ def test_documents_left_out_by_the_mix_are_not_kept(tmp_path: Path) -> None:
 def test_the_page_counts_documents_left_out_by_the_mix_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     left_out = leave_out(run, 0.5)
-    facts, reasons = collect(run), {"tokens": TOKENS.reasons}
+    facts, reasons = collect_facts(run), {"tokens": TOKENS.reasons}
     number = len(left_out)
-    funnel = {level.name: level for level in levels(facts, reasons)}
+    funnel = {level.name: level for level in funnel_rows(facts, reasons)}
     assert (funnel["redaction"].documents, funnel["mix"].documents, funnel["tokens"].documents) == (
         20,
         20 - number,

@@ -11,7 +11,7 @@ from pipeline.takedown.commit import read_pending
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
-from schemas.takedown import PENDING_NAME, REMOVED_ID, standing_version
+from schemas.takedown import PENDING_NAME, REMOVED_ID, resolve_version
 from tests.support.report_run import identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, take_down
@@ -80,7 +80,7 @@ def test_killed_anywhere_one_version_is_current_and_a_rerun_finishes(tmp_path: P
             with pytest.raises(
                 ContractError, match=r"got one that was interrupted\. Finish it with `penstock takedown`"
             ):
-                standing_version(Store(str(folder)), "tokens", "v-tiny")
+                resolve_version(Store(str(folder)), "tokens", "v-tiny")
         assert take_down(folder, doc=[document.hex()]) == 0
         assert current_version(folder, document) == "new"
         assert read_pending(Store(str(folder))) is None

@@ -115,7 +115,7 @@ def graphs_under_ddp(ranks: Ranks) -> tuple[int, float]:
     torch._dynamo.reset()
     counters.clear()
     learner = Learner(plan_of(WHOLE), ranks, 3)
-    learner.begin()
+    learner.init_state()
     rows = batch_of(1)
     here = learner.model.rows_here(len(rows))
     measured = learner.compute(1, rows.part(here.start, here.stop), len(rows), rows.num_targets)

@@ -7,7 +7,7 @@ import pytest
 from tests.support.layout_cases import CASES, Case
 from tests.support.rank_pool import shared_pool
 from tests.train.parallel.test_layouts import BATCH, RATES, SOURCES, batch_of, plan_of
-from train.optim.parameter import local
+from train.optim.parameter import local_tensor
 from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
@@ -20,7 +20,7 @@ def moved(learner: Learner) -> list[str]:
         pairs = {"values": (member.values, member.parameter)}
         pairs |= {key: (member.held(key), value) for key, value in member.state.items()}
         for key, (kept, tensor) in pairs.items():
-            now = local(tensor)
+            now = local_tensor(tensor)
             if (kept.data_ptr(), kept.shape, kept.stride()) != (now.data_ptr(), now.shape, now.stride()):
                 moved_names.append(f"{key} of {member.name}")
     return moved_names
@@ -29,7 +29,7 @@ def moved(learner: Learner) -> list[str]:
 def looked_up(ranks: Any, case: Case) -> tuple[int, int, list[str]]:
     """Return the look-ups before and after the first update, and the tensors moved after three steps and a resume."""
     learner = Learner(plan_of(case), ranks, SOURCES)
-    learner.begin()
+    learner.init_state()
     before = sum(len(member._locals) for member in learner.optimizer.members)
     here, moved_names, after = learner.model.rows_here(BATCH), list[str](), 0
     for step in range(1, 4):
@@ -39,7 +39,7 @@ def looked_up(ranks: Any, case: Case) -> tuple[int, int, list[str]]:
         after = after or sum(len(member._locals) for member in learner.optimizer.members)
         moved_names += moved(learner)
         if step == 2:
-            learner.begin()
+            learner.init_state()
     return before, after, moved_names
 
 

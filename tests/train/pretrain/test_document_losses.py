@@ -66,7 +66,7 @@ def groups_of(rows: Rows) -> Tensor:
 def own_losses(ranks, case: Case, measuring: bool = True) -> RunResult:
     """Run a few steps on the ranks of a layout, with groups measured in one of them before its update."""
     learner = Learner(plan_of(case), ranks, SOURCES)
-    learner.begin()
+    learner.init_state()
     here, curve, actual = learner.model.rows_here(BATCH), [], {"losses": [], "counts": [], "same_gradient": True}
     for step in range(1, STEPS + 1):
         whole = batch_of(step, case)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import AUTO, Settings
 from train.model.shape import ModelShape
-from train.parallel.layout import problems_of
+from train.parallel.layout import layout_problems
 from train.plan.search.devices import Cluster
 
 # A way of splitting a run over ranks: its axes, its name, and the settings that make it.
@@ -218,7 +218,7 @@ class Ways:
         lengths = [batch.seq_len for batch in self.batches]
         # As many rows as any schedule wants: how many there are is looked at with the micro-batches.
         rows = 64 * split.pipeline
-        found = list(problems_of(self.shape, settings, math.prod(split.axes.values()), lengths, rows))
+        found = list(layout_problems(self.shape, settings, math.prod(split.axes.values()), lengths, rows))
         return (DIVISION, found[0]) if found else None
 
     def problem(self, split: Split, size: int, mode: str) -> str | None:
@@ -238,7 +238,7 @@ class Ways:
         split = Split(data, 1, 1, 1, "heads", 1, pipeline, schedule, stages)
         settings = self.settings.model_copy(update={"layout": self.layout(split, 1, mode)})
         lengths = [batch.seq_len for batch in self.batches]
-        return next(problems_of(self.shape, settings, split.pipeline, lengths, number), None)
+        return next(layout_problems(self.shape, settings, split.pipeline, lengths, number), None)
 
     def layout(self, split: Split, size: int, mode: str) -> LayoutConfig:
         """The section that says so, with everything else as the recipe has it. Raises ValidationError."""

@@ -15,7 +15,7 @@ import pytest
 from pipeline.perplexity.kneser_ney import worker
 from pipeline.perplexity.kneser_ney.arpa import write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.estimate import EOS, check, plan_of, smoothing_of
+from pipeline.perplexity.kneser_ney.estimate import EOS, check_sums, make_plan, make_smoothing
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -179,7 +179,7 @@ def train(
         worker.write_vocabulary(scratch, iter([frame[half:]])),
     ]
     number = len(bounds) + 1
-    plan = plan_of(config, scratch, entries, number)
+    plan = make_plan(config, scratch, entries, number)
     batches = (batch for file in plan.vocabulary for batch in worker.word_ids(scratch, *file))
     ids = {row["word"]: row["id"] for batch in batches for row in batch.to_pylist()}
     encoded = []
@@ -195,14 +195,14 @@ def train(
         (b for index, line in enumerate(encoded) for b in worker.count_chunk(plan, index, line["path"])), 1
     )
     merged = [worker.merge_counts(plan, counts.to(part)) for part in range(number)]
-    smoothing = smoothing_of(config, plan, merged)
+    smoothing = make_smoothing(config, plan, merged)
     contexts = Shuffle((b for part in range(number) for b in worker.send_contexts(plan, part, merged[part]["path"])), 2)
     buckets = range(number * (config.order - 1))
     sums = Shuffle(
-        (b for bucket in buckets for b in worker.answer_contexts(plan, smoothing, bucket, contexts.to(bucket))), 3
+        (b for bucket in buckets for b in worker.sum_bucket_contexts(plan, smoothing, bucket, contexts.to(bucket))), 3
     )
     sections = [
-        worker.finish_part(plan, smoothing, merged[part]["path"], part, sums.to(part))["sections"]
+        worker.write_part_sections(plan, smoothing, merged[part]["path"], part, sums.to(part))["sections"]
         for part in range(number)
     ]
     num_lines = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
@@ -303,6 +303,6 @@ def test_degenerate_text_is_rejected_with_its_counts(tmp_path: Path) -> None:
 
 
 def test_sums_that_do_not_match_stop_the_run() -> None:
-    check(3, 3, 2)
+    check_sums(3, 3, 2)
     with pytest.raises(ContractError, match=r"expected sums for 4 2-grams of a part, got 3\. Run the training again\."):
-        check(4, 3, 2)
+        check_sums(4, 3, 2)
