@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     # `penstock` has no options of its own but --help, so the first other word is the verb.
     arguments = build_parser(next((word for word in words if not word.startswith("-")), None)).parse_args(words)
-    code: int = import_job("exit_codes").explained(lambda: arguments.command(arguments))
+    code: int = import_job("exit_codes").exit_code_of(lambda: arguments.command(arguments))
     return code
 
 

@@ -56,7 +56,7 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the number of each document's language, (documents,), and the names; EVERY stands for no language."""
+    """Return the number of each document's language, (documents,), and the names; EVERY means no language."""
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 

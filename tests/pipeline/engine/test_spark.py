@@ -14,9 +14,9 @@ from tests.support.paths import ROOT
 
 PIPELINE = ROOT / "pipeline"
 GATHERING = {"collect", "toPandas", "toArrow", "toLocalIterator"}
-SMALL = {("spark.py", "run_tasks"), ("spark.py", "answers_of_partitions")}
+SMALL = {("spark.py", "run_tasks"), ("spark.py", "run_partitions")}
 SMALL |= {
-    ("step.py", "lowest"),
+    ("step.py", "lowest_proposals"),
     ("dataset.py", "stream_totals"),
     ("whatif.py", "count_cells"),
     ("corpus.py", "_rows"),

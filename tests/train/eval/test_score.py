@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.perplexity.stage import SCORED_SCHEMA as PROMISED
+from pipeline.perplexity.stage import SCORED as EXPECTED_SCHEMA
 from pipeline.perplexity.stage import TO_SCORE, PerplexityConfig, score_with_checkpoint
 from pipeline.tokens.tokenizer import PROBE_TEXTS, Tokenizer
 from schemas.manifest import read_run, write_run
@@ -188,7 +188,7 @@ def test_files(scorer: CheckpointScorer, tmp_path: Path) -> None:
     assert score_files(scorer, inputs, str(tmp_path / "out.parquet")) == 9
     scores = pq.read_table(tmp_path / "out.parquet")
     assert scores.schema.names == SCORED_SCHEMA.names
-    assert scores.cast(SCORED_SCHEMA).equals(scores.cast(PROMISED))
+    assert scores.cast(SCORED_SCHEMA).equals(scores.cast(EXPECTED_SCHEMA))
     assert scores.column("doc_id").to_pylist() == [bytes([i]) * 16 for i in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
     assert scores.column("perplexity_tokens").to_pylist() == [2, 3, 4, 5, 6, None, 3, 4, 5]
     rows = scores.to_pylist()
