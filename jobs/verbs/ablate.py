@@ -339,7 +339,8 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     run = Store(arguments.run)
     if not run.is_local:
         raise ConfigError(
-            f"{arguments.run}: expected a run on a local disk, where proxy runs are trained. Copy it to one."
+            f"{arguments.run}: expected a run on a local disk, where proxy runs are trained, got an object store. "
+            "Copy the run to a disk of this machine."
         )
     for name in ("seeds", "params", "tokens", "sequences"):
         value = getattr(arguments, name)

@@ -138,8 +138,8 @@ def _check(settings: Settings, dataset: Dataset) -> None:
         )
     if settings.optim.schedule in UNBOUNDED_SCHEDULES:
         raise ConfigError(
-            f"optim.schedule = {settings.optim.schedule}: expected a schedule that scales with the length of "
-            "a run, since a ladder compares lengths. Use --set optim.schedule=cosine."
+            f"optim.schedule = {settings.optim.schedule}: expected a schedule that scales with the length of a run, "
+            "since a ladder compares lengths, got one that does not. Use --set optim.schedule=cosine."
         )
 
 

@@ -171,7 +171,7 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"lm.num_pieces: expected {config.num_pieces} pieces from the sample, got: {str(error).strip()}. "
+            f"lm.num_pieces: expected {config.num_pieces} pieces from the sample, got {str(error).strip()}. "
             "Lower lm.num_pieces."
         ) from error
     return model.getvalue()

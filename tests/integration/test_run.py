@@ -368,7 +368,7 @@ def test_a_table_without_manifest_does_not_exist_and_finished_parts_are_kept(run
     run = Store(str(folder))
     version = read_run(run).tables["clean"]
     (folder / "clean" / version / "manifest.json").unlink()
-    with pytest.raises(ContractError, match=r"clean/v-.*found no manifest\.json"):
+    with pytest.raises(ContractError, match=r"clean/v-.*got no manifest\.json"):
         open_table(run, "clean")
     run_at(folder=folder)
     assert digests(run) == digests(finished)
@@ -380,7 +380,7 @@ def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finishe
     identities = {name: value for name, value in manifest.run.lineage.items() if name.startswith("input:")}
     check_inputs(finished, "documents", TableResult(sources=sources), identities)
     changed = [sources[0] | {"sha256": "0" * 64}, *sources[1:]]
-    with pytest.raises(ContractError, match=f"expected SHA-256 {sources[0]['sha256'][:16]}.*found 0000"):
+    with pytest.raises(ContractError, match=f"expected SHA-256 {sources[0]['sha256'][:16]}.*got 0000"):
         check_inputs(finished, "documents", TableResult(sources=changed), identities)
     touched = identities | {f"input:{sources[0]['name']}": "another size and time"}
     check_inputs(finished, "documents", TableResult(sources=changed), touched)

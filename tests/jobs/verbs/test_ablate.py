@@ -182,7 +182,7 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
         left("quality", {}, "zebra")
     with pytest.raises(ConfigError, match="expected every rule once, got it 2 times"):
         left("quality", {}, "quality.c4", "quality.c4")
-    with pytest.raises(ConfigError, match="exact is off and near is false"):
+    with pytest.raises(ConfigError, match="expected at least one method, got exact = 'off' and near = false"):
         left("dedup", {}, "dedup")
 
 

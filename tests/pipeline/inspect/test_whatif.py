@@ -63,7 +63,7 @@ def test_another_dialect_is_tried_where_its_signals_were_measured():
     committed = recipe(f"quality.families={families}")
     changed = changed_settings(committed, stored(committed, "quality.dialect=dolma"))
     assert changed == {"quality.dialect": ("datatrove", "dolma")}
-    with pytest.raises(ConfigError, match="'redpajama', which is not measured"):
+    with pytest.raises(ConfigError, match="expected the family 'redpajama', which the rules compare"):
         stored(committed, "quality.dialect=redpajama")
 
 

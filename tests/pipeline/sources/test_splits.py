@@ -129,8 +129,8 @@ def test_format_by_setting_wins_over_the_suffix(crawl):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"paths": "x", "max_page_bytes": 0}, r"source\.max_page_bytes: .*greater than or equal to 1, found 0"),
-        ({"paths": "x", "name": "a/b"}, r"source\.name: .*found 'a/b'"),
+        ({"paths": "x", "max_page_bytes": 0}, r"source\.max_page_bytes: .*greater than or equal to 1, got 0"),
+        ({"paths": "x", "name": "a/b"}, r"source\.name: .*got 'a/b'"),
         ({"paths": "x", "http_status": [200]}, r"source\.http_status: no such key \(did you mean 'http_statuses'\?\)"),
     ],
 )

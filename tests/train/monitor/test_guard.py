@@ -266,11 +266,11 @@ def test_a_run_resumed_from_json_at_any_step_gets_the_same_verdicts() -> None:
         ({"quarantine": True}, "quarantine requires spike_sigmas or grad_sigmas, such as 6"),
         ({"spike_window": 64}, "spike_window requires spike_sigmas or grad_sigmas"),
         ({"spike_sigmas": 6, "max_rewinds": 5}, "max_rewinds requires on_spike = rewind or quarantine"),
-        ({"grad_sigmas": 0}, "guard.grad_sigmas: Input should be greater than 0, found 0"),
+        ({"grad_sigmas": 0}, "guard.grad_sigmas: Input should be greater than 0, got 0"),
         ({"min_improvement": 0.1}, "min_improvement requires patience"),
         ({"spike_sigmas": 6, "spike_window": 7}, "guard.spike_window: Input should be greater than or equal to 8"),
-        ({"patience": 0}, "guard.patience: Input should be greater than or equal to 1, found 0"),
-        ({"max_non_finite": -1}, "guard.max_non_finite: Input should be greater than or equal to 0, found -1"),
+        ({"patience": 0}, "guard.patience: Input should be greater than or equal to 1, got 0"),
+        ({"max_non_finite": -1}, "guard.max_non_finite: Input should be greater than or equal to 0, got -1"),
     ],
 )
 def test_a_setting_that_would_be_ignored_is_refused(settings: dict, message: str) -> None:
