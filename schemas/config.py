@@ -112,9 +112,9 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
             problems.extend(_problem(name, kind, item) for item in error.errors())
     if problems:
         raise ConfigError(
-            f"{where}: expected valid settings, got {len(problems)} wrong setting(s)\n  "
+            f"{where}: expected valid settings, got {len(problems)} wrong:\n  "
             + "\n  ".join(problems)
-            + "\nCorrect them in the recipe or after --set; nothing was started."
+            + "\nNothing was started. Correct them in the recipe or with --set."
         )
     return Recipe(sections)
 
@@ -124,10 +124,11 @@ def _problem(section: str, kind: type[Section], item: Any) -> str:
     field = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), kind.model_fields)}"
-    got = "" if item["type"] == "missing" else f", got {item.get('input')!r}"
+    message = item["msg"].removeprefix("Value error, ")
+    states_value = item["type"] == "missing" or ", got " in message
+    got = "" if states_value else f", got {item.get('input')!r}"
     if isinstance(item.get("input"), str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
         got += " (not TOML: put quotes around names of tables and around texts inside lists)"
-    message = item["msg"].removeprefix("Value error, ")
     return f"{section}.{field}: {message}{got}" if field else f"[{section}]: {message}"
 
 

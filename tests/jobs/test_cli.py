@@ -107,7 +107,7 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
     assert "[qualty]: no such section (did you mean 'quality'?)" in error
     assert "tokens.shard_token: no such key (did you mean 'shard_tokens'?)" in error
     assert "train.seqlen: no such key (did you mean 'seq_len'?)" in error
-    assert "source.paths: is required" in error
+    assert "source.paths: expected at least one file, got none." in error
     assert not (tmp_path / "run").exists()
 
 
@@ -145,7 +145,7 @@ def test_errors_are_one_message(arguments, message, capsys):
     [
         (["run", "RECIPE", "--set", "quality.min_word=3"], "did you mean 'min_words'?"),
         (["run", "RECIPE", "--set", "quality.dialect=dcml"], "'dclm'"),
-        (["run", "RECIPE", "--set", "quality.families=['c4']"], "which is not measured; add it and run the recipe"),
+        (["run", "RECIPE", "--set", "quality.families=['c4']"], "Add 'fineweb' to quality.families"),
         (["run", "RECIPE", "--set", "quality.profiles=no.toml"], "model 'no.toml': expected a"),
         (["run", "RECIPE", "--set", "perplexity.scorer=ngram", "--set", "perplexity.models={en='no.lm'}"], "no.lm"),
         (["run", "RECIPE", "--set", "perplexity.scorer='checkpoint:no'"], "expected a checkpoint folder"),
@@ -153,7 +153,7 @@ def test_errors_are_one_message(arguments, message, capsys):
         (["run", "RECIPE", "--set", "classifier.min_score={q=0.5}"], "q"),
         (["run", "RECIPE", "--set", "decontaminate.evaluation_sets={a='no.jsonl'}"], "no.jsonl"),
         (["whatif", "no-such-run"], "expected a run folder"),
-        (["train-lm", "--out", "x.lm"], "expected lm.run or train_lm.input, got neither"),
+        (["train-lm", "--out", "x.lm"], "expected either lm.run or train_lm.input, got neither"),
         (["train-lm", "--out", "x.bin", "--set", "lm.run=r"], "expected a path ….lm"),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
         (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),

@@ -25,8 +25,8 @@ def test_every_wrong_name_is_reported_with_the_nearest_valid_one():
     with pytest.raises(ConfigError) as error:
         build_recipe(raw, KINDS, "r.toml")
     message = str(error.value)
-    assert message.startswith("r.toml: expected valid settings, got 4 wrong setting(s)\n  ")
-    assert message.endswith("\nCorrect them in the recipe or after --set; nothing was started.")
+    assert message.startswith("r.toml: expected valid settings, got 4 wrong:\n  ")
+    assert message.endswith("\nNothing was started. Correct them in the recipe or with --set.")
     assert "[qualty]: no such section (did you mean 'quality'?)" in message
     assert "quality.min_word: no such key (did you mean 'min_words'?)" in message
     assert "quality.max_words" in message
