@@ -125,7 +125,7 @@ def test_what_was_trained_on_has_to_be_known(run: Path, tmp_path: Path) -> None:
 def test_rows_too_long_for_what_is_held_out_are_refused(run: Path, tmp_path: Path) -> None:
     other = other_run(tmp_path / "other", {"web": 1})
     tokens = open_dataset(Store(str(other))).num_tokens("heldout")["web"]
-    with pytest.raises(ConfigError, match="got none. Run the recipe with a larger tokens"):
+    with pytest.raises(ConfigError, match=r"got none. Run the recipe with a larger tokens"):
         evaluate.make_exam(open_dataset(Store(str(other))), _longer(run, tokens), 5)
 
 
