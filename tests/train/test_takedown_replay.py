@@ -94,7 +94,7 @@ def test_one_other_token_is_found(old: Path, new: Path, chosen: Removed) -> None
     found = list(compared(old, new, chosen))
     assert found
     assert {line.rpartition("expected ")[2].split()[0] for line in found} == {"input", "target"}
-    assert {line.rpartition("found ")[2] for line in found} == {str(300 + (other["tokens"][7] == 300))}
+    assert {line.rpartition("got ")[2] for line in found} == {str(300 + (other["tokens"][7] == 300))}
 
 
 def _begins(dataset: Dataset, stream: str) -> Iterator[tuple[int, int]]:
@@ -139,7 +139,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     folder, ids = copied(old, tmp_path / "run"), [row["doc_id"].hex() for row in chosen]
     attach(Store(str(folder / "ladder/small")), Store(str(folder)))
     shutil.copytree(folder / "train", folder / "ladder/small/train")
-    with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, found .*tokens of {folder}"):
+    with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, got .*tokens of {folder}"):
         take_down(folder / "ladder/small", doc=ids)
     assert take_down(folder, doc=ids) == 0
     effects = certificates(folder)[0].effects
@@ -318,8 +318,8 @@ def test_checkpoints_of_other_positions_are_not_called_clean(
     ("choice", "said"),
     [
         ("7", r"expected clean, 0 or the step of a checkpoint that stands \(.*5, 10, 15, 20\), got '7'"),
-        ("latest", "found 'latest'"),
-        ("-5", "found '-5'"),
+        ("latest", "got 'latest'"),
+        ("-5", "got '-5'"),
     ],
 )
 def test_other_choices_are_refused_before_anything_is_written(new: Path, choice: str, said: str) -> None:

@@ -1,4 +1,7 @@
-"""The figures of a plan: every number with its unit, its formula and where the formula comes from."""
+"""The figures of a plan: every number with its unit, its formula and the source of the formula.
+
+They cover data, model, run, cost and memory; `Offer` holds the samples and the target that they follow from.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,24 +31,24 @@ MOBILE = "Liu et al. 2024, arXiv 2402.14905, section 2.2"
 PORIAN_WARMUP = "Porian et al. 2024, arXiv 2406.19146, section 3.3"
 DING = "Ding et al. 2024, arXiv 2404.10830, section 3"
 MEMORY = "memory"
-"""What the names of the figures of memory begin with."""
+"""Prefix of the names of memory figures."""
 PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What the dataset offers under the settings."""
+    """The samples that the dataset provides under the settings, and the target size that follows."""
 
     samples: dict[str, int]
     """Unique samples of each source in use."""
     most_samples: int
-    """Samples until the source that repeats soonest has been read max_epochs times."""
+    """Samples of a run in which the source that repeats soonest is read max_epochs times."""
     target: Target
-    """What the model should be."""
+    """Target size of the model and the run."""
     seq_len: int
     """Tokens of a sample."""
     packed: Sequence[PackedSource] = ()
-    """What packing made of each source; empty = rows are cut from the stream."""
+    """Packing results of each source; empty = rows are cut from the stream."""
 
     @property
     def unique(self) -> dict[str, float]:
@@ -54,7 +57,7 @@ class Offer:
 
 
 def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) -> list[Figure]:
-    """All figures, in the order in which they follow from each other; `compute` leaves embeddings out [FLOPs]."""
+    """Return all figures in order of derivation; `compute` excludes embeddings [FLOPs]."""
     figures = [
         *_data_figures(dataset, plan, offer),
         *size_figures(plan, offer.target, offer.unique),
@@ -90,7 +93,7 @@ def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
 
 
 def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
-    """What packing wastes, and what it saves."""
+    """Yield the padding of each packed source and the number of its documents that packing cuts."""
     for source in packed:
         cut = f"in more than one row, of {source.num_documents:,}; {source.cut_in_stream:,} cut from the stream"
         yield f"padding.{source.name}", source.padding, "", "1 − tokens / (rows · L)", DING
@@ -131,9 +134,9 @@ def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
 def _run_figures(plan: Plan, target: Target, compute: float) -> list[Figure]:
     body, tokens = num_parameters(plan.shape, False), plan.num_tokens
     train, optim = plan.settings.train, plan.settings.optim
-    wanted, source = how_long(target, plan.settings.plan)
-    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {wanted}, or for max_epochs"
-    steps = f"D / (B · L), D = {wanted}, no source over max_epochs"
+    tokens_formula, source = how_long(target, plan.settings.plan)
+    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {tokens_formula}, or for max_epochs"
+    steps = f"D / (B · L), D = {tokens_formula}, no source over max_epochs"
     warmup = f"as many tokens as parameters, at most {MAX_WARMUP} steps and a tenth of the run"
     law = rules.step_law_learning_rate(body, tokens)
     rows: list[Row] = [
@@ -155,12 +158,12 @@ def _run_figures(plan: Plan, target: Target, compute: float) -> list[Figure]:
 
 
 def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:
-    """Formula and source of a value that the recipe may have set instead."""
+    """Return formula and source of a value, or "as given" and "recipe" if the recipe sets it."""
     return (formula, source) if setting is None else ("as given", "recipe")
 
 
 def _cost_figures(plan: Plan) -> list[Figure]:
-    """FLOPs of the run, time at the device's peak where it is known, and memory per rank for each world size."""
+    """Return the FLOPs of the run, its time at the device's peak if known, and memory per rank by world size."""
     train = plan.settings.train
     lengths = [row_length(train, stage.seq_len) for stage in plan.stages]
     flops = sum(
@@ -180,7 +183,7 @@ def _cost_figures(plan: Plan) -> list[Figure]:
 
 
 def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StagePlan], world_size: int) -> Memory | None:
-    """Memory of a GPU in the stage that needs most; None if the layout or the batch is not for so many ranks."""
+    """Return the memory of a GPU in its largest training stage; None if layout or batch do not suit `world_size`."""
     needs = []
     for stage in stages:
         length, batch = row_length(settings.train, stage.seq_len), stage.global_batch
@@ -193,7 +196,7 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
 
 
 def with_memory(plan: Plan) -> Plan:
-    """A plan whose figures of memory are those of its settings as they are now."""
+    """Return the plan with memory figures recomputed from its current settings."""
     others = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
     return plan.model_copy(update={"figures": [*others, *figures_of(_memory_rows(plan))]})
 
@@ -208,9 +211,9 @@ def _memory_rows(plan: Plan) -> Iterator[Row]:
 
 
 def rows_of_memory(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:
-    """What each of so many ranks needs, by purpose and in all."""
+    """Yield the memory of each of `world_size` ranks, by purpose and in total."""
     for name, size in need.at_peak.items():
         if size:
             yield f"{MEMORY}.{world_size}.{name}", size, "bytes", *SOURCES[name]
-    told = f"sum of these, per {device}, at its peak: {need.peak_moment}"
-    yield f"{MEMORY}.{world_size}", need.peak, "bytes", told, "estimate"
+    formula = f"sum of these, per {device}, at its peak: {need.peak_moment}"
+    yield f"{MEMORY}.{world_size}", need.peak, "bytes", formula, "estimate"

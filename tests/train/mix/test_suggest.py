@@ -265,7 +265,9 @@ def test_equal_speeds_leave_the_shares(tmp_path: Path) -> None:
 def test_a_given_exponent_needs_fewer_points(tmp_path: Path) -> None:
     curves = {"web": falling(3, 1, 0.3), "books": falling(1, 0.1, 0.3)}
     run = measured(tmp_path / "run", curves, train={"eval_every": 25})
-    with pytest.raises(ConfigError, match=r"at least 6 held-out losses .* found 4 of books, 4 of web; .*eval_every=8"):
+    with pytest.raises(
+        ConfigError, match=r"at least 6 held-out losses .* got 4 of books, 4 of web\. Train .*eval_every=8"
+    ):
         suggest_by_law(run)
     mix = suggest_by_law(run, 0.3, "of a ladder")
     assert "a = 0.3 of the law of a ladder" in mix.reference
@@ -308,7 +310,7 @@ def test_what_is_not_held_out_is_compared_by_its_training_losses(tmp_path: Path)
     assert books.why.startswith("training loss 2.9997, in the reference 2.4997: ")
     assert "(nothing of it is held out)" in books.why
     assert (books.evidence["is_heldout"], books.evidence["measurements"]) == (0, 10)
-    with pytest.raises(ConfigError, match=r"found 0 of books; .* hold documents of every source out, or compare with"):
+    with pytest.raises(ConfigError, match=r"got 0 of books\. .* hold documents of every source out, or compare with"):
         suggest_by_law(run)
 
 
@@ -341,21 +343,21 @@ def test_passes_are_those_of_the_plan(tmp_path: Path, packing: str) -> None:
 
 
 def test_runs_that_say_nothing_of_a_mix(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="found one in use: web; there is nothing to mix"):
+    with pytest.raises(ConfigError, match=r"got one in use: web\. Give"):
         measured_run(run_of(tmp_path / "one", {"web": falling(3, 1, 0.3)}))
     curves = {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)}
-    with pytest.raises(ConfigError, match="found one in use: web; books has weight 0, so nothing is known of it"):
+    with pytest.raises(ConfigError, match=r"got one in use: web; books has weight 0, so it was not measured\. Give"):
         measured_run(run_of(tmp_path / "left", curves, train={"weights": {"web": 1, "books": 0}}))
     run = run_of(tmp_path / "run", curves)
     run.delete("train/metrics.jsonl")
-    with pytest.raises(ContractError, match=r"found no step in train/metrics\.jsonl; `penstock train`"):
+    with pytest.raises(ContractError, match=r"got no step in train/metrics\.jsonl\. Run `penstock train`"):
         measured_run(run)
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({}, "the same plan .*: a run says nothing beside itself"),
+        ({}, "the same plan .*: a run cannot be its own reference"),
         ({"train": {"seq_len": 16}}, "train.seq_len = 16, of the run 32"),
         ({"train": {"eval_sequences": 2}}, "another number of them, of books"),
         ({"train": {"document_mask": False}}, "train.document_mask = False, of the run True"),
@@ -418,6 +420,6 @@ def test_what_a_reference_never_read_is_no_measure(tmp_path: Path) -> None:
     run = measured(tmp_path / "three", curves | {"code": falling(2, 1, 0.3)}, documents=three)
     weights = {"train": {"weights": {"web": 1, "books": 1, "code": 0}}}
     other = measured(tmp_path / "other", curves | {"code": falling(4, 1, 0.3)}, documents=three, **weights)
-    with pytest.raises(ConfigError, match="code with weight 0: what was never read is no measure"):
+    with pytest.raises(ConfigError, match="code with weight 0, so it was not measured"):
         suggest_by_reference(run, other)
     assert suggest_by_reference(other, run).sources["code"].share == 0  # the run itself may leave one out

@@ -70,7 +70,7 @@ def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) ->
         ([Measured(10**n, 1e9, 3.0) for n in range(6, 14)], "expected runs of several numbers of tokens, got 1"),
         ([Measured(10**n, 10**n, 3.0) for n in range(6, 11)], "expected at least 6 runs, got 5"),
         ([Measured(1e9, 1e9, math.nan)] * 8, r"expected .* a loss above 0 for every run, got run 1: \[1"),
-        ([Measured(0, 1e9, 3.0)] * 8, r"found run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*; correct"),
+        ([Measured(0, 1e9, 3.0)] * 8, r"got run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*\. Correct"),
     ],
 )
 def test_runs_that_no_law_can_be_fitted_to(runs: list[Measured], message: str) -> None:

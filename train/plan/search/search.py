@@ -1,6 +1,7 @@
-"""The search for a layout: every way of splitting a run over a cluster, timed by a model of its costs.
+"""The layout search: enumerate every layout of a run on a cluster and time it with the cost model.
 
-All are timed; memory is looked at from the fastest on, until enough fit. Nothing is started, and torch is not loaded.
+All layouts are timed; memory is checked in order of time, until enough of them fit. No process starts, and torch is not
+imported.
 """
 
 import time
@@ -25,7 +26,7 @@ SLOWER, SAME_AXES = "slower", "slower with the same axes"
 
 
 class _Leaf(NamedTuple):
-    """A layout that could be trained if it fits."""
+    """A layout that is valid, with its time, before its memory is checked."""
 
     seconds: float
     number: int
@@ -41,16 +42,16 @@ def search(
     cluster: Cluster,
     top: int = 5,
 ) -> Found:
-    """The `top` fastest layouts of a run on a cluster, each with other axes, and why the others were not taken.
+    """Return the `top` fastest layouts of a run on a cluster, each with different axes, and the reasons against others.
 
-    `run` is its stages, or positions of a row and rows of a step. What `[layout]` sets is kept; what is automatic goes
-    by the device. Raises ConfigError if the device does not compute in the precision asked for.
+    `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` are kept; automatic ones
+    depend on the device. Raises ConfigError if the device does not support the precision.
     """
     return _Search(shape, settings, run, cluster).found(top)
 
 
 def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -> list[Batch]:
-    """What the steps of a run consist of."""
+    """Return the batch of each training stage of a run."""
     if isinstance(run, tuple) and len(run) == 2 and isinstance(run[0], int) and isinstance(run[1], int):
         return [Batch(run[0], run[1])]
     stages = [stage for stage in run if isinstance(stage, StagePlan)]
@@ -58,23 +59,23 @@ def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -
 
 
 def axes_given(layout: LayoutConfig) -> dict[str, Any]:
-    """The axes of a layout as settings that a search keeps."""
+    """Return the axes of a layout as settings that a search keeps."""
     sharded = layout.data in ("zero2", "zero3")
     names = ("data", *(["replicate"] if sharded else []), "context", "tensor", "pipeline")
-    found = {name: getattr(layout, name) for name in names}
+    axes = {name: getattr(layout, name) for name in names}
     if layout.context > 1:
-        found["context_by"] = layout.context_by
+        axes["context_by"] = layout.context_by
     if layout.pipeline > 1:
-        found |= {"schedule": layout.schedule, "stages_per_rank": layout.stages}
-    return found
+        axes |= {"schedule": layout.schedule, "stages_per_rank": layout.stages}
+    return axes
 
 
 def predict(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
 ) -> Candidate:
-    """What a step takes in the layout of the settings as it stands, whether it fits or not.
+    """Return the prediction for the layout of the settings, even if it does not fit into memory.
 
-    Raises ConfigError if it does not go into the cluster.
+    Raises ConfigError if the layout does not suit the cluster.
     """
     layout = settings.layout.for_device(cluster.device.kind)
     again = {"activation_checkpointing": layout.activation_checkpointing}
@@ -84,12 +85,15 @@ def predict(
     leaves = searching.leaves(whatever_fits=True)
     if not leaves:
         reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.ways.refusals.counted.items())
-        raise ConfigError(f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}")
+        raise ConfigError(
+            f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}. "
+            "Change the axes of [layout]."
+        )
     return searching.candidate(leaves[0])
 
 
 class _Search:
-    """One search; what it remembers ends with it."""
+    """One search, with its caches."""
 
     def __init__(
         self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
@@ -100,9 +104,9 @@ class _Search:
         if precision not in device.peak_flops:
             raise ConfigError(
                 f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
-                f"{precision}. Take another."
+                f"{precision}. Set train.precision to one of these."
             )
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
         self.shape, self.settings, self.cluster = shape, settings, cluster
         self._peak = device.utilisation_peak(precision) * cluster.world_size
         self.batches = batches_of(settings, run)
@@ -113,21 +117,21 @@ class _Search:
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """What micro-batches of each stage cost, with layers compiled or not."""
+        """Return the compute model of each training stage, with layers compiled or not."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
 
     def found(self, top: int) -> Found:
-        """Time all, then look at the memory of the fastest."""
+        """Time all layouts, then check the memory of the fastest and return the result."""
         best: list[Candidate] = []
         taken: set[Split] = set()
         least: dict[Split, tuple[_Leaf, int]] = {}
         refusals = self.ways.refusals
         leaves = sorted(self.leaves())
-        for place, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if len(best) == top:
-                refusals.add(SLOWER, len(leaves) - place, partial(_timed, leaf))
+                refusals.add(SLOWER, len(leaves) - index, partial(_timed, leaf))
                 break
             axes = leaf.split._replace(schedule="", stages=1)
             if axes in taken:
@@ -146,12 +150,15 @@ class _Search:
                     taken.add(axes)
                     continue
             refusals.add(ACTIVATIONS, 1, partial(self._weighed, smallest, peak))
-        seconds = time.perf_counter() - self._begun
+        seconds = time.perf_counter() - self._start
         return Found(self.cluster, tuple(best), dict(refusals.counted), self._limit, seconds)
 
     def leaves(self, whatever_fits: bool = False) -> list[_Leaf]:
-        """Every layout with its time; those whose weights and states alone are too large are left out, unless asked."""
-        found: list[_Leaf] = []
+        """Return every valid layout with its time.
+
+        Layouts whose weights and optimizer state alone exceed the memory are left out, unless `whatever_fits`.
+        """
+        leaves: list[_Leaf] = []
         for split in self.ways.splits():
             computes = self._computes[self.ways.compiled(split.schedule)]
             costs = [StepCost(compute, self._links, split) for compute in computes]
@@ -172,17 +179,17 @@ class _Search:
                         batch.steps * sum(cost.parts(-(-batch.rows // groups), size, mode).values())
                         for cost, batch in zip(costs, self.batches, strict=True)
                     )
-                    found.append(_Leaf(seconds / self._steps, len(found), split, size, mode))
-        return found
+                    leaves.append(_Leaf(seconds / self._steps, len(leaves), split, size, mode))
+        return leaves
 
     def candidate(self, leaf: _Leaf) -> Candidate:
-        """A layout with everything that is known of it."""
+        """Return a layout with its times, MFU and memory."""
         split = leaf.split
         groups = split.replicate * split.shard
         parts: dict[str, float] = {}
         for compute, batch in zip(self._computes[self.ways.compiled(split.schedule)], self.batches, strict=True):
-            found = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
-            for name, seconds in found.items():
+            of_stage = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
+            for name, seconds in of_stage.items():
                 parts[name] = parts.get(name, 0.0) + seconds * batch.steps / self._steps
         tokens = sum(batch.steps * batch.rows * batch.seq_len for batch in self.batches) / self._steps
         flops = sum(
@@ -210,15 +217,17 @@ class _Search:
         return self.settings.model_copy(update={"layout": self.ways.layout(leaf.split, leaf.size, leaf.mode)})
 
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
-        """What a split needs at least, everything computed again, and how: with single rows or, since no gradients add
-        up then, with all rows at once."""
+        """Return the layout of a split with the least memory, and that memory [bytes].
+
+        It recomputes everything, with single rows or, as no gradients accumulate then, with all rows at once.
+        """
         sizes = self.ways.sizes(leaf.split.replicate * leaf.split.shard)
         single = leaf._replace(size=sizes[0], mode=self.ways.modes[-1])
         need = self._first_place(single)
         if need <= self._limit:
             return single, need
         whole = single._replace(size=sizes[-1])
-        return min((single, need), (whole, self._first_place(whole)), key=lambda found: found[1])
+        return min((single, need), (whole, self._first_place(whole)), key=lambda need_of_leaf: need_of_leaf[1])
 
     def _too_large(self, split: Split, states: float) -> str:
         return f"{shown(split)}: {states / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
@@ -227,7 +236,8 @@ class _Search:
         return f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
 
     def _first_place(self, leaf: _Leaf) -> int:
-        """Memory of the first place of a pipeline, which holds the most micro-batches: not more than the peak."""
+        """Return the memory of the first rank of a pipeline, which holds most micro-batches: a lower bound on the
+        peak."""
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
         if settings.layout.offload:
             return 0

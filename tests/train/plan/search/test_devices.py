@@ -45,9 +45,9 @@ def test_every_device_has_a_source_and_says_what_is_uncertain() -> None:
     [("h100", "h100-pcie or h100-sxm"), ("h100sxm", "h100-pcie or h100-sxm"), ("a100", "a100-40gb or a100-80gb")],
 )
 def test_unknown_names_get_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f"found {name}; did you mean {near}?"):
+    with pytest.raises(ConfigError, match=rf"got {name}\. Did you mean {near}\?"):
         device_of(name)
-    with pytest.raises(ConfigError, match=r"did you mean .*h200"):
+    with pytest.raises(ConfigError, match=r"Did you mean .*h200"):
         device_of("h20")
 
 
@@ -117,7 +117,7 @@ def test_a_profile_is_read_by_its_path(tmp_path: Path) -> None:
         (None, "expected a device profile, got No such file"),
         ("{", "expected a device profile, got Expecting"),
         ("[]", "expected a profile of version 1, got list"),
-        (json.dumps({"version": 9}), "expected a profile of version 1, got 9. Calibrate again"),
+        (json.dumps({"version": 9}), "expected a profile of version 1, got 9. Run `penstock calibrate"),
         (json.dumps({"version": 1, "device": {}}), "expected a device profile, got .*validation error"),
     ],
 )

@@ -266,7 +266,7 @@ def test_stages_of_a_run_are_weighed_by_their_steps() -> None:
 def test_a_layout_that_does_not_go_in_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected to go into 4 plain, 1 node.s. of 4, got fewer sequences"):
         predict(SMALL, settings({"data": "ddp"}), (128, 2), Cluster(PLAIN, 4, 1))
-    with pytest.raises(ConfigError, match=r"that plain computes in .fp32, bf16., found fp16"):
+    with pytest.raises(ConfigError, match=r"that plain computes in .fp32, bf16., got fp16"):
         search(SMALL, settings(precision="fp16"), (128, 16), Cluster(PLAIN, 4, 1))
 
 
