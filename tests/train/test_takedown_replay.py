@@ -80,7 +80,7 @@ def test_one_other_token_is_found(old: Path, new: Path, chosen: Removed) -> None
     gone = {row["doc_id"] for row in chosen}
     rows = [row for row in documents_of(opened(old)) if row["stream"] == "web/train" and row["doc_id"] not in gone]
     order = batches_of(old).order
-    other = next(row for row in rows if seeing_steps(order, [("web/train", row["start"] + 7, 1)], behind=0))
+    other = next(row for row in rows if seeing_steps(order, [("web/train", row["start"] + 7, 1)], next_tokens=0))
     number = next(n for n, shard in _begins(opened(new), "web/train") if other["start"] < shard)
     size = opened(new).streams["web/train"][number]
 
@@ -130,7 +130,7 @@ def test_a_packed_row_is_not_told_for_the_document_behind_its_last(tmp_path: Pat
         [step + 1 for step in range(60) if any(differences(batches, batches, spans_of([row]), tombstone, step))]
         for row in rows
     ]
-    assert told != [seeing_steps(order, spans_of([row]), behind=1) for row in rows]
+    assert told != [seeing_steps(order, spans_of([row]), next_tokens=1) for row in rows]
 
 
 def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
@@ -231,7 +231,7 @@ def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
     name.write_text(name.read_text().replace(before, "0" * 64))
     told = train(new, 1)[0]
     assert before in told.error
-    assert "restore the certificate" in told.error
+    assert "Restore the certificate" in told.error
 
 
 def test_a_dataset_that_only_claims_to_come_of_another_is_refused(old: Path, new: Path) -> None:
@@ -317,7 +317,7 @@ def test_checkpoints_of_other_positions_are_not_called_clean(
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        ("7", r"expected clean, 0 or the step of a checkpoint that stands \(.*5, 10, 15, 20\), got '7'"),
+        ("7", r"expected clean, 0 or the step of a checkpoint \(.*5, 10, 15, 20\), got '7'"),
         ("latest", "got 'latest'"),
         ("-5", "got '-5'"),
     ],

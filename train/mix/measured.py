@@ -185,7 +185,7 @@ class MeasuredRun:
         return {name: sum(step.source_tokens.get(name, 0) for step in self.steps) for name in self.unique}
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Description of the run."""
         plan = self.plan
         whole = f"{plan.num_params:,} parameters, {self.steps[-1].step:,} of {plan.steps:,} steps"
@@ -218,7 +218,7 @@ class MeasuredRun:
         if len(points.losses) < FEWEST_OF_LINE:
             kind = "held-out" if heldout else "training"
             raise ConfigError(
-                f"{self.told}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
+                f"{self.description}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
                 f"{self.advice() if heldout else 'Train for more steps'}."
             )
         return level_at_end(points.tokens, points.losses, LAST if heldout else len(points.losses))
@@ -268,7 +268,7 @@ def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
     """Check that the losses of two runs are comparable. Raises ConfigError that lists all differences."""
     if problems := list(_differences(run, reference)):
         raise ConfigError(
-            f"{reference.told}: expected losses to compare with those of {run.told}, got\n  "
+            f"{reference.description}: expected losses to compare with those of {run.description}, got\n  "
             + "\n  ".join(problems)
             + "\n"
             "Choose a reference on the same dataset, or on one with its tokenizer and held-out documents."

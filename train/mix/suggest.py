@@ -171,7 +171,11 @@ def suggest_by_reference(
     figures, moved = _figures(findings, run.shares)
     shares = by_excess(_used(run), figures, step_size) if moved else _used(run)
     return _mix(
-        run, findings, (shares, moved), tokens, f"{reference.told}, excess loss (Xie et al. 2023, arXiv 2305.10429)"
+        run,
+        findings,
+        (shares, moved),
+        tokens,
+        f"{reference.description}, excess loss (Xie et al. 2023, arXiv 2305.10429)",
     )
 
 
@@ -228,7 +232,7 @@ def _fitted(run: MeasuredRun, exponent: float | None, from_step: int) -> dict[st
     points = {name: run.heldout(name, from_step) for name in _used(run)}
     if few := [f"{len(curve.losses)} of {name}" for name, curve in points.items() if len(curve.losses) < fewest]:
         raise ConfigError(
-            f"{run.told}: expected at least {fewest} held-out losses of every source from step {from_step} on, got "
+            f"{run.description}: expected at least {fewest} held-out losses of every source from step {from_step} on, got "
             f"{', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
         )
     return {name: learning_of(curve.tokens, curve.losses, exponent) for name, curve in points.items()}
@@ -297,9 +301,10 @@ def _source(result: _Shares, name: str, finding: Finding) -> SourceMix:
     passes, lack, keep = after * result.length / unique, None, 1.0
     words = [finding.words, _moved(before, after, name in result.moved)]
     if name in result.cut:
+        times = unbounded * result.length / unique
         lack = math.ceil(unbounded * result.length / result.most)
         words.append(
-            f"a share of {unbounded:.4f} would read its {unique:,} tokens {unbounded * result.length / unique:.3g} times, and "
+            f"a share of {unbounded:.4f} would read its {unique:,} tokens {times:.3g} times, and "
             f"{result.most:.3g} are worth it: it is cut off there, and {lack:,} unique tokens are wanted"
         )
     if name in result.moved - result.cut and after < before and passes < FEW_PASSES:

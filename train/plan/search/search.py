@@ -47,7 +47,7 @@ def search(
     `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` are kept; automatic ones
     depend on the device. Raises ConfigError if the device does not support the precision.
     """
-    return _Search(shape, settings, run, cluster).found(top)
+    return _Search(shape, settings, run, cluster).best_layouts(top)
 
 
 def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -> list[Batch]:
@@ -84,7 +84,7 @@ def predict(
     searching = _Search(shape, fixed, run, cluster)
     leaves = searching.leaves(whatever_fits=True)
     if not leaves:
-        reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.ways.refusals.counted.items())
+        reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.space.refusals.counted.items())
         raise ConfigError(
             f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}. "
             "Change the axes of [layout]."
@@ -110,7 +110,7 @@ class _Search:
         self.shape, self.settings, self.cluster = shape, settings, cluster
         self._peak = device.utilisation_peak(precision) * cluster.world_size
         self.batches = batches_of(settings, run)
-        self.ways = Ways(shape, settings, self.batches, cluster)
+        self.space = Ways(shape, settings, self.batches, cluster)
         self._computes = {compiled: self._costs(compiled) for compiled in (False, True)}
         self._links = Links(cluster)
         self._limit = settings.plan.device_memory or device.memory_bytes - device.reserved
@@ -122,12 +122,12 @@ class _Search:
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
 
-    def found(self, top: int) -> Found:
+    def best_layouts(self, top: int) -> Found:
         """Time all layouts, then check the memory of the fastest and return the result."""
         best: list[Candidate] = []
         taken: set[Split] = set()
         least: dict[Split, tuple[_Leaf, int]] = {}
-        refusals = self.ways.refusals
+        refusals = self.space.refusals
         leaves = sorted(self.leaves())
         for index, leaf in enumerate(leaves):
             if len(best) == top:
@@ -159,21 +159,21 @@ class _Search:
         Layouts whose weights and optimizer state alone exceed the memory are left out, unless `whatever_fits`.
         """
         leaves: list[_Leaf] = []
-        for split in self.ways.splits():
-            computes = self._computes[self.ways.compiled(split.schedule)]
+        for split in self.space.splits():
+            computes = self._computes[self.space.compiled(split.schedule)]
             costs = [StepCost(compute, self._links, split) for compute in computes]
             groups = split.replicate * split.shard
-            sizes = self.ways.sizes(groups)
+            sizes = self.space.sizes(groups)
             states = costs[0].states_bytes()
             if states > self._limit and not (whatever_fits or self.settings.layout.offload):
-                self.ways.refusals.add(
-                    STATES, len(sizes) * len(self.ways.modes), partial(self._too_large, split, states)
+                self.space.refusals.add(
+                    STATES, len(sizes) * len(self.space.modes), partial(self._too_large, split, states)
                 )
                 continue
             for size in sizes:
-                for mode in self.ways.modes:
-                    if problem := self.ways.problem(split, size, mode):
-                        self.ways.refusals.add(TURNS, 1, partial(_unturned, split, size, problem))
+                for mode in self.space.modes:
+                    if problem := self.space.problem(split, size, mode):
+                        self.space.refusals.add(TURNS, 1, partial(_unturned, split, size, problem))
                         continue
                     seconds = sum(
                         batch.steps * sum(cost.parts(-(-batch.rows // groups), size, mode).values())
@@ -187,7 +187,7 @@ class _Search:
         split = leaf.split
         groups = split.replicate * split.shard
         parts: dict[str, float] = {}
-        for compute, batch in zip(self._computes[self.ways.compiled(split.schedule)], self.batches, strict=True):
+        for compute, batch in zip(self._computes[self.space.compiled(split.schedule)], self.batches, strict=True):
             of_stage = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
             for name, seconds in of_stage.items():
                 parts[name] = parts.get(name, 0.0) + seconds * batch.steps / self._steps
@@ -199,7 +199,7 @@ class _Search:
         rows = -(-max(batch.rows for batch in self.batches) // groups)
         return Candidate(
             split=split,
-            layout=self.ways.layout(split, leaf.size, leaf.mode),
+            layout=self.space.layout(split, leaf.size, leaf.mode),
             micro_batches=-(-rows // leaf.size),
             step_seconds=leaf.seconds,
             tokens_per_second=tokens / leaf.seconds,
@@ -214,15 +214,15 @@ class _Search:
         return memory_of_rank(self.shape, settings, self.cluster.world_size, batch.seq_len, batch.rows, kind)
 
     def _settings(self, leaf: _Leaf) -> Settings:
-        return self.settings.model_copy(update={"layout": self.ways.layout(leaf.split, leaf.size, leaf.mode)})
+        return self.settings.model_copy(update={"layout": self.space.layout(leaf.split, leaf.size, leaf.mode)})
 
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
         """Return the layout of a split with the least memory, and that memory [bytes].
 
         It recomputes everything, with single rows or, as no gradients accumulate then, with all rows at once.
         """
-        sizes = self.ways.sizes(leaf.split.replicate * leaf.split.shard)
-        single = leaf._replace(size=sizes[0], mode=self.ways.modes[-1])
+        sizes = self.space.sizes(leaf.split.replicate * leaf.split.shard)
+        single = leaf._replace(size=sizes[0], mode=self.space.modes[-1])
         need = self._first_place(single)
         if need <= self._limit:
             return single, need
