@@ -232,8 +232,8 @@ def _fitted(run: MeasuredRun, exponent: float | None, from_step: int) -> dict[st
     points = {name: run.heldout(name, from_step) for name in _used(run)}
     if few := [f"{len(curve.losses)} of {name}" for name, curve in points.items() if len(curve.losses) < fewest]:
         raise ConfigError(
-            f"{run.description}: expected at least {fewest} held-out losses of every source from step {from_step} on, got "
-            f"{', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
+            f"{run.description}: expected at least {fewest} held-out losses of every source from step {from_step} on, "
+            f"got {', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
         )
     return {name: learning_of(curve.tokens, curve.losses, exponent) for name, curve in points.items()}
 

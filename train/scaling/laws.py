@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from schemas.errors import ConfigError
 
 Counts = Literal["all", "body"]
-"""How N is counted: with embeddings ("all") or without ("body")."""
+"""The counting rule of N: with embeddings ("all") or without ("body")."""
 
 PF_DAY = 8.64e19
 """One PFLOP/s for a day [FLOPs]."""
