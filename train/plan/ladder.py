@@ -102,7 +102,7 @@ def rungs_of(sizes: Mapping[int, int], number: int, unique: float) -> list[Rung]
         )
     if len(set(sizes.values())) < len(sizes):
         raise ConfigError(
-            f"ladder: expected {len(sizes)} sizes, got shapes of {', '.join(f'{size:,}' for size in sizes.values())} "
+            f"ladder: expected {len(sizes)} sizes, got models of {', '.join(f'{size:,}' for size in sizes.values())} "
             "parameters, the nearest that exist. Raise --largest, or lower --sizes."
         )
     longest = {wanted: min(MOST_RATIO * params, unique) for wanted, params in sizes.items()}
