@@ -24,7 +24,7 @@ from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, binary_array
-from pipeline.engine.materialize import Scratch, shuffled_bytes
+from pipeline.engine.materialize import FrameStore, shuffled_bytes
 from schemas.storage import Store
 
 PARTITIONS = 4
@@ -121,7 +121,7 @@ def main() -> None:
         def ours(edges: DataFrame, finish_edges: int, fewest_edges: int) -> tuple[DataFrame, object]:
             module.FEWEST_EDGES = fewest_edges
             folder = tempfile.mkdtemp(dir=temporary)
-            found = components(edges, Scratch(spark, Store(folder)), finish_edges, PARTITIONS)
+            found = components(edges, FrameStore(spark, Store(folder)), finish_edges, PARTITIONS)
             return found.links, f"{found.rounds} rounds, edges {' '.join(map(str, found.edges_by_round))}"
 
         for name, (pairs, nodes) in {"warm-up": graphs(0.1)["random"], **graphs(arguments.scale)}.items():

@@ -27,7 +27,7 @@ from pipeline.classifier.importance import IMPORTANCE, ImportanceConfig
 from pipeline.classifier.linear import Examples, LinearModel, fit_weights, new_vocabulary, word_keys_of
 from pipeline.classifier.metrics import auc, confusion, kappa, ratio
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
-from pipeline.engine.rules import columns_of, judge
+from pipeline.engine.rules import columns_of, evaluate_checks
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.quality.config import QualityConfig
@@ -179,7 +179,7 @@ def rules_of(dialect: str, texts: Texts) -> dict[str, np.ndarray]:
     names = columns_of(checks)
     schema = pa.schema([DOCUMENTS.field(name) for name in names])
     batch = pa.RecordBatch.from_pylist([{name: row.get(name) for name in names} for row in rows], schema)
-    broken = judge(checks, batch).broken
+    broken = evaluate_checks(checks, batch).broken
     found: dict[str, np.ndarray] = {f"**{dialect}: any rule**": broken.any(axis=0)}
     for check, drops in zip(checks, broken):
         found[f"{dialect}: {check.reason}"] = found.get(f"{dialect}: {check.reason}", np.False_) | drops

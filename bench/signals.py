@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.engine.rules import KEPT, judge
+from pipeline.engine.rules import KEPT, evaluate_checks
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.stage import Measures, Vocabularies, checks, measure
+from pipeline.quality.stage import QualityMeasures, Vocabularies, checks, measure
 from schemas.signals import FAMILIES
 from schemas.tables import DOCUMENTS
 
@@ -34,7 +34,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-def seconds(texts: list[str], measures: Measures) -> float:
+def seconds(texts: list[str], measures: QualityMeasures) -> float:
     """CPU seconds that a fresh worker needs for the texts."""
     best = float("inf")
     for _ in range(ROUNDS):
@@ -50,10 +50,10 @@ def decisions(texts: list[str]) -> list[bool]:
     """Which texts the four rule sets keep, one after the other, as FineWeb's recipe has them."""
     rules = checks(QualityConfig(), {}, {})
     vocabulary = Vocabularies()["en"]
-    rows = [measure(text, "en", Measures(), vocabulary) for text in texts]
+    rows = [measure(text, "en", QualityMeasures(), vocabulary) for text in texts]
     columns = {name: pa.array([row[name] for row in rows], DOCUMENTS.field(name).type) for name in _columns(rules)}
     batch = pa.RecordBatch.from_pydict(columns | {"language": pa.array(["en"] * len(rows))})
-    return [number == KEPT for number in judge(rules, batch).first.tolist()]
+    return [number == KEPT for number in evaluate_checks(rules, batch).first.tolist()]
 
 
 def _columns(rules: Any) -> list[str]:
@@ -78,9 +78,9 @@ def main(inputs: str, *peer: str) -> None:
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     print(f"{len(texts)} documents, {size / len(texts):.0f} bytes on average")
     everything = frozenset((*FAMILIES, "lines"))
-    variants = {"four filters": Measures(frozenset(FOUR)), "all families": Measures(everything)}
-    variants |= {name: Measures(frozenset((name,)), frozenset()) for name in sorted(everything)}
-    variants["no family"] = Measures(frozenset(), frozenset())
+    variants = {"four filters": QualityMeasures(frozenset(FOUR)), "all families": QualityMeasures(everything)}
+    variants |= {name: QualityMeasures(frozenset((name,)), frozenset()) for name in sorted(everything)}
+    variants["no family"] = QualityMeasures(frozenset(), frozenset())
     spent = {}
     for name, measures in variants.items():
         spent[name] = seconds(texts, measures)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.takedown.shards import Place, blank_docs, blank_tokens, fresh
+from pipeline.takedown.shards import RemovedRows, blank_docs, blank_tokens, exact_copy
 from pipeline.tokens.shards import IpcWriter
 from schemas.ids import shuffle_key
 from schemas.manifest import FileEntry, make_manifest, open_table, read_run, write_manifest, write_run
@@ -119,7 +119,7 @@ def rewrite(run: Store, scratch: Path, threads: int) -> None:
     dataset, tombstone = open_dataset(run), 4
 
     def write(shard: Shard) -> None:
-        place = Place(shard, np.empty(0, np.int64), [], [])
+        place = RemovedRows(shard, np.empty(0, np.int64), [], [])
         blank_tokens(dataset.folder, place, Store(str(scratch)), "uint16", tombstone)
         blank_docs(dataset.folder, place, Store(str(scratch)))
 
@@ -130,7 +130,7 @@ def rewrite(run: Store, scratch: Path, threads: int) -> None:
         ):
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
-                writer.write([fresh(column) for column in reader.get_batch(number).columns])
+                writer.write([exact_copy(column) for column in reader.get_batch(number).columns])
 
     def delete() -> None:
         list(pool.map(Path.unlink, [path for path in scratch.rglob("*") if path.is_file()]))

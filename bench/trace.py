@@ -26,7 +26,7 @@ from train.config.settings import load_settings
 from train.data.verify import file_digest
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
-from train.trace.answer import Answers, Place, Wanted
+from train.trace.answer import AnswerOptions, RowSelection, TraceAnswers
 from train.trace.answer_text import present_documents, present_step
 
 DOCUMENTS = 10_000_000
@@ -175,29 +175,29 @@ def timed(name: str, make: Callable[[int], Any]) -> Iterator[str]:
 
 def look_ups(run: Store) -> Iterator[str]:
     """One step, one rank's micro-batch, one URL, one document, one domain; each opens the run anew."""
-    brief = Wanted(details=False)
-    answers = Answers(run, brief)
+    brief = AnswerOptions(details=False)
+    answers = TraceAnswers(run, brief)
     steps, number = answers.trace.num_steps, answers.trace.documents.num_documents
     some = [part for step in range(1, steps, steps // 20) for part in answers.trace.documents_of_step(step)[:1]]
     parts = len(answers.trace.documents_of_step(steps // 2))
     yield f"{number:,} documents, {steps:,} steps of 256 x 2048 tokens; a step holds {parts} parts of documents"
 
-    def step(which: int, place: Place) -> None:
-        present_step(Answers(run, brief).step(1 + which * (steps // REPEATS), place))
+    def step(which: int, place: RowSelection) -> None:
+        present_step(TraceAnswers(run, brief).step(1 + which * (steps // REPEATS), place))
 
-    yield from timed("  run, plan and order opened", lambda _: Answers(run, brief))
-    yield from timed("one step, all rows", lambda which: step(which, Place()))
-    yield from timed("one step, a micro-batch of rank 5 of 64", lambda which: step(which, Place(5, 0, 64)))
-    yield from timed("one URL", lambda which: present_documents(Answers(run, brief).url(some[which].url), ""))
+    yield from timed("  run, plan and order opened", lambda _: TraceAnswers(run, brief))
+    yield from timed("one step, all rows", lambda which: step(which, RowSelection()))
+    yield from timed("one step, a micro-batch of rank 5 of 64", lambda which: step(which, RowSelection(5, 0, 64)))
+    yield from timed("one URL", lambda which: present_documents(TraceAnswers(run, brief).url(some[which].url), ""))
     yield from timed(
-        "one document", lambda which: present_documents(Answers(run, brief).document(some[which].doc_id), "")
+        "one document", lambda which: present_documents(TraceAnswers(run, brief).document(some[which].doc_id), "")
     )
     unknown = "https://www.site0000001.example/none"
-    yield from timed("a URL that is not there", lambda _: present_documents(Answers(run, brief).url(unknown), ""))
+    yield from timed("a URL that is not there", lambda _: present_documents(TraceAnswers(run, brief).url(unknown), ""))
     hosts = [part.url.split("/")[2].removeprefix("www.") for part in some]
     yield from timed(
         f"  one domain of {DOMAIN_DOCUMENTS} documents",
-        lambda which: present_documents(Answers(run, brief).domain(hosts[which], 20), ""),
+        lambda which: present_documents(TraceAnswers(run, brief).domain(hosts[which], 20), ""),
     )
 
 

@@ -30,7 +30,7 @@ from train.data.prefetch import Prefetch
 from train.data.rows import Rows
 from train.model.shape import flops_per_token, num_parameters
 from train.optim.optimizer import state_tensors
-from train.optim.parameter import local
+from train.optim.parameter import local_tensor
 from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import Ranks
 from train.plan.search.devices import Cluster, Device, device_named, device_of
@@ -137,7 +137,7 @@ def make_learner(case: GpuCase, variant: Variant, ranks: Ranks) -> Learner:
     count_from_here()
     learner = Learner(plan_of(case, variant.sections(case)), ranks, 2)
     for parameter in learner.model.parameters.values():
-        values = local(parameter)
+        values = local_tensor(parameter)
         values.normal_(0, 0.02) if values.ndim == 2 else values.fill_(1)
     for value in state_tensors(learner.optimizer).values():
         value.zero_()

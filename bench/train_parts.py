@@ -16,10 +16,10 @@ from torch import Tensor
 from bench.train_gpu import GpuCase, Variant, make_learner, now, one_step, table_device
 from train.data.batches import Batches
 from train.data.rows import Rows
-from train.model.attention import Documents, attend
+from train.model.attention import RowDocuments, attend
 from train.model.shape import matrix_params_of_layer, num_parameters
 from train.optim.optimizer import update
-from train.optim.parameter import local
+from train.optim.parameter import local_tensor
 from train.parallel.ranks import Ranks
 from train.plan.search.compute import UPDATE_BYTES
 from train.pretrain.step import Learner
@@ -88,17 +88,17 @@ def attention_alone(case: GpuCase, learner: Learner, rows: Rows, device: torch.d
     """Attention of one layer for a micro-batch, forward and backward; FLOPs of the pairs that are seen."""
     shape, rows = case.shape, rows.part(0, case.micro_batch)
     there = rows.to(device)
-    documents = None if there.documents_BT is None else Documents(there.documents_BT, there.starts_N, HALF)
-    look = learner.model.parts[0].look(case.seq_len, documents, device)
+    documents = None if there.documents_BT is None else RowDocuments(there.documents_BT, there.starts_N, HALF)
+    attention_mask = learner.model.parts[0].attention_mask(case.seq_len, documents, device)
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     q, k, v = (_normal(device, len(rows), number, case.seq_len, shape.head_dim) for number in heads)
 
     def work() -> None:
-        attend(q, k, v, look).backward(gradient)
+        attend(q, k, v, attention_mask).backward(gradient)
         q.grad = k.grad = v.grad = None
 
     with torch.no_grad():
-        gradient = torch.ones_like(attend(q, k, v, look))
+        gradient = torch.ones_like(attend(q, k, v, attention_mask))
     flops = 3.5 * 4 * seen_pairs(rows) * shape.query_width
     num_bytes = 3 * 2 * (2 * q.numel() + 2 * k.numel())
     times = shape.num_layers * case.rows // case.micro_batch
@@ -128,7 +128,7 @@ def optimizer_alone(case: GpuCase, learner: Learner) -> dict[str, Any]:
             torch.zeros_like(parameter)
 
     seconds = max(seconds_of(work) - seconds_of(gradients), 1e-9)
-    moved = UPDATE_BYTES[learner.settings.optim.optimizer] * sum(local(each).numel() for each in parameters)
+    moved = UPDATE_BYTES[learner.settings.optim.optimizer] * sum(local_tensor(each).numel() for each in parameters)
     return part_line("optimizer", seconds, 1, 0.0, float(moved))
 
 

@@ -151,7 +151,7 @@ def resume() -> dict[str, float]:
             learner = Learner(setup.plan, ranks, 2)
             found["build"] = time.perf_counter() - begin
             begin = time.perf_counter()
-            learner.go_on(run, setup.note, True)
+            learner.load_checkpoint(run, setup.note, True)
             found["load"] = time.perf_counter() - begin
         process = pretrain(run)
         found["to_first_line"] = wait_until(process, lambda: last_step(run) > stood)

@@ -15,7 +15,7 @@ from jobs.verbs.ladder import add_ladder_arguments, ladder_command
 from jobs.verbs.lineage import lineage_command
 from jobs.verbs.mix import add_mix_arguments, mix_command
 from jobs.verbs.scaling import add_fit_arguments, fit_scaling_command
-from jobs.verbs.takedown import add_takedown, takedown_command
+from jobs.verbs.takedown import add_takedown_arguments, takedown_command
 from jobs.verbs.trace import add_trace_arguments, trace_command
 from jobs.verbs.train import (
     BUDGETS,
@@ -37,12 +37,12 @@ from jobs.verbs.train_models import (
 from jobs.verbs.verify import add_verify_arguments, verify_command
 from jobs.verbs.whatif import whatif_command
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
+from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.report.page import write_report
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 
 Arguments = argparse.Namespace
 Verb = Callable[[str, Callable[[Arguments], int], str], argparse.ArgumentParser]
@@ -76,8 +76,8 @@ def show_command(arguments: Arguments) -> int:
         raise ConfigError("show: expected --doc, --url or --where, got none of them")
     condition = functools.reduce(operator.and_, conditions)
     found = 0
-    for row in find_documents(run_at(arguments.run), condition, arguments.limit):
-        print(describe(row, arguments.text) + "\n")
+    for row in find_documents(open_run(arguments.run), condition, arguments.limit):
+        print(format_document(row, arguments.text) + "\n")
         found += 1
     print(f"{found} document(s)")
     return 0 if found else 1
@@ -161,7 +161,7 @@ def build_parser() -> argparse.ArgumentParser:
     verify = verb("verify", verify_command, "verify run --paranoid")
     add_run(verify)
     add_verify_arguments(verify)
-    add_takedown(verb("takedown", takedown_command, "takedown run --domain example.com"))
+    add_takedown_arguments(verb("takedown", takedown_command, "takedown run --domain example.com"))
     lineage = verb("lineage", lineage_command, "lineage run --out lineage.json --openlineage events.json")
     add_run(lineage)
     lineage.add_argument("--out", help="write the graph to this JSON file")

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.run import prepare, run_steps
-from schemas.errors import PenstockError, storage_problem
-from schemas.storage import Store, remote_problem
+from schemas.errors import PenstockError, describe_storage_error
+from schemas.storage import Store, describe_remote_error
 
 
 def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
     """Run the recipe's data stages into the run folder `out`, up to the step `until` (None: all)."""
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
-    folder.check_place()
+    folder.check_bucket()
     prepared = prepare(recipe, until)  # whatever is wrong is found before Spark starts
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config)
@@ -39,7 +39,9 @@ def explained(call: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:  # Spark wraps in its own what the storage said to a worker
-        problem = remote_problem(error) or (storage_problem(error) if isinstance(error, OSError) else None)
+        problem = describe_remote_error(error) or (
+            describe_storage_error(error) if isinstance(error, OSError) else None
+        )
         if problem is None:
             raise
         print(f"penstock: {problem}", file=sys.stderr)

@@ -31,7 +31,7 @@ MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, 
 which saved a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page); a small model trained 1.4 times
 as fast, its logits no longer fresh pages at every step."""
 
-PLACES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
+STORAGE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 """Where object stores are, as pyarrow reads it from the environment: executors hear it from the driver. Credentials
 they have themselves, for Spark shows its settings."""
 
@@ -64,7 +64,7 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     if master.startswith("local"):
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     told = {key: str(value) for key, value in MALLOC.items()} | {
-        key: os.environ[key] for key in PLACES if key in os.environ
+        key: os.environ[key] for key in STORAGE_VARIABLES if key in os.environ
     }
     for key, value in ({f"spark.executorEnv.{key}": value for key, value in told.items()} | config.settings).items():
         builder = builder.config(key, value)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
-from schemas.config import Section, decision, location, nearest
+from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError
 
 MODEL = "language"
@@ -127,7 +127,7 @@ def predict(model: Any, text: str) -> tuple[str, float]:
 
 def _check_languages(wanted: Iterable[str], model: Any, name: str) -> None:
     known = {label.removeprefix(LABEL_PREFIX) for label in model.get_labels()}
-    wrong = [f"{code!r}{nearest(code, known)}" for code in sorted(wanted) if code not in known]
+    wrong = [f"{code!r}{suggest_name(code, known)}" for code in sorted(wanted) if code not in known]
     if wrong:
         raise ConfigError(
             f"language.languages: expected codes that {name} knows, got {', '.join(wrong)}. Correct them."

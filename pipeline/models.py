@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 from urllib.error import URLError
 
-from schemas.config import Section, execution, nearest
+from schemas.config import Section, execution, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
 
@@ -107,7 +107,7 @@ def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
         os.fsync(index.fileno())
 
 
-def known_models(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
+def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
     """The registered models and those of the cache folder's index. Raises ContractError if that cannot be read."""
     index = folder / INDEX
     trained = {}
@@ -139,7 +139,7 @@ DOWNLOAD_SECONDS = 600.0
 WHEEL_SECONDS = 180.0
 """How long pip may take to bring a wheel."""
 BLOCK_BYTES = 1 << 20
-MOST_BYTES = 1 << 35
+MAX_UNKNOWN_BYTES = 1 << 35
 """Size at which a download of unknown size is given up."""
 
 
@@ -185,7 +185,7 @@ class _Unavailable(Exception):
 
 def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
     """The model on this machine, fetched if need be. Raises ConfigError that says of every place why it failed."""
-    registry = known_models(_cache_folder(config), registry)
+    registry = load_registry(_cache_folder(config), registry)
     entry = registry.get(name_or_path)
     if entry is None:
         return _given_path(name_or_path, registry)
@@ -239,7 +239,7 @@ def add_model(
 def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> list[ModelRow]:
     """Every known model and where it lies, by name; nothing is fetched or verified."""
     rows = []
-    for name, entry in sorted(known_models(_cache_folder(config), registry).items()):
+    for name, entry in sorted(load_registry(_cache_folder(config), registry).items()):
         path = _target(config, name, entry)
         rows.append(ModelRow(name, entry, path if path.is_file() else None))
     return rows
@@ -247,13 +247,13 @@ def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGIS
 
 def fetch_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
     """The registered model, in the cache folder afterwards. Raises ConfigError if no place has it."""
-    _known(name, known_models(_cache_folder(config), registry))
+    _known(name, load_registry(_cache_folder(config), registry))
     return ensure_model(name, config, registry)
 
 
 def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
     """The cached model, its digest checked. Raises ConfigError if it is not there, ContractError if it is wrong."""
-    entry = _known(name, known_models(_cache_folder(config), registry))
+    entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
     remedy = f"run penstock models fetch {name}" if entry.url else "train it again"
     if not target.is_file():
@@ -268,7 +268,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
 def _known(name: str, registry: Mapping[str, ModelEntry]) -> ModelEntry:
     if name not in registry:
         raise ConfigError(
-            f"model {name!r}: expected a name of the model store or a file, got neither{nearest(name, registry)}"
+            f"model {name!r}: expected a name of the model store or a file, got neither{suggest_name(name, registry)}"
         )
     return registry[name]
 
@@ -337,8 +337,8 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
         with urllib.request.urlopen(request, timeout=URL_SECONDS) as answer:
             while block := answer.read(BLOCK_BYTES):
                 stream.write(block)
-                if stream.tell() > (entry.num_bytes or MOST_BYTES):
-                    raise _Unavailable(f"expected {entry.num_bytes or MOST_BYTES} bytes, got more")
+                if stream.tell() > (entry.num_bytes or MAX_UNKNOWN_BYTES):
+                    raise _Unavailable(f"expected {entry.num_bytes or MAX_UNKNOWN_BYTES} bytes, got more")
                 if time.monotonic() > deadline:
                     raise _Unavailable(f"no end after {DOWNLOAD_SECONDS:.0f} s")
     except URLError as error:

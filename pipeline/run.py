@@ -15,10 +15,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipeline.engine.part import forget_parts
+from pipeline.engine.part import delete_part_results
 from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import PerDocument, Source, Split
-from pipeline.engine.step import Build, Built, Model, Stage, TableJob
+from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
@@ -26,13 +26,13 @@ from pipeline.stages import STEPS
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
-from schemas.locks import writing_tables
+from schemas.locks import lock_tables
 from schemas.manifest import (
     MANIFEST_NAME,
     RUN_NAME,
     InputEntry,
     RunFile,
-    Table,
+    TableVersion,
     make_manifest,
     read_manifest,
     read_run,
@@ -40,7 +40,7 @@ from schemas.manifest import (
     write_run,
 )
 from schemas.storage import Store
-from schemas.takedown import origin_of, refuse_rebuild, standing_version
+from schemas.takedown import check_no_takedowns, origin_digest, resolve_version
 
 Models = dict[str, dict[str, Model]]
 
@@ -50,7 +50,7 @@ class Prepared:
     """A run whose settings, inputs and models have been checked; nothing has been started."""
 
     recipe: Recipe
-    steps: Sequence[TableJob]
+    steps: Sequence[Step]
     splits: Sequence[Split]
     models: Models
 
@@ -85,7 +85,7 @@ def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions
     Complete steps are skipped; an interrupted step resumes from its completed parts.
     """
     folder.make_parent(RUN_NAME)  # the folder of the lock file
-    with writing_tables(folder, "penstock run"):
+    with lock_tables(folder, "penstock run"):
         return _run_steps(spark, prepared, folder, partitions)
 
 
@@ -97,18 +97,18 @@ def _run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partition
     state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
     ship_models(spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
-    tables: dict[str, Table] = {}
+    tables: dict[str, TableVersion] = {}
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
         folders = run_step(run, step, inputs | step.outside(recipe, prepared.splits))
-        tables |= {name: Table(written, read_manifest(written)) for name, written in folders.items()}
+        tables |= {name: TableVersion(written, read_manifest(written)) for name, written in folders.items()}
         pointers = {name: relative_path(folder, name, written) for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
         write_run(folder, state)
     return state
 
 
-def find_models(recipe: Recipe, steps: Sequence[TableJob]) -> Models:
+def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
     """Return every model file that the steps need, fetched and verified. Raises ConfigError before anything runs."""
     config = recipe.section("models", ModelsConfig)
     models: Models = {}
@@ -148,7 +148,7 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
     return {name: Model(path, file_sha256(Path(path))) for name, path in made.items()}
 
 
-def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str, Store]:
+def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[str, Store]:
     """Return the folders of the step's tables: complete ones of this run or of a run it is attached to, or new ones."""
     identity = step_identity(run, step, inputs)
     searched = run_folders(run.folder)
@@ -160,11 +160,13 @@ def run_step(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> dict[str,
             return folders
     if not step.reads:
         for other in searched:
-            refuse_rebuild(other, step.name)
+            check_no_takedowns(other, step.name)
     folders = versions[0]
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
-    built = step.build(Build(run.spark, run.recipe, step.stages, folders, inputs, run.splits, models, run.partitions))
+    built = step.build(
+        StepContext(run.spark, run.recipe, step.stages, folders, inputs, run.splits, models, run.partitions)
+    )
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
@@ -178,10 +180,10 @@ def run_folders(folder: Store) -> list[Store]:
     return [folder, *{other.uri: other for other in others}.values()]
 
 
-def version_folders(folder: Store, step: TableJob, version: str) -> dict[str, Store]:
+def version_folders(folder: Store, step: Step, version: str) -> dict[str, Store]:
     """Return the folders in which a version of a step's tables is, or would be written, in a run folder."""
     # A takedown replaces the version that these inputs and settings made by another one.
-    return {name: folder.child(f"{name}/{standing_version(folder, name, version)}") for name in step.writes}
+    return {name: folder.child(f"{name}/{resolve_version(folder, name, version)}") for name in step.writes}
 
 
 def relative_path(folder: Store, table: str, written: Store) -> str:
@@ -189,20 +191,20 @@ def relative_path(folder: Store, table: str, written: Store) -> str:
     return posixpath.relpath(written.root, folder.child(table).root)
 
 
-def models_of(run: Run, step: TableJob) -> Models:
+def models_of(run: Run, step: Step) -> Models:
     """Return the models of a step's stages."""
     return {stage.name: run.models[stage.name] for stage in step.stages if stage.name in run.models}
 
 
-def step_identity(run: Run, step: TableJob, inputs: Mapping[str, Table]) -> str:
+def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
     """Return the fingerprint of a step: stages, versions, content settings, digests of models, and what it reads."""
-    reads: Any = {name: origin_of(table.manifest) for name, table in inputs.items()}
+    reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
     return digest_of({"table": step.name, **step_content(run, step), "reads": reads})
 
 
-def step_content(run: Run, step: TableJob) -> dict[str, Any]:
+def step_content(run: Run, step: Step) -> dict[str, Any]:
     """Return the versions, content settings and model digests of a step's stages."""
     models = models_of(run, step)
     return {
@@ -212,13 +214,13 @@ def step_content(run: Run, step: TableJob) -> dict[str, Any]:
     }
 
 
-def settings_of(section: Section, step: TableJob) -> dict[str, Any]:
+def settings_of(section: Section, step: Step) -> dict[str, Any]:
     """Return the settings of one section that change what a step writes."""
     return section.decisions() if step.settings == "decision" else section.content()
 
 
 def commit(
-    run: Run, step: TableJob, folder: Store, facts: tuple[str, Built, Mapping[str, Table], dict[str, Any]]
+    run: Run, step: Step, folder: Store, facts: tuple[str, TableResult, Mapping[str, TableVersion], dict[str, Any]]
 ) -> None:
     """Write the manifest of one table, which makes it exist, and delete the results of its parts."""
     table, built, inputs, timing = facts
@@ -245,12 +247,12 @@ def commit(
         "notes": {**built.notes, "errors": built.errors},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
-    forget_parts(folder, len(built.files))
+    delete_part_results(folder, len(built.files))
     for error, count in built.errors.items():
         print(f"{step.name}: {count} record(s) dropped as failed, {error}", file=sys.stderr)
 
 
-def check_inputs(folder: Store, table: str, built: Built, identities: Mapping[str, str]) -> None:
+def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:
     """Compare the inputs' digests with those an earlier version read under the same name, size and time.
 
     Raises ContractError if the content of a file changed while its name, size and time did not.

@@ -11,17 +11,17 @@ from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
 from pipeline.dedup.audit.config import AUDIT
-from pipeline.dedup.audit.config import wanted as is_audited
+from pipeline.dedup.audit.config import is_enabled as is_audited
 from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.clusters import build_clusters
 from pipeline.dedup.config import DEDUP
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.repeats.config import REPEATS
 from pipeline.dedup.repeats.step import build_repeats
-from pipeline.dedup.repeats.step import wanted as cuts_repeats
+from pipeline.dedup.repeats.step import is_enabled as cuts_repeats
 from pipeline.dedup.survivors import build_dedup
 from pipeline.engine.stage import PerDocument
-from pipeline.engine.step import Stage, TableJob
+from pipeline.engine.step import Stage, Step
 from pipeline.extract.extract import EXTRACT
 from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
@@ -33,7 +33,7 @@ from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
 from pipeline.steps.requirements import bucket_tables, check_buckets, check_indexes
 from pipeline.steps.scores import build_scores, has_models
-from pipeline.steps.verdicts import Rejudge, build_verdicts
+from pipeline.steps.verdicts import Reevaluation, build_verdicts
 from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
@@ -47,35 +47,35 @@ SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
 CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED)
 """State the checks that decide, in this order, whether a document is kept."""
 
-STEPS: tuple[TableJob, ...] = (
-    TableJob(
+STEPS: tuple[Step, ...] = (
+    Step(
         writes=("documents", "text"),
         stages=(SOURCE, *MEASURED, KEEP_TEXT),
         reads=(),
         build=build_documents,
     ),
-    TableJob(
+    Step(
         writes=("scores",),
         stages=SCORED,
         reads=("documents", "text"),
         build=build_scores,
         wanted=partial(has_models, SCORED),
     ),
-    TableJob(
+    Step(
         writes=("verdicts",),
         stages=CHECKED,
         reads=("documents", "scores"),
         build=build_verdicts,
         settings="decision",
     ),
-    TableJob(
+    Step(
         writes=("clusters", "index"),
         stages=(SIGNATURE, DEDUP),
         reads=("documents", "text", "scores"),
         build=build_clusters,
         outside=partial(check_indexes, partial(has_models, SCORED)),
     ),
-    TableJob(
+    Step(
         writes=("dedup", "representatives"),
         stages=(DEDUP,),
         reads=("documents", "scores", "verdicts", "clusters", "index"),
@@ -83,33 +83,33 @@ STEPS: tuple[TableJob, ...] = (
         settings="decision",
         outside=representatives_of,
     ),
-    TableJob(
+    Step(
         writes=("audit",),
         stages=(AUDIT,),
         reads=("documents", "text", "clusters"),
         build=build_audit,
         wanted=is_audited,
     ),
-    TableJob(
+    Step(
         writes=("repeats",),
         stages=(REPEATS, *CHECKED),
         reads=("documents", "text", "scores", "verdicts", "dedup"),
-        build=partial(build_repeats, make_judge=partial(Rejudge, CHECKED)),
+        build=partial(build_repeats, make_reevaluator=partial(Reevaluation, CHECKED)),
         wanted=cuts_repeats,
     ),
-    TableJob(
+    Step(
         writes=("clean",),
         stages=(PII,),
         reads=("documents", "text", "dedup", "repeats"),
         build=build_clean,
     ),
-    TableJob(
+    Step(
         writes=("tokenizer",),
         stages=(TOKENIZER,),
         reads=("clean",),
         build=build_tokenizer,
     ),
-    TableJob(
+    Step(
         writes=("tokens",),
         stages=(TOKENS,),
         reads=("clean", "tokenizer"),

@@ -11,7 +11,7 @@ import regex
 from pydantic import model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
-from schemas.config import Section, decision, location, nearest
+from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError, ContractError
 
 BUILT_IN = "builtin"
@@ -141,7 +141,7 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
     model = fasttext.load_model(path)
     labels = model.get_labels()
     if label not in labels:
-        raise ConfigError(f"toxicity.classifier_label: {path} has no label {label!r}{nearest(label, labels)}")
+        raise ConfigError(f"toxicity.classifier_label: {path} has no label {label!r}{suggest_name(label, labels)}")
 
     def score(text: str) -> float:
         # predict() wants one line; k=-1 gives every label, also with more than one.

@@ -45,7 +45,7 @@ class SourceLoss(_Block):
         return self.nats / (math.log(2) * self.bytes) if self.bytes else None
 
 
-def summed(parts: Iterable[SourceLoss]) -> SourceLoss:
+def sum_losses(parts: Iterable[SourceLoss]) -> SourceLoss:
     """Several sources as one."""
     found = list(parts)
     return SourceLoss(
@@ -76,7 +76,7 @@ class Measurement(_Block):
     """Their tokens in these rows."""
 
 
-class Side(_Block):
+class AblationSide(_Block):
     """One of the two datasets."""
 
     dataset: str
@@ -87,7 +87,7 @@ class Side(_Block):
     """Tokens to train on."""
 
 
-class Moved(_Block):
+class VerdictChange(_Block):
     """Documents that met one fate with the rules and another without them."""
 
     source: str
@@ -98,7 +98,7 @@ class Moved(_Block):
     documents: int
 
 
-class Proxies(_Block):
+class ProxySettings(_Block):
     """What all proxies have in common."""
 
     params: int
@@ -116,7 +116,7 @@ class Proxies(_Block):
     """Passes over the dataset, by side."""
 
 
-class Interval(_Block):
+class DifferenceInterval(_Block):
     """A mean difference over seeds, without - with."""
 
     mean: float
@@ -143,9 +143,9 @@ class Comparison(_Block):
     """Empty = over all."""
     losses: tuple[tuple[float, float], ...]
     """By seed, with the rules and without them [nats/token]."""
-    nats: Interval
+    nats: DifferenceInterval
     """Difference [nats/token]."""
-    bits: Interval | None
+    bits: DifferenceInterval | None
     """Difference [bits/byte]; None = no text is known."""
     answer: str
     """worth it, not worth it, or why it cannot be told."""
@@ -162,13 +162,13 @@ class Ablation(_Block):
     """Rules, `section.rule`."""
     settings: dict[str, tuple[Any, Any]]
     """Settings of the recipe that differ: with the rules, and without."""
-    with_rules: Side
-    without: Side
-    documents: tuple[Moved, ...]
+    with_rules: AblationSide
+    without: AblationSide
+    documents: tuple[VerdictChange, ...]
     """Every change of fate."""
     tokens: dict[str, tuple[int, int]]
     """Tokens of each stream with the rules, and without."""
-    proxies: Proxies
+    proxies: ProxySettings
     share: float
     """Of the intervals, such as 0.95."""
     comparisons: tuple[Comparison, ...]

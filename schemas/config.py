@@ -83,7 +83,7 @@ class Recipe(Mapping[str, Section]):
         return {name: values for name, values in sections.items() if values}
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def suggest_name(name: str, valid: Iterable[str]) -> str:
     """` (did you mean X?)` for the valid name closest to `name`, or the valid names if none is close."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
@@ -99,7 +99,7 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
     sections: dict[str, Section] = {}
     for name, values in raw.items():
         if name not in kinds:
-            problems.append(f"[{name}]: no such section{nearest(name, kinds)}")
+            problems.append(f"[{name}]: no such section{suggest_name(name, kinds)}")
         elif not isinstance(values, Mapping):
             problems.append(f"{name}: a section [{name}] is expected, found the value {values!r}")
     for name, kind in kinds.items():
@@ -118,7 +118,7 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
 def _problem(section: str, kind: type[Section], item: Any) -> str:
     field = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{section}.{field}: no such key{nearest(str(item['loc'][-1]), kind.model_fields)}"
+        return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), kind.model_fields)}"
     found = "" if item["type"] == "missing" else f", found {item.get('input')!r}"
     if isinstance(item.get("input"), str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
         found += " (not TOML: names of tables and texts inside lists want their quotes)"

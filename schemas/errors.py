@@ -20,7 +20,7 @@ class ContractError(PenstockError):
     """Data disagrees with what its manifest, schema or digest states; the run stops."""
 
 
-def storage_problem(error: OSError) -> str | None:
+def describe_storage_error(error: OSError) -> str | None:
     """What the user can do about an error of the storage; None if it is another kind of error."""
     if error.errno not in UNWRITABLE:
         return None

@@ -23,7 +23,7 @@ def shuffle_key(seed: int, identifier: bytes) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def below_share(key: int, share: float) -> bool:
+def is_in_share(key: int, share: float) -> bool:
     """Whether a `shuffle_key` falls into the lowest `share` in [0, 1] of its range."""
     return key < int(share * (1 << 63))
 

@@ -18,18 +18,18 @@ from pathlib import Path
 from schemas.errors import ContractError
 from schemas.manifest import read_run
 from schemas.storage import Store
-from schemas.takedown import refuse_half_done
+from schemas.takedown import check_no_pending_takedown
 
 TABLES_LOCK = "tables.lock"
 """Alone: who writes or removes tables. Shared: who reads them for long."""
 TRAIN_LOCK = "train.lock"
 """Alone: who trains, or moves checkpoints."""
-UNGUARDED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """No folder, or one that may not be written to, or a filesystem without locks."""
 
 
 @contextmanager
-def writing_tables(run: Store, what: str) -> Iterator[None]:
+def lock_tables(run: Store, what: str) -> Iterator[None]:
     """This process alone writes or removes tables of a run; those of other runs that it stands on stay meanwhile.
 
     Raises ContractError, naming who holds them, if it does not get them at once.
@@ -42,7 +42,7 @@ def writing_tables(run: Store, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def training(run: Store, what: str) -> Iterator[None]:
+def lock_training(run: Store, what: str) -> Iterator[None]:
     """This process alone trains in a run folder, and the tables that it reads, here or in other runs, stay meanwhile.
 
     Raises ContractError, naming who holds them, if it does not get them at once, or if a takedown of them was broken
@@ -52,7 +52,7 @@ def training(run: Store, what: str) -> Iterator[None]:
         _take(held, run, TRAIN_LOCK, what)
         for home in (run, *_homes(run)):
             _take(held, home, TABLES_LOCK, what, shared=True)
-            refuse_half_done(home)
+            check_no_pending_takedown(home)
         yield
 
 
@@ -69,7 +69,7 @@ def _take(held: ExitStack, run: Store, name: str, what: str, *, shared: bool = F
     try:
         file = _locked(Path(run.path(name)), shared)
     except OSError as error:
-        if error.errno in UNGUARDED:
+        if error.errno in LOCKLESS_ERRORS:
             return
         if error.errno != errno.EWOULDBLOCK:
             raise

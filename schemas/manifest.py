@@ -15,7 +15,7 @@ from schemas.storage import Store
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-MOVED_NAME = "takedown.json"
+REPLACED_NAME = "takedown.json"
 """In the folder of a version that a takedown has replaced: which version stands in its place."""
 RUN_NAME = "run.json"
 
@@ -167,8 +167,8 @@ def write_manifest(folder: Store, manifest: Manifest) -> None:
 def read_manifest(folder: Store) -> Manifest:
     """The manifest of a table version. Raises ContractError if there is none or it does not hold together."""
     if not folder.exists(MANIFEST_NAME):
-        if folder.exists(MOVED_NAME):
-            moved = folder.read_json(MOVED_NAME)
+        if folder.exists(REPLACED_NAME):
+            moved = folder.read_json(REPLACED_NAME)
             raise ContractError(
                 f"{folder.uri}: expected a table, got that takedown {moved['id']} has put {moved['to']} in its "
                 "place. A run on the old one cannot go on: plan anew, in another folder."
@@ -189,7 +189,7 @@ def read_manifest(folder: Store) -> Manifest:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableVersion:
     """A committed table of the run: where it lies and what it says."""
 
     folder: Store

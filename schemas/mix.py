@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 
 FORMAT = 1
@@ -55,7 +55,7 @@ class Mix(_Part):
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
         """The parts of these sources. Raises ConfigError if a source has none, or there are others."""
         if unknown := sorted(self.sources.keys() - names):
-            hints = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
+            hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(f"{where}: expected sources of the dataset, got {hints}. Correct the names.")
         if lacking := sorted(names - self.sources.keys()):
             raise ConfigError(f"{where}: expected every source of the dataset, got no {', '.join(lacking)}. Add them.")

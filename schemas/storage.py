@@ -27,8 +27,8 @@ OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs
 """Options of a filesystem unless its URI says otherwise: what is small goes out in one request, before which nothing
 exists that an interrupt could leave empty; an unreachable store is given up after a minute, not after fifteen."""
 URI_SAFE = "/%:@!$&'()*+,;=~"
-REFUSED = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
-REFUSED_BY_GOOGLE = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
+AWS_ERROR = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
+GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
 
 
 class Store:
@@ -42,7 +42,7 @@ class Store:
         self.uri = re.sub("(?<=[^/:])/+$", "", place)
         self.address = f"{self.uri}{mark}{options}"
         """The URI with the options of its filesystem, where it has some."""
-        self.fs, self.root = resolve(self.address)
+        self.fs, self.root = resolve_uri(self.address)
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ class Store:
             return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
 
-    def check_place(self) -> None:
+    def check_bucket(self) -> None:
         """Raises ConfigError if the folder's bucket does not exist: whatever is asked for would only be missing."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
@@ -159,7 +159,7 @@ class Store:
                 yield info.path[len(self.root) + 1 :]
 
 
-def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
+def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     """The filesystem of a local path or URI, and the path as that filesystem spells it.
 
     Characters that no URI has may stand for themselves. Raises ConfigError if the URI names no place, one of an unknown
@@ -193,16 +193,16 @@ def resolve(uri: str) -> tuple[pafs.FileSystem, str]:
     return fs, root if root == "/" else root.rstrip("/")
 
 
-def remote_problem(error: BaseException) -> str | None:
+def describe_remote_error(error: BaseException) -> str | None:
     """What the user can do about an error of an object store, on this machine or on a worker; None if it is none."""
-    if found := REFUSED.search(str(error)):
+    if found := AWS_ERROR.search(str(error)):
         where = f"s3://{found['bucket']}/{found['key'] or ''}" if found["bucket"] else "the object store"
         said = re.sub(r" \(Request ID: [^)]*\)", "", found["aws"]).strip()
         return (
             f"{where}: expected an object store that answers, got {said}. Check bucket, endpoint and credentials, "
             "then run the same command again."
         )
-    if found := REFUSED_BY_GOOGLE.search(str(error)):
+    if found := GOOGLE_ERROR.search(str(error)):
         return (
             f"gs://: expected an object store that answers, got {found['google']}. Check bucket and credentials, "
             "then run the same command again."

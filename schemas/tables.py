@@ -22,7 +22,7 @@ from schemas.signals import LINE_SIGNALS, SIGNALS
 NAME, VALUE = "name", "value"
 
 
-class Flat(NamedTuple):
+class FlatEntries(NamedTuple):
     """All entries of a column one behind the other."""
 
     rows: npt.NDArray[np.int64]
@@ -54,16 +54,18 @@ def to_mapping(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Any] | 
     return None if entries is None else {entry[NAME]: entry[VALUE] for entry in entries}
 
 
-def flattened(column: pa.ListArray) -> Flat:
+def flatten_entries(column: pa.ListArray) -> FlatEntries:
     """The entries of a column, which may be a slice; rows that are null or empty have none."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     entries = column.flatten()
-    return Flat(np.repeat(np.arange(len(column)), lengths), *(pc.struct_field(entries, name) for name in (NAME, VALUE)))
+    return FlatEntries(
+        np.repeat(np.arange(len(column)), lengths), *(pc.struct_field(entries, name) for name in (NAME, VALUE))
+    )
 
 
-def lookup(column: pa.ListArray, name: str) -> pa.Array:
+def lookup_entry(column: pa.ListArray, name: str) -> pa.Array:
     """(rows,) the value of the entry of this name; null where there is none."""
-    flat = flattened(column)
+    flat = flatten_entries(column)
     found = pc.fill_null(pc.equal(flat.names, name), False).to_numpy(zero_copy_only=False)
     places = np.full(len(column), -1, np.int64)
     places[flat.rows[found]] = np.flatnonzero(found)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import MOVED_NAME, Manifest
+from schemas.manifest import REPLACED_NAME, Manifest
 from schemas.storage import Store
 
 # What training had seen of documents that are taken down: steps, checkpoints, and other runs on the same tables.
@@ -21,7 +21,7 @@ class _Block(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Model(_Block):
+class TrainedCheckpoint(_Block):
     """A checkpoint that was there when the documents were removed, those that a replay has set aside included."""
 
     checkpoint: str
@@ -43,7 +43,7 @@ class OtherRun(_Block):
     """The tables it stands on that a takedown replaces."""
     steps: list[int] = []
     """Every step of its plan whose batch held a part of a removed document, from 1."""
-    models: list[Model] = []
+    models: list[TrainedCheckpoint] = []
     """Every checkpoint of it that stood."""
 
 
@@ -52,7 +52,7 @@ class Effects(_Block):
 
     steps: list[int] = []
     """Every step of the plan whose batch held a part of one, from 1."""
-    models: list[Model] = []
+    models: list[TrainedCheckpoint] = []
     """Every checkpoint that was there."""
     last_clean: int | None = None
     """Step of the last standing checkpoint before the first such step; None = none stands."""
@@ -200,7 +200,7 @@ class Certificate(_Block):
         return sum(document.num_tokens for document in self.documents)
 
 
-def salted(salt: str, kind: str, value: bytes) -> str:
+def salted_digest(salt: str, kind: str, value: bytes) -> str:
     """The digest (hex) under which a certificate names an id (`document`) or a request (`url`, `domain`, …)."""
     return hashlib.sha256(f"{salt} {kind} ".encode() + value).hexdigest()
 
@@ -266,13 +266,13 @@ def descent_of(manifest: Manifest) -> Descent | None:
         ) from error
 
 
-def origin_of(manifest: Manifest) -> str:
+def origin_digest(manifest: Manifest) -> str:
     """The digest of the version that a run wrote, whatever was taken down since."""
     descent = descent_of(manifest)
     return descent.origin if descent else manifest.digest
 
 
-def ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
+def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     """The takedowns that lead to a version of a table, newest first.
 
     Raises ContractError, naming both sides, where a manifest and the certificate it names do not agree.
@@ -293,24 +293,24 @@ def ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     return found
 
 
-def positions_of(manifest: Manifest) -> str:
+def positions_digest(manifest: Manifest) -> str:
     """The digest of the oldest version whose tokens lie at the same positions: tombstones move none."""
     descent = descent_of(manifest)
     return (descent.positions if descent else "") or manifest.digest
 
 
-def standing_version(run: Store, table: str, version: str) -> str:
+def resolve_version(run: Store, table: str, version: str) -> str:
     """The version that stands in place of one that takedowns have replaced; itself if none has.
 
     Raises ContractError while a takedown is half done.
     """
-    refuse_half_done(run)
-    while run.exists(moved := f"{table}/{version}/{MOVED_NAME}"):
+    check_no_pending_takedown(run)
+    while run.exists(moved := f"{table}/{version}/{REPLACED_NAME}"):
         version = run.read_json(moved)["to"]
     return version
 
 
-def refuse_half_done(run: Store) -> None:
+def check_no_pending_takedown(run: Store) -> None:
     """Raises ContractError if a takedown of a run was broken off."""
     if run.exists(PENDING_NAME):
         raise ContractError(
@@ -319,7 +319,7 @@ def refuse_half_done(run: Store) -> None:
         )
 
 
-def refuse_rebuild(run: Store, table: str) -> None:
+def check_no_takedowns(run: Store, table: str) -> None:
     """Raises ContractError if documents were taken down from a run that is about to read its inputs again."""
     if run.exists(TAKEDOWNS):
         raise ContractError(

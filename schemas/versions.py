@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, Table, read_manifest, read_run, write_run
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, TableVersion, read_manifest, read_run, write_run
 from schemas.storage import Store
 
 DATASET = "tokens"
@@ -44,7 +44,7 @@ class PinnedRun(Store):
         )
 
 
-def run_at(address: str) -> Store:
+def open_run(address: str) -> Store:
     """The run folder that `RUN` or `RUN@<digest>` names; the digest, of a dataset or any table, may be its beginning.
 
     Raises ConfigError if no version of that digest stands, or several do.
@@ -66,13 +66,15 @@ def run_at(address: str) -> Store:
     return PinnedRun(run.address, pinned_tables(run, table, version))
 
 
-def standing_versions(run: Store, table: str) -> dict[str, Table]:
+def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
     """Every committed version of a table by folder name, oldest first; one of another run by its way."""
     current = read_run(run).tables.get(table, "")
     names = [*_folders(run, table), *([current] if "/" in current else [])]
     folders = {name: run.child(f"{table}/{name}") for name in names}
     found = {
-        name: Table(folder, read_manifest(folder)) for name, folder in folders.items() if folder.exists(MANIFEST_NAME)
+        name: TableVersion(folder, read_manifest(folder))
+        for name, folder in folders.items()
+        if folder.exists(MANIFEST_NAME)
     }
     return dict(sorted(found.items(), key=lambda item: (item[1].manifest.run.started, item[0])))
 
@@ -98,7 +100,7 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
     return pinned
 
 
-def attach(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
+def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
     """Let a new run folder stand on the tables that another one stands on (None: on all of them), and on its recipe.
 
     Nothing is copied: `run.json` names the version folders by their way from here, so both folders may move together.
@@ -131,7 +133,7 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
     return found
 
 
-def refuse_attached(run: Store, what: str) -> None:
+def check_own_tables(run: Store, what: str) -> None:
     """Raises ConfigError if a run stands on tables of another one, which it must not change."""
     if foreign := sorted(table for table, way in read_run(run).tables.items() if way.startswith("../")):
         there = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
@@ -156,14 +158,14 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
         if found:
             places = ", ".join(f"{name}/{version}" for name, version in found)
             raise ConfigError(f"{run.uri}@{digest}: expected one version, got {places}. Give more digits.")
-    standing = ", ".join(table.manifest.digest[:12] for table in standing_versions(run, DATASET).values())
+    standing = ", ".join(table.manifest.digest[:12] for table in list_versions(run, DATASET).values())
     raise ConfigError(
         f"{run.uri}@{digest}: expected a version of this digest, got none. Its datasets are {standing or 'none yet'}."
     )
 
 
 def _matching(run: Store, table: str, digest: str) -> Iterator[str]:
-    for version, found in standing_versions(run, table).items():
+    for version, found in list_versions(run, table).items():
         if found.manifest.digest.startswith(digest):
             yield version
 

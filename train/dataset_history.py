@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from schemas.takedown import Certificate, ancestry
+from schemas.takedown import Certificate, takedown_ancestry
 from schemas.tokens import Dataset
 
 REPLAYS_NAME = "train/replays.json"
@@ -70,7 +70,7 @@ def since_dataset(run: Store, dataset: Dataset, expected: str) -> list[Certifica
 
     Raises ContractError if a manifest and a certificate disagree.
     """
-    line = ancestry(run, dataset.manifest)
+    line = takedown_ancestry(run, dataset.manifest)
     befores = [certificate.tables["tokens"].before for certificate in line]
     return line[: befores.index(expected) + 1] if expected in befores else []
 

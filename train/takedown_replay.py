@@ -13,13 +13,13 @@ from pydantic import ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.locks import training
+from schemas.locks import lock_training
 from schemas.storage import Store
-from schemas.takedown import Certificate, Effects, Model, ancestry
+from schemas.takedown import Certificate, Effects, TrainedCheckpoint, takedown_ancestry
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.checkpoint.folder import local_path, standing_notes
-from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, parse_note
-from train.data.order import Order
+from train.checkpoint.folder import list_checkpoints, local_path
+from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, parse_metadata
+from train.data.order import SampleOrder
 from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, since_dataset
 from train.plan.plan import PLAN_NAME, Plan, standing_order, write_plan
 
@@ -47,11 +47,11 @@ def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects
         steps = seeing_steps(standing_order(run, dataset, bound), documents, next_tokens)
     first = steps[0] if steps else math.inf
 
-    def model(name: str, note: Note) -> Model:
+    def model(name: str, note: CheckpointMetadata) -> TrainedCheckpoint:
         saw = note.step >= (first if known and note.identity.dataset in same else 1)
-        return Model(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
+        return TrainedCheckpoint(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
 
-    current = [model(note.name, note) for note in (standing_notes(run) if run.is_local else [])]
+    current = [model(note.name, note) for note in (list_checkpoints(run) if run.is_local else [])]
     clean = [checkpoint.step for checkpoint in current if not checkpoint.saw]
     aside = [model(name, note) for name, note in _notes_aside(run)]
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
@@ -60,24 +60,24 @@ def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects
 def _same_positions(run: Store, dataset: Dataset) -> set[str]:
     """Return the digests of a dataset and of the earlier ones with the same token positions."""
     digests = {dataset.digest}
-    for certificate in ancestry(run, dataset.manifest):
+    for certificate in takedown_ancestry(run, dataset.manifest):
         if certificate.mode == "compact":
             break
         digests.add(certificate.tables["tokens"].before)
     return digests
 
 
-def _notes_aside(run: Store) -> Iterator[tuple[str, Note]]:
+def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
     """Yield folder and metadata of every checkpoint that a replay has set aside."""
     for path in sorted(run.child(REPLACED).walk()):
         folder, _, file = f"{REPLACED}/{path}".rpartition("/")
-        if file == NOTE_NAME:
+        if file == METADATA_NAME:
             step = folder.rpartition("/")[2].partition(".")[0]
-            origin = f"{folder}, once {CHECKPOINTS}/{step}/{NOTE_NAME}"
-            yield folder, parse_note(run.read_bytes(f"{folder}/{file}"), origin)
+            origin = f"{folder}, once {CHECKPOINTS}/{step}/{METADATA_NAME}"
+            yield folder, parse_metadata(run.read_bytes(f"{folder}/{file}"), origin)
 
 
-def seeing_steps(order: Order, documents: Iterable[Span], next_tokens: int = 1) -> list[int]:
+def seeing_steps(order: SampleOrder, documents: Iterable[Span], next_tokens: int = 1) -> list[int]:
     """Return the steps, from 1, that contain a token of the documents; `next_tokens` = 1: also as a target only."""
     steps: set[int] = set()
     for stream, start, num_tokens in documents:
@@ -100,7 +100,7 @@ def begin_replay(run: Store, choice: str) -> Replay:
     ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
-    with training(run, "penstock train --replay-from"):
+    with lock_training(run, "penstock train --replay-from"):
         return _begin(run, choice)
 
 
@@ -130,7 +130,7 @@ def _begin(run: Store, choice: str) -> Replay:
     order = standing_order(run, dataset, bound).digest
     if order != plan.order:
         raise ContractError(f"{PLAN_NAME}: expected samples in order {plan.order}, got {order}. Plan again.")
-    notes = standing_notes(run)
+    notes = list_checkpoints(run)
     step, clean = _chosen(choice, notes, since, earlier)
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
@@ -151,7 +151,9 @@ def _begin(run: Store, choice: str) -> Replay:
     return replay
 
 
-def _chosen(choice: str, notes: list[Note], since: list[Certificate], earlier: list[Replay]) -> tuple[int, bool]:
+def _chosen(
+    choice: str, notes: list[CheckpointMetadata], since: list[Certificate], earlier: list[Replay]
+) -> tuple[int, bool]:
     """Return the step to resume from, and True if it has seen none of the documents."""
     seen = [certificate.effects.steps[0] for certificate in since if certificate.effects.steps]
     # Checkpoints written after an earlier replay on this dataset have seen no removed document at any step.

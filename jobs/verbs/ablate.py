@@ -10,34 +10,45 @@ from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from jobs.verbs.proxies import (
     Pair,
-    Wanted,
+    ProxySize,
     check_heldout,
     check_settings,
-    default_params,
     default_size,
+    describe_default_size,
     evaluate_pairs,
     plan_pairs,
-    settings_of_proxies,
+    proxy_settings,
     train_pairs,
 )
-from pipeline.engine.step import TableJob
-from pipeline.inspect.diff import KEPT, Difference, compare, open_side
-from pipeline.inspect.without_rules import leave_out
+from pipeline.engine.step import Step
+from pipeline.inspect.diff import KEPT, Difference, compare_runs, open_compared_run
+from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.run import prepare, run_folders, run_steps, settings_of
 from pipeline.stages import STEPS
-from pipeline.tokens.tokenizer import TO_TRAIN
-from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, Interval, Moved, Proxies, Side
+from pipeline.tokens.tokenizer import TRAIN_SETTINGS
+from schemas.ablation import (
+    ABLATIONS,
+    RESULT_NAME,
+    WITH,
+    WITHOUT,
+    Ablation,
+    AblationSide,
+    Comparison,
+    DifferenceInterval,
+    ProxySettings,
+    VerdictChange,
+)
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from train.config.settings import SECTIONS
-from train.data.heldout import copies_trained_on, heldout_documents, trained_on
-from train.data.order import tokens_drawn
-from train.eval.paired import SHARE, Losses, answer_of, compare_sides, label_of
+from train.data.heldout import heldout_documents, trained_copies, trained_documents
+from train.data.order import tokens_by_source
+from train.eval.paired import SHARE, Losses, compare_sides, describe_heldout_set, summarize_comparisons
 
 # Branches: other datasets made by changed recipes of a run, in folders below it; only what changes is computed.
 #
@@ -94,11 +105,13 @@ def branch_folder(run: Store, change: Change) -> Store:
 def branch_recipe(run: Store, change: Change) -> Recipe:
     """The recipe of a run with a change, and with the run's tokenizer as it stands. Raises ConfigError."""
     where = f"{run.uri}/{RUN_NAME}"
-    values = leave_out(read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where))
+    values = leave_out_rules(
+        read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where)
+    )
     section = values.get("tokenizer", {})
     if section.get("model") is None:
         folder, manifest = open_table(run, "tokenizer")
-        given = {key: value for key, value in section.items() if key not in TO_TRAIN}
+        given = {key: value for key, value in section.items() if key not in TRAIN_SETTINGS}
         values["tokenizer"] = given | {"model": folder.path(manifest.run.paths["model"])}
     return load_recipe(values, change.data, recipe_sections(), where)
 
@@ -114,7 +127,7 @@ def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
     return found
 
 
-def _settings_differ(step: TableJob, before: Recipe, after: Recipe) -> bool:
+def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
     def settings(recipe: Recipe, name: str) -> tuple[object, object]:
         places = recipe[name].model_dump(mode="json", include=recipe[name].fields_of("location"))
         return settings_of(recipe[name], step), places
@@ -126,7 +139,7 @@ def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
     """Bring a branch up to its dataset; steps that stand in it, or in the run, are not made again."""
     prepared = prepare(recipe, None)  # whatever is wrong is found before Spark starts
     if not folder.exists(RUN_NAME):
-        attach(folder, run)
+        attach_run(folder, run)
     config = recipe.section("spark", SparkConfig)
     spark = open_session(config, "penstock ablate")
     try:
@@ -156,7 +169,7 @@ SHOWN = 12
 """Changes of fate that are listed."""
 
 
-def conclude(
+def make_result(
     change: Change,
     runs: Mapping[str, Store],
     pairs: Sequence[Pair],
@@ -164,8 +177,8 @@ def conclude(
     seconds: Mapping[str, float],
 ) -> Ablation:
     """The result of an ablation from what its proxies lost."""
-    a, b = (open_side(runs[side]) for side in (WITH, WITHOUT))
-    found = compare(a, b, 0)
+    a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
+    found = compare_runs(a, b, 0)
     on, losses = measured
     comparisons = compare_sides(on, [pair.seed for pair in pairs], losses)
     return Ablation(
@@ -180,29 +193,29 @@ def conclude(
         share=SHARE,
         comparisons=tuple(comparisons),
         measurements=tuple(one for several in losses.values() for one in several),
-        answer=answer_of(comparisons),
+        answer=summarize_comparisons(comparisons),
         seconds={name: round(value, 1) for name, value in seconds.items()},
     )
 
 
-def _side(dataset: Dataset, documents: int) -> Side:
-    return Side(dataset=dataset.digest, documents=documents, tokens=sum(dataset.num_tokens().values()))
+def _side(dataset: Dataset, documents: int) -> AblationSide:
+    return AblationSide(dataset=dataset.digest, documents=documents, tokens=sum(dataset.num_tokens().values()))
 
 
-def _moved(found: Difference) -> Iterator[Moved]:
+def _moved(found: Difference) -> Iterator[VerdictChange]:
     ordered = sorted(found.documents.items(), key=lambda item: (-item[1], item[0]))
     for (source, old, new), count in ordered:
-        yield Moved(source=source, with_rules=old, without=new, documents=count)
+        yield VerdictChange(source=source, with_rules=old, without=new, documents=count)
 
 
-def _proxies(pairs: Sequence[Pair]) -> Proxies:
+def _proxies(pairs: Sequence[Pair]) -> ProxySettings:
     plans = {side: proxy.plan for side, proxy in pairs[0].proxies.items()}
     plan = plans[WITH]
     passes = {}
     for side, proxy in pairs[0].proxies.items():
-        drawn = sum(tokens_drawn(plans[side].stages).values())
+        drawn = sum(tokens_by_source(plans[side].stages).values())
         passes[side] = round(drawn / sum(open_dataset(proxy.run).num_tokens().values()), 4)
-    return Proxies(
+    return ProxySettings(
         params=plan.num_params,
         tokens=plan.num_tokens,
         steps=plan.steps,
@@ -214,7 +227,7 @@ def _proxies(pairs: Sequence[Pair]) -> Proxies:
     )
 
 
-def tell(result: Ablation) -> str:
+def describe_ablation(result: Ablation) -> str:
     """The result as text."""
     proxies, ours, theirs = result.proxies, result.with_rules, result.without
     lines = [
@@ -239,7 +252,7 @@ def tell(result: Ablation) -> str:
     return "\n".join(lines)
 
 
-def _fates(moved: Sequence[Moved]) -> Iterator[str]:
+def _fates(moved: Sequence[VerdictChange]) -> Iterator[str]:
     """What became of documents, most frequent first."""
     for one in moved[:SHOWN]:
         yield f"  {one.documents:>7,}  {one.source}  {_fate(one.with_rules)} → {_fate(one.without)}"
@@ -257,7 +270,7 @@ def _left_out(result: Ablation) -> Iterator[str]:
     for name, one in zip(names, result.measurements, strict=False):  # those of the first proxy, on every set
         if one.left_out:
             yield (
-                f"{label_of(name)}: {one.left_out:,} of {one.documents:,} documents left out, because a proxy was "
+                f"{describe_heldout_set(name)}: {one.left_out:,} of {one.documents:,} documents left out, because a proxy was "
                 "trained on them or on a copy"
             )
 
@@ -267,14 +280,16 @@ def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
     rows = [("held out", "source", "with", "without", f"difference [{share:.0%}], nats/token", "bits/byte", "")]
     for one in comparisons:
         means = [sum(pair[side] for pair in one.losses) / len(one.losses) for side in (0, 1)]
-        bits = "–" if one.bits is None else shown(one.bits)
+        bits = "–" if one.bits is None else format_interval(one.bits)
         answer = one.answer.partition(":")[0].partition(" (")[0]
-        rows.append((one.on, one.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", shown(one.nats), bits, answer))
+        rows.append(
+            (one.on, one.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", format_interval(one.nats), bits, answer)
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(7)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
 
 
-def shown(found: Interval) -> str:
+def format_interval(found: DifferenceInterval) -> str:
     """An interval as text."""
     if found.low is None or found.high is None:
         return f"{found.mean:+.4f}"
@@ -297,7 +312,7 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a data section: for the other dataset; of a training section: for the proxies of both",
     )
     parser.add_argument("--seeds", type=int, default=3, help="pairs of proxies; default 3")
-    parser.add_argument("--params", type=float, help=f"parameters of a proxy; default: {default_params()}")
+    parser.add_argument("--params", type=float, help=f"parameters of a proxy; default: {describe_default_size()}")
     parser.add_argument("--tokens", type=int, help="tokens of a proxy; default: 20 a parameter, at most one pass")
     parser.add_argument("--on", action="append", default=[], help="a further run whose held-out text is asked about")
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of a source; default 512")
@@ -314,16 +329,16 @@ def ablate_command(arguments: argparse.Namespace) -> int:
         if value is not None and not value >= 1:
             raise ConfigError(f"--{name}: expected at least 1, got {value:g}")
     change = change_of(arguments.without, arguments.overrides)
-    wanted = Wanted(arguments.seeds, arguments.params, arguments.tokens, change.training)
+    wanted = ProxySize(arguments.seeds, arguments.params, arguments.tokens, change.training)
     before, after = stored_recipe(run, change.training), branch_recipe(run, change)
     check_clusters(run)
-    settings = settings_of_proxies(run, change.training)
-    datasets = {"the run": open_dataset(run)} | asked_about(arguments.on)
+    settings = proxy_settings(run, change.training)
+    datasets = {"the run": open_dataset(run)} | open_heldout_datasets(arguments.on)
     check_settings(settings, datasets["the run"])
     check_heldout(datasets, settings)
     check_tokenizers(datasets)
     if arguments.dry_run:
-        print(foreseen(run, change, (before, after), wanted))
+        print(describe_dry_run(run, change, (before, after), wanted))
         return 0
     folder = branch_folder(run, change)
     started = time.monotonic()
@@ -335,31 +350,37 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     check_tokenizers({"the run": sides[WITH], folder.uri: sides[WITHOUT]})
     check_heldout({change.name: sides[WITHOUT]}, settings)
     ours, theirs = (sum(sides[side].num_tokens().values()) for side in (WITH, WITHOUT))
-    say(f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both by the run's tokenizer")
+    print_progress(
+        f"dataset    {folder.uri}: {theirs:,} training tokens, {ours:,} with the rules; both by the run's tokenizer"
+    )
     seconds = {"dataset": time.monotonic() - started}
     others = {name: Store(name) for name in arguments.on}
-    print(tell(compared({WITH: run, WITHOUT: folder} | others, change, wanted, seconds, arguments.sequences)))
+    print(
+        describe_ablation(
+            train_and_compare({WITH: run, WITHOUT: folder} | others, change, wanted, seconds, arguments.sequences)
+        )
+    )
     return 0
 
 
-def compared(
-    runs: Mapping[str, Store], change: Change, wanted: Wanted, seconds: dict[str, float], sequences: int
+def train_and_compare(
+    runs: Mapping[str, Store], change: Change, wanted: ProxySize, seconds: dict[str, float], sequences: int
 ) -> Ablation:
     """Train the pairs, ask them about the held-out text of every run, and write the result."""
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
     pairs = plan_pairs(sides, folder.child("proxies"), wanted)
-    copies = unfit_documents(runs, pairs[0].proxies[WITH].plan.stages[-1].seq_len, sequences)
-    seconds["training"] = train_pairs(pairs, say)
+    copies = copied_documents(runs, pairs[0].proxies[WITH].plan.stages[-1].seq_len, sequences)
+    seconds["training"] = train_pairs(pairs, print_progress)
     started = time.monotonic()
     losses = evaluate_pairs(pairs, list(runs.values()), folder, sequences, copies)
     seconds["evaluation"] = time.monotonic() - started
-    result = conclude(change, sides, pairs, (list(runs), losses), seconds)
+    result = make_result(change, sides, pairs, (list(runs), losses), seconds)
     folder.write_atomic(RESULT_NAME, canonical_json(result.model_dump(mode="json")))
     return result
 
 
-def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
+def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
     """The held-out documents of all runs of which a copy is trained on, by one side or the other.
 
     Raises ContractError, before anything is trained, if a run has no document that neither side has seen.
@@ -370,10 +391,10 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
         name: {one.doc_id for one in heldout_documents(dataset, seq_len, sequences)}
         for name, dataset in datasets.items()
     }
-    copies = copies_trained_on(list(runs.values()), sides, set[bytes]().union(*held.values()))
+    copies = trained_copies(list(runs.values()), sides, set[bytes]().union(*held.values()))
     for name, documents in held.items():
         others = [side for side in sides if side.digest != datasets[name].digest]
-        if documents <= copies.union(*(trained_on(documents, side) for side in others)):
+        if documents <= copies.union(*(trained_documents(documents, side) for side in others)):
             raise ContractError(
                 f"held-out text {name!r}: expected documents that neither side is trained on, got none among "
                 f"{len(documents):,} whose copies are not either. Hold out more (tokens.heldout_share)."
@@ -381,19 +402,19 @@ def unfit_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> 
     return copies
 
 
-def asked_about(names: Sequence[str]) -> dict[str, Dataset]:
+def open_heldout_datasets(names: Sequence[str]) -> dict[str, Dataset]:
     """The datasets of the runs that `--on` names. Raises ConfigError if one is named like a side."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
         raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side. Write ./{taken[0]}.")
     return {name: open_dataset(Store(name)) for name in names}
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Print a line of progress at once."""
     print(line, flush=True)
 
 
-def foreseen(run: Store, change: Change, recipes: tuple[Recipe, Recipe], wanted: Wanted) -> str:
+def describe_dry_run(run: Store, change: Change, recipes: tuple[Recipe, Recipe], wanted: ProxySize) -> str:
     """What an ablation would do, and its cost as far as it can be told before the other dataset stands."""
     steps = steps_of(*recipes)
     stands, made = (", ".join(name for name, again in steps if again is one) for one in (False, True))

@@ -5,29 +5,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.inspect.diff import KEPT, Difference, Example, Side, compare, open_side
+from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 
-Moved = Mapping[tuple[str, str], int]
+MovedCounts = Mapping[tuple[str, str], int]
 
 
 def diff_command(arguments: argparse.Namespace) -> int:
     """Print which documents two runs or versions do not share, by source and rule, and their tokens by source."""
     if arguments.list < 0:
         raise ConfigError(f"diff --list: expected a number from 0 on, got {arguments.list}")
-    a, b = open_side(run_at(arguments.a)), open_side(run_at(arguments.b))
-    found = compare(a, b, arguments.list)
-    print(tell(found, a, b))
+    a, b = open_compared_run(open_run(arguments.a)), open_compared_run(open_run(arguments.b))
+    found = compare_runs(a, b, arguments.list)
+    print(describe_difference(found, a, b))
     if arguments.json:
         path = Path(arguments.json).absolute()
         Store(str(path.parent)).write_atomic(path.name, canonical_json(to_json(found, a, b)))
     return 0
 
 
-def tell(found: Difference, a: Side, b: Side) -> str:
+def describe_difference(found: Difference, a: ComparedRun, b: ComparedRun) -> str:
     """The difference as text."""
     lines = [
         f"{name}  {side.run.uri}  {'dataset' if side.dataset else 'clean'} {side.digest[:12]}  {kept:,} documents"
@@ -53,7 +53,7 @@ def tell(found: Difference, a: Side, b: Side) -> str:
 _INTO = "in: kept by B, not by A, by what dropped them in A"
 
 
-def _told(found: Difference, moved: Moved, title: str, out: bool) -> Iterator[str]:
+def _told(found: Difference, moved: MovedCounts, title: str, out: bool) -> Iterator[str]:
     if not moved:
         return
     yield from ("", f"{title}: {sum(moved.values()):,}")
@@ -85,7 +85,7 @@ def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
         yield "  ".join(cells)
 
 
-def to_json(found: Difference, a: Side, b: Side) -> dict[str, Any]:
+def to_json(found: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:
     """The whole difference as a JSON value."""
     return {
         "a": {"digest": a.digest, "documents": found.kept[0]},

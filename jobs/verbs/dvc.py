@@ -18,21 +18,21 @@ from typing import Any
 from jobs.recipe import read_recipe
 from jobs.run_all import run_recipe
 from pipeline.engine.stage import Source
-from pipeline.engine.step import TableJob
+from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.manifest import MANIFEST_NAME, RUN_NAME, Table, open_table, read_run
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
 
 DVC_NAME = "dvc.yaml"
 FIRST_LINE = "# Written by `penstock dvc`; write it again rather than editing it."
-MAGIC = "*?["
+WILDCARDS = "*?["
 PACKAGE = Path(__file__).parents[2] / "pipeline"
 TRAIN = "train"
 
@@ -42,7 +42,7 @@ class DvcStage:
     """One stage of a `dvc.yaml`."""
 
     name: str
-    says: str
+    message: str
     commands: tuple[tuple[str, ...], ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -63,7 +63,7 @@ def dvc_command(arguments: argparse.Namespace) -> int:
     """Write dvc.yaml into this folder: the stages of a recipe, from its inputs to the report, for `dvc repro`."""
     recipe_path, out, overrides = arguments.recipe, arguments.out, arguments.overrides
     if arguments.stage is not None:
-        run_whole(recipe_path, out, overrides, arguments.stage)
+        run_and_repair(recipe_path, out, overrides, arguments.stage)
         return 0
     stages, run = dvc_stages(recipe_path, out, overrides), _below_here(out)
     text = "\n".join([FIRST_LINE, *_yaml(stages)]) + "\n"
@@ -96,7 +96,7 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     stages = [
         DvcStage(
             name=step.name,
-            says=f"writes {' and '.join(step.writes)}",
+            message=f"writes {' and '.join(step.writes)}",
             commands=((*call, "--stage", step.name),),
             reads=tuple(
                 dict.fromkeys(
@@ -114,7 +114,7 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     names = [*(step.name for step in steps), TRAIN]
     first = DvcStage(
         name="settings",
-        says="writes this file again, and what decides each of the stages below",
+        message="writes this file again, and what decides each of the stages below",
         commands=(call,),
         reads=(recipe_path,),
         writes=tuple(_settings_file(run, name) for name in names),
@@ -131,7 +131,7 @@ def _training(run: str, recipe: Recipe, recipe_path: str, given: tuple[str, ...]
     files = [file for name in SECTIONS for place in _locations(recipe, name) for file in _followed(place)]
     yield DvcStage(
         name=TRAIN,
-        says="sizes the training run and trains the model",
+        message="sizes the training run and trains the model",
         commands=(("penstock", "run", recipe_path, "--out", run, *given), ("penstock", "train", run)),
         reads=tuple(dict.fromkeys([_settings_file(run, TRAIN), *files, f"{run}/tokens"])),
         writes=(plan, f"{run}/train/checkpoints"),
@@ -149,11 +149,11 @@ def _below_here(out: str) -> str:
     return path.relative_to(here).as_posix()
 
 
-def _wanted(recipe: Recipe) -> list[TableJob]:
+def _wanted(recipe: Recipe) -> list[Step]:
     return [step for step in STEPS if step.wanted(recipe)]
 
 
-def _behind(step: TableJob, recipe: Recipe) -> list[TableJob]:
+def _behind(step: Step, recipe: Recipe) -> list[Step]:
     """A step and all that it is made from, in order.
 
     A table's folder holds its earlier versions too, so going back to one changes nothing in it: every stage looks at
@@ -180,7 +180,7 @@ def deciding_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return found | {TRAIN: found[steps[-1].name] | {TRAIN: own}}
 
 
-def _own(step: TableJob, recipe: Recipe) -> dict[str, Any]:
+def _own(step: Step, recipe: Recipe) -> dict[str, Any]:
     names = [stage.name for stage in step.stages]
     return {
         "stages": {stage.name: stage.version for stage in step.stages},
@@ -199,12 +199,12 @@ def _settings_file(run: str, stage: str) -> str:
     return f"{run}/dvc/{stage}.json"
 
 
-def _outside(step: TableJob, recipe: Recipe) -> Iterator[str]:
+def _outside(step: Step, recipe: Recipe) -> Iterator[str]:
     """Local files that a step reads besides tables: inputs, models, other runs. What lies elsewhere DVC cannot see."""
     if not step.reads:
         for pattern in recipe.section("source", SourceConfig).paths:
             if "://" not in pattern:
-                yield fixed_part(pattern)
+                yield fixed_folder(pattern)
     for stage in step.stages:
         wanted: Mapping[str, str] = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
         for place in [*wanted.values(), *_locations(recipe, stage.name)]:
@@ -225,17 +225,17 @@ def _followed(place: str) -> Iterator[str]:
             yield str(path)
 
 
-def fixed_part(pattern: str) -> str:
+def fixed_folder(pattern: str) -> str:
     """The longest folder of a pattern that has no wildcard, so that a file that comes later counts; a path itself."""
     parts = pattern.split("/")
-    first = next((n for n, part in enumerate(parts) if any(sign in part for sign in MAGIC)), len(parts))
+    first = next((n for n, part in enumerate(parts) if any(sign in part for sign in WILDCARDS)), len(parts))
     return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else ".")
 
 
 # ------------------------------------------------------------------------------------------------------ running a stage
 
 
-def run_whole(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
+def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
     """Run the recipe up to a step and read its tables again: a version with a damaged file is made anew.
 
     DVC calls a stage because a file of it has changed, while to a run a version stands as long as its manifest does.
@@ -243,13 +243,13 @@ def run_whole(recipe_path: str, out: str, overrides: Sequence[str], step_name: s
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
     tables = next(step.writes for step in STEPS if step.name == step_name)
-    standing = {name: Table(*open_table(run, name)) for name in tables if name in read_run(run).tables}
+    standing = {name: TableVersion(*open_table(run, name)) for name in tables if name in read_run(run).tables}
     if damaged := [file for table in standing.values() for file in damaged_files(table)]:
         _forget(run, standing, damaged)
         run_recipe(recipe_path, out, overrides, until=step_name)
 
 
-def damaged_files(table: Table) -> list[str]:
+def damaged_files(table: TableVersion) -> list[str]:
     """The files of a table that are not what its manifest states, or are not there."""
     folder, manifest = table.folder, table.manifest
     files = [(manifest.run.paths[entry.key], entry.sha256) for entry in manifest.content.files]
@@ -257,7 +257,7 @@ def damaged_files(table: Table) -> list[str]:
     return [f"{folder.uri}/{path}" for path in wrong]
 
 
-def _forget(run: Store, tables: Mapping[str, Table], damaged: Sequence[str]) -> None:
+def _forget(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
     """Remove versions of one step, so that they no longer stand. Raises ContractError if that would lose something."""
     foreign = any("/" in read_run(run).tables[name] for name in tables)
     if foreign or run.exists(TAKEDOWNS):
@@ -280,7 +280,7 @@ def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
     yield "stages:"
     for stage in stages:
         yield f"  {stage.name}:"
-        yield f"    desc: {_quoted(stage.says)}"
+        yield f"    desc: {_quoted(stage.message)}"
         yield "    cmd:"
         yield from (f"      - {_quoted(shlex.join(command))}" for command in stage.commands)
         yield "    deps:"

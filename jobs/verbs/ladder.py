@@ -12,13 +12,13 @@ from typing import Any
 
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy
-from jobs.verbs.scaling import add_interval_arguments, check_intervals, how_fitted, measured_run, print_law
+from jobs.verbs.scaling import add_interval_arguments, check_intervals, describe_fit, measured_run, print_law
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from train.checkpoint.folder import local_path
 from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
@@ -34,20 +34,20 @@ from train.scaling.own_law import LawFile, law_file, write_law
 Arguments = argparse.Namespace
 Recipe = dict[str, dict[str, Any]]
 FOLDER, LAW_NAME = "ladder", "ladder/law.json"
-CHOSEN = {
+LADDER_SETTINGS = {
     "plan": "law law_file own_law tokens_per_parameter compute gpu_hours usd params inference_tokens max_epochs "
     "num_layers d_model",
     "train": "steps stages eval_every eval_sequences skip_file profile",
     "guard": "patience min_improvement",
 }
 """Settings that a ladder chooses itself."""
-OF_ONE_SIZE = {"plan": "num_heads num_kv_heads d_ffw", "train": "global_batch", "optim": "learning_rate warmup_steps"}
+SIZE_SETTINGS = {"plan": "num_heads num_kv_heads d_ffw", "train": "global_batch", "optim": "learning_rate warmup_steps"}
 """Settings that a recipe makes for its own model: left to the plan of each proxy, unless they are set again."""
 MEASURED_ROWS = 4096
 """Most held-out rows of a source; at 512 tokens, the error that this leaves is below 0.2 % of a nat for all alike."""
 LAST_STEP_ONLY = 1 << 40
 """Steps between held-out losses: no run is so long."""
-ENDLESS = ("plateau", "step")
+UNBOUNDED_SCHEDULES = ("plateau", "step")
 """Schedules that do not fit a run of any length."""
 POLL_SECONDS = 0.5
 FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
@@ -86,7 +86,7 @@ def ladder_command(arguments: Arguments) -> int:
     pairs = zip(proxies, steps, strict=True)
     measured = [measured_run(proxy.run, f"{FOLDER}/{rung.name}") for proxy, (rung, _) in pairs]
     fit = fit_or_hold(measured, arguments.draws, arguments.share)
-    found = law_file(fit, measured, arguments.share, how_fitted(fit, arguments.draws, arguments.share))
+    found = law_file(fit, measured, arguments.share, describe_fit(fit, arguments.draws, arguments.share))
     print("\n".join(_results(found)))
     print(print_law(found, fit, [found.law.compute * times for times in (1, 10, 100, 1000)]), flush=True)
     write_law(f"{run.uri}/{LAW_NAME}", found)
@@ -101,14 +101,14 @@ def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[st
     Raises ConfigError if overrides name what the ladder chooses, or nothing that training knows.
     """
     named = {text.partition("=")[0].strip() for text in overrides}
-    wrong = sorted(name for name in named if name in _names(CHOSEN) or name.partition(".")[0] not in SECTIONS)
+    wrong = sorted(name for name in named if name in _names(LADDER_SETTINGS) or name.partition(".")[0] not in SECTIONS)
     if wrong:
         raise ConfigError(
             f"ladder --set: expected settings of how all proxies are trained, got {', '.join(wrong)}, which the "
             "ladder chooses or does not use. Leave it out."
         )
     standing = stored_recipe(run, overrides).to_json()
-    leave = {*_names(CHOSEN), *_names(OF_ONE_SIZE)} - named
+    leave = {*_names(LADDER_SETTINGS), *_names(SIZE_SETTINGS)} - named
     recipe = {
         section: {key: value for key, value in values.items() if f"{section}.{key}" not in leave}
         for section, values in standing.items()
@@ -129,7 +129,7 @@ def _check(settings: Settings, dataset: Dataset) -> None:
             f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, which the proxies are "
             "compared by, got none. Raise tokens.heldout_share, or lower train.seq_len."
         )
-    if settings.optim.schedule in ENDLESS:
+    if settings.optim.schedule in UNBOUNDED_SCHEDULES:
         raise ConfigError(
             f"optim.schedule = {settings.optim.schedule}: expected one that fits runs of any length, which a ladder "
             "compares. Take another for it, such as --set optim.schedule=cosine."
@@ -179,7 +179,7 @@ def _standing(run: Store, rung: Rung, recipe: Recipe) -> Proxy:
     folder = run.child(f"{FOLDER}/{rung.name}")
     own = load_recipe(recipe, _overrides(rung), recipe_sections(), folder.uri).to_json()
     if not folder.exists(RUN_NAME):
-        attach(folder, run, TABLES)
+        attach_run(folder, run, TABLES)
     before = read_run(folder)
     if before.recipe != own:
         write_run(folder, before.model_copy(update={"recipe": own}))

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
-from pipeline.lineage.openlineage import events
+from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import check_lineage, read_lineage
 from pipeline.report.facts import number, short, size
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 
 LINES = (".jsonl", ".ndjson")
 """Suffixes of a file of events that holds one a line; any other is one JSON array."""
@@ -20,32 +20,32 @@ LINES = (".jsonl", ".ndjson")
 
 def lineage_command(arguments: argparse.Namespace) -> int:
     """Print what a run was made from, from the files of the crawl to its checkpoints; a broken chain is an error."""
-    run = run_at(arguments.run)
+    run = open_run(arguments.run)
     wanted = [name for name in (arguments.out, arguments.openlineage) if name]
     if len(set(wanted)) < len(wanted):
         raise ConfigError(f"lineage: expected two files, got --out and --openlineage {wanted[0]}. Name another.")
     lineage = read_lineage(run, arguments.verify)
-    print(tell(folded(lineage), run.uri))
+    print(describe_lineage(fold_checkpoints(lineage), run.uri))
     # A broken chain is shown, and never handed on: an OpenLineage event has no words for it.
     check_lineage(lineage, run.uri)
     if arguments.out:
         _write(arguments.out, canonical_json(lineage.to_json()))
     if arguments.openlineage:
-        _write(arguments.openlineage, encoded(events(lineage, run), arguments.openlineage))
+        _write(arguments.openlineage, encode_events(openlineage_events(lineage, run), arguments.openlineage))
     return 0
 
 
-def encoded(found: Sequence[dict[str, Any]], name: str) -> bytes:
+def encode_events(found: Sequence[dict[str, Any]], name: str) -> bytes:
     """Events as the file of this name holds them."""
     lines = [canonical_json(event) for event in found]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
-def tell(lineage: Lineage, where: str) -> str:
+def describe_lineage(lineage: Lineage, where: str) -> str:
     """The lineage as text: a line for each node, behind everything it was made from, and what does not hold."""
     places = {node.key: place for place, node in enumerate(lineage.nodes, start=1)}
     sources: dict[str, list[int]] = {}
-    for source, target in drawn_links(lineage):
+    for source, target in reduced_links(lineage):
         sources.setdefault(target, []).append(places[source])
     rows = [_row(node, places[node.key], sources.get(node.key, [])) for node in lineage.nodes]
     widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else [0] * 5
@@ -55,20 +55,20 @@ def tell(lineage: Lineage, where: str) -> str:
         lines.append("  ".join(cells).rstrip())
         indent = " " * (widths[0] + 2)
         lines += [f"{indent}  {note}" for note in node.notes]
-        lines += [f"{indent}! {found.says}" for found in lineage.breaks if found.key == node.key]
+        lines += [f"{indent}! {found.message}" for found in lineage.breaks if found.key == node.key]
     return "\n".join(lines)
 
 
 def _row(node: Node, place: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
     """Number, title, digest, counts, when and by what code, and the numbers of what it was made from."""
-    counts = ", ".join(counted(name, value) for name, value in node.counts.items())
+    counts = ", ".join(format_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"
     origin = f"from {', '.join(map(str, sources))}" if sources else ""
     return str(place), node.title + earlier, node.digest[:12], counts, made, origin
 
 
-def counted(unit: str, value: int | float) -> str:
+def format_count(unit: str, value: int | float) -> str:
     """A count with its unit, such as `53 rows` or `1.2 GB`."""
     if unit == "bytes":
         return size(value)

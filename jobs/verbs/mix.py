@@ -7,13 +7,13 @@ from pathlib import Path
 from schemas.errors import ConfigError
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 from train.mix.measured import MeasuredRun, measured_run
 from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
 from train.scaling.own_law import read_law
 
 Arguments = argparse.Namespace
-SAME = 1e-4
+EQUAL_SHARE = 1e-4
 """Shares that differ by less are called the same: a mix has five decimals."""
 COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "keep", "wanted tokens")
 
@@ -41,11 +41,11 @@ def mix_command(arguments: Arguments) -> int:
     """Suggest shares, repeats and what more to crawl, by what each source's loss says; write them to mix.toml."""
     out = Path(arguments.out).absolute()
     _check(arguments, out)
-    run = measured_run(run_at(arguments.run))
+    run = measured_run(open_run(arguments.run))
     mix = _suggested(arguments, run)
     print(print_mix(mix))
     Store(str(out.parent)).write_atomic(out.name, mix_toml(mix).encode())
-    if all(abs(run.shares[name] - part.share) < SAME for name, part in mix.sources.items()):
+    if all(abs(run.shares[name] - part.share) < EQUAL_SHARE for name, part in mix.sources.items()):
         print("no source can be told from the others beyond the noise: the shares stay as they are")
     print(
         f"written to {arguments.out}; `penstock plan NEXT --dataset {arguments.run} --mix {arguments.out}` plans a run "
@@ -75,7 +75,7 @@ def _check(arguments: Arguments, out: Path) -> None:
 
 def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
     if arguments.reference is not None:
-        reference = measured_run(run_at(arguments.reference))
+        reference = measured_run(open_run(arguments.reference))
         return suggest_by_reference(run, reference, arguments.tokens, arguments.step_size or STEP_SIZE)
     from_step = arguments.from_step or run.plan.warmup_steps + 1
     if arguments.law is None:

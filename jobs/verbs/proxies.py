@@ -20,7 +20,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, Dataset, open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from train.checkpoint.folder import identify
 from train.checkpoint.metadata import Identity
 from train.config.plan import PlanConfig
@@ -56,7 +56,7 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     Raises ConfigError if the folder holds a run with another dataset or another plan.
     """
     if not folder.exists(RUN_NAME):
-        attach(folder, parent, TABLES)
+        attach_run(folder, parent, TABLES)
     dataset = open_dataset(folder)
     if dataset.digest != open_dataset(parent).digest:
         raise ConfigError(
@@ -65,16 +65,16 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
         )
     settings = settings_of(stored_recipe(folder, overrides))
     if folder.exists(PLAN_NAME):  # a proxy that was trained has its number formats from the device
-        settings = settings.with_formats_of(read_plan(folder).settings.content())
+        settings = settings.with_precisions_of(read_plan(folder).settings.content())
     plan = make_plan(folder, dataset, settings)
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
-    elif decided(dataset, read_plan(folder)) != decided(dataset, plan):
+    elif plan_identity(dataset, read_plan(folder)) != plan_identity(dataset, plan):
         raise ConfigError(f"{folder.uri}: expected a run with these settings, got another. Remove the folder.")
     return Proxy(folder, plan)
 
 
-def decided(dataset: Dataset, plan: Plan) -> Identity:
+def plan_identity(dataset: Dataset, plan: Plan) -> Identity:
     """What decides the weights of a proxy."""
     return identify(dataset, plan, NO_SKIPS)
 
@@ -119,7 +119,7 @@ MAX_PARAMS = 10_000_000
 """Largest proxy where none is asked for [parameters]."""
 TOKENS_PER_PARAMETER = 20.0
 """Training tokens per parameter where no number of tokens is asked for; plan.tokens_per_parameter has the source."""
-OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
+RUN_ONLY_SETTINGS: Mapping[str, frozenset[str]] = {
     "plan": frozenset(
         (
             *("law", "tokens_per_parameter", "compute", "gpu_hours", "usd", "params", "inference_tokens", "max_epochs"),
@@ -134,12 +134,12 @@ OF_THE_BIG_RUN: Mapping[str, frozenset[str]] = {
     "guard": frozenset(("patience", "min_improvement")),
 }
 """Settings of a recipe that size or place the run itself: a proxy has its own; of `[layout]` it has `micro_batch`."""
-UNMEASURED = ("train.eval_every=0",)
+NO_EVALUATION = ("train.eval_every=0",)
 """Overrides of every proxy, before those that are asked for: it is measured at its end."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProxySize:
     """What is asked of the proxies."""
 
     seeds: int
@@ -159,19 +159,19 @@ class Pair:
     """By side."""
 
 
-def plan_pairs(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -> list[Pair]:
+def plan_pairs(sides: Mapping[str, Store], folder: Store, wanted: ProxySize) -> list[Pair]:
     """The pairs in `<folder>/{with,without}-seed-N`, planned. Raises ContractError if they are no pairs."""
     shared = shared_settings(sides, folder, wanted)
     pairs = []
     for seed in range(1, wanted.seeds + 1):
         own = [*shared, f"train.seed={seed}"]
         proxies = {side: plan_proxy(run, _begun(run, folder, side, seed), own) for side, run in sides.items()}
-        check_alike([proxy.plan for proxy in proxies.values()])
+        check_pair([proxy.plan for proxy in proxies.values()])
         pairs.append(Pair(seed, proxies))
     return pairs
 
 
-def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -> list[str]:
+def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: ProxySize) -> list[str]:
     """The overrides that make all proxies alike: N, batch, and as many steps as both datasets give."""
     first = {side: _begun(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
@@ -180,7 +180,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -
     params, _ = default_size(wanted, once, sizing.min_params)
     if wanted.params is None:  # whatever the vocabulary and [plan] make of it
         params = float(num_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
-    fixed = [f"plan.params={params!r}", *UNMEASURED]
+    fixed = [f"plan.params={params!r}", *NO_EVALUATION]
     if wanted.tokens is None:
         fixed += ["plan.max_epochs=1.0"]
     else:
@@ -195,7 +195,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, wanted: Wanted) -
     return [*fixed, f"train.steps={min(plan.steps for plan in plans)}"]
 
 
-def check_alike(plans: Sequence[Plan]) -> None:
+def check_pair(plans: Sequence[Plan]) -> None:
     """Raises ContractError if two proxies differ in more than their data."""
     facts = [
         {
@@ -259,10 +259,10 @@ def evaluate_pairs(
     return {key: [next(found) for _ in on] for key in named}
 
 
-def settings_of_proxies(run: Store, overrides: Sequence[str]) -> Settings:
+def proxy_settings(run: Store, overrides: Sequence[str]) -> Settings:
     """The settings that proxies of a run are planned by, but for their size."""
     recipe = load_recipe(
-        proxy_recipe(read_run(run).recipe), [*UNMEASURED, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
+        proxy_recipe(read_run(run).recipe), [*NO_EVALUATION, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
     )
     return settings_of(recipe)
 
@@ -293,7 +293,7 @@ def _begun(run: Store, folder: Store, side: str, seed: int) -> Store:
     """The folder of a proxy, which stands on the dataset of its side; its recipe is that of the run, less its size."""
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):
-        state = attach(new, run, TABLES)
+        state = attach_run(new, run, TABLES)
         write_run(new, RunFile(tables=state.tables, recipe=proxy_recipe(state.recipe)))
     return new
 
@@ -305,7 +305,7 @@ def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name: {
             key: value
             for key, value in values.items()
-            if key not in OF_THE_BIG_RUN.get(name, ()) and key in placed.get(name, values)
+            if key not in RUN_ONLY_SETTINGS.get(name, ()) and key in placed.get(name, values)
         }
         for name, values in recipe.items()
     }
@@ -315,12 +315,12 @@ def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
     return make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
 
 
-def default_size(wanted: Wanted, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
+def default_size(wanted: ProxySize, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
     """Parameters and tokens that a proxy is to have; `once`: tokens of one pass over the smaller dataset."""
     params = wanted.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
     return params, wanted.tokens or min(TOKENS_PER_PARAMETER * params, once)
 
 
-def default_params() -> str:
+def describe_default_size() -> str:
     """What the size of a proxy is where none is asked for, in words."""
     return f"a 20th of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"

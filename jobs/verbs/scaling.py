@@ -41,7 +41,7 @@ def fit_scaling_command(arguments: Arguments) -> int:
     check_intervals(arguments, "fit-scaling")
     measured = [one for name in arguments.runs for one in _measured(name)]
     fit = fit_or_hold(measured, arguments.draws, arguments.share)
-    found = law_file(fit, measured, arguments.share, how_fitted(fit, arguments.draws, arguments.share))
+    found = law_file(fit, measured, arguments.share, describe_fit(fit, arguments.draws, arguments.share))
     print(print_law(found, fit, BUDGETS))
     if arguments.out:
         write_law(arguments.out, found)
@@ -95,7 +95,7 @@ def _of_table(path: Path) -> Iterator[Measured]:
                 ) from error
 
 
-def how_fitted(fit: Fit, draws: int, share: float) -> str:
+def describe_fit(fit: Fit, draws: int, share: float) -> str:
     """How a law was fitted, in words."""
     how = (
         f"Huber loss (1e-3) of ln L, least by L-BFGS over {fit.num_runs} runs; {100 * share:g} % intervals of {draws} "

@@ -8,23 +8,23 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from pipeline.takedown.certificate import check_certificate, describe_check
-from pipeline.takedown.commit import begin, drop_old, finish, read_pending
-from pipeline.takedown.select import Request, Selection, select, taken_down_before
-from pipeline.takedown.shards import find_places
+from pipeline.takedown.commit import begin_takedown, drop_old, finish_takedown, read_pending
+from pipeline.takedown.select import Selection, TakedownRequest, earlier_takedowns, select_documents
+from pipeline.takedown.shards import find_removed_rows
 from schemas.errors import ConfigError
-from schemas.locks import writing_tables
+from schemas.locks import lock_tables
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certificate_name, parse_certificate
 from schemas.tokens import open_dataset
-from schemas.versions import attached_runs, refuse_attached
+from schemas.versions import attached_runs, check_own_tables
 from train.takedown_replay import Span, affected
 
 Arguments = argparse.Namespace
 SHOWN_STEPS = 12
 
 
-def add_takedown(parser: argparse.ArgumentParser) -> None:
+def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `takedown`."""
     parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
     for name, what in (
@@ -47,7 +47,7 @@ def takedown_command(arguments: Arguments) -> int:
     run = Store(arguments.run)
     listed = _listed(arguments.docs) if arguments.docs else ()
     docs = (*arguments.doc, *listed)
-    request = Request(tuple(arguments.domain), tuple(arguments.url), docs, tuple(arguments.near))
+    request = TakedownRequest(tuple(arguments.domain), tuple(arguments.url), docs, tuple(arguments.near))
     alone = [name for name in ("check", "drop_old") if getattr(arguments, name)]
     others = [f"--{kind}" for kind, _ in request.items()]
     others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]
@@ -57,7 +57,7 @@ def takedown_command(arguments: Arguments) -> int:
     if arguments.check:
         return _check(run, arguments.check)
     # A dry run changes nothing, so it may look at a run that somebody works on.
-    with nullcontext() if arguments.dry_run else writing_tables(run, "penstock takedown"):
+    with nullcontext() if arguments.dry_run else lock_tables(run, "penstock takedown"):
         return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
 
 
@@ -78,33 +78,35 @@ def _listed(name: str) -> tuple[str, ...]:
     return tuple(one for one in found if one != REMOVED_ID.hex())
 
 
-def _take_down(run: Store, request: Request, arguments: Arguments) -> int:
-    refuse_attached(run, "takedown")
+def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> int:
+    check_own_tables(run, "takedown")
     if (pending := read_pending(run)) is not None:
         print(f"takedown {pending.id} was broken off; it is brought to its end first", flush=True)
         if arguments.dry_run:
             raise ConfigError("takedown --dry-run: expected a run without a takedown under way. Finish that one first.")
-        print("\n".join(_said(run, finish(run, pending))))
-        if not request.items() or taken_down_before(run, request):
+        print("\n".join(_said(run, finish_takedown(run, pending))))
+        if not request.items() or earlier_takedowns(run, request):
             return 0
-    if request.items() and (earlier := taken_down_before(run, request)) and not _stands(run, request):
+    if request.items() and (earlier := earlier_takedowns(run, request)) and not _stands(run, request):
         names = ", ".join(certificate_name(one) for one in earlier)
         print(f"everything asked for was taken down before, see {names}; nothing is left to do")
         return 0
-    selection = select(run, request)
+    selection = select_documents(run, request)
     effects = _effects(run, selection)
     print("\n".join(_about(selection, effects, arguments.compact)), flush=True)
     if arguments.dry_run:
         return 0
-    pending = begin(run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old)
-    print("\n".join(_said(run, finish(run, pending))))
+    pending = begin_takedown(
+        run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old
+    )
+    print("\n".join(_said(run, finish_takedown(run, pending))))
     return 0
 
 
-def _stands(run: Store, request: Request) -> bool:
+def _stands(run: Store, request: TakedownRequest) -> bool:
     """Whether something that was asked for stands in the run."""
     try:
-        return bool(select(run, request).documents)
+        return bool(select_documents(run, request).documents)
     except ConfigError:
         return False
 
@@ -124,7 +126,7 @@ def _seen(run: Store, selection: Selection) -> Effects:
         return Effects()
     dataset = open_dataset(run)
     spans: list[Span] = []
-    for place in find_places(dataset, selection.documents):
+    for place in find_removed_rows(dataset, selection.documents):
         shards = dataset.streams[place.shard.stream]
         first = sum(shard.num_tokens for shard in shards[: place.shard.number])
         spans += [(place.shard.stream, first + start, length) for start, length in place.spans]
@@ -136,12 +138,12 @@ def _about(selection: Selection, effects: Effects, compact: bool) -> Iterator[st
     yield f"{len(selection.documents):,} document(s) to be removed"
     if selection.copies_left:
         yield f"{selection.copies_left:,} near copies of them stand and were not asked for; --near takes copies too"
-    yield from say_effects(effects)
+    yield from describe_effects(effects)
     if compact and effects.models:
         yield "positions move (--compact): the checkpoints that stand cannot go on with the new dataset"
 
 
-def say_effects(effects: Effects) -> Iterator[str]:
+def describe_effects(effects: Effects) -> Iterator[str]:
     """Steps and checkpoints that saw the documents, as lines of text."""
     if effects.steps:
         shown = ", ".join(map(str, effects.steps[:SHOWN_STEPS]))

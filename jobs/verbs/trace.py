@@ -8,16 +8,16 @@ from typing import Any
 
 from jobs.recipe import stored_recipe
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.refetch import Refetched, refetch
+from pipeline.sources.refetch import RefetchedRecord, refetch
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError, ContractError
-from schemas.versions import run_at
-from train.trace.answer import Answers, DocumentsAnswer, Place, Told, Wanted, plain
-from train.trace.answer_text import present_documents, present_step, shown
-from train.trace.documents import scan_of
+from schemas.versions import open_run
+from train.trace.answer import AnswerOptions, DocumentsAnswer, RowSelection, TraceAnswers, TracedDocument, to_json_value
+from train.trace.answer_text import present_documents, present_step, replace_control_characters
+from train.trace.documents import describe_scan
 
 Arguments = argparse.Namespace
-NOTHING = {
+EMPTY_MESSAGES = {
     "url": "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`",
     "domain": "no document is of this domain; give a registrable domain such as example.com, or a host below one",
     "doc": "no document of the dataset has this id; `penstock show RUN --doc …` says whether one was dropped",
@@ -29,16 +29,16 @@ NOTHING = {
 def trace_command(arguments: Arguments) -> int:
     """Print the documents of a step, or the steps and checkpoints that saw a document."""
     check_trace(arguments)
-    run = run_at(arguments.run)
-    answers = Answers(run, Wanted(details=not arguments.brief, text=arguments.text))
+    run = open_run(arguments.run)
+    answers = TraceAnswers(run, AnswerOptions(details=not arguments.brief, text=arguments.text))
     if arguments.step is not None:
-        place = Place(arguments.rank, arguments.micro_batch, arguments.ranks)
+        place = RowSelection(arguments.rank, arguments.micro_batch, arguments.ranks)
         step = answers.step(arguments.step, place)
         return _tell(arguments, answers, step.to_json(), present_step(step), step.parts)
-    asked = next(name for name in NOTHING if getattr(arguments, name) is not None)
+    asked = next(name for name in EMPTY_MESSAGES if getattr(arguments, name) is not None)
     found = _documents(answers, asked, arguments)
     told = [one for one, _ in found.documents]
-    text = present_documents(found, NOTHING[asked])
+    text = present_documents(found, EMPTY_MESSAGES[asked])
     code = _tell(arguments, answers, {asked: getattr(arguments, asked)} | found.to_json(), text, told)
     return code if found.num_documents else 1
 
@@ -76,7 +76,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for machines")
 
 
-def _documents(answers: Answers, asked: str, arguments: Arguments) -> DocumentsAnswer:
+def _documents(answers: TraceAnswers, asked: str, arguments: Arguments) -> DocumentsAnswer:
     if asked == "url":
         return answers.url(arguments.url)
     if asked == "doc":
@@ -84,17 +84,23 @@ def _documents(answers: Answers, asked: str, arguments: Arguments) -> DocumentsA
     if asked == "domain":
         return answers.domain(arguments.domain, arguments.limit)
     if arguments.contains:
-        print(f"trace: {scan_of(answers.dataset)}", file=sys.stderr)
+        print(f"trace: {describe_scan(answers.dataset)}", file=sys.stderr)
     return answers.containing(arguments.contains, arguments.limit)
 
 
-def _tell(arguments: Arguments, answers: Answers, found: dict[str, Any], text: str, told: Sequence[Told]) -> int:
+def _tell(
+    arguments: Arguments, answers: TraceAnswers, found: dict[str, Any], text: str, told: Sequence[TracedDocument]
+) -> int:
     """Print an answer, with the records read again if they are asked for; 1 if one of them is another now."""
     records = list(_refetched(arguments, answers, told)) if arguments.refetch else []
     if arguments.json:
         known = {"run": answers.run.uri, "dataset": answers.dataset.digest, "steps": answers.trace.num_steps}
         again = {"records": [record | {"head": record["head"].decode("utf-8", "replace")} for record in records]}
-        print(json.dumps(plain(known | found | (again if arguments.refetch else {})), ensure_ascii=False, indent=1))
+        print(
+            json.dumps(
+                to_json_value(known | found | (again if arguments.refetch else {})), ensure_ascii=False, indent=1
+            )
+        )
     else:
         missing = [] if arguments.brief else answers.details.missing
         note = f"(without title or signals: the table {' and '.join(missing)} is not there)" if missing else ""
@@ -102,7 +108,7 @@ def _tell(arguments: Arguments, answers: Answers, found: dict[str, Any], text: s
     return int(any(record["changes"] for record in records))
 
 
-def _refetched(arguments: Arguments, answers: Answers, told: Sequence[Told]) -> Iterator[dict[str, Any]]:
+def _refetched(arguments: Arguments, answers: TraceAnswers, told: Sequence[TracedDocument]) -> Iterator[dict[str, Any]]:
     """The record of every document, once each."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
@@ -115,7 +121,7 @@ def _refetched(arguments: Arguments, answers: Answers, told: Sequence[Told]) -> 
         recorded = answers.details.record(place.split, place.offset, doc_id)
         # Without the table only the place is known; the URL of the index is redacted.
         recorded = recorded or {"offset": place.offset, "length": place.length}
-        found: Refetched = refetch(splits[place.split], recorded, config)
+        found: RefetchedRecord = refetch(splits[place.split], recorded, config)
         yield {"doc_id": doc_id, "record_known": "url" in recorded} | vars(found)
 
 
@@ -125,4 +131,4 @@ def _present_record(record: dict[str, Any]) -> str:
         return "\n".join([f"{where}: no longer the record that was read", *(f"  {one}" for one in record["changes"])])
     same = "the same record" if record["record_known"] else "a record (what it was is not known: no documents table)"
     lines = record["head"].decode("utf-8", "replace").splitlines()
-    return "\n".join([f"{where}: {same}; RAW:", *(f"  | {shown(line)}" for line in lines)])
+    return "\n".join([f"{where}: {same}; RAW:", *(f"  | {replace_control_characters(line)}" for line in lines)])

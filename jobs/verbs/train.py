@@ -12,13 +12,13 @@ import tempfile
 from jobs.recipe import stored_recipe
 from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError, PenstockError
-from schemas.locks import training
+from schemas.locks import lock_training
 from schemas.manifest import RUN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import attach, run_at
-from train.checkpoint.folder import as_begun, check_goes_on, local_path
-from train.config.plan import keep_mix, mix_overrides
+from schemas.versions import attach_run, open_run
+from train.checkpoint.folder import check_resumable, local_path, with_checkpoint_formats
+from train.config.plan import copy_mix, mix_overrides
 from train.config.settings import Settings, settings_of
 from train.export.megatron import export_megatron
 from train.plan.dry_run import describe_run
@@ -68,7 +68,7 @@ def _plan(arguments: Arguments, scratch: Store) -> int:
 def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     given = vars(arguments)
     if given.get("dataset") is not None:
-        run = _on_dataset_of(run_at(arguments.dataset), run, scratch if arguments.dry_run else run)
+        run = _on_dataset_of(open_run(arguments.dataset), run, scratch if arguments.dry_run else run)
     flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
     budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
     budgets += ["plan.law='own'"] if given.get("law") is not None else []
@@ -78,12 +78,12 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
         mixed = mix_overrides(mix, dataset, arguments.overrides)
         recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
     place = scratch if arguments.dry_run else run
-    plan, found = choose_layout(make_plan(place, dataset, as_begun(run, settings_of(recipe))))
+    plan, found = choose_layout(make_plan(place, dataset, with_checkpoint_formats(run, settings_of(recipe))))
     if not arguments.dry_run:
-        with training(run, "penstock plan"):
-            check_goes_on(run, dataset, plan)
+        with lock_training(run, "penstock plan"):
+            check_resumable(run, dataset, plan)
             if mix is not None:
-                keep_mix(run, mix)  # before the plan that names it
+                copy_mix(run, mix)  # before the plan that names it
             write_plan(run, plan)
     if arguments.quiet:
         print(f"plan written to {run.uri}/train/plan.json")
@@ -105,7 +105,7 @@ def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
             raise ConfigError(
                 f"plan --dry-run: expected a dataset on a disk of this machine, got {other.uri}. Leave --dry-run out."
             )
-        attach(place, other, ("tokens", "tokenizer"))
+        attach_run(place, other, ("tokens", "tokenizer"))
         return place
     if (found := open_dataset(run)).digest != dataset.digest:
         raise ConfigError(
@@ -143,7 +143,7 @@ def train_command(arguments: Arguments) -> int:
             return _dry_run(dataset, settings, arguments.ranks)
         # Each rank checks this too; here it is said once, before any starts, and no restart repeats it.
         check_ranks(make_plan(run, dataset, settings), arguments.ranks)
-        with training(run, "penstock train"):
+        with lock_training(run, "penstock train"):
             pass
     except ConfigError as error:
         kept = ", ".join(kept_settings(run))

@@ -9,7 +9,7 @@ from jobs.recipe import read_values
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.fit.classifier import TrainClassifierConfig, summary, train_classifier
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
-from pipeline.fit.language_model import LmConfig, checked_target, make_language_model, told
+from pipeline.fit.language_model import LmConfig, checked_target, describe_model, make_language_model
 from pipeline.models import ModelsConfig
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.text.derive_profiles import DeriveConfig, derive_profiles
@@ -43,7 +43,7 @@ def train_lm_command(arguments: Arguments) -> int:
     config, training = recipe.section("lm", LmConfig), recipe.section("train_lm", TrainLmConfig)
     checked_target(config, training, arguments.out)
     made = with_spark(recipe, "train-lm", lambda spark: make_language_model(spark, config, training, arguments.out))
-    print(f"{arguments.out}: {told(made)}")
+    print(f"{arguments.out}: {describe_model(made)}")
     use = f"--set perplexity.scorer=ngram --set 'perplexity.models={{{config.language}=\"{arguments.out}\"}}'"
     print(f"to use it: penstock run RECIPE --out RUN {use}")
     return 0

@@ -9,7 +9,7 @@ from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import no_checks
 from pipeline.inspect.whatif import Prediction, open_tables, predict
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.inspect.whatif_text import tell, to_json
+from pipeline.inspect.whatif_text import format_prediction, to_json
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.stages import CHECKED
 from schemas.config import Recipe
@@ -20,15 +20,15 @@ from schemas.storage import Store
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds; no text is read and nothing is changed."""
     run = Store(arguments.run)
-    prediction, changed = predicted(run, arguments.overrides)
-    print(tell(prediction, changed))
+    prediction, changed = predict_run(run, arguments.overrides)
+    print(format_prediction(prediction, changed))
     if arguments.json:
         folder, _, name = arguments.json.rpartition("/")
         Store(folder or ".").write_atomic(name, canonical_json(to_json(prediction, changed)))
     return 0
 
 
-def predicted(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
+def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
     """The prediction for a run and the settings that it changes. Raises ConfigError before Spark starts."""
     committed, wanted = stored_recipe(run, []), stored_recipe(run, overrides)
     changed = changed_settings(committed, wanted)

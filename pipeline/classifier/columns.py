@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.ids import shuffle_key
-from schemas.tables import lookup
+from schemas.tables import lookup_entry
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,12 +24,12 @@ _RANGE = float(1 << 63)
 _SMALLEST, _LARGEST = 2.0**-40, 1.0 - 2.0**-24  # a float32 probability comes no nearer to 1
 
 
-def entry(batch: pa.RecordBatch, column: str, name: str) -> Floats:
+def entry_values(batch: pa.RecordBatch, column: str, name: str) -> Floats:
     """(documents,) the value of `name` in a column of entries; NaN where there is none or it is null."""
-    return _floats(lookup(batch.column(column), name))
+    return _floats(lookup_entry(batch.column(column), name))
 
 
-def numbers(batch: pa.RecordBatch, column: str) -> Floats:
+def column_values(batch: pa.RecordBatch, column: str) -> Floats:
     """(documents,) a numeric column; NaN where it is null."""
     return _floats(batch.column(column))
 
@@ -39,7 +39,7 @@ def _floats(column: pa.Array) -> Floats:
     return values
 
 
-def uniform(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
+def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
     """(documents,) a number in the open interval (0, 1) for each doc_id; independent for each name."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
@@ -63,7 +63,7 @@ def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
         return np.minimum(-np.log(uniforms) / np.log(2.0 - np.minimum(scores, 1.0)), MAX_SHAPE)
 
 
-def gumbel(uniforms: Floats) -> Floats:
+def gumbel_draws(uniforms: Floats) -> Floats:
     """Draws of the standard Gumbel distribution: the k largest of log weight + draw are a sample without replacement.
 
     Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError, ContractError
 
 GOOD_LABEL, BAD_LABEL = "__label__good", "__label__bad"
@@ -56,7 +56,7 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
         raise ConfigError(f"{where}: expected a linear or fastText model, got {error}. Give another file.") from error
     labels = model.get_labels()
     if label not in labels:
-        raise ConfigError(f"{where}: expected a model with the label {label!r}, got none{nearest(label, labels)}")
+        raise ConfigError(f"{where}: expected a model with the label {label!r}, got none{suggest_name(label, labels)}")
 
     def score(text: str) -> float:
         # a list: a bare string fails on numpy 2; k=-1: every label

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import model_validator
 
-from pipeline.classifier.columns import Floats, entry, gumbel, numbers, uniform
-from pipeline.classifier.linear import buckets_of, keys_of_row, new_vocabulary, ngram_codes, read_model, write_model
-from pipeline.classifier.stage import check_names, check_range
+from pipeline.classifier.columns import Floats, column_values, entry_values, gumbel_draws, uniform_draws
+from pipeline.classifier.linear import hash_buckets, keys_of_row, new_vocabulary, ngram_codes, read_model, write_model
+from pipeline.classifier.stage import check_model_names, check_range
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
 from pipeline.text.words import Codes
 from schemas.config import Section, decision, location
@@ -49,7 +49,7 @@ class ImportanceConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> "ImportanceConfig":
-        check_names(self, self.models, ("min_importance", "min_quantile", "min_gumbel_quantile"))
+        check_model_names(self, self.models, ("min_importance", "min_quantile", "min_gumbel_quantile"))
         check_range(
             self, ("min_quantile", "min_gumbel_quantile"), lambda value: 0 < value < 1, "a share between 0 and 1"
         )
@@ -61,7 +61,7 @@ class ImportanceConfig(Section):
 
 
 @dataclass(frozen=True)
-class Bag:
+class NgramCounts:
     """The n-grams of some texts by bucket, counted exactly."""
 
     counts: Counts
@@ -79,8 +79,8 @@ class Bag:
 class ImportanceModel:
     """What tells a target from the raw sample."""
 
-    target: Bag
-    raw: Bag
+    target: NgramCounts
+    raw: NgramCounts
     max_n: int
     """Longest n-gram [words]."""
     smoothing: float
@@ -109,7 +109,7 @@ def poisson_log_ratio(words: int, target: float, raw: float) -> float:
 
 def log_weight(keys: Codes, ratios: Floats, max_n: int) -> float:
     """The log importance weight of a document: the sum of its n-grams' log ratios [nats]."""
-    return float(np.add.reduce(ratios[buckets_of(ngram_codes(keys, max_n), len(ratios))]))
+    return float(np.add.reduce(ratios[hash_buckets(ngram_codes(keys, max_n), len(ratios))]))
 
 
 def save_importance(model: ImportanceModel, path: Path) -> None:
@@ -123,7 +123,7 @@ def save_importance(model: ImportanceModel, path: Path) -> None:
 def load_importance(path: str, where: str) -> ImportanceModel:
     """The model in a file. Raises ConfigError if it is none."""
     header, columns = read_model(path, KIND, where)
-    target, raw = (Bag(columns[name], **header[name]) for name in ("target", "raw"))
+    target, raw = (NgramCounts(columns[name], **header[name]) for name in ("target", "raw"))
     return ImportanceModel(target, raw, header["max_n"], header["smoothing"])
 
 
@@ -150,16 +150,16 @@ def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowF
     return weigh
 
 
-def per_word(name: str) -> Callable[[pa.RecordBatch], Floats]:
+def weight_per_word(name: str) -> Callable[[pa.RecordBatch], Floats]:
     """The stored log weights per word."""
-    return lambda batch: entry(batch, COLUMN, name)
+    return lambda batch: entry_values(batch, COLUMN, name)
 
 
-def resampled(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
+def resampling_value(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
     """The whole log weights with Gumbel noise that follows from doc_id."""
     return lambda batch: (
-        entry(batch, COLUMN, name) * numbers(batch, WORDS)
-        + gumbel(uniform(batch.column("doc_id").to_pylist(), seed, name))
+        entry_values(batch, COLUMN, name) * column_values(batch, WORDS)
+        + gumbel_draws(uniform_draws(batch.column("doc_id").to_pylist(), seed, name))
     )
 
 
@@ -171,7 +171,7 @@ def quantile_name(setting: str, name: str) -> str:
 def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
     """The cut-offs below which the shares that go lie."""
     found = [
-        Quantile(quantile_name("min_quantile", name), COLUMN, share, per_word(name), (COLUMN,))
+        Quantile(quantile_name("min_quantile", name), COLUMN, share, weight_per_word(name), (COLUMN,))
         for name, share in sorted(config.min_quantile.items())
     ]
     return found + [
@@ -179,7 +179,7 @@ def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
             quantile_name("min_gumbel_quantile", name),
             COLUMN,
             share,
-            resampled(name, config.seed),
+            resampling_value(name, config.seed),
             ("doc_id", COLUMN, WORDS),
         )
         for name, share in sorted(config.min_gumbel_quantile.items())
@@ -190,7 +190,7 @@ def importance_checks(config: ImportanceConfig, models: Mapping[str, str], cutof
     """Thresholds first, then the cut-offs of the quantiles."""
     reasons = {"min_quantile": "importance_quantile", "min_gumbel_quantile": "importance_resampled"}
     checks = [
-        Check("importance_low", COLUMN, "min_importance", {EVERY: limit}, per_word(name), (COLUMN,), name)
+        Check("importance_low", COLUMN, "min_importance", {EVERY: limit}, weight_per_word(name), (COLUMN,), name)
         for name, limit in sorted(config.min_importance.items())
     ]
     for quantile in importance_quantiles(config):

@@ -84,7 +84,7 @@ def _mixed(codes: Codes) -> Codes:
     return codes ^ (codes >> np.uint64(31))
 
 
-def buckets_of(codes: Codes, num_buckets: int) -> Buckets:
+def hash_buckets(codes: Codes, num_buckets: int) -> Buckets:
     """The bucket of each code, 0 to num_buckets - 1; at most 2^32 buckets."""
     high = codes >> np.uint64(32)
     return ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.int64)
@@ -142,7 +142,7 @@ Objective = Callable[[Vector], tuple[float, Vector]]
 """(point) → value and gradient."""
 
 MEMORY = 10
-SUFFICIENT = 1e-4
+ARMIJO_SHARE = 1e-4
 MAX_HALVINGS = 40
 CURVATURE = 1e-12
 
@@ -163,7 +163,7 @@ def dot(left: Vector, right: Vector) -> float:
     return float(np.add.reduce(left * right))
 
 
-def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: int) -> Minimum:
+def minimize(objective: Objective, start: Vector, tolerance: float, max_steps: int) -> Minimum:
     """The minimum of a convex function: steps until no component of the gradient exceeds the tolerance."""
     point = start
     value, gradient = objective(point)
@@ -176,7 +176,7 @@ def minimise(objective: Objective, start: Vector, tolerance: float, max_steps: i
         for _ in range(MAX_HALVINGS):
             new_point = point + length * direction
             new_value, new_gradient = objective(new_point)
-            if new_value <= value + SUFFICIENT * length * slope:
+            if new_value <= value + ARMIJO_SHARE * length * slope:
                 break
             length /= 2
         else:
@@ -214,9 +214,9 @@ TOLERANCE = 1e-6
 MAX_STEPS = 500
 
 
-def vector_of(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
+def document_vector(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
     """The buckets of a document's n-grams, ascending, and its values there; of length 1, or empty."""
-    buckets, counts = np.unique(buckets_of(ngram_codes(keys, max_n), num_buckets), return_counts=True)
+    buckets, counts = np.unique(hash_buckets(ngram_codes(keys, max_n), num_buckets), return_counts=True)
     values = 1.0 + np.log(counts)
     return buckets, values / np.sqrt(np.add.reduce(values * values)) if len(values) else values
 
@@ -235,7 +235,7 @@ class LinearModel:
 
     def margin(self, keys: Codes) -> float:
         """The product of the weights with the document's vector; 0 for a text without words."""
-        buckets, values = vector_of(keys, len(self.weights), self.max_n)
+        buckets, values = document_vector(keys, len(self.weights), self.max_n)
         return float(np.add.reduce(self.weights[buckets] * values))
 
     def probability(self, keys: Codes) -> float:
@@ -272,7 +272,7 @@ class Examples:
 
     def add(self, keys: Codes, label: bool) -> None:
         """Gather one document."""
-        buckets, values = vector_of(keys, self.num_buckets, self.max_n)
+        buckets, values = document_vector(keys, self.num_buckets, self.max_n)
         self._buckets.append(buckets.astype(np.int32))
         self._values.append(values.astype(np.float32))
         self.labels.append(label)
@@ -314,13 +314,13 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
         gradient = np.append(transposed @ slopes + l2 * weights, np.add.reduce(slopes))
         return value, gradient
 
-    found = minimise(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
+    found = minimize(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
     weights = np.zeros(examples.num_buckets, np.float32)
     weights[columns] = found.point[:-1].astype(np.float32)
     return weights, found
 
 
-def fit_line(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
+def fit_platt(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
     """Scale and offset that make logistic(scale * margin + offset) fit the labels best.
 
     Targets are those of Platt 1999: (good + 1) / (good + 2) and 1 / (bad + 2), so separable margins stay finite.
@@ -335,5 +335,5 @@ def fit_line(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, f
         slopes = (logistic(logits) - targets) / len(label)
         return float(value), np.array([dot(slopes, margin), float(np.add.reduce(slopes))])
 
-    found = minimise(loss, np.array([1.0, 0.0]), 1e-10, MAX_STEPS)
+    found = minimize(loss, np.array([1.0, 0.0]), 1e-10, MAX_STEPS)
     return float(found.point[0]), float(found.point[1])

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.classifier.columns import MAX_SHAPE, Floats, entry, log_odds, pareto_shape, uniform
+from pipeline.classifier.columns import MAX_SHAPE, Floats, entry_values, log_odds, pareto_shape, uniform_draws
 from pipeline.classifier.fasttext import GOOD_LABEL, load_fasttext
 from pipeline.classifier.linear import is_arrow, keys_of_row, load_linear, new_vocabulary
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
 from pipeline.text.words import Vocabulary
-from schemas.config import Section, decision, location, nearest
+from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError
 
 SCORES = "classifier_scores"
@@ -40,7 +40,7 @@ class ClassifierConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> "ClassifierConfig":
-        check_names(self, self.models, ("labels", "min_score", "min_quantile", "min_alpha"))
+        check_model_names(self, self.models, ("labels", "min_score", "min_quantile", "min_alpha"))
         check_range(self, ("min_score",), lambda value: 0 <= value <= 1, "a probability in 0..1")
         check_range(self, ("min_quantile",), lambda value: 0 < value < 1, "a share between 0 and 1")
         check_range(self, ("min_alpha",), lambda value: 0 < value <= MAX_SHAPE, "a positive shape of at most 1e6")
@@ -49,10 +49,10 @@ class ClassifierConfig(Section):
         return self
 
 
-def check_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
+def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
     """Raise ValueError if a field of a section names a model that is not among the known ones."""
     wrong = [
-        f"{field}.{name}: no such model{nearest(name, known) if known else ', models is empty'}"
+        f"{field}.{name}: no such model{suggest_name(name, known) if known else ', models is empty'}"
         for field in fields
         for name in sorted(set(getattr(config, field)) - set(known))
     ]
@@ -94,18 +94,18 @@ def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowF
 
 def score_of(name: str) -> Callable[[pa.RecordBatch], Floats]:
     """The stored scores of a classifier."""
-    return lambda batch: entry(batch, SCORES, name)
+    return lambda batch: entry_values(batch, SCORES, name)
 
 
 def odds_of(name: str) -> Callable[[pa.RecordBatch], Floats]:
     """Their log odds."""
-    return lambda batch: log_odds(entry(batch, SCORES, name))
+    return lambda batch: log_odds(entry_values(batch, SCORES, name))
 
 
 def shape_of(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
     """The largest alpha at which GPT-3's rule keeps each document."""
     return lambda batch: pareto_shape(
-        entry(batch, SCORES, name), uniform(batch.column("doc_id").to_pylist(), seed, name)
+        entry_values(batch, SCORES, name), uniform_draws(batch.column("doc_id").to_pylist(), seed, name)
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config import Section, decision, location, nearest
+from schemas.config import Section, decision, location, suggest_name
 
 DEFAULT_FIELDS: tuple[str, ...] = (
     *("question", "prompt", "query", "problem", "instruction", "input"),
@@ -104,7 +104,9 @@ class DecontaminateConfig(Section):
 
     def _unusable(self) -> list[str]:
         known = list(self.evaluation_sets)
-        problems = [f"fields: {n!r} is no evaluation set{nearest(n, known)}" for n in self.fields if n not in known]
+        problems = [
+            f"fields: {n!r} is no evaluation set{suggest_name(n, known)}" for n in self.fields if n not in known
+        ]
         problems += [f"fields.{name}: no field is named" for name, fields in self.fields.items() if not fields]
         problems += [f"canaries: {canary!r} is blank" for canary in self.canaries if not canary.strip()]
         return problems

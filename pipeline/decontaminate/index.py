@@ -21,7 +21,7 @@ import pyarrow as pa
 from pipeline.decontaminate.config import DEFAULT_FIELDS, DecontaminateConfig
 from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.words import Codes, Ints, normal_words, powers, word_keys
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
 
@@ -46,7 +46,7 @@ def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tu
         if not any(values for _, values in found):
             raise ConfigError(
                 f"{place}: expected a field {' or '.join(wanted)}, got {', '.join(map(repr, sorted(item))) or 'none'}"
-                f"{nearest(wanted[0], item) if len(wanted) == 1 and item else ''}. Name the fields to look at."
+                f"{suggest_name(wanted[0], item) if len(wanted) == 1 and item else ''}. Name the fields to look at."
             )
         yield number, [text for _, values in found for value in values for text in _strings(value)]
 
@@ -88,7 +88,7 @@ def _strings(value: Any) -> Iterator[str]:
 # all of it.
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
-PIECE = re.compile(r"\S+")
+NON_WHITESPACE = re.compile(r"\S+")
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A character of a script that does not separate words, or a run of others: the least that is cut from a text."""
 
@@ -128,7 +128,7 @@ def located_words(text: str) -> tuple[Codes, Ints]:
     """The key of each word, and start and end of the piece of text that it stands in (2, words) [code points]."""
     words: list[str] = []
     spans: list[tuple[int, int]] = []
-    for piece in PIECE.finditer(text):
+    for piece in NON_WHITESPACE.finditer(text):
         found = normal_words(piece.group())
         words += found
         spans += [piece.span()] * len(found)
@@ -141,7 +141,7 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
     Where a token's characters depend on its neighbours, as in a number, its span is that of the whole piece.
     """
     spans: list[tuple[int, int]] = []
-    for piece in PIECE.finditer(text):
+    for piece in NON_WHITESPACE.finditer(text):
         whole = "".join(normal_words(piece.group()))
         tokens = [(token.span(), "".join(normal_words(token.group()))) for token in TOKEN.finditer(text, *piece.span())]
         if "".join(letters for _, letters in tokens) != whole:

@@ -24,7 +24,7 @@ from pipeline.decontaminate.index import (
     prefix_sums,
 )
 from pipeline.engine.stage import Row
-from pipeline.text.spans import Span, append_span, between, select
+from pipeline.text.spans import Span, append_span, complement, map_visible_spans
 from pipeline.text.words import Codes, Ints, normal_words, word_keys
 from schemas.errors import ContractError
 
@@ -52,7 +52,7 @@ class Runs:
         return np.cumsum(edges)[:count] > 0
 
 
-NONE = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
+NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class Index:
         """Every run of units, given their keys, that is an n-gram of the index; `kind` is WORDS or CHARACTERS."""
         sizes = [size for size in self.header[kind] if size <= len(keys)]
         if not sizes:
-            return NONE
+            return NO_RUNS
         sums = prefix_sums(keys)
         places, entries = self.find(np.concatenate([ngrams(sums, size) for size in sizes]))
         if not len(places):
-            return NONE
+            return NO_RUNS
         ends = np.cumsum([len(sums) - size for size in sizes])
         which = np.searchsorted(ends, places, "right")
         return Runs(places - np.concatenate(([0], ends))[which], np.array(sizes)[which], entries)
@@ -173,7 +173,7 @@ def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
     Replaces `cuts`, `_body`, `_words` and `num_bytes`. Raises ContractError if body and cuts do not belong together.
     """
     text, body = row["text"], row["_body"]
-    visible = between([tuple(span) for span in row["cuts"]], len(text))
+    visible = complement([tuple(span) for span in row["cuts"]], len(text))
     if sum(end - start for start, end in visible) != len(body):
         raise ContractError(
             f"decontaminate: expected a body of the text without its cuts, got {len(body)} code points in place of "
@@ -185,9 +185,9 @@ def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
         if not len(spans):
             break
         pieces = pieces_left(rest, spans, config.cut_margin, config.min_piece_chars) if turn < ROUNDS else []
-        kept = select(kept, pieces)
+        kept = map_visible_spans(kept, pieces)
         rest = "".join([body[start:end] for start, end in kept])
-    row["cuts"] = between(select(visible, kept), len(text))
+    row["cuts"] = complement(map_visible_spans(visible, kept), len(text))
     row["_body"], row["_words"] = rest, word_keys(normal_words(rest))
     row["num_bytes"] = len(rest.encode("utf-8", "surrogatepass"))
     return sum(not body[start:end].isspace() for start, end in kept)

@@ -16,7 +16,7 @@ from pipeline.decontaminate.config import DecontaminateConfig
 from pipeline.decontaminate.index import FILE, IGNORED, SET, compile_index
 from pipeline.decontaminate.match import MOSTLY, cut_row, open_index
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
-from schemas.tables import flattened
+from schemas.tables import flatten_entries
 
 # What the documents pass counts of contamination, and the table that shows it for each evaluation set.
 #
@@ -118,7 +118,7 @@ def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
 def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
     """Distinct n-grams that each document shares with the set it shares most with; NaN where not measured."""
     column = batch.column("contamination")
-    shared = flattened(column)
+    shared = flatten_entries(column)
     most = np.where(column.is_valid().to_numpy(zero_copy_only=False), 0.0, np.nan)
     np.maximum.at(most, shared.rows, shared.values.to_numpy())
     return most

@@ -16,7 +16,7 @@ from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, PART_BYTES, binary_ar
 from pipeline.dedup.keys import (
     KEYS_DDL,
     KINDS,
-    LED,
+    LEADERS,
     PAIRED,
     PAIRS_DDL,
     DedupTask,
@@ -24,8 +24,8 @@ from pipeline.dedup.keys import (
     keys_of,
     pairs_of_buckets,
     payloads_of,
+    read_windows,
     rows_of_buckets,
-    windows,
 )
 from pipeline.dedup.verify import (
     CARRIED_DDL,
@@ -35,21 +35,21 @@ from pipeline.dedup.verify import (
     PAYLOADS_DDL,
     Compare,
     Outcomes,
-    attach,
-    compared,
-    comparison,
+    attach_payloads,
+    compare_pairs,
+    make_comparison,
 )
-from pipeline.engine.materialize import Kept, Scratch
-from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, measured
-from pipeline.engine.spark import by_part, frame_of_tasks
+from pipeline.engine.materialize import FrameStore, StoredFrame
+from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, read_measured
+from pipeline.engine.spark import dataframe_from_tasks, map_parts
 from pipeline.minhash.stage import shingle_hashes
 
-FEW = 200_000
+MAX_BROADCAST_ROWS = 200_000
 """Documents that are sent to every worker rather than shuffled [rows]."""
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierBuckets:
     """What indexes of earlier snapshots hold of the buckets."""
 
     bands: DataFrame
@@ -59,10 +59,10 @@ class Earlier:
 
 
 @dataclass
-class Found:
+class CopySearchOutcome:
     """Outcomes of every round, and what an index is made of."""
 
-    rounds: list[Mapping[str, Kept]] = field(default_factory=list)
+    rounds: list[Mapping[str, StoredFrame]] = field(default_factory=list)
     """By kind: see `verify.OUTCOMES`."""
     leads: list[DataFrame] = field(default_factory=list)
     """(key, order, position) of the documents that lead a bucket, by round; empty unless asked for."""
@@ -73,29 +73,29 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Search:
+class CopySearch:
     """What the rounds share."""
 
     spark: SparkSession
     tasks: Sequence[DedupTask]
-    scratch: Scratch
+    scratch: FrameStore
     partitions: int
-    earlier: Earlier | None
+    earlier: EarlierBuckets | None
 
 
-def find_copies(search: Search) -> Found:
+def find_copies(search: CopySearch) -> CopySearchOutcome:
     """All rounds of buckets and verification."""
     config = search.tasks[0].dedup
-    compare = comparison(config, search.tasks[0].signature)
-    found = Found()
-    rest: Kept | None = None
-    rows = frame_of_tasks(search.spark, keys_of_part, search.tasks, KEYS_DDL)
+    compare = make_comparison(config, search.tasks[0].signature)
+    found = CopySearchOutcome()
+    rest: StoredFrame | None = None
+    rows = dataframe_from_tasks(search.spark, keys_of_part, search.tasks, KEYS_DDL)
     for number in range(config.rounds):
         if search.earlier is not None:
             rows = rows.union(search.earlier.bands.where(F.col("position") == number).select("key", "order"))
         pairs = bucket_pairs(search, rows, number, found)
-        met = meeting(search, pairs, rest)
-        kept = search.scratch.keep_each(f"round-{number}", met, partial(outcomes_of, compare=compare), OUTCOMES)
+        met = join_payloads(search, pairs, rest)
+        kept = search.scratch.store_each(f"round-{number}", met, partial(outcomes_of, compare=compare), OUTCOMES)
         found.rounds.append(kept)
         rest = kept[FAILED]
         if not rest.rows:
@@ -104,7 +104,7 @@ def find_copies(search: Search) -> Found:
     return found
 
 
-def bucket_pairs(search: Search, rows: DataFrame, number: int, found: Found) -> DataFrame:
+def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, found: CopySearchOutcome) -> DataFrame:
     """The pairs of one round; with an index to write, the leaders of its buckets are put aside in `found`."""
     config = search.tasks[0].dedup
     width = order_bytes(config)
@@ -112,14 +112,14 @@ def bucket_pairs(search: Search, rows: DataFrame, number: int, found: Found) -> 
     if not config.write_index and config.verify != "jaccard":
         return in_order.mapInArrow(partial(pairs_of_buckets, width=width), PAIRS_DDL)
     streamed = partial(rows_of_buckets, width=width)
-    kept = search.scratch.keep_each(f"buckets-{number}", in_order, streamed, KINDS)
+    kept = search.scratch.store_each(f"buckets-{number}", in_order, streamed, KINDS)
     if config.write_index:
-        own = kept[LED].frame.where(part_of("order") != EARLIER)
+        own = kept[LEADERS].frame.where(part_number("order") != EARLIER)
         found.leads.append(own.withColumn("position", F.lit(number)))
     return kept[PAIRED].frame
 
 
-def meeting(search: Search, pairs: DataFrame, rest: Kept | None) -> DataFrame:
+def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None) -> DataFrame:
     """Every pair with the member's own payload, those of a leader together behind its own row.
 
     `rest` has the documents that may be among them, besides earlier ones; None: all.
@@ -127,48 +127,48 @@ def meeting(search: Search, pairs: DataFrame, rest: Kept | None) -> DataFrame:
     payloads = payload_rows(search, pairs)
     if rest is not None:
         nodes = rest.frame.select(F.substring("order", -NODE_BYTES, NODE_BYTES).alias("node")).distinct()
-        few = F.broadcast(nodes) if rest.rows <= FEW else nodes
-        earlier = payloads.where(part_of("node") == EARLIER)
+        few = F.broadcast(nodes) if rest.rows <= MAX_BROADCAST_ROWS else nodes
+        earlier = payloads.where(part_number("node") == EARLIER)
         payloads = payloads.join(few, "node", "left_semi")
         payloads = payloads if search.earlier is None else payloads.union(earlier)
     nothing = F.lit(b"")
     own = payloads.select("node", nothing.alias("leader"), F.lit(0).cast("long").alias("key"), nothing, "payload")
     met = pairs.withColumn("payload", nothing).union(own)
     met = met.repartition(search.partitions, "node").sortWithinPartitions("node", "leader")
-    carried = met.mapInArrow(attach, CARRIED_DDL)
+    carried = met.mapInArrow(attach_payloads, CARRIED_DDL)
     return carried.repartition(search.partitions, "leader").sortWithinPartitions("leader", "node")
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
     """The outcomes of the pairs of one partition."""
-    return compared(batches, compare)
+    return compare_pairs(batches, compare)
 
 
-def payload_rows(search: Search, pairs: DataFrame) -> DataFrame:
+def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
     """(node, payload): what documents are compared by."""
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
-        members = pairs.select("node", part_of("node").cast("int").alias("part")).distinct()
+        members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
         read = partial(shingles_of_part, tasks=list(search.tasks))
-        return by_part(members, len(search.tasks), read, PAYLOADS_DDL)
-    own = frame_of_tasks(search.spark, payloads_of_part, search.tasks, PAYLOADS_DDL)
+        return map_parts(members, len(search.tasks), read, PAYLOADS_DDL)
+    own = dataframe_from_tasks(search.spark, payloads_of_part, search.tasks, PAYLOADS_DDL)
     return own if search.earlier is None else own.union(search.earlier.payloads)
 
 
-def part_of(column: str) -> Column:
+def part_number(column: str) -> Column:
     """The number of the part at the end of a node."""
     return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
 
 
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """One row (key, order) for each key of each document of a part that is the first of its equals."""
-    for window in windows(task):
+    for window in read_windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
 
 
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Digest and signature of each document of a part that is the first of its equals."""
-    for window in windows(task):
+    for window in read_windows(task):
         batch = window.batch.filter(pa.array(window.first))
         payload = payloads_of(batch, task.dedup)
         columns = [binary_array(window.nodes[window.first]), binary_array(payload)]
@@ -184,7 +184,7 @@ def shingles_of_part(
         return
     task = tasks[number]
     columns = {"documents": ["language", "text_digest", "raw_digest"], "text": ["text", "cuts"]}
-    for batch in measured(task.part, columns, TEXTS_AT_ONCE):
+    for batch in read_measured(task.part, columns, TEXTS_AT_ONCE):
         rows = [row for row in batch.to_pylist() if row["doc_id"] in wanted]
         payloads = []
         for row in rows:

@@ -11,19 +11,19 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.dedup.candidates import Found, Search, find_copies, part_of
+from pipeline.dedup.candidates import CopySearch, CopySearchOutcome, find_copies, part_number
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.index import BANDS, LEADERS, MERGED, Indexes, snapshots_of, write_file, write_files
 from pipeline.dedup.keep_order import EARLIER, Bytes, binary_array
-from pipeline.dedup.keys import DedupTask, Window, layout, num_keys, payloads_of, windows
+from pipeline.dedup.keys import DedupTask, DedupWindow, layout, num_keys, payloads_of, read_windows
 from pipeline.dedup.verify import BEST, FAILED, JOINED
-from pipeline.engine.materialize import Scratch, shuffled_bytes
+from pipeline.engine.materialize import FrameStore, shuffled_bytes
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
-from pipeline.engine.spark import answers_of_parts, frame_of_tasks
+from pipeline.engine.spark import dataframe_from_tasks, run_part_writers
 from pipeline.engine.stage import Row
-from pipeline.engine.step import Build, Built, gather
+from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.minhash.stage import SignatureConfig
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Counts, part_key
@@ -47,7 +47,7 @@ class ClustersTask:
 
 
 @dataclass
-class Links:
+class ClusterLinks:
     """What is known of the documents of one part, by doc_id."""
 
     cluster: dict[bytes, bytes] = field(default_factory=dict)
@@ -55,24 +55,24 @@ class Links:
     """The highest similarity, and the document it was found with."""
 
 
-def build_clusters(build: Build) -> dict[str, Built]:
+def build_clusters(build: StepContext) -> dict[str, TableResult]:
     """The tables `clusters`, one part for each part of `documents`, and `index`."""
     config = build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
     tables = {name: build.inputs[name] for name in READ if name in build.inputs}
     tasks = [DedupTask(part, config, signature) for part in parts_of(tables)]
-    scratch = Scratch(build.spark, build.folders["clusters"].child("scratch"))
+    scratch = FrameStore(build.spark, build.folders["clusters"].child("scratch"))
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
     rows = build.inputs["documents"].manifest.content.counts.rows_in * num_keys(config, signature)
     partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))
     shuffled = shuffled_bytes(build.spark)
-    search = Search(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
+    search = CopySearch(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
     found = find_copies(search)
-    linked = components(edges_of(search, found, indexes), scratch, config.finish_edges, partitions)
+    linked = components(collect_edges(search, found, indexes), scratch, config.finish_edges, partitions)
     links = linked.links
     task = ClustersTask(tasks, build.folders["clusters"], build.folders["index"])
     answers = write_parts(build, rows_of_parts(links, found, len(tasks)), task)
-    built = gather(answers, ("clusters",)) | {"index": build_index(answers, found, links, task)}
+    built = combine_parts(answers, ("clusters",)) | {"index": build_index(answers, found, links, task)}
     built["index"].figures["snapshots"] = snapshots_of(build.splits)
     if config.near and signature.family != "simhash":
         built["clusters"].figures["layout"] = dict(zip(("bands", "rows"), layout(config, signature)))
@@ -87,9 +87,9 @@ def build_clusters(build: Build) -> dict[str, Built]:
     return built
 
 
-def edges_of(search: Search, found: Found, indexes: Indexes) -> DataFrame:
+def collect_edges(search: CopySearch, found: CopySearchOutcome, indexes: Indexes) -> DataFrame:
     """(a, b): everything that joins two documents, or a document and an earlier cluster."""
-    edges = frame_of_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
+    edges = dataframe_from_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
     for frame in found.similar(JOINED):
         edges = edges.union(frame.select(F.col("node").alias("a"), F.col("other").alias("b")))
     if not indexes:
@@ -103,35 +103,35 @@ def edges_of(search: Search, found: Found, indexes: Indexes) -> DataFrame:
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """For equal documents inside a window one edge, from the one that leads to the one with the smallest doc_id."""
-    for window in windows(task):
+    for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
         ends = (window.nodes[chosen], window.nodes[window.smallest[chosen]])
         yield pa.RecordBatch.from_arrays([binary_array(end) for end in ends], schema=EDGES)
 
 
-def rows_of_parts(links: DataFrame, found: Found, parts: int) -> DataFrame:
+def rows_of_parts(links: DataFrame, found: CopySearchOutcome, parts: int) -> DataFrame:
     """(node, other, similarity, part): what each part is to know of its documents; without a similarity `other` is the
     cluster."""
     rows = links.select("node", F.col("cluster").alias("other"), F.lit(None).cast("float").alias("similarity"))
     for frame in found.similar(JOINED, BEST):
         rows = rows.union(frame)
-    rows = rows.withColumn("part", part_of("node")).where(F.col("part") < parts)
+    rows = rows.withColumn("part", part_number("node")).where(F.col("part") < parts)
     return rows.withColumn("part", F.col("part").cast("int"))
 
 
-def write_parts(build: Build, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
+def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
     """Write one part of `clusters` for each documents part, and its leaders where an index is wanted."""
     shared = build.spark.sparkContext.broadcast(task)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
         return write_clusters(shared.value, number, links_of(batches))
 
-    return answers_of_parts(rows, len(task.tasks), write)
+    return run_part_writers(rows, len(task.tasks), write)
 
 
-def links_of(batches: Iterator[pa.RecordBatch]) -> Links:
+def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
     """What the rows say of the documents of one part."""
-    links = Links()
+    links = ClusterLinks()
     for batch in batches:
         nodes, others, similarities = (batch.column(name).to_pylist() for name in ("node", "other", "similarity"))
         for node, other, similarity in zip(nodes, others, similarities):
@@ -145,14 +145,14 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> Links:
     return links
 
 
-def write_clusters(task: ClustersTask, number: int, links: Links) -> PartResult:
+def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> PartResult:
     """Write the clusters of one part and, for an index, its leaders."""
     own = task.tasks[number]
 
     def fill(output: PartOutput) -> None:
         leaders: list[pa.RecordBatch] = []
         rows = joined = 0
-        for window in windows(own):
+        for window in read_windows(own):
             clusters = clusters_of(window, links)
             for row in part_rows(window, clusters, links):
                 output.write(row)
@@ -168,14 +168,14 @@ def write_clusters(task: ClustersTask, number: int, links: Links) -> PartResult:
     return write_part(PartTarget(number, {"clusters": TableTarget(task.clusters, CLUSTERS)}), fill)
 
 
-def clusters_of(window: Window, links: Links) -> list[bytes]:
+def clusters_of(window: DedupWindow, links: ClusterLinks) -> list[bytes]:
     """The cluster of every document of a window."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     places = zip(window.leads.tolist(), window.smallest.tolist())
     return [links.cluster.get(ids[lead]) or ids[smallest] for lead, smallest in places]
 
 
-def part_rows(window: Window, clusters: Sequence[bytes], links: Links) -> Iterator[Row]:
+def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLinks) -> Iterator[Row]:
     """The row of every document of a window; one that is equal to another has similarity 1."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     leads = window.leads.tolist()
@@ -192,7 +192,7 @@ def part_rows(window: Window, clusters: Sequence[bytes], links: Links) -> Iterat
         yield {"doc_id": doc, "cluster": cluster, "similarity": similarity, "leader": other}
 
 
-def leaders_of(window: Window, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
+def leaders_of(window: DedupWindow, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
     """(doc_id, cluster, payload) of the documents of a window that may lead a bucket."""
     first = window.first
     chosen = np.flatnonzero(first)
@@ -202,11 +202,13 @@ def leaders_of(window: Window, clusters: Sequence[bytes], task: DedupTask) -> pa
     return pa.RecordBatch.from_arrays([binary_array(ids), cluster, binary_array(payload)], schema=LEADERS)
 
 
-def build_index(answers: Sequence[PartResult], found: Found, links: DataFrame, task: ClustersTask) -> Built:
+def build_index(
+    answers: Sequence[PartResult], found: CopySearchOutcome, links: DataFrame, task: ClustersTask
+) -> TableResult:
     """The table `index`: the snapshot's own buckets where that was asked for, and the earlier clusters it joins."""
-    built = Built()
+    built = TableResult()
     if task.tasks and task.tasks[0].dedup.indexes:
-        earlier = links.where(part_of("node") == EARLIER).select(
+        earlier = links.where(part_number("node") == EARLIER).select(
             F.substring("node", 1, DOC_ID_BYTES).alias("earlier"),
             F.substring("cluster", 1, DOC_ID_BYTES).alias("cluster"),
         )

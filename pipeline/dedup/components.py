@@ -19,19 +19,19 @@ from pipeline.dedup.keep_order import Bytes
 from pipeline.dedup.star_contraction import (
     PACKS_DDL,
     all_links,
-    contracted,
-    follow,
-    joined,
+    concatenate_edges,
+    contract,
     large_star,
     owners,
-    packs,
+    pack_pairs,
     pair_batch,
     pairs_of,
+    resolve_leaves,
+    send_to_both_ends,
     small_star,
-    to_both_ends,
-    unpacked,
+    unpack_pairs,
 )
-from pipeline.engine.materialize import Batches, Kept, Scratch
+from pipeline.engine.materialize import Batches, FrameStore, StoredFrame
 from pipeline.engine.spark import task_context
 from schemas.errors import ContractError
 
@@ -45,8 +45,8 @@ PARTITION_EDGES = 1 << 21
 gigabyte, as numpy takes about 250 bytes for an edge between nodes of 20 (measured with 2 million, input included)."""
 EDGES, LEAVES, LINKS = "edges", "leaves", "links"
 PAIRS_DDL = "node binary, cluster binary"
-KNOWN, ASKED = 0, 1
-Pieces = Iterator[tuple[str, pa.RecordBatch]]
+KNOWN, REQUESTED = 0, 1
+KindBatches = Iterator[tuple[str, pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Components:
         return len(self.edges_by_round) - 1
 
 
-def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions: int) -> Components:
+def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partitions: int) -> Components:
     """The connected components of `edges`: two columns of byte strings of one width, in any order and number.
 
     A task that reads edges puts the stars of its own components in their place. Large-star: the owner of a node links
@@ -82,9 +82,9 @@ def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions
     `scratch`, where an interrupted run finds them again. Raises ContractError if the widths differ or MAX_ROUNDS did
     not do.
     """
-    scratch = Scratch(scratch.spark, scratch.folder.child("components"))
-    left = scratch.keep_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
-    counts, levels, written = [left.rows], list[Kept](), left.bytes
+    scratch = FrameStore(scratch.spark, scratch.folder.child("components"))
+    left = scratch.store_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
+    counts, levels, written = [left.rows], list[StoredFrame](), left.bytes
     while left.rows > finish_edges:
         if len(levels) == MAX_ROUNDS:
             raise ContractError(
@@ -94,57 +94,57 @@ def components(edges: DataFrame, scratch: Scratch, finish_edges: int, partitions
         number = _sized(partitions, left.rows)
         step = functools.partial(_small_star, number)
         schemas = {EDGES: PAIRS_DDL, LEAVES: PAIRS_DDL}
-        kept = scratch.keep_each(f"round-{len(counts):02}", _large_stars(left, number), step, schemas)
+        kept = scratch.store_each(f"round-{len(counts):02}", _large_stars(left, number), step, schemas)
         left = kept[EDGES]
         levels.append(kept[LEAVES])
         counts.append(left.rows)
         written += left.bytes + levels[-1].bytes
     # Named by the round: a run that goes on with another `finish_edges` must not take what ended at another one.
     after = f"after-{len(levels):02}"
-    links = scratch.keep_each(f"finish-{after}", _to_one_task(left), _finish, {LINKS: PAIRS_DDL})[LINKS]
+    links = scratch.store_each(f"finish-{after}", _to_one_task(left), _finish, {LINKS: PAIRS_DDL})[LINKS]
     written += links.bytes
     if levels:
         found = _followed(links, levels, partitions)
-        links = scratch.keep_each(f"links-{after}", found, _write_links, {LINKS: PAIRS_DDL})[LINKS]
+        links = scratch.store_each(f"links-{after}", found, _write_links, {LINKS: PAIRS_DDL})[LINKS]
         written += links.bytes
     return Components(links.frame, tuple(counts), written)
 
 
-def _large_stars(left: Kept, partitions: int) -> DataFrame:
+def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
     """What large-star makes of edges, as packs at the owners of the larger ends."""
 
     def send(batches: Batches) -> Batches:
-        for edges in joined(map(pairs_of, batches), CHUNK_EDGES):
-            yield from packs(*to_both_ends(edges, partitions))
+        for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
+            yield from pack_pairs(*send_to_both_ends(edges, partitions))
 
     def work(batches: Batches) -> Batches:
         # A node with more neighbours than fit is looked at in parts: each links its larger ones to the smallest of
         # the part, which keeps components too.
-        for edges in joined(map(unpacked, batches), PARTITION_EDGES):
-            yield from packs(*large_star(edges, task_context().partitionId(), partitions))
+        for edges in concatenate_edges(map(unpack_pairs, batches), PARTITION_EDGES):
+            yield from pack_pairs(*large_star(edges, task_context().partitionId(), partitions))
 
     linked = _shuffled(left.mapped(send, PACKS_DDL), partitions).mapInArrow(work, PACKS_DDL)
     return _shuffled(linked, partitions)
 
 
-def _to_one_task(left: Kept) -> DataFrame:
+def _to_one_task(left: StoredFrame) -> DataFrame:
     """The edges that are left, as packs in one partition."""
 
     def send(batches: Batches) -> Batches:
-        for edges in joined(map(pairs_of, batches), CHUNK_EDGES):
-            stars = contracted(edges)
-            yield from packs(stars, np.zeros(len(stars), np.int64))
+        for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
+            stars = contract(edges)
+            yield from pack_pairs(stars, np.zeros(len(stars), np.int64))
 
     return _shuffled(left.mapped(send, PACKS_DDL), 1)
 
 
-def _followed(links: Kept, levels: Sequence[Kept], partitions: int) -> DataFrame:
+def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int) -> DataFrame:
     """All links, as packs: clusters of parents are passed to their leaves, those of the last round first."""
     rows = list(itertools.accumulate([links.rows, *(level.rows for level in reversed(levels))]))
     numbers = [_sized(partitions, count) for count in rows[1:]]
     known = links.mapped(_sender(0, KNOWN, numbers[0]), PACKS_DDL)
     for level, number, following in zip(reversed(levels), numbers, [*numbers[1:], 1]):
-        asked = level.mapped(_sender(1, ASKED, number), PACKS_DDL)
+        asked = level.mapped(_sender(1, REQUESTED, number), PACKS_DDL)
         both = _shuffled(known.union(asked), number).sortWithinPartitions("kind")
         known = both.mapInArrow(_follower(following), PACKS_DDL)
     return known
@@ -159,8 +159,8 @@ def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches
     """Sends pairs to the owner of one of their ends."""
 
     def send(batches: Batches) -> Batches:
-        for pairs in joined(map(pairs_of, batches), CHUNK_EDGES):
-            yield from packs(pairs, owners(pairs[:, end], partitions), kind)
+        for pairs in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
+            yield from pack_pairs(pairs, owners(pairs[:, end], partitions), kind)
 
     return send
 
@@ -173,40 +173,40 @@ def _follower(partitions: int) -> Callable[[Batches], Batches]:
 
         def leaves() -> Iterator[Bytes]:
             for batch in batches:
-                asks = pc.equal(batch.column("kind"), ASKED)
-                known.append(unpacked(batch.filter(pc.invert(asks))))
-                yield unpacked(batch.filter(asks))
+                asks = pc.equal(batch.column("kind"), REQUESTED)
+                known.append(unpack_pairs(batch.filter(pc.invert(asks))))
+                yield unpack_pairs(batch.filter(asks))
 
-        for asked in joined(leaves(), CHUNK_EDGES):
+        for asked in concatenate_edges(leaves(), CHUNK_EDGES):
             held = np.concatenate([*(rows for rows in known if len(rows)), asked[:0]])
-            found, roots = follow(held, asked)
+            found, roots = resolve_leaves(held, asked)
             known[:] = [held, roots]
-            yield from packs(found, owners(found[:, 0], partitions))
-        for pairs in joined(known, 0):
-            yield from packs(pairs, owners(pairs[:, 0], partitions))
+            yield from pack_pairs(found, owners(found[:, 0], partitions))
+        for pairs in concatenate_edges(known, 0):
+            yield from pack_pairs(pairs, owners(pairs[:, 0], partitions))
 
     return work
 
 
-def _first_stars(number: int, batches: Batches) -> Pieces:
-    for edges in joined(map(pairs_of, batches), CHUNK_EDGES):
-        yield EDGES, pair_batch(contracted(edges))
+def _first_stars(number: int, batches: Batches) -> KindBatches:
+    for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
+        yield EDGES, pair_batch(contract(edges))
 
 
-def _small_star(partitions: int, number: int, batches: Batches) -> Pieces:
-    for edges in joined(map(unpacked, batches)):
+def _small_star(partitions: int, number: int, batches: Batches) -> KindBatches:
+    for edges in concatenate_edges(map(unpack_pairs, batches)):
         left, leaves = small_star(edges, number, partitions)
         yield EDGES, pair_batch(left)
         yield LEAVES, pair_batch(leaves)
 
 
-def _finish(number: int, batches: Batches) -> Pieces:
-    for edges in joined(map(unpacked, batches)):
+def _finish(number: int, batches: Batches) -> KindBatches:
+    for edges in concatenate_edges(map(unpack_pairs, batches)):
         yield LINKS, pair_batch(all_links(edges))
 
 
-def _write_links(number: int, batches: Batches) -> Pieces:
-    return ((LINKS, pair_batch(unpacked(batch))) for batch in batches)
+def _write_links(number: int, batches: Batches) -> KindBatches:
+    return ((LINKS, pair_batch(unpack_pairs(batch))) for batch in batches)
 
 
 def _shuffled(rows: DataFrame, partitions: int) -> DataFrame:

@@ -21,15 +21,15 @@ from schemas.urls import url_key
 URL, CLUSTER = b"u", b"c"
 """First byte of a key, which tells what it is a key of."""
 DROPPED = b"\1"
-STAYS = b"\0"
+NOT_DROPPED = b"\0"
 URL_RULES = {"newest": ("latest",), "longest": ("longest",), "first": ("snapshot", "earliest")}
-Known = Mapping[bytes, tuple[int, bytes]]
+KnownTotals = Mapping[bytes, tuple[int, bytes]]
 """Total and best of every key that a part was told of, by kind and key."""
-Tally = dict[bytes, tuple[int, bytes]]
+BestCounts = dict[bytes, tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
-class Facts:
+class DedupFacts:
     """What decides about a batch of documents."""
 
     ids: list[bytes]
@@ -57,7 +57,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
     return columns | {"verdicts": ["drop_stage"], "clusters": ["cluster", "similarity"]}
 
 
-def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Facts:
+def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupFacts:
     """The facts of a batch with the columns of `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
@@ -69,7 +69,7 @@ def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Facts:
         urls = [url_key(url) + scope if url else None for url, scope in zip(batch.column("url").to_pylist(), scopes)]
         rule = config.model_copy(update={"keep": URL_RULES[config.by_url]})
         url_orders = _rows(orders(batch, ordinal, rule))
-    return Facts(
+    return DedupFacts(
         ids=batch.column("doc_id").to_pylist(),
         dropped=batch.column("drop_stage").is_valid().to_pylist(),
         clusters=batch.column("cluster").to_pylist(),
@@ -88,27 +88,27 @@ def _rows(rows: npt.NDArray[np.uint8]) -> list[bytes]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def url_tallies(facts: Facts, found: Tally) -> None:
+def url_tallies(facts: DedupFacts, found: BestCounts) -> None:
     """Count the URLs of the documents that no verdict has dropped, and note the best of each."""
     for key, order, dropped in zip(facts.urls, facts.url_orders, facts.dropped):
         if key is not None and not dropped:
             _enter(found, key, order)
 
 
-def cluster_tallies(facts: Facts, known: Known, found: Tally, alone: bool) -> None:
+def cluster_tallies(facts: DedupFacts, known: KnownTotals, found: BestCounts, alone: bool) -> None:
     """Count the documents of each cluster, and note the best; those that are joined with no other only if `alone`."""
-    gone = losers(facts, known)
+    gone = early_drop_reasons(facts, known)
     for place, cluster in enumerate(facts.clusters):
         if alone or facts.similarities[place] is not None:
-            _enter(found, cluster, (DROPPED if gone[place] else STAYS) + facts.orders[place])
+            _enter(found, cluster, (DROPPED if gone[place] else NOT_DROPPED) + facts.orders[place])
 
 
-def _enter(found: Tally, key: bytes, order: bytes) -> None:
+def _enter(found: BestCounts, key: bytes, order: bytes) -> None:
     count, best = found.get(key, (0, order))
     found[key] = (count + 1, min(best, order))
 
 
-def losers(facts: Facts, known: Known) -> list[str | None]:
+def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
     """The reason for which each document is out before copies of its text are looked at; None for the others."""
     found: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
@@ -121,13 +121,13 @@ def losers(facts: Facts, known: Known) -> list[str | None]:
     return found
 
 
-def decide(facts: Facts, known: Known) -> Iterator[tuple[Row, str | None, int]]:
+def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int]]:
     """The row of every document without its verdict, the reason it is dropped for (None: it stays), and its length."""
-    for place, reason in enumerate(losers(facts, known)):
+    for place, reason in enumerate(early_drop_reasons(facts, known)):
         identifier = facts.ids[place]
-        own = (DROPPED if reason else STAYS) + facts.orders[place]
+        own = (DROPPED if reason else NOT_DROPPED) + facts.orders[place]
         size, best = known.get(CLUSTER + facts.clusters[place], (1, own))
-        survivor = None if best[:1] == DROPPED else id_of(best, facts.digest)
+        survivor = None if best[:1] == DROPPED else doc_id_of(best, facts.digest)
         if reason is None and survivor != identifier:
             reason = EXACT if facts.digest and best[-facts.digest :] == own[-facts.digest :] else NEAR
         row: Row = {
@@ -140,7 +140,7 @@ def decide(facts: Facts, known: Known) -> Iterator[tuple[Row, str | None, int]]:
         yield row, reason, facts.chars[place]
 
 
-def id_of(best: bytes, digest: int) -> bytes:
+def doc_id_of(best: bytes, digest: int) -> bytes:
     """The doc_id in the best of a cluster, which ends in part and digest."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]

@@ -14,18 +14,18 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.candidates import Earlier
+from pipeline.dedup.candidates import EarlierBuckets
 from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES
 from pipeline.dedup.keys import check_method
 from pipeline.engine.parquet import FileWriter, WrittenFile
-from pipeline.engine.part import Answer
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks
+from pipeline.engine.part import TaskResult
+from pipeline.engine.spark import dataframe_from_tasks, run_partitions
 from pipeline.engine.stage import Split
 from pipeline.minhash.stage import SIGNATURE, SignatureConfig
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import Table, open_table
+from schemas.manifest import TableVersion, open_table
 from schemas.storage import Store
 
 BANDS = pa.schema([pa.field("key", pa.int64()), pa.field("position", pa.int32()), pa.field("order", pa.binary())])
@@ -36,15 +36,26 @@ LEADERS_DDL = "doc_id binary, cluster binary, payload binary"
 MERGED_DDL = "earlier binary, cluster binary"
 ROWS_PER_FILE = 4_000_000
 """Rows of a file; how many files there are follows from the rows alone."""
-PART = EARLIER.to_bytes(PART_BYTES, "big")
+EARLIER_PART_BYTES = EARLIER.to_bytes(PART_BYTES, "big")
 """In a node of an earlier snapshot, in place of the part."""
 EARLIER_NAME = "earlier-"
-SAME = ("exact", "near", "min_similarity", "threshold", "bands", "rows", "max_distance", "blocks", "verify", "rounds")
-SAME_DEDUP = (*SAME, "scope", "keep", "source_ranks")
+SAME_METHOD = (
+    "exact",
+    "near",
+    "min_similarity",
+    "threshold",
+    "bands",
+    "rows",
+    "max_distance",
+    "blocks",
+    "verify",
+    "rounds",
+)
+SAME_DEDUP = (*SAME_METHOD, "scope", "keep", "source_ranks")
 """Settings in which a snapshot and the index it is compared with must agree."""
 
 
-def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """The earlier indexes that the recipe names, as `earlier-<n>/index`.
 
     Raises ConfigError if settings and signature do not fit each other, or an index cannot answer this run.
@@ -55,7 +66,7 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     digests: set[str] = set()
     last = ""
     for place, index in zip(config.indexes, found.values()):
-        problems = problems_of(index, recipe, splits, digests)
+        problems = incompatibilities_of(index, recipe, splits, digests)
         if index.manifest.digest in digests:
             problems.append("expected every index once, got it listed before")
         snapshots = index.manifest.content.figures["snapshots"]
@@ -68,7 +79,7 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
     return found
 
 
-def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """What became of the clusters of the earlier indexes, as `earlier-<n>/representatives`."""
     config = recipe.section("dedup", DedupConfig)
     indexes, found = _open(config, "index"), _open(config, "representatives")
@@ -87,17 +98,17 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
     return found
 
 
-def _open(config: DedupConfig, table: str) -> dict[str, Table]:
+def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:
     found = {}
     for number, place in enumerate(config.indexes):
         try:
-            found[f"{EARLIER_NAME}{number}/{table}"] = Table(*open_table(Store(place), table))
+            found[f"{EARLIER_NAME}{number}/{table}"] = TableVersion(*open_table(Store(place), table))
         except ContractError as error:
             raise ConfigError(f"dedup.indexes: expected a finished run at {place}, got none: {error}") from error
     return found
 
 
-def problems_of(index: Table, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
+def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
     """What keeps an index from answering a run, given the digests of those listed before it; empty if nothing does."""
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)
@@ -144,30 +155,31 @@ class Indexes:
     """The earlier indexes of a run."""
 
     spark: SparkSession
-    tables: Mapping[str, Table]
+    tables: Mapping[str, TableVersion]
     """As `indexes_of` gives them."""
 
     def __bool__(self) -> bool:
         return bool(self.tables)
 
-    def bands_and_payloads(self) -> Earlier:
+    def bands_and_payloads(self) -> EarlierBuckets:
         """What buckets and verification need of them."""
-        node = F.concat("doc_id", F.lit(PART)).alias("node")
+        node = F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node")
         order = F.expr(f"substring(order, 1, octet_length(order) - {PART_BYTES})")
-        bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(PART)))
-        return Earlier(bands, self._leaders().select(node, "payload"))
+        bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(EARLIER_PART_BYTES)))
+        return EarlierBuckets(bands, self._leaders().select(node, "payload"))
 
     def clusters(self) -> DataFrame:
         """(node, cluster): for each leader the node of its cluster."""
         return self._leaders().select(
-            F.concat("doc_id", F.lit(PART)).alias("node"), F.concat("cluster", F.lit(PART)).alias("root")
+            F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node"),
+            F.concat("cluster", F.lit(EARLIER_PART_BYTES)).alias("root"),
         )
 
     def merged(self) -> DataFrame:
         """(a, b): nodes of earlier clusters that a later snapshot has joined."""
         frame = self._read("merged", MERGED, MERGED_DDL)
         return frame.select(
-            *(F.concat(name, F.lit(PART)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
+            *(F.concat(name, F.lit(EARLIER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
         )
 
     def _leaders(self) -> DataFrame:
@@ -178,7 +190,7 @@ class Indexes:
 
 
 def read_files(
-    spark: SparkSession, tables: Mapping[str, Table], which: tuple[str, str], schema: pa.Schema, ddl: str
+    spark: SparkSession, tables: Mapping[str, TableVersion], which: tuple[str, str], schema: pa.Schema, ddl: str
 ) -> DataFrame:
     """The rows of the files whose key begins with a prefix, of every earlier table of a name: `which` names both."""
     name, prefix = which
@@ -188,7 +200,7 @@ def read_files(
         if key.endswith(f"/{name}")
         for path in table.manifest.paths_of(prefix)
     ]
-    return frame_of_tasks(spark, partial(rows_of_file, schema=schema), found, ddl)
+    return dataframe_from_tasks(spark, partial(rows_of_file, schema=schema), found, ddl)
 
 
 def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -211,10 +223,10 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
     cut = frame.select(*schema.names, F.pmod(F.xxhash64(first), F.lit(count)).cast("int").alias("part"))
     cut = cut.repartitionById(count, F.col("part")).drop("part").sortWithinPartitions(*schema.names)
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         return write_file(batches, folder, f"{kind}/{number:05d}", schema).to_json()
 
-    files = [WrittenFile(**answer) for answer in answers_of_partitions(cut, write)]
+    files = [WrittenFile(**answer) for answer in run_partitions(cut, write)]
     if (written := sum(file.rows for file in files)) != rows:
         raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written} written. Run again.")
     return files

@@ -16,9 +16,9 @@ import xxhash
 
 from pipeline.dedup.config import MINHASH_ONLY, SIMHASH_ONLY, DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, order_columns, orders, rows_of_bytes
-from pipeline.engine.parquet import Part, measured
+from pipeline.engine.parquet import Part, read_measured
 from pipeline.minhash.bands import optimal_bands
-from pipeline.minhash.fast import mixed, odd_numbers
+from pipeline.minhash.fast import draw_odd_numbers, mix_bits
 from pipeline.minhash.simhash import table_keys
 from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
 from schemas.errors import ConfigError
@@ -93,7 +93,7 @@ def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConf
     if dedup.exact == "off":
         return keys
     digest = digests_of(batch, dedup)[:, :8].copy().view("<u8")
-    return np.concatenate([keys, _scoped(mixed(digest ^ _EXACT), batch, dedup)], axis=1)
+    return np.concatenate([keys, _scoped(mix_bits(digest ^ _EXACT), batch, dedup)], axis=1)
 
 
 def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDArray[np.unsignedinteger]:
@@ -114,13 +114,13 @@ def scopes_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint6
     for column in dedup.scope:
         encoded = pc.dictionary_encode(pc.fill_null(batch.column(column), ""))
         names = [xxhash.xxh64_intdigest(f"{column}={name}".encode()) for name in encoded.dictionary.to_pylist()]
-        numbers = mixed(numbers ^ np.array(names, np.uint64)[encoded.indices.to_numpy(zero_copy_only=False)])
+        numbers = mix_bits(numbers ^ np.array(names, np.uint64)[encoded.indices.to_numpy(zero_copy_only=False)])
     return numbers
 
 
 def _scoped(keys: npt.NDArray[np.uint64], batch: pa.RecordBatch, dedup: DedupConfig) -> Keys:
     if dedup.scope:
-        keys = mixed(keys ^ scopes_of(batch, dedup)[:, None])
+        keys = mix_bits(keys ^ scopes_of(batch, dedup)[:, None])
     return keys.view(np.int64)
 
 
@@ -152,7 +152,7 @@ class DedupTask:
 
 
 @dataclass(frozen=True)
-class Window:
+class DedupWindow:
     """Consecutive measured documents of a part, and which of them are equal."""
 
     batch: pa.RecordBatch
@@ -175,18 +175,18 @@ class Window:
         return first
 
 
-def windows(task: DedupTask) -> Iterator[Window]:
+def read_windows(task: DedupTask) -> Iterator[DedupWindow]:
     """The measured documents of a part, a window at a time."""
     columns = order_columns(task.dedup)
     digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
-    for batch in in_windows(measured(task.part, columns)):
+    for batch in iterate_windows(read_measured(task.part, columns)):
         order = orders(batch, task.part.ordinal, task.dedup)
         leads, smallest = equal_documents(identities(batch, task.dedup, task.signature), order)
-        yield Window(batch, order, leads, smallest)
+        yield DedupWindow(batch, order, leads, smallest)
 
 
-def in_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def iterate_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows in batches of WINDOW; the last may be shorter."""
     held: list[pa.RecordBatch] = []
     rows = 0
@@ -216,18 +216,18 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
     elif dedup.near:
         parts.append(signatures_of(batch, signature).astype(np.uint64))
     values = np.concatenate(parts, axis=1)
-    sums = [(mixed(values) * odd_numbers(seed, "identity", values.shape[1])).sum(axis=1) for seed in (0, 1)]
-    return mixed(np.stack(sums, axis=1))
+    sums = [(mix_bits(values) * draw_odd_numbers(seed, "identity", values.shape[1])).sum(axis=1) for seed in (0, 1)]
+    return mix_bits(np.stack(sums, axis=1))
 
 
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
     """For each document the first in keep order, and that of the smallest doc_id, among those of its identity."""
-    by_order = _first_of_each(identity, np.lexsort((*words(order), identity[:, 1], identity[:, 0])))
+    by_order = _first_of_each(identity, np.lexsort((*sort_words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
-    return by_order, _first_of_each(identity, np.lexsort((*words(node), identity[:, 1], identity[:, 0])))
+    return by_order, _first_of_each(identity, np.lexsort((*sort_words(node), identity[:, 1], identity[:, 0])))
 
 
-def words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
+def sort_words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
     """The rows as numbers that sort as their bytes do, the least significant first, as `np.lexsort` wants them."""
     count, width = rows.shape
     padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
@@ -244,7 +244,7 @@ def _first_of_each(identity: npt.NDArray[np.uint64], ranking: Indices) -> Indice
     return found
 
 
-def keys_of(window: Window, task: DedupTask) -> npt.NDArray[np.int64]:
+def keys_of(window: DedupWindow, task: DedupTask) -> npt.NDArray[np.int64]:
     """The keys of the documents that lead (leading documents, keys)."""
     return all_keys(window.batch.filter(pa.array(window.first)), task.dedup, task.signature)
 
@@ -265,11 +265,11 @@ PAIRS = pa.schema(
     ]
 )
 PAIRS_DDL = "node binary, leader binary, key long, order binary"
-WANTED = b"\0"
+PAYLOAD_REQUEST = b"\0"
 """In place of a leader: the node itself leads, and what it is compared by is wanted. Sorts before any leader."""
-PAIRED, LED = "pairs", "leads"
+PAIRED, LEADERS = "pairs", "leads"
 """Kinds of rows of buckets: PAIRS, and KEYS of those that lead."""
-KINDS = {PAIRED: PAIRS_DDL, LED: KEYS_DDL}
+KINDS = {PAIRED: PAIRS_DDL, LEADERS: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
@@ -300,9 +300,9 @@ def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) 
             if asked and wanted[0] == 0:
                 wanted = wanted[1:]
             if len(wanted):
-                marks = np.full((len(wanted), 1), WANTED[0], np.uint8)
+                marks = np.full((len(wanted), 1), PAYLOAD_REQUEST[0], np.uint8)
                 yield PAIRED, _pairs(firsts[wanted], marks, np.zeros(len(wanted), np.int64))
-        yield LED, pa.RecordBatch.from_arrays([pa.array(keys[starts]), binary_array(rows[starts])], schema=KEYS)
+        yield LEADERS, pa.RecordBatch.from_arrays([pa.array(keys[starts]), binary_array(rows[starts])], schema=KEYS)
         has_members = len(members) > 0 and bucket[members[-1]] == bucket[-1]
         asked = has_members or (asked and bucket[-1] == 0)
         last_key, leader = int(keys[-1]), firsts[-1:].copy()

@@ -70,7 +70,7 @@ def owners(nodes: Bytes, partitions: int) -> Numbers:
     return (mixed % np.uint64(partitions)).astype(np.int64)
 
 
-def centres(nodes: int, ends: Numbers) -> Numbers:
+def component_centers(nodes: int, ends: Numbers) -> Numbers:
     """The smallest node of the component of every node (nodes,)."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -85,18 +85,18 @@ def centres(nodes: int, ends: Numbers) -> Numbers:
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
     """The stars (node, centre) of the components of numbered edges."""
-    centre = centres(nodes, ends)
+    centre = component_centers(nodes, ends)
     leaves = np.flatnonzero(centre != np.arange(nodes))
     return np.stack([leaves, centre[leaves]], axis=1)
 
 
-def contracted(edges: Bytes) -> Bytes:
+def contract(edges: Bytes) -> Bytes:
     """The forest of stars of any edges, as edges; loops vanish."""
     graph = graph_of(edges)
     return graph.nodes[forest(len(graph.nodes), graph.ends)]
 
 
-def to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
+def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
     """The forest of stars of any edges, each edge once for every partition that owns an end, and that partition."""
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
@@ -145,10 +145,10 @@ def all_links(edges: Bytes) -> Bytes:
     """(node, smallest of its component) for every node."""
     graph = graph_of(edges)
     count = len(graph.nodes)
-    return graph.nodes[np.stack([np.arange(count), centres(count, graph.ends)], axis=1)]
+    return graph.nodes[np.stack([np.arange(count), component_centers(count, graph.ends)], axis=1)]
 
 
-def follow(known: Bytes, asked: Bytes) -> tuple[Bytes, Bytes]:
+def resolve_leaves(known: Bytes, asked: Bytes) -> tuple[Bytes, Bytes]:
     """(node, cluster) for the leaves (node, parent) that are asked for, and for the parents that were not known.
 
     `known` holds (node, cluster) of parents; a parent that it does not hold is the centre of its own cluster.
@@ -165,7 +165,7 @@ def follow(known: Bytes, asked: Bytes) -> tuple[Bytes, Bytes]:
     return graph.nodes[found], graph.nodes[np.stack([roots, roots], axis=1)]
 
 
-def joined(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
+def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
     """The edges of all matrices, in matrices of at least `limit` edges but for the last; none is empty.
 
     Raises ContractError if their widths differ.
@@ -198,7 +198,7 @@ PACKS_DDL = "target int, kind int, width int, pack binary"
 """`target` is a partition, `kind` what the receiver tells packs apart by, `width` that of a node [bytes]."""
 
 
-def packs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
+def pack_pairs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
     """Pairs (pairs, 2, width) packed by the partition (pairs,) that each goes to, in batches of some packs."""
     count, _, width = pairs.shape
     if not count:
@@ -221,7 +221,7 @@ def packs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBa
         yield pa.RecordBatch.from_arrays(columns, schema=PACKS)
 
 
-def unpacked(batch: pa.RecordBatch) -> Bytes:
+def unpack_pairs(batch: pa.RecordBatch) -> Bytes:
     """The pairs of all packs of a batch (pairs, 2, width). Raises ContractError if their widths differ."""
     if not batch.num_rows:
         return np.zeros((0, 2, 1), np.uint8)

@@ -17,8 +17,8 @@ from pipeline.dedup.config import DEDUP, EXACT, NEAR, DedupConfig
 from pipeline.dedup.decide import (
     CLUSTER,
     URL,
-    Facts,
-    Known,
+    DedupFacts,
+    KnownTotals,
     cluster_tallies,
     decide,
     facts_columns,
@@ -28,17 +28,17 @@ from pipeline.dedup.decide import (
 )
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
 from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
-from pipeline.engine.parquet import Part, measured, parts_of
-from pipeline.engine.part import Books, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
-from pipeline.engine.spark import answers_of_parts, by_part, frame_of_tasks, persisted
+from pipeline.engine.parquet import Part, parts_of, read_measured
+from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
+from pipeline.engine.spark import dataframe_from_tasks, map_parts, persist_on_disk, run_part_writers
 from pipeline.engine.stage import Drop, Row
-from pipeline.engine.step import Build, Built, gather
-from schemas.manifest import Table, part_key
+from pipeline.engine.step import StepContext, TableResult, combine_parts
+from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
 
 READ = ("documents", "scores", "verdicts", "clusters")
-OUTSIDE = -1
+EARLIER_PART = -1
 """In place of a part: a tally of an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
 COUNTED_DDL = "key binary, count long, first binary"
@@ -54,7 +54,7 @@ class SurvivorsTask:
     representatives: Store
 
 
-def build_dedup(build: Build) -> dict[str, Built]:
+def build_dedup(build: StepContext) -> dict[str, TableResult]:
     """The tables `dedup`, one part for each part of `documents`, and `representatives`."""
     config = build.recipe.section("dedup", DedupConfig)
     parts = parts_of({name: build.inputs[name] for name in READ if name in build.inputs})
@@ -62,15 +62,15 @@ def build_dedup(build: Build) -> dict[str, Built]:
     tasks = [SurvivorsTask(part, config, *folders) for part in parts]
     urls = None
     if config.by_url != "off":
-        own = frame_of_tasks(build.spark, url_tallies_of_part, tasks, TALLIES_DDL)
-        urls = persisted(told(totals(own.union(earlier_urls(build.spark, build.inputs))), URL))
+        own = dataframe_from_tasks(build.spark, url_tallies_of_part, tasks, TALLIES_DDL)
+        urls = persist_on_disk(totals_for_parts(totals(own.union(earlier_urls(build.spark, build.inputs))), URL))
     own = cluster_frame(build, tasks, urls)
-    rows = told(totals(own.union(earlier_clusters(build.spark, build.inputs))), CLUSTER)
+    rows = totals_for_parts(totals(own.union(earlier_clusters(build.spark, build.inputs))), CLUSTER)
     rows = rows if urls is None else rows.union(urls)
     answers = write_parts(build, rows, tasks)
     if urls is not None:
         urls.unpersist()
-    built = gather(answers, ("dedup",)) | {"representatives": Built()}
+    built = combine_parts(answers, ("dedup",)) | {"representatives": TableResult()}
     other = built["representatives"]
     for answer in answers:
         for name in ("clusters", "urls"):
@@ -80,43 +80,43 @@ def build_dedup(build: Build) -> dict[str, Built]:
     return built
 
 
-def told(counted: DataFrame, kind: bytes) -> DataFrame:
+def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
     """What the parts are told: of every key that more than one document has, its total and its best."""
-    chosen = counted.where((F.col("part") != OUTSIDE) & (F.col("total") > 1))
+    chosen = counted.where((F.col("part") != EARLIER_PART) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
 
 
-def cluster_frame(build: Build, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
+def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
     """The tallies of clusters of all parts, which may have to know first who lost to another of its URL."""
     if urls is None:
-        return frame_of_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
+        return dataframe_from_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def tally(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from cluster_tallies_of_part(shared.value[number], known_of(batches))
+        yield from cluster_tallies_of_part(shared.value[number], known_totals_of(batches))
 
-    return by_part(urls, len(tasks), tally, TALLIES_DDL)
+    return map_parts(urls, len(tasks), tally, TALLIES_DDL)
 
 
-def earlier_urls(spark: SparkSession, inputs: Mapping[str, Table]) -> DataFrame:
+def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
     """The tallies of URLs of earlier snapshots: theirs is always the document that stays."""
     frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
-    return frame.select("key", F.lit(OUTSIDE).alias("part"), "count", F.lit(b"").alias("first"))
+    return frame.select("key", F.lit(EARLIER_PART).alias("part"), "count", F.lit(b"").alias("first"))
 
 
-def earlier_clusters(spark: SparkSession, inputs: Mapping[str, Table]) -> DataFrame:
+def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
     """The tallies of earlier snapshots for those of their clusters that documents of this one belong to."""
     frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
     index = inputs["index"]
     places = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
-    merged = frame_of_tasks(spark, partial(rows_of_file, schema=MERGED), places, MERGED_DDL)
+    merged = dataframe_from_tasks(spark, partial(rows_of_file, schema=MERGED), places, MERGED_DDL)
     joined = frame.join(merged, frame["key"] == merged["earlier"])
-    return joined.select(F.col("cluster").alias("key"), F.lit(OUTSIDE).alias("part"), "count", "first")
+    return joined.select(F.col("cluster").alias("key"), F.lit(EARLIER_PART).alias("part"), "count", "first")
 
 
-def facts_of_part(task: SurvivorsTask) -> Iterator[Facts]:
+def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
     """What decides about the documents of a part, a batch at a time."""
-    for batch in measured(task.part, facts_columns(task.config)):
+    for batch in read_measured(task.part, facts_columns(task.config)):
         yield facts_of(batch, task.part.ordinal, task.config)
 
 
@@ -128,7 +128,7 @@ def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
     yield tallies(found, task.part.ordinal)
 
 
-def cluster_tallies_of_part(task: SurvivorsTask, known: Known) -> Iterator[pa.RecordBatch]:
+def cluster_tallies_of_part(task: SurvivorsTask, known: KnownTotals) -> Iterator[pa.RecordBatch]:
     """The tallies (TALLIES) of the clusters of a part's documents that are joined with others."""
     found: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
@@ -148,7 +148,7 @@ def tallies(found: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.Record
     return pa.RecordBatch.from_arrays(columns, schema=TALLIES)
 
 
-def known_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
+def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
     """Total and best by kind and key, of the rows a part was told."""
     known: dict[bytes, tuple[int, bytes]] = {}
     for batch in batches:
@@ -157,17 +157,17 @@ def known_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]
     return known
 
 
-def write_parts(build: Build, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
+def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
     """Write one part of `dedup` for each documents part, including those without a copy; returns their answers."""
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
-        return write_survivors(shared.value[number], known_of(batches))
+        return write_survivors(shared.value[number], known_totals_of(batches))
 
-    return answers_of_parts(rows, len(tasks), write)
+    return run_part_writers(rows, len(tasks), write)
 
 
-def write_survivors(task: SurvivorsTask, known: Known) -> PartResult:
+def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
     """Write the verdicts of one part and, for an index, its tallies."""
 
     def fill(output: PartOutput) -> None:
@@ -191,7 +191,7 @@ def write_survivors(task: SurvivorsTask, known: Known) -> PartResult:
     return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
 
 
-def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: Books) -> None:
+def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: DropCounter) -> None:
     """Give a row of the dedup table its verdict and weight, and count it."""
     row["drop_stage"] = row["weight"] = None
     if reason is not None:

@@ -19,7 +19,7 @@ from schemas.errors import ContractError
 
 PAYLOADS = pa.schema([pa.field("node", pa.binary()), pa.field("payload", pa.binary())])
 PAYLOADS_DDL = "node binary, payload binary"
-MET = pa.schema([*PAIRS, pa.field("payload", pa.binary())])
+WITH_PAYLOADS = pa.schema([*PAIRS, pa.field("payload", pa.binary())])
 CARRIED = pa.schema([pa.field(name, pa.binary()) for name in ("leader", "node", "payload", "keys", "order")])
 CARRIED_DDL = "leader binary, node binary, payload binary, keys binary, order binary"
 SIMILAR = pa.schema(
@@ -35,7 +35,7 @@ Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
 """The similarity of each pair of payloads; NaN where they are not to be joined."""
 
 
-def attach(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The distinct pairs (CARRIED) with the member's payload, of rows MET sorted by (node, leader): for each node its
     payload first (no leader), then WANTED rows, then its pairs. Raises ContractError if a payload is missing."""
     payload, owner, before = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
@@ -74,7 +74,7 @@ def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([leader, node, payloads.take(chosen), joined, order], schema=CARRIED)
 
 
-def compared(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
+def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
     """The outcome of every pair of rows CARRIED sorted by (leader, node), a leader's own row first; kinds: OUTCOMES."""
     payload, owner = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8)
     for batch in batches:
@@ -128,7 +128,7 @@ def lengths(array: pa.Array) -> npt.NDArray[np.int32]:
     return np.diff(offsets)
 
 
-def comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
+def make_comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
     """How the payloads of two documents are compared: equal digests are similarity 1, whatever the signatures say."""
     skip = DIGEST_BYTES if dedup.exact != "off" else 0
     limit = np.float32(dedup.min_similarity)

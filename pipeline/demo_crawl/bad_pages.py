@@ -15,7 +15,7 @@ from pipeline.demo_crawl.text import Stock
 # A phrase of n words that occurs twice also counts for the rules on shorter n-grams, but with fewer characters; each
 # target below lies between the rule's own limit and what the rules before it would let pass.
 
-Make = Callable[[Stock, random.Random], Blocks]
+MakeBlocks = Callable[[Stock, random.Random], Blocks]
 
 TOP_TARGETS = {2: 0.25, 3: 0.21, 4: 0.19}
 """Share of the text that one n-gram fills; the limits are 0.20, 0.18 and 0.16."""
@@ -49,7 +49,7 @@ def repeated_line_chars(stock: Stock, rng: random.Random) -> Blocks:
     return prose([*lines[:3], f"{lines[3]}\n{long}", *lines[4:8], f"{long}\n{lines[8]}", lines[9]])
 
 
-def top_ngram(n: int) -> Make:
+def top_ngram(n: int) -> MakeBlocks:
     """Pages in which one n-gram fills too much of the text."""
 
     def make(stock: Stock, rng: random.Random) -> Blocks:
@@ -62,7 +62,7 @@ def top_ngram(n: int) -> Make:
     return make
 
 
-def repeated_ngrams(n: int) -> Make:
+def repeated_ngrams(n: int) -> MakeBlocks:
     """Pages in which many phrases of n words occur twice."""
 
     def make(stock: Stock, rng: random.Random) -> Blocks:
@@ -94,7 +94,7 @@ def _inserted(sentences: list[str], phrases: list[str], rng: random.Random) -> l
     return [" ".join(lines[start : start + 4]) for start in range(0, len(lines), 4)]
 
 
-REPETITIVE: dict[str, Make] = {
+REPETITIVE: dict[str, MakeBlocks] = {
     "gopher_dup_para_frac": repeated_paragraphs,
     "gopher_dup_para_char_frac": repeated_paragraph_chars,
     "gopher_dup_line_frac": repeated_lines,
@@ -105,10 +105,12 @@ REPETITIVE: dict[str, Make] = {
 """The function that makes a page's blocks, by the rule that should drop it."""
 
 
-TINY = re.findall("[a-z]+", "a i it is to be we go up on at in so as an do he my by no of or us me if the and she you")
+SHORT_WORDS = re.findall(
+    "[a-z]+", "a i it is to be we go up on at in so as an do he my by no of or us me if the and she you"
+)
 """Words of one to three letters."""
 SHORT_ADJECTIVES = ("red", "old", "new", "big", "cold", "warm", "tall", "soft", "dark", "wide", "long", "loud")
-WITHOUT = {
+STOP_WORD_REPLACEMENTS = {
     **{"the": "this", "of": "from", "to": "into", "and": "plus"},
     **{"that": "which", "with": "using", "be": "stay", "have": "own"},
 }
@@ -139,7 +141,7 @@ def long_doc(stock: Stock, rng: random.Random) -> Blocks:
 
 def short_words(stock: Stock, rng: random.Random) -> Blocks:
     """Words of one to three letters only."""
-    return prose([_sentences(TINY, 9, 4, rng) for _ in range(6)])
+    return prose([_sentences(SHORT_WORDS, 9, 4, rng) for _ in range(6)])
 
 
 def long_words(stock: Stock, rng: random.Random) -> Blocks:
@@ -177,8 +179,10 @@ def alpha_words(stock: Stock, rng: random.Random) -> Blocks:
 
 def stop_words(stock: Stock, rng: random.Random) -> Blocks:
     """Text without the eight words that Gopher asks for."""
-    pattern = re.compile(rf"\b({'|'.join(WITHOUT)})\b")
-    return prose([pattern.sub(lambda match: WITHOUT[match[1]], text) for text in stock.paragraphs(1000)[1]])
+    pattern = re.compile(rf"\b({'|'.join(STOP_WORD_REPLACEMENTS)})\b")
+    return prose(
+        [pattern.sub(lambda match: STOP_WORD_REPLACEMENTS[match[1]], text) for text in stock.paragraphs(1000)[1]]
+    )
 
 
 def lorem_ipsum(stock: Stock, rng: random.Random) -> Blocks:
@@ -252,7 +256,7 @@ def _sentences(words: Sequence[str], size: int, count: int, rng: random.Random) 
     return " ".join(" ".join(rng.choices(words, k=size)).capitalize() + "." for _ in range(count))
 
 
-LOW_QUALITY: dict[str, tuple[Make, str]] = {
+LOW_QUALITY: dict[str, tuple[MakeBlocks, str]] = {
     **{rule: (make, rule) for rule, make in REPETITIVE.items()},
     "gopher_short_doc": (short_doc, "gopher_short_doc"),
     "gopher_long_doc": (long_doc, "gopher_long_doc"),

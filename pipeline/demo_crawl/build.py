@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.demo_crawl.bad_pages import LOW_QUALITY, UNTITLED
-from pipeline.demo_crawl.hostile_pages import VALUES, broken_captures, good_page, personal_page, toxic_page
-from pipeline.demo_crawl.html import CLEAN, LAYOUTS, Blocks, Page, Urls, jaccard, prose
+from pipeline.demo_crawl.hostile_pages import FAKE_VALUES, broken_captures, good_page, personal_page, toxic_page
+from pipeline.demo_crawl.html import CLEAN_LAYOUTS, LAYOUTS, Blocks, DemoPage, UrlGenerator, jaccard, prose
 from pipeline.demo_crawl.sentences import ENCODINGS as CHARSETS
 from pipeline.demo_crawl.sentences import foreign_page
-from pipeline.demo_crawl.text import SENTENCE_END, Stock, harvest, title_of
+from pipeline.demo_crawl.text import SENTENCE_END, Stock, collect_passages, title_of
 from pipeline.demo_crawl.write import ENCODINGS, Truth, capture_of, write_crawl
 from schemas.errors import ConfigError
 
@@ -34,22 +34,24 @@ NEAR_COPY_CHARS = 1800
 REPLACEABLE = re.compile(r"[a-z]{2,}")
 
 
-def exact_copies(original: Page, urls: list[str], same_bytes: bool, rng: random.Random) -> list[Page]:
+def exact_copies(original: DemoPage, urls: list[str], same_bytes: bool, rng: random.Random) -> list[DemoPage]:
     """The original and a copy of it at every URL: the same bytes, or the same text in another layout."""
     kind = "exact_bytes" if same_bytes else "exact_text"
     pages = [replace(original, kind="original", details={"group": original.url, "copies": kind})]
     for url in urls:
-        other = rng.choice([name for name in CLEAN if name != original.layout])
+        other = rng.choice([name for name in CLEAN_LAYOUTS if name != original.layout])
         copy = replace(original, url=url, kind=kind, details={"group": original.url, "jaccard": 1.0})
         copy = replace(copy, rendered_as=original.url) if same_bytes else replace(copy, layout=other)
         pages.append(copy.dropped_by("exact_duplicate", "near_duplicate"))
     return pages
 
 
-def near_copy(original: Page, url: str, level: float, words: list[str], rng: random.Random) -> list[Page]:
+def near_copy(original: DemoPage, url: str, level: float, words: list[str], rng: random.Random) -> list[DemoPage]:
     """The original and a copy whose similarity is as near to `level` as single words allow; its exact value is kept."""
     kind = f"near_{round(100 * level)}"
-    copy = replace(original, url=url, kind=kind, blocks=_altered(original, level, words, rng), layout=rng.choice(CLEAN))
+    copy = replace(
+        original, url=url, kind=kind, blocks=_altered(original, level, words, rng), layout=rng.choice(CLEAN_LAYOUTS)
+    )
     similarity = jaccard(original.main_text, copy.main_text)
     if similarity >= MIN_DUPLICATE:
         copy = copy.dropped_by("near_duplicate")
@@ -62,7 +64,7 @@ def near_copy(original: Page, url: str, level: float, words: list[str], rng: ran
     ]
 
 
-def _altered(page: Page, level: float, words: list[str], rng: random.Random) -> Blocks:
+def _altered(page: DemoPage, level: float, words: list[str], rng: random.Random) -> Blocks:
     """The page's blocks with as many words replaced as bring the similarity nearest to `level`."""
     texts = [text.split(" ") for _, text in page.blocks]
     spots = [(b, w) for b, text in enumerate(texts) for w, word in enumerate(text) if REPLACEABLE.fullmatch(word)]
@@ -117,17 +119,17 @@ def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
         raise ConfigError(f"demo-crawl: expected at least {MIN_PAGES} pages, got pages = {pages}. Ask for more.")
     cases = max(MIN_CASES, pages // 150)
     mean = int(MEDIAN_CHARS * MEAN_OVER_MEDIAN) + OVERSHOOT_CHARS
-    stock = Stock(harvest(FIXED_CHARS + cases * CASE_CHARS + pages * mean))
+    stock = Stock(collect_passages(FIXED_CHARS + cases * CASE_CHARS + pages * mean))
     cases = max(MIN_CASES, min(cases, (stock.num_chars - FIXED_CHARS - pages * SPARE_CHARS) // CASE_CHARS))
     rng = random.Random(f"demo crawl {seed}")
-    urls = Urls(rng)
+    urls = UrlGenerator(rng)
     captures = [capture_of(page) for page in planted_pages(stock, urls, cases, rng)]
     captures += broken_captures(stock, urls, rng)
     captures += [capture_of(page) for page in ordinary_pages(stock, urls, pages, rng)]
     return write_crawl(out, captures, seed)
 
 
-def ordinary_pages(stock: Stock, urls: Urls, pages: int, rng: random.Random) -> Iterator[Page]:
+def ordinary_pages(stock: Stock, urls: UrlGenerator, pages: int, rng: random.Random) -> Iterator[DemoPage]:
     """Pages of good text in all layouts, one in twelve of them in another content or transfer encoding."""
     encodings = [name for name in ENCODINGS if name != "identity"]
     for number in range(pages):
@@ -138,11 +140,11 @@ def ordinary_pages(stock: Stock, urls: Urls, pages: int, rng: random.Random) -> 
         while sum(len(SENTENCE_END.split(paragraph)) for paragraph in paragraphs) < MIN_SENTENCES:
             paragraphs += stock.paragraphs(1)[1]
         url, layout = urls.new(topic), rng.choice(list(LAYOUTS))
-        page = Page(url, title_of(topic, rng), prose(paragraphs), layout, extras=True)
+        page = DemoPage(url, title_of(topic, rng), prose(paragraphs), layout, extras=True)
         yield page if number % 12 else encoded(page, encodings[number // 12 % len(encodings)])
 
 
-def planted_pages(stock: Stock, urls: Urls, cases: int, rng: random.Random) -> Iterator[Page]:
+def planted_pages(stock: Stock, urls: UrlGenerator, cases: int, rng: random.Random) -> Iterator[DemoPage]:
     """The planted pages with their originals: `cases` of most kinds."""
     for number in range(cases):
         for same_bytes in (True, False):
@@ -154,22 +156,22 @@ def planted_pages(stock: Stock, urls: Urls, cases: int, rng: random.Random) -> I
         for kind in LOW_QUALITY:
             if kind != "gopher_long_doc" or number < 2:
                 yield low_quality_page(kind, stock, urls, rng)
-        for kind in VALUES:
+        for kind in FAKE_VALUES:
             yield personal_page(stock, urls.new("contact"), kind, rng)
         yield toxic_page(stock, urls.new("rant"), rng)
         for charset in CHARSETS[number % 2 :: 2]:
             yield foreign_page(charset, urls.new(charset.speech.language), rng)
 
 
-def low_quality_page(kind: str, stock: Stock, urls: Urls, rng: random.Random) -> Page:
+def low_quality_page(kind: str, stock: Stock, urls: UrlGenerator, rng: random.Random) -> DemoPage:
     """A page that the rule of its kind should drop."""
     make, rule = LOW_QUALITY[kind]
     title = "" if kind in UNTITLED else title_of(" ".join(rng.sample(stock.words[300:2000], 2)), rng)
-    page = Page(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN), kind=kind)
+    page = DemoPage(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN_LAYOUTS), kind=kind)
     # Text with a fault this heavy can also look like no language at all.
     return page.dropped_by(rule, "language_uncertain")
 
 
-def encoded(page: Page, encoding: str) -> Page:
+def encoded(page: DemoPage, encoding: str) -> DemoPage:
     """The page, sent in an encoding that a reader has to undo."""
-    return Page(page.url, page.title, page.blocks, page.layout, kind=f"encoding_{encoding}", encoding=encoding)
+    return DemoPage(page.url, page.title, page.blocks, page.layout, kind=f"encoding_{encoding}", encoding=encoding)

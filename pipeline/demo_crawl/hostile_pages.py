@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pipeline.demo_crawl.html import CLEAN, Page, Urls, prose
+from pipeline.demo_crawl.html import CLEAN_LAYOUTS, DemoPage, UrlGenerator, prose
 from pipeline.demo_crawl.text import Stock, title_of
 from pipeline.demo_crawl.write import Capture, Fault, capture_of, http_response
 
@@ -87,7 +87,7 @@ def crypto(rng: random.Random) -> str:
     return "1" * (len(payload) - len(payload.lstrip(b"\x00"))) + signs
 
 
-VALUES: dict[str, Callable[[random.Random], str]] = {
+FAKE_VALUES: dict[str, Callable[[random.Random], str]] = {
     "email": email,
     "phone": phone,
     "credit_card": credit_card,
@@ -98,21 +98,21 @@ VALUES: dict[str, Callable[[random.Random], str]] = {
 }
 
 
-def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> Page:
+def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> DemoPage:
     """A good page that mentions one to three values of a type, and sometimes one of another."""
     topic, paragraphs = stock.paragraphs(1200)
-    kinds = [kind] * rng.randint(1, 3) + rng.sample(sorted(VALUES), rng.randint(0, 1))
-    values = [(name, VALUES[name](rng)) for name in kinds]
+    kinds = [kind] * rng.randint(1, 3) + rng.sample(sorted(FAKE_VALUES), rng.randint(0, 1))
+    values = [(name, FAKE_VALUES[name](rng)) for name in kinds]
     for name, value in values:
         spot = rng.randrange(len(paragraphs))
         paragraphs[spot] = f"{paragraphs[spot]} {rng.choice(SENTENCES[name]).format(value)}"
     counts = dict(sorted(Counter(name for name, _ in values).items()))
     details = {"pii": counts, "values": [list(pair) for pair in values]}
-    title, layout = title_of(topic, rng), rng.choice(CLEAN)
-    return Page(url, title, prose(paragraphs), layout, kind=f"pii_{kind}", details=details)
+    title, layout = title_of(topic, rng), rng.choice(CLEAN_LAYOUTS)
+    return DemoPage(url, title, prose(paragraphs), layout, kind=f"pii_{kind}", details=details)
 
 
-def toxic_page(stock: Stock, url: str, rng: random.Random) -> Page:
+def toxic_page(stock: Stock, url: str, rng: random.Random) -> DemoPage:
     """A page of good text into which insults are strewn."""
     topic, paragraphs = stock.paragraphs(1000)
     total = abusive = 0
@@ -124,7 +124,9 @@ def toxic_page(stock: Stock, url: str, rng: random.Random) -> Page:
         total += len(words)
         paragraphs[number] = " ".join(words)
     details = {"toxic_word_share": round(abusive / total, 4)}
-    page = Page(url, title_of(topic, rng), prose(paragraphs), rng.choice(CLEAN), kind="toxic", details=details)
+    page = DemoPage(
+        url, title_of(topic, rng), prose(paragraphs), rng.choice(CLEAN_LAYOUTS), kind="toxic", details=details
+    )
     return page.dropped_by("toxic_word_share")
 
 
@@ -146,7 +148,7 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
 """Rules that may drop a record, by what is wrong with it in its file."""
 
 
-def broken_captures(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture]:
+def broken_captures(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:
     """Every broken capture, a few of each kind."""
     for _ in range(3):
         yield from _not_pages(urls, rng)
@@ -158,13 +160,13 @@ def broken_captures(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Ca
         yield replace(capture, kind=f"record_{fault}", rules=rules, expected="drop", fault=fault)
 
 
-def good_page(stock: Stock, urls: Urls, rng: random.Random, min_chars: int = 1200) -> Page:
+def good_page(stock: Stock, urls: UrlGenerator, rng: random.Random, min_chars: int = 1200) -> DemoPage:
     """A plain page of good text in a layout that adds nothing to it."""
     topic, paragraphs = stock.paragraphs(min_chars)
-    return Page(urls.new(topic), title_of(topic, rng), prose(paragraphs), rng.choice(CLEAN))
+    return DemoPage(urls.new(topic), title_of(topic, rng), prose(paragraphs), rng.choice(CLEAN_LAYOUTS))
 
 
-def _not_pages(urls: Urls, rng: random.Random) -> Iterator[Capture]:
+def _not_pages(urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:
     lost = b"<!DOCTYPE html><html><head><title>Not found</title></head><body><h1>Not found</h1></body></html>"
     url = urls.new("missing")
     yield _dropped("not_found", url, http_response(url, lost, HTML, status="404 Not Found"), "http_status")
@@ -186,7 +188,7 @@ def _not_pages(urls: Urls, rng: random.Random) -> Iterator[Capture]:
     yield _dropped("no_http_header", urls.new("bare"), b"<html><body>no header</body></html>", "no_http_header")
 
 
-def _odd_bytes(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture]:
+def _odd_bytes(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:
     """Pages with a few bytes that are no UTF-8, and with NUL bytes: both have text that is worth keeping."""
     for kind, odd in (("invalid_utf8", b"\xff\xfe\x80"), ("nul_bytes", b"\x00")):
         capture = capture_of(good_page(stock, urls, rng))
@@ -198,7 +200,7 @@ def _odd_bytes(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture
         yield replace(capture, kind=kind, response=http_response(capture.url, html, HTML))
 
 
-def _wrong_encodings(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[Capture]:
+def _wrong_encodings(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:
     """Bodies that are not encoded as their header says: plain under `gzip`, gzip under `br`, gzip cut short."""
     capture = capture_of(good_page(stock, urls, rng))
     html = capture.response.partition(b"\r\n\r\n")[2]
@@ -211,7 +213,7 @@ def _wrong_encodings(stock: Stock, urls: Urls, rng: random.Random) -> Iterator[C
     yield _dropped("encoding_cut", url, http_response(url, html, HTML, "gzip")[:-400], "bad_encoding")
 
 
-def _hostile(stock: Stock, urls: Urls) -> Iterator[Capture]:
+def _hostile(stock: Stock, urls: UrlGenerator) -> Iterator[Capture]:
     """A page of 100,000 nested elements and one of 20 MB, each small in its file."""
     text = stock.paragraphs(1000)[1][0].encode()
     url = urls.new("deep")

@@ -25,7 +25,7 @@ Blocks = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Page:
+class DemoPage:
     """One page: where it lives, what it says, how it is encoded, and its label."""
 
     url: str
@@ -89,7 +89,7 @@ def jaccard(a: str, b: str) -> float:
 TAGS = ("b", "em", "i", "strong", "code", "span", "a")
 
 
-def render(page: Page) -> str:
+def render(page: DemoPage) -> str:
     """The page as an HTML document."""
     page = replace(page, url=page.rendered_as or page.url)
     rng = random.Random(f"layout {page.url}")
@@ -98,7 +98,7 @@ def render(page: Page) -> str:
     return f'{doctype}<html lang="{page.language}">\n{_head(page, rng)}\n<body>\n{body}\n</body>\n</html>\n'
 
 
-def _head(page: Page, rng: random.Random) -> str:
+def _head(page: DemoPage, rng: random.Random) -> str:
     name = _site(page)
     parts = [f'<meta charset="{page.meta_charset}">'] if page.meta_charset and page.layout != "bare" else []
     if page.meta_charset and page.layout == "bare":
@@ -118,12 +118,12 @@ def _head(page: Page, rng: random.Random) -> str:
     return "<head>\n" + "\n".join(parts) + "\n</head>"
 
 
-def _site(page: Page) -> str:
+def _site(page: DemoPage) -> str:
     labels = page.url.split("/")[2].split(".")
     return labels[-3 if labels[-2] == "example" else -2].title()
 
 
-def _text(page: Page, rng: random.Random) -> str:
+def _text(page: DemoPage, rng: random.Random) -> str:
     """The page's own blocks, with inline elements and entities here and there."""
     parts = [_block(element, text, page, rng) for element, text in page.blocks]
     if page.extras and rng.random() < 0.35:
@@ -131,14 +131,14 @@ def _text(page: Page, rng: random.Random) -> str:
     return "\n".join(parts)
 
 
-def _block(element: str, text: str, page: Page, rng: random.Random) -> str:
+def _block(element: str, text: str, page: DemoPage, rng: random.Random) -> str:
     if element != "p":
         return f"<{element}>{escape(text)}</{element}>"
     lines = [_inline(line, page, rng) for line in text.split("\n")]
     return "<p>" + "<br>\n".join(lines) + "</p>"
 
 
-def _inline(line: str, page: Page, rng: random.Random) -> str:
+def _inline(line: str, page: DemoPage, rng: random.Random) -> str:
     words = escape(line).split(" ")
     if len(words) > 8 and rng.random() < 0.7:
         spot, tag = rng.randrange(2, len(words) - 1), rng.choice(TAGS)
@@ -160,7 +160,7 @@ def _table(rng: random.Random) -> str:
     return f'<table class="data"><thead><tr><th>Run</th><th>Items</th></tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _menu(page: Page, kind: str = "nav") -> str:
+def _menu(page: DemoPage, kind: str = "nav") -> str:
     items = "".join(f'<li><a href="/{number}/">{escape(label)}</a></li>' for number, label in enumerate(page.menu))
     return f'<nav class="{kind}" role="navigation"><ul>{items}</ul></nav>'
 
@@ -174,23 +174,23 @@ def _banner(rng: random.Random) -> str:
     )
 
 
-def _side(page: Page, rng: random.Random) -> str:
+def _side(page: DemoPage, rng: random.Random) -> str:
     labels = [escape(rng.choice(page.menu)) for _ in range(5)]
     links = "".join(f'<li><a href="/p/{rng.randrange(10**6)}">{label} {n}</a></li>' for n, label in enumerate(labels))
     advert = '<div class="ad">Advertisement</div>'
     return f'<aside class="sidebar"><h3>{escape(page.menu[-1])}</h3><ul>{links}</ul>{advert}</aside>'
 
 
-def _footer(page: Page, rng: random.Random) -> str:
+def _footer(page: DemoPage, rng: random.Random) -> str:
     links = " | ".join(f'<a href="/f/{rng.randrange(99)}">{escape(label)}</a>' for label in page.menu)
     return f'<footer class="footer"><p>&copy; {2010 + rng.randrange(14)} {_site(page)}. {links}</p></footer>'
 
 
-def _heading(page: Page) -> str:
+def _heading(page: DemoPage) -> str:
     return f"<h1>{escape(page.title)}</h1>" if page.title else ""
 
 
-def _comments(page: Page, rng: random.Random) -> str:
+def _comments(page: DemoPage, rng: random.Random) -> str:
     if not page.extras:
         return ""
     remarks = rng.sample(REMARKS, 2)
@@ -198,14 +198,14 @@ def _comments(page: Page, rng: random.Random) -> str:
     return f'<section id="comments" class="comments"><h3>Comments</h3>{items}</section>'
 
 
-def _article(page: Page, rng: random.Random) -> str:
+def _article(page: DemoPage, rng: random.Random) -> str:
     return f"""{_banner(rng)}<header>{_menu(page)}</header>
 <main><article>{_heading(page)}
 {_text(page, rng)}</article></main>
 {_side(page, rng)}{_footer(page, rng)}"""
 
 
-def _documentation(page: Page, rng: random.Random) -> str:
+def _documentation(page: DemoPage, rng: random.Random) -> str:
     crumbs = " &raquo; ".join(f'<a href="/{n}">{escape(label)}</a>' for n, label in enumerate(page.menu[:3]))
     contents = "".join(f'<li><a href="#s{n}">{escape(label)}</a></li>' for n, label in enumerate(page.menu))
     return f"""<div class="breadcrumbs"><nav>{crumbs}</nav></div>
@@ -215,7 +215,7 @@ def _documentation(page: Page, rng: random.Random) -> str:
 <script>var DOC_VERSION="{rng.randrange(9)}.{rng.randrange(9)}";</script>{_footer(page, rng)}"""
 
 
-def _blog(page: Page, rng: random.Random) -> str:
+def _blog(page: DemoPage, rng: random.Random) -> str:
     return f"""{_banner(rng)}<div id="page">
 <header id="masthead"><a href="/">{_site(page)}</a>{_menu(page, "main-menu")}</header>
 <div id="content"><article class="post entry">{_heading(page)}
@@ -224,25 +224,25 @@ def _blog(page: Page, rng: random.Random) -> str:
 {_comments(page, rng)}</div>{_side(page, rng)}</div>{_footer(page, rng)}"""
 
 
-def _forum(page: Page, rng: random.Random) -> str:
+def _forum(page: DemoPage, rng: random.Random) -> str:
     return f"""<div class="navbar">{_menu(page)}</div><div class="topic">{_heading(page)}
 <div class="post"><div class="post-message content"><div class="message-body">
 {_text(page, rng)}</div></div></div></div>
 {_comments(page, rng)}<script>initForum({rng.randrange(10**5)});</script>{_footer(page, rng)}"""
 
 
-def _bare(page: Page, rng: random.Random) -> str:
+def _bare(page: DemoPage, rng: random.Random) -> str:
     return f"{_heading(page)}\n<hr>\n{_text(page, rng)}\n<hr>"
 
 
-def _wiki(page: Page, rng: random.Random) -> str:
+def _wiki(page: DemoPage, rng: random.Random) -> str:
     return f"""<div id="mw-navigation">{_menu(page)}</div>
 <div id="content" class="mw-body" role="main">{_heading(page)}
 <div id="bodyContent"><div class="mw-parser-output">{_text(page, rng)}</div></div></div>
 <!-- cached copy {rng.randrange(10**8)} -->{_footer(page, rng)}"""
 
 
-def _magazine(page: Page, rng: random.Random) -> str:
+def _magazine(page: DemoPage, rng: random.Random) -> str:
     advert = '<ins class="adsbygoogle"></ins><script>push({slot: 4});</script>'
     return f"""{_banner(rng)}<div class="header">{_menu(page)}</div>
 <div class="wrapper"><div class="advertisement">{advert}</div><main id="main">{_heading(page)}
@@ -250,7 +250,7 @@ def _magazine(page: Page, rng: random.Random) -> str:
 {_side(page, rng)}{_footer(page, rng)}"""
 
 
-def _shell(page: Page, rng: random.Random) -> str:
+def _shell(page: DemoPage, rng: random.Random) -> str:
     return f"""<div id="app"><div class="topbar menu">{_menu(page)}</div>
 <section class="page"><div class="page-content">{_heading(page)}
 {_text(page, rng)}</div></section>{_footer(page, rng)}</div>
@@ -258,7 +258,7 @@ def _shell(page: Page, rng: random.Random) -> str:
 <script src="/static/app.{rng.randrange(16**6):06x}.js" async></script>"""
 
 
-LAYOUTS: dict[str, Callable[[Page, random.Random], str]] = {
+LAYOUTS: dict[str, Callable[[DemoPage, random.Random], str]] = {
     "article": _article,
     "documentation": _documentation,
     "blog": _blog,
@@ -269,7 +269,7 @@ LAYOUTS: dict[str, Callable[[Page, random.Random], str]] = {
     "shell": _shell,
 }
 
-CLEAN = ("article", "documentation", "forum", "bare", "wiki", "shell")
+CLEAN_LAYOUTS = ("article", "documentation", "forum", "bare", "wiki", "shell")
 """Layouts from which resiliparse extracts exactly the main text (measured on 240 pages); copies and rules use these.
 From `blog` it takes the site's name as well, from `magazine` it leaves out the heading."""
 
@@ -296,7 +296,7 @@ HOSTS = (
 SECTIONS = ("guide", "articles", "reference", "2024/03", "topics", "node", "posts", "library")
 
 
-class Urls:
+class UrlGenerator:
     """New URLs, every one once."""
 
     def __init__(self, rng: random.Random):

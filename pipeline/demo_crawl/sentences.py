@@ -6,7 +6,7 @@ Every text is composed of the project's own sentences; what the bytes are and wh
 import random
 from dataclasses import dataclass
 
-from pipeline.demo_crawl.html import CLEAN, Page, prose
+from pipeline.demo_crawl.html import CLEAN_LAYOUTS, DemoPage, prose
 from pipeline.demo_crawl.speech import Speech, compose
 from pipeline.demo_crawl.speech_de import GERMAN
 from pipeline.demo_crawl.speech_es import SPANISH
@@ -61,19 +61,19 @@ ENCODINGS = (
     Encoding(JAPANESE, "shift_jis", None, None),
 )
 """Every combination that is planted, the wrongly and the undeclared ones last."""
-NOT_WANTED = ITALIAN.language
+DROPPED_LANGUAGE = ITALIAN.language
 """The one language that the demo's recipe leaves out."""
 
 
-def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> Page:
+def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> DemoPage:
     """A page of 16 to 26 sentences in the encoding's language and charset."""
     speech = encoding.speech
     title, paragraphs = compose(speech, rng, rng.randint(16, 26))
-    page = Page(
+    page = DemoPage(
         url=url,
         title=title,
         blocks=prose(paragraphs),
-        layout=rng.choice(CLEAN),
+        layout=rng.choice(CLEAN_LAYOUTS),
         kind="language" if encoding.is_true else "wrong_charset",
         language=speech.language,
         charset=encoding.charset,
@@ -81,4 +81,4 @@ def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> Page:
         meta_charset=encoding.meta,
         menu=speech.menu,
     )
-    return page if speech.language != NOT_WANTED else page.dropped_by("language_not_wanted")
+    return page if speech.language != DROPPED_LANGUAGE else page.dropped_by("language_not_wanted")

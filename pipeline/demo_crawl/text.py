@@ -16,7 +16,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 
-FIRST = ("networkx", "numpy", "matplotlib", "pandas", "scipy", "pyspark", "sympy", "torch")
+FIRST_PACKAGES = ("networkx", "numpy", "matplotlib", "pandas", "scipy", "pyspark", "sympy", "torch")
 """Packages with the most prose, read before the standard library and everything else."""
 SKIPPED_FOLDERS = {
     "site-packages",
@@ -35,7 +35,7 @@ MAX_SEEN = 0.2
 
 LITERAL = re.compile(r'("""|\'\'\')(.*?)\1', re.DOTALL)
 WORD = re.compile(r"\w+")
-ITEM = re.compile(r"(?:[-*•+]|\d{1,2}[.)]|\[\d+\]) +")
+LIST_ITEM = re.compile(r"(?:[-*•+]|\d{1,2}[.)]|\[\d+\]) +")
 FIELD = re.compile(r":[a-z]+(?: [^:]*)?: +|[a-z_]\w*(?: \([^)]*\))?: +(?=[A-Z])")
 SKIPPED_BLOCKS = (">>>", "..", "$", "%", "@")
 """Beginnings of lines that are no prose up to the next blank line: examples, directives, commands."""
@@ -53,11 +53,13 @@ MARKUP = (
 MARKED = re.compile(r"[`*\[]")
 NO_WORD = re.compile(r"\d+|[^\w\s'-]")
 ODD = re.compile(r"[\\{}<>|=_@#$^~*`\[\]/+%&\x00-\x1f\ufffd]")
-REFUSED = re.compile(
+REJECTED = re.compile(
     r"://|www\.|@|\{|\.\.\.|…|javascript|lorem ipsum|terms of use|privacy policy|cookie|todo|fixme|deprecated",
     re.IGNORECASE,
 )
-COMMON = frozenset(["the", "be", "to", "of", "and", "that", "have", "with", "a", "an", "is", "are", "in", "for", "if"])
+COMMON_WORDS = frozenset(
+    ["the", "be", "to", "of", "and", "that", "have", "with", "a", "an", "is", "are", "in", "for", "if"]
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Passage:
         return sum(map(len, self.paragraphs))
 
 
-def harvest(num_chars: int) -> list[Passage]:
+def collect_passages(num_chars: int) -> list[Passage]:
     """Passages of at least `num_chars` code points in all, or all there is; no paragraph is close to another."""
     passages: list[Passage] = []
     seen: set[int] = set()
@@ -104,7 +106,7 @@ def paragraphs(text: str) -> Iterator[str]:
     for number, line in enumerate([*text.expandtabs().splitlines(), ""]):
         bare = line.lstrip()
         depth = len(line) - len(bare)
-        item = ITEM.match(bare) if bare[:1] in "-*•+[0123456789" else None
+        item = LIST_ITEM.match(bare) if bare[:1] in "-*•+[0123456789" else None
         starts = item or (FIELD.match(bare) if ": " in bare else None)
         skipping = bool(bare) and (skipping or bare.startswith(SKIPPED_BLOCKS))
         is_text = not skipping and not bare.startswith(SKIPPED_LINES) and bool(bare)
@@ -129,10 +131,10 @@ def is_prose(paragraph: str) -> bool:
     words = paragraph.split(" ")
     if len(words) < 8 or not 3.2 <= len(paragraph) / len(words) - 1 <= 7.5 or max(map(len, words)) > 36:
         return False
-    if len(ODD.findall(paragraph)) > len(paragraph) * 0.015 or REFUSED.search(paragraph):
+    if len(ODD.findall(paragraph)) > len(paragraph) * 0.015 or REJECTED.search(paragraph):
         return False
     # Gopher wants a letter in 80 % of the words, where signs and numbers count as words of their own.
-    if len(NO_WORD.findall(paragraph)) > 0.2 * len(words) or COMMON.isdisjoint(words):
+    if len(NO_WORD.findall(paragraph)) > 0.2 * len(words) or COMMON_WORDS.isdisjoint(words):
         return False
     return sum(map(str.isupper, paragraph)) <= 0.09 * len(paragraph)
 
@@ -166,7 +168,7 @@ def _files() -> Iterator[tuple[str, Path]]:
     """(topic, file) of every source or document installed, in an order that only depends on what is installed."""
     library, packages = (Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib"))
     names = sorted(entry.name for entry in packages.iterdir())
-    first = [name for name in FIRST if name in names]
+    first = [name for name in FIRST_PACKAGES if name in names]
     rest = [name for name in names if name not in first]
     roots = [packages / name for name in first] + [library] + [packages / name for name in rest]
     for root in roots:
@@ -252,7 +254,7 @@ class Stock:
 
 def title_of(topic: str, rng: random.Random) -> str:
     """A heading for a page about a topic."""
-    title = rng.choice(TITLES).format(topic)
+    title = rng.choice(TITLE_TEMPLATES).format(topic)
     return title[0].upper() + title[1:]
 
 
@@ -268,7 +270,7 @@ def _merged(passages: list[Passage]) -> Iterator[tuple[str, str]]:
             yield passage.topic, pending
 
 
-TITLES = (
+TITLE_TEMPLATES = (
     "Notes on {}",
     "A closer look at {}",
     "What to know about {}",

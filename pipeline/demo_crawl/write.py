@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import brotli
 
-from pipeline.demo_crawl.html import Expected, Page, render
+from pipeline.demo_crawl.html import DemoPage, Expected, render
 from schemas.ids import canonical_json
 
 # A capture: the HTTP response as a crawler received it, with the label of what was planted in it.
@@ -45,7 +45,7 @@ class Capture:
     fault: Fault = "none"
 
 
-def capture_of(page: Page) -> Capture:
+def capture_of(page: DemoPage) -> Capture:
     """The response that serves a page."""
     html = render(page).encode(page.charset, "xmlcharrefreplace")
     mime = "text/html" if page.http_charset is None else f"text/html; charset={page.http_charset}"
@@ -111,7 +111,7 @@ USER_AGENT = "penstock-demo/1.0 (+https://www.penrose.example/bot)"
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedCapture:
     """One planted capture: where it lies, and what should become of it."""
 
     url: str
@@ -145,7 +145,7 @@ class Truth:
     """Number of response records, broken ones included."""
     num_pages: int
     """Number of ordinary pages, which should all be kept."""
-    planted: tuple[Planted, ...]
+    planted: tuple[PlantedCapture, ...]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -161,7 +161,7 @@ class Truth:
 def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
     """Write the captures in shuffled order to WARC files in `out`, with `truth.jsonl` and `truth.json` beside them."""
     out.mkdir(parents=True, exist_ok=True)
-    planted: list[Planted] = []
+    planted: list[PlantedCapture] = []
     files = _spread(captures, random.Random(f"order {seed}"))
     for number, content in enumerate(files):
         name = f"demo-{number:03d}.warc.gz"
@@ -170,7 +170,7 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
         for capture in content:
             if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
                 file.write(_member(_request(capture)))
-            offset, data = file.tell(), stored(capture)
+            offset, data = file.tell(), stored_record(capture)
             file.write(data)
             if capture.kind != "page":
                 planted.append(_planted(capture, name, offset, len(data)))
@@ -190,7 +190,7 @@ def _write_if_new(path: Path, data: bytes) -> None:
         path.write_bytes(data)
 
 
-def stored(capture: Capture) -> bytes:
+def stored_record(capture: Capture) -> bytes:
     """The response record as it lies in the file, damaged as the capture's fault says."""
     if capture.fault == "garbage":
         return random.Random(capture.url).randbytes(700)
@@ -224,8 +224,8 @@ def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
     return files
 
 
-def _planted(capture: Capture, file: str, offset: int, length: int) -> Planted:
-    return Planted(
+def _planted(capture: Capture, file: str, offset: int, length: int) -> PlantedCapture:
+    return PlantedCapture(
         url=capture.url,
         record_id=_record_id(capture),
         file=file,

@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import Answer
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks
+from pipeline.engine.part import TaskResult
+from pipeline.engine.spark import dataframe_from_tasks, run_partitions
 from schemas.storage import Store
 
 BATCH_ROWS = 1 << 16
@@ -32,7 +32,7 @@ Step = Callable[[int, Batches], Iterator[tuple[str, pa.RecordBatch]]]
 
 
 @dataclass(frozen=True)
-class KeptFile:
+class StoredFile:
     """One Arrow IPC file of a committed task."""
 
     path: str
@@ -42,7 +42,7 @@ class KeptFile:
 
 
 @dataclass(frozen=True)
-class Span:
+class BatchRange:
     """The batches `[first, end)` of a file."""
 
     path: str
@@ -51,14 +51,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredFrame:
     """A stored frame: its schema and its files."""
 
     spark: SparkSession
     folder: Store
     schema: str
     """Columns and types as Spark DDL."""
-    files: Sequence[KeptFile]
+    files: Sequence[StoredFile]
 
     @property
     def rows(self) -> int:
@@ -81,20 +81,22 @@ class Kept:
         There are about as many tasks as the cluster has cores, however many files there are.
         """
         read = functools.partial(_read, self.folder, function)
-        return frame_of_tasks(self.spark, read, spans(self.files, self.spark.sparkContext.defaultParallelism), schema)
+        return dataframe_from_tasks(
+            self.spark, read, spans(self.files, self.spark.sparkContext.defaultParallelism), schema
+        )
 
 
-class Scratch:
+class FrameStore:
     """The folder of the stored frames of one step of one run."""
 
     def __init__(self, spark: SparkSession, folder: Store):
         self.spark, self.folder = spark, folder
 
-    def keep(self, name: str, frame: DataFrame) -> Kept:
+    def keep(self, name: str, frame: DataFrame) -> StoredFrame:
         """Return a frame as stored, which is computed and written now unless an interrupted run stored it."""
-        return self.keep_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
+        return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
-    def keep_each(self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str]) -> dict[str, Kept]:
+    def store_each(self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str]) -> dict[str, StoredFrame]:
         """Return the kinds of rows that `step` makes of the partitions of a frame, stored together under one name.
 
         `schemas` is the Spark DDL of every kind. The rows go from `step` to the files without passing the JVM.
@@ -102,15 +104,15 @@ class Scratch:
         listing = f"{name}.json"
         if not self.folder.exists(listing):
             write = functools.partial(_write, self.folder, name, step)
-            files: dict[str, list[Answer]] = {kind: [] for kind in schemas}
-            for answer in answers_of_partitions(frame, write):
+            files: dict[str, list[TaskResult]] = {kind: [] for kind in schemas}
+            for answer in run_partitions(frame, write):
                 for kind, file in answer["files"].items():
                     files[kind].append(file)
             kinds = {kind: {"schema": schema, "files": files[kind]} for kind, schema in schemas.items()}
             self.folder.write_atomic(listing, json.dumps(kinds).encode())
         kept: Mapping[str, Any] = self.folder.read_json(listing)
         return {
-            kind: Kept(self.spark, self.folder, value["schema"], [KeptFile(**file) for file in value["files"]])
+            kind: StoredFrame(self.spark, self.folder, value["schema"], [StoredFile(**file) for file in value["files"]])
             for kind, value in kept.items()
         }
 
@@ -130,27 +132,27 @@ def shuffled_bytes(spark: SparkSession) -> int:
     return sum(int(executors.apply(number).totalShuffleWrite()) for number in range(executors.size()))
 
 
-def spans(files: Sequence[KeptFile], tasks: int) -> list[list[Span]]:
+def spans(files: Sequence[StoredFile], tasks: int) -> list[list[BatchRange]]:
     """Return the batches of all files in order, in at most `tasks` groups whose sizes differ by at most one batch."""
     total = sum(file.batches for file in files)
     tasks = min(tasks, total)
     bounds = [total * number // tasks for number in range(tasks + 1)] if tasks else []
-    groups: list[list[Span]] = [[] for _ in range(tasks)]
+    groups: list[list[BatchRange]] = [[] for _ in range(tasks)]
     first = 0
     for file in files:
         for group, (low, high) in zip(groups, itertools.pairwise(bounds)):
             begin, end = max(low - first, 0), min(high - first, file.batches)
             if begin < end:
-                group.append(Span(file.path, begin, end))
+                group.append(BatchRange(file.path, begin, end))
         first += file.batches
     return groups
 
 
-def _read(folder: Store, function: Callable[[Batches], Batches], group: Sequence[Span]) -> Batches:
+def _read(folder: Store, function: Callable[[Batches], Batches], group: Sequence[BatchRange]) -> Batches:
     return function(_stored(folder, group))
 
 
-def _stored(folder: Store, group: Sequence[Span]) -> Batches:
+def _stored(folder: Store, group: Sequence[BatchRange]) -> Batches:
     for span in group:
         with folder.open_input(span.path) as source:
             reader = pa.ipc.open_file(source)
@@ -166,7 +168,7 @@ def _one_kind(name: str, number: int, batches: Batches) -> Iterator[tuple[str, p
     return ((name, batch) for batch in batches)
 
 
-def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) -> Answer:
+def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) -> TaskResult:
     """Write what `step` makes of a partition, one file for each kind; a kind without rows has no file."""
     writers: dict[str, BatchWriter] = {}
     with ExitStack() as stack:
@@ -214,7 +216,7 @@ class BatchWriter(FileWriter):
     def _drop(self) -> None:
         self._writer.close()
 
-    def stored(self) -> KeptFile:
+    def stored(self) -> StoredFile:
         """Return the finished file. Raises RuntimeError inside the block."""
         written = self.written
-        return KeptFile(written.path, written.rows, written.bytes, self._batches)
+        return StoredFile(written.path, written.rows, written.bytes, self._batches)

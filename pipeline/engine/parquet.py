@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
 from schemas.errors import ContractError
-from schemas.manifest import Table, part_key
+from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import to_entries, value_type
 
@@ -205,7 +205,7 @@ class Part:
     paths: Mapping[str, str]
 
 
-def parts_of(tables: Mapping[str, Table]) -> list[Part]:
+def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
     """Return the parts of these tables, of which each table has the same number."""
     folders = {name: table.folder for name, table in tables.items()}
     count = len(tables["documents"].manifest.content.files)
@@ -214,7 +214,7 @@ def parts_of(tables: Mapping[str, Table]) -> list[Part]:
     return [Part(ordinal, folders, path) for ordinal, path in enumerate(paths)]
 
 
-def measured(
+def read_measured(
     part: Part, columns: Mapping[str, Sequence[str]], rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the measured documents, with these columns of these tables, `doc_id` first.

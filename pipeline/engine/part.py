@@ -20,7 +20,7 @@ from schemas.ids import canonical_json
 from schemas.manifest import Counts, part_key
 from schemas.storage import Store
 
-Answer = dict[str, Any]
+TaskResult = dict[str, Any]
 """The JSON object that a task returns to the driver if it returns no PartResult."""
 PARTS = "parts"
 FAILED = "failed"
@@ -44,7 +44,7 @@ def set_verdict(row: Row, stage: str, drop: Drop) -> None:
         row["drop_value"], row["drop_limit"] = drop.value, drop.limit
 
 
-class Books:
+class DropCounter:
     """Counts rows, drops by reason, and the report's figures, while a part is written."""
 
     def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
@@ -147,7 +147,7 @@ class PartOutput:
     """A part that is being written: its open files, its counters, and the other fields of its result."""
 
     writers: Mapping[str, PartWriter]
-    books: Books
+    books: DropCounter
     figures: dict[str, Any] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     source: dict[str, Any] | None = None
@@ -178,7 +178,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
             for name, table in target.tables.items()
         }
-        output = PartOutput(writers, Books(target.reasons, target.raises))
+        output = PartOutput(writers, DropCounter(target.reasons, target.raises))
         fill(output)
     result = PartResult(
         files={name: writer.written for name, writer in writers.items()} | output.files,
@@ -198,7 +198,7 @@ def completed_part(folder: Store, ordinal: int) -> PartResult | None:
     return PartResult.from_json(folder.read_json(name)) if folder.exists(name) else None
 
 
-def forget_parts(folder: Store, count: int) -> None:
+def delete_part_results(folder: Store, count: int) -> None:
     """Delete the results of the first `count` parts, which a manifest has replaced."""
     for ordinal in range(count):
         folder.delete(_result_name(ordinal))

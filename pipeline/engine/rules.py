@@ -20,7 +20,7 @@ KEPT = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CheckResults:
     """The checks of a batch of documents, evaluated."""
 
     broken: npt.NDArray[np.bool_]
@@ -61,7 +61,7 @@ def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def judge(checks: Sequence[Check], batch: pa.RecordBatch) -> Judgement:
+def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResults:
     """Evaluate the checks on a batch that has the columns `columns_of(checks)`."""
     shape = (len(checks), batch.num_rows)
     broken, values, limits = np.zeros(shape, bool), np.full(shape, np.nan), np.full(shape, np.nan)
@@ -71,7 +71,7 @@ def judge(checks: Sequence[Check], batch: pa.RecordBatch) -> Judgement:
         limits[row] = by_language.astype(np.float32)[numbers]
         values[row] = values_of(check, batch)
         broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
-    return Judgement(broken, values, limits)
+    return CheckResults(broken, values, limits)
 
 
 def limit_of(check: Check, language: str) -> float:
@@ -89,7 +89,7 @@ def is_minimum(check: Check) -> bool:
     return side == "min_"
 
 
-def judge_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, float, float] | None:
+def evaluate_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, float, float] | None:
     """Return reason, value and limit of the first check that one document breaks, or None; for tests and `show`."""
     names = columns_of(checks)
     kinds = {"doc_id": pa.binary(16), "language": pa.string()}
@@ -97,7 +97,7 @@ def judge_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, 
     if pa.null() in batch.schema.types:
         arrays = [c.cast(pa.float64()) if c.type == pa.null() else c for c in batch.columns]
         batch = pa.RecordBatch.from_arrays(arrays, names)
-    verdict = judge(checks, batch)
+    verdict = evaluate_checks(checks, batch)
     first = int(verdict.first[0])
     if first == KEPT:
         return None

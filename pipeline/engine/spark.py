@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from pipeline.engine.part import Answer, PartResult
-from schemas.errors import ConfigError, ContractError, PenstockError, storage_problem
+from pipeline.engine.part import PartResult, TaskResult
+from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
 
 
 def progress_line(label: str, done: int, total: int, rows: int, seconds: float) -> str:
@@ -37,7 +37,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
-class Progress:
+class StepProgress:
     """Prints `read()` = (parts done, rows done) every few seconds inside its block, and once at the end."""
 
     def __init__(self, label: str, total: int, read: Callable[[], tuple[int, int]], stream: TextIO | None = None):
@@ -73,8 +73,12 @@ KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
 
 
 def run_tasks(
-    spark: SparkSession, function: Callable[[T, bool], Answer], tasks: Sequence[T], label: str, partitions: int | None
-) -> list[Answer]:
+    spark: SparkSession,
+    function: Callable[[T, bool], TaskResult],
+    tasks: Sequence[T],
+    label: str,
+    partitions: int | None,
+) -> list[TaskResult]:
     """Return the results of `function(task, retried)` in task order; `rows` of a result feeds the progress line.
 
     Tasks are distributed over `partitions` (None: one each). Raises the PenstockError that a task raised.
@@ -88,17 +92,17 @@ def run_tasks(
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for ordinal in batch.column(0).to_pylist():
-                answer = guarded(functools.partial(function, shared.value[ordinal], is_retry()))
+                answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
                 rows_done.add(int(answer.get("rows", 0)))
                 parts_done.add(1)
                 yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [json.dumps(answer)]}, schema=ANSWER)
 
     frame = spark.range(0, len(tasks), 1, numPartitions=min(partitions or len(tasks), len(tasks)))
-    with Progress(label, len(tasks), lambda: (parts_done.value, rows_done.value)):
+    with StepProgress(label, len(tasks), lambda: (parts_done.value, rows_done.value)):
         rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
     shared.unpersist()
     answers = {row.ordinal: json.loads(row.answer) for row in rows}
-    return [checked(answers[ordinal]) for ordinal in range(len(tasks))]
+    return [raise_if_error(answers[ordinal]) for ordinal in range(len(tasks))]
 
 
 def run_parts(
@@ -110,13 +114,13 @@ def run_parts(
 ) -> list[PartResult]:
     """Return the results of tasks that write one part each, in task order; otherwise as `run_tasks`."""
 
-    def write(task: T, retried: bool) -> Answer:
+    def write(task: T, retried: bool) -> TaskResult:
         return function(task, retried).to_json()
 
     return [PartResult.from_json(result) for result in run_tasks(spark, write, tasks, label, partitions)]
 
 
-def frame_of_tasks(
+def dataframe_from_tasks(
     spark: SparkSession, function: Callable[[T], Iterator[pa.RecordBatch]], tasks: Sequence[T], schema: str
 ) -> DataFrame:
     """Return the rows that `function(task)` yields for every task, as a DataFrame of the Spark schema `schema`."""
@@ -130,34 +134,34 @@ def frame_of_tasks(
     return spark.range(0, len(tasks), 1, numPartitions=max(1, len(tasks))).mapInArrow(work, schema)
 
 
-def answers_of_partitions(
-    frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], Answer]
-) -> list[Answer]:
+def run_partitions(
+    frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], TaskResult]
+) -> list[TaskResult]:
     """Return the results of `function(partition number, its batches)`, one per partition, also for empty partitions."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
-        answer = guarded(functools.partial(function, number, batches))
+        answer = catch_user_errors(functools.partial(function, number, batches))
         yield pa.RecordBatch.from_pydict({"ordinal": [number], "answer": [json.dumps(answer)]}, schema=ANSWER)
 
     rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
-    return [checked(json.loads(row.answer)) for row in sorted(rows, key=lambda row: row.ordinal)]
+    return [raise_if_error(json.loads(row.answer)) for row in sorted(rows, key=lambda row: row.ordinal)]
 
 
-def guarded(call: Callable[[], Answer]) -> Answer:
+def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
     """Return the call's result, or as a result its error if the user can act on it; other errors fail the task."""
     try:
         return call()
     except PenstockError as error:
         return {"error": str(error), "kind": type(error).__name__}
     except OSError as error:
-        problem = storage_problem(error)
+        problem = describe_storage_error(error)
         if problem is None:
             raise
         return {"error": problem}
 
 
-def checked(answer: Answer) -> Answer:
+def raise_if_error(answer: TaskResult) -> TaskResult:
     """Return the result. Raises the error that it contains."""
     if "error" in answer:
         raise KINDS.get(answer.get("kind", ""), PenstockError)(answer["error"])
@@ -195,12 +199,12 @@ def worker_path(path: str) -> str:
     return path if os.path.exists(path) else SparkFiles.get(os.path.basename(path))
 
 
-def persisted(frame: DataFrame) -> DataFrame:
+def persist_on_disk(frame: DataFrame) -> DataFrame:
     """Return the frame, persisted on the workers' disks so that it is computed once."""
     return frame.persist(StorageLevel.DISK_ONLY)
 
 
-def by_part(
+def map_parts(
     frame: DataFrame,
     parts: int,
     function: Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
@@ -220,7 +224,7 @@ def by_part(
     return _by_part(frame, parts).mapInArrow(work, schema)
 
 
-def answers_of_parts(
+def run_part_writers(
     frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult]
 ) -> list[PartResult]:
     """Return the results of `function(part number, its rows)` for every part, also for parts without a row.
@@ -228,10 +232,10 @@ def answers_of_parts(
     Raises ContractError if a part has no result.
     """
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         return function(number, map(_without_marks, batches)).to_json()
 
-    results = answers_of_partitions(_by_part(frame, parts), write)
+    results = run_partitions(_by_part(frame, parts), write)
     if len(results) != parts:
         raise ContractError(f"expected results of {parts} parts, got {len(results)}. Start `penstock run` again.")
     return [PartResult.from_json(result) for result in results]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.engine.parquet import WrittenFile
-from pipeline.engine.part import Answer, PartResult
+from pipeline.engine.part import PartResult
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from schemas.config import Recipe
-from schemas.manifest import Counts, FileEntry, Table
+from schemas.manifest import Counts, FileEntry, TableVersion
 from schemas.storage import Store
 
 __all__ = ["Answer", "Build", "Built", "Model", "Stage", "TableJob", "add_figures", "gather"]
@@ -31,7 +31,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Build:
+class StepContext:
     """Everything that the builder of a step may use. `folders` has one folder for each table that it writes."""
 
     spark: Any
@@ -40,7 +40,7 @@ class Build:
     stages: tuple[Stage, ...]
     """The stages of the step, in order."""
     folders: Mapping[str, Store]
-    inputs: Mapping[str, Table]
+    inputs: Mapping[str, TableVersion]
     splits: Sequence[Split]
     models: Mapping[str, Mapping[str, Model]]
     partitions: int | None
@@ -59,7 +59,7 @@ class Build:
 
 
 @dataclass
-class Built:
+class TableResult:
     """One written table: its files, its row counts and its exact figures."""
 
     files: list[FileEntry] = field(default_factory=list)
@@ -91,24 +91,24 @@ def _no_tables(recipe: Recipe) -> tuple[str, ...]:
     return ()
 
 
-def _nothing_external(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+def _nothing_external(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     return {}
 
 
 @dataclass(frozen=True)
-class TableJob:
+class Step:
     """One step of a run: the tables it writes, the stages whose settings decide them, and the tables it reads."""
 
     writes: tuple[str, ...]
     stages: tuple[Stage, ...]
     reads: tuple[str, ...]
     """Tables of steps that the recipe does not use are left out."""
-    build: Callable[[Build], dict[str, Built]]
+    build: Callable[[StepContext], dict[str, TableResult]]
     settings: Literal["content", "decision"] = "content"
     """The kind of settings that change what this step writes."""
     wanted: Callable[[Recipe], bool] = _always
     """Returns True if the recipe uses the step."""
-    outside: Callable[[Recipe, Sequence[Split]], dict[str, Table]] = _nothing_external
+    outside: Callable[[Recipe, Sequence[Split]], dict[str, TableVersion]] = _nothing_external
     """Returns the tables of other runs that it reads too; raises ConfigError for what it cannot use, before Spark."""
     asks: Callable[[Recipe], tuple[str, ...]] = _no_tables
     """Returns the tables of the run that it reads with some settings only."""
@@ -123,9 +123,9 @@ class TableJob:
         return self.writes[0]
 
 
-def gather(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, Built]:
+def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
     """Return the results of all parts as one table each; the first table has the verdict counts, figures are summed."""
-    built = {table: Built() for table in tables}
+    built = {table: TableResult() for table in tables}
     first = built[tables[0]]
     for result in results:
         for table in tables:

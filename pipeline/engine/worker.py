@@ -25,7 +25,7 @@ def local_models(models: ModelPaths) -> dict[str, dict[str, str]]:
     return {stage: {name: worker_path(path) for name, path in paths.items()} for stage, paths in models.items()}
 
 
-class Fused:
+class FusedStages:
     """Consecutive per-document stages as one function of a row, built once per worker."""
 
     def __init__(self, stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths):
@@ -68,13 +68,13 @@ def _place(error: BaseException) -> str:
 
 
 def run_rows(
-    rows: Iterable[tuple[Row, Drop | None]], fused: Fused, stages: tuple[str, str], retried: bool
+    rows: Iterable[tuple[Row, Drop | None]], fused: FusedStages, stages: tuple[str, str], retried: bool
 ) -> Iterator[Row]:
     """Yield every row with its verdict: the drop that it comes with, or that of the stages it runs through.
 
     `stages` names the stage that a drop which comes with a row belongs to, and the one that a crash is counted for.
     """
-    measure: Fused | Isolated = Isolated(fused) if retried else fused
+    measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
     try:
         for row, drop in rows:
             if drop is not None:
@@ -87,7 +87,7 @@ def run_rows(
                 set_verdict(row, stages[1], Drop(CRASHED))
                 yield row
     finally:
-        if isinstance(measure, Isolated):
+        if isinstance(measure, Sandbox):
             measure.close()
 
 
@@ -95,7 +95,7 @@ class Crashed(Exception):
     """The child process died, or did not answer in time, on the record that it was given."""
 
 
-class Isolated:
+class Sandbox:
     """A function of a row whose calls are made in a forked child process, which is replaced when it dies.
 
     Only retried tasks use it, so that the first attempt pays nothing.

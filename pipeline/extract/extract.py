@@ -136,7 +136,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
             drop = _read_page(row, config.max_depth, extractor)
             if drop is not None:
                 return drop
-        row["text"] = text = normalise(row["text"])
+        row["text"] = text = normalize_text(row["text"])
         row["num_chars"] = len(text)
         return _out_of_bounds(text, config)
 
@@ -158,7 +158,7 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
         title, row["text"] = extractor(page.text)
     except ExtractorError:
         return Drop("parser_error")
-    row["title"] = " ".join(normalise(title or "").split())[:MAX_TITLE_CHARS] or None
+    row["title"] = " ".join(normalize_text(title or "").split())[:MAX_TITLE_CHARS] or None
     return None
 
 
@@ -196,7 +196,7 @@ def by_trafilatura(page: str) -> tuple[str | None, str]:
         raise ExtractorError(str(error)) from error
 
 
-def normalise(text: str) -> str:
+def normalize_text(text: str) -> str:
     r"""Text in NFC whose only control characters are `\n` and `\t`, without trailing spaces and runs of empty lines.
 
     Every line end of `str.splitlines` becomes `\n`, lone surrogates (JSON can hold them, UTF-8 cannot) become U+FFFD.

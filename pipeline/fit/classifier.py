@@ -18,7 +18,7 @@ from pipeline.classifier.linear import (
     MAX_NGRAM,
     Examples,
     LinearModel,
-    fit_line,
+    fit_platt,
     fit_weights,
     load_linear,
     new_vocabulary,
@@ -26,14 +26,14 @@ from pipeline.classifier.linear import (
     word_keys_of,
 )
 from pipeline.classifier.metrics import heldout_figures
-from pipeline.fit.corpus import BAD, GOOD, Clock, Corpus, Gathered, Reading, Text, commit_model, gather
+from pipeline.fit.corpus import BAD, GOOD, Clock, Corpus, Gathered, Reading, TrainingText, commit_model, gather_corpora
 from pipeline.models import ModelsConfig
 from schemas.config import Section, location
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key
 
 TRAIN, CALIBRATE, HELDOUT = "train", "calibrate", "heldout"
-PARTS = (TRAIN, CALIBRATE, HELDOUT)
+SPLIT_PARTS = (TRAIN, CALIBRATE, HELDOUT)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 LINEAR_ONLY = ("l2", "calibrate_share")
 FASTTEXT_ONLY = ("dimensions", "epochs", "learning_rate", "threads")
@@ -97,7 +97,7 @@ class TrainClassifierConfig(Section):
         return {**own, "positives": self.positives.content(), "negatives": self.negatives.content()}
 
 
-class Piece(NamedTuple):
+class LabeledExample(NamedTuple):
     """One example: a text, or a stretch of a long one."""
 
     text: str
@@ -112,7 +112,9 @@ def train_classifier(
     With `models` the model is put into that store under its name. Raises ConfigError, ContractError.
     """
     clock = Clock()
-    found = gather({GOOD: config.positives, BAD: config.negatives}, config.labelled, config.reading, config.seed, spark)
+    found = gather_corpora(
+        {GOOD: config.positives, BAD: config.negatives}, config.labelled, config.reading, config.seed, spark
+    )
     parts = split_texts(found, config)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ def train_classifier(
     return commit_model(path, content, clock, models)
 
 
-def part_of(text: Text, config: TrainClassifierConfig) -> str:
+def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
     """The part a text belongs to, by its hash alone."""
     place = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
     if place < config.heldout_share:
@@ -143,16 +145,18 @@ def part_of(text: Text, config: TrainClassifierConfig) -> str:
 def count_texts(found: Gathered, config: TrainClassifierConfig, name: str) -> dict[str, int]:
     """Number of texts of a class in each part."""
     parts = [part_of(text, config) for text in found.texts[name]]
-    return {part: parts.count(part) for part in PARTS}
+    return {part: parts.count(part) for part in SPLIT_PARTS}
 
 
-def split_texts(found: Gathered, config: TrainClassifierConfig) -> dict[str, list[Piece]]:
+def split_texts(found: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
     """The pieces of each part. Raises ContractError if a part that is needed lacks a class."""
-    parts: dict[str, list[Piece]] = {part: [] for part in PARTS}
+    parts: dict[str, list[LabeledExample]] = {part: [] for part in SPLIT_PARTS}
     for name in (GOOD, BAD):
         for text in found.texts[name]:
-            parts[part_of(text, config)] += [Piece(p, name == GOOD) for p in pieces_of(text.text, config.piece_chars)]
-    for part in PARTS if config.kind == "linear" else (TRAIN, HELDOUT):
+            parts[part_of(text, config)] += [
+                LabeledExample(p, name == GOOD) for p in split_spans(text.text, config.piece_chars)
+            ]
+    for part in SPLIT_PARTS if config.kind == "linear" else (TRAIN, HELDOUT):
         good = sum(piece.good for piece in parts[part])
         if not 0 < good < len(parts[part]):
             raise ContractError(
@@ -162,7 +166,7 @@ def split_texts(found: Gathered, config: TrainClassifierConfig) -> dict[str, lis
     return parts
 
 
-def pieces_of(text: str, size: int) -> Iterator[str]:
+def split_spans(text: str, size: int) -> Iterator[str]:
     """The text cut into pieces of at most `size` code points, at the last line end or else space in reach."""
     start = 0
     while len(text) - start > size:
@@ -180,7 +184,7 @@ def pieces_of(text: str, size: int) -> Iterator[str]:
 
 
 def _train_linear(
-    config: TrainClassifierConfig, parts: dict[str, list[Piece]], folder: Path
+    config: TrainClassifierConfig, parts: dict[str, list[LabeledExample]], folder: Path
 ) -> tuple[Path, dict[str, Any]]:
     vocabulary = new_vocabulary()
     examples = Examples(1 << config.bits, config.ngrams)
@@ -190,7 +194,7 @@ def _train_linear(
     plain = LinearModel(weights, config.ngrams, 1.0, 0.0)
     calibrating = parts[CALIBRATE]
     margins = [plain.margin(word_keys_of(piece.text, vocabulary)) for piece in calibrating]
-    scale, offset = fit_line(margins, [piece.good for piece in calibrating])
+    scale, offset = fit_platt(margins, [piece.good for piece in calibrating])
     path = folder / f"{config.name}.arrow"
     save_linear(LinearModel(weights, config.ngrams, scale, offset), path)
     model = load_linear(str(path), "train_classifier")
@@ -202,7 +206,7 @@ def _train_linear(
 
 
 def _train_fasttext(
-    config: TrainClassifierConfig, parts: dict[str, list[Piece]], folder: Path
+    config: TrainClassifierConfig, parts: dict[str, list[LabeledExample]], folder: Path
 ) -> tuple[Path, dict[str, Any]]:
     path = folder / f"{config.name}.bin"
     settings = {"lr": config.learning_rate, "epoch": config.epochs, "dim": config.dimensions, "thread": config.threads}
@@ -216,7 +220,7 @@ def _train_fasttext(
     return path, {HELDOUT: _heldout([score(piece.text) for piece in parts[HELDOUT]], parts[HELDOUT])}
 
 
-def _heldout(scores: list[float], pieces: list[Piece]) -> dict[str, Any]:
+def _heldout(scores: list[float], pieces: list[LabeledExample]) -> dict[str, Any]:
     # as the table stores them
     rounded = np.array(scores, np.float32).astype(np.float64)
     return heldout_figures(rounded, np.array([piece.good for piece in pieces], bool))

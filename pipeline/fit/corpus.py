@@ -24,14 +24,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from pipeline.engine.spark import frame_of_tasks, run_tasks
+from pipeline.engine.spark import dataframe_from_tasks, run_tasks
 from pipeline.engine.stage import Split
 from pipeline.models import ModelsConfig, add_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from schemas.config import Section, location
 from schemas.errors import ConfigError, ContractError
-from schemas.ids import below_share, file_sha256, shuffle_key
+from schemas.ids import file_sha256, is_in_share, shuffle_key
 from schemas.manifest import open_table
 from schemas.storage import Store
 
@@ -47,7 +47,7 @@ SPARK_SCHEMA = "key long, doc_id binary, text string"
 
 
 @dataclass(frozen=True)
-class SampleTask:
+class RunSampleTask:
     """One part of the clean table, and which of its documents are wanted."""
 
     folder: Store
@@ -86,7 +86,7 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
     """
     folder, manifest = open_table(Store(run), TABLE)
     sources, languages, seed = task
-    tasks = [SampleTask(folder, path, sources, languages, seed) for path in manifest.paths_of()]
+    tasks = [RunSampleTask(folder, path, sources, languages, seed) for path in manifest.paths_of()]
     total = sum(_answers(spark, tasks))
     if not total:
         raise ContractError(
@@ -104,32 +104,32 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
     return RunSample(texts, {"bytes": num_bytes, "sha256": manifest.digest})
 
 
-def count_part(task: SampleTask, retried: bool) -> dict[str, Any]:
+def count_part(task: RunSampleTask, retried: bool) -> dict[str, Any]:
     """How many documents of a part are wanted."""
     return {"rows": sum(batch.num_rows for batch in task.batches(["doc_id"]))}
 
 
-def rows_of_part(task: SampleTask) -> Iterator[pa.RecordBatch]:
+def rows_of_part(task: RunSampleTask) -> Iterator[pa.RecordBatch]:
     """The documents of a part whose key falls into the share."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
-        taken = pa.array(np.array([below_share(key, task.share) for key in keys], bool))
+        taken = pa.array(np.array([is_in_share(key, task.share) for key in keys], bool))
         columns = [pa.array(keys, pa.int64()), batch.column("doc_id").cast(pa.binary()), batch.column("text")]
         yield pa.RecordBatch.from_arrays(columns, schema=SAMPLE).filter(taken)
 
 
-def _answers(spark: Any, tasks: list[SampleTask]) -> list[int]:
+def _answers(spark: Any, tasks: list[RunSampleTask]) -> list[int]:
     if spark is None:
         return [count_part(task, False)["rows"] for task in tasks]
     return [answer["rows"] for answer in run_tasks(spark, count_part, tasks, "sample", None)]
 
 
-def _rows(spark: Any, tasks: list[SampleTask]) -> Iterator[tuple[int, bytes, str]]:
+def _rows(spark: Any, tasks: list[RunSampleTask]) -> Iterator[tuple[int, bytes, str]]:
     if spark is None:
         batches = [batch for task in tasks for batch in rows_of_part(task)]
         table = pa.Table.from_batches(batches, SAMPLE)
     else:
-        table = frame_of_tasks(spark, rows_of_part, tasks, SPARK_SCHEMA).toArrow()
+        table = dataframe_from_tasks(spark, rows_of_part, tasks, SPARK_SCHEMA).toArrow()
     return zip(*(table.column(name).to_pylist() for name in SAMPLE.names))
 
 
@@ -143,7 +143,7 @@ KINDS = {
 SUFFIXES = ".jsonl, .ndjson, .json, .txt, .text, .md (each also with .gz, .zst or .bz2) or .parquet"
 ROWS_AT_ONCE = 256
 
-Labelled = tuple[str, str | None]
+LabeledText = tuple[str, str | None]
 """(text, label as JSON writes it without quotes; None where no label is asked for)."""
 
 
@@ -183,7 +183,7 @@ class TextFiles:
                 found.append((kind, split))
         return found
 
-    def texts(self, paths: tuple[str, ...], labelled: bool = False) -> Iterator[Labelled]:
+    def texts(self, paths: tuple[str, ...], labelled: bool = False) -> Iterator[LabeledText]:
         """Every usable text, in the order of the files and in theirs. Raises ContractError if a file breaks off."""
         readers = {"lines": self._lines, "parquet": self._parquet, "text": self._text}
         for kind, split in self.find(paths, labelled):
@@ -202,7 +202,7 @@ class TextFiles:
                 stream.close()
             self.inputs.append({"name": split.name, "bytes": size, "sha256": sha256})
 
-    def _usable(self, value: dict[str, Any], labelled: bool) -> Labelled | None:
+    def _usable(self, value: dict[str, Any], labelled: bool) -> LabeledText | None:
         text, label = value.get(self._reading.text_field), value.get(self._reading.label_field)
         if not isinstance(text, str):
             self.left_out["no_text"] += 1
@@ -282,7 +282,7 @@ class Corpus(Section):
         return bool(self.files) or self.run is not None
 
 
-class Text(NamedTuple):
+class TrainingText(NamedTuple):
     """One document to learn from."""
 
     key: int
@@ -296,7 +296,7 @@ class Text(NamedTuple):
 class Gathered:
     """Texts by class, what they were read from, and how many were left out and why."""
 
-    texts: dict[str, list[Text]]
+    texts: dict[str, list[TrainingText]]
     inputs: list[dict[str, Any]] = field(default_factory=list)
     """Class, name, size [bytes] and SHA-256 of every file; of a run, of its clean table."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -307,7 +307,7 @@ def digest_of_text(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:ID_BYTES]
 
 
-class Sample:
+class LowestHashSample:
     """The texts of the lowest keys among all that are offered, each text once."""
 
     def __init__(self, size: int, left_out: Counter[str]):
@@ -334,12 +334,14 @@ class Sample:
         else:
             self._left_out["empty"] += 1
 
-    def texts(self) -> list[Text]:
+    def texts(self) -> list[TrainingText]:
         """The texts in the order of their keys."""
-        return [Text(-key, digest, text) for key, digest, text in sorted(self._heap, key=lambda t: (-t[0], t[1]))]
+        return [
+            TrainingText(-key, digest, text) for key, digest, text in sorted(self._heap, key=lambda t: (-t[0], t[1]))
+        ]
 
 
-def gather(
+def gather_corpora(
     corpora: Mapping[str, Corpus], labelled: tuple[str, ...], reading: Reading, seed: int, spark: Any = None
 ) -> Gathered:
     """The texts of every corpus, by its name; those of labelled files go to GOOD and BAD.
@@ -348,7 +350,7 @@ def gather(
     be read, ContractError if they break off or a run has no such documents.
     """
     found = Gathered({})
-    samples = {name: Sample(corpus.max_documents, found.left_out) for name, corpus in corpora.items()}
+    samples = {name: LowestHashSample(corpus.max_documents, found.left_out) for name, corpus in corpora.items()}
     for name, corpus in corpora.items():
         files = TextFiles(reading, f"{name}.files")
         for text, _ in files.texts(corpus.files):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from pipeline.classifier.importance import Bag, ImportanceModel, save_importance
-from pipeline.classifier.linear import FEATURES, MAX_NGRAM, buckets_of, new_vocabulary, ngram_codes, word_keys_of
-from pipeline.fit.corpus import Clock, Corpus, Reading, Text, commit_model, gather
+from pipeline.classifier.importance import ImportanceModel, NgramCounts, save_importance
+from pipeline.classifier.linear import FEATURES, MAX_NGRAM, hash_buckets, new_vocabulary, ngram_codes, word_keys_of
+from pipeline.fit.corpus import Clock, Corpus, Reading, TrainingText, commit_model, gather_corpora
 from pipeline.models import ModelsConfig
 from schemas.config import Section
 from schemas.errors import ContractError
@@ -57,8 +57,8 @@ def train_importance(
     With `models` the model is put into that store under its name. Raises ConfigError, ContractError.
     """
     clock = Clock()
-    found = gather({"target": config.target, "raw": config.raw}, (), config.reading, config.seed, spark)
-    bags = {name: count_bag(found.texts[name], config) for name in ("target", "raw")}
+    found = gather_corpora({"target": config.target, "raw": config.raw}, (), config.reading, config.seed, spark)
+    bags = {name: count_corpus(found.texts[name], config) for name in ("target", "raw")}
     for name, bag in bags.items():
         if not bag.words:
             raise ContractError(f"train_importance: expected texts with words in {name}, got none. Name other files.")
@@ -79,18 +79,18 @@ def train_importance(
     return commit_model(path, content, clock, models)
 
 
-def count_bag(texts: Sequence[Text], config: TrainImportanceConfig) -> Bag:
+def count_corpus(texts: Sequence[TrainingText], config: TrainImportanceConfig) -> NgramCounts:
     """The n-grams of the texts by bucket."""
     vocabulary = new_vocabulary()
     counts, words = np.zeros(config.buckets, np.int64), 0
     for text in texts:
         keys = word_keys_of(text.text, vocabulary)
         words += len(keys)
-        counts += np.bincount(buckets_of(ngram_codes(keys, config.ngrams), config.buckets), minlength=config.buckets)
-    return Bag(counts, words, len(texts))
+        counts += np.bincount(hash_buckets(ngram_codes(keys, config.ngrams), config.buckets), minlength=config.buckets)
+    return NgramCounts(counts, words, len(texts))
 
 
-def figures_of(bag: Bag) -> dict[str, int]:
+def figures_of(bag: NgramCounts) -> dict[str, int]:
     """Documents, words, n-grams and empty buckets."""
     return {
         "documents": bag.documents,

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.engine.spark import frame_of_tasks, ship_models, worker_path
-from pipeline.fit.corpus import SampleTask, sample_run
+from pipeline.engine.spark import dataframe_from_tasks, ship_models, worker_path
+from pipeline.fit.corpus import RunSampleTask, sample_run
 from pipeline.perplexity.compile import compile_lm
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.read_text import find_ranges
-from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on
-from pipeline.perplexity.model import load_pieces, normalise
+from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on_frame
+from pipeline.perplexity.model import load_splitter, normalize
 from schemas.config import Section, location
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256
@@ -66,7 +66,7 @@ class LmConfig(Section):
 class LinesTask:
     """One part of a run's clean text, and what cuts it."""
 
-    sample: SampleTask
+    sample: RunSampleTask
     pieces: str
     normalisation: str
 
@@ -83,7 +83,9 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
     else:
         pieces = config.pieces or write_pieces(spark, config, spm)
         ship_models(spark, [pieces])
-        report = train_lm_on(spark, lines(spark, config, pieces), inputs_of(config, pieces), training, str(arpa))
+        report = train_lm_on_frame(
+            spark, sentence_frame(spark, config, pieces), inputs_of(config, pieces), training, str(arpa)
+        )
     normalisation = config.normalisation if pieces else "none"
     header = compile_lm(str(arpa), out, pieces, config.language, normalisation)
     made = {
@@ -110,7 +112,7 @@ def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     if config.run is not None:
         open_table(Store(config.run), "clean")
     if config.pieces is not None:
-        load_pieces(_read(config.pieces), config.pieces)
+        load_splitter(_read(config.pieces), config.pieces)
     return target
 
 
@@ -162,24 +164,24 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
 
 def sentences_of(text: str, normalisation: str) -> list[str]:
     """The lines of a text that hold something, normalised."""
-    normal = normalise(text) if normalisation == "ccnet" else text
+    normal = normalize(text) if normalisation == "ccnet" else text
     return [line for line in map(str.strip, normal.split("\n")) if line]
 
 
-def lines(spark: Any, config: LmConfig, pieces: str) -> Any:
+def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
     """The run's sentences as a DataFrame of pieces between spaces, column `sentences`."""
     folder, manifest = open_table(Store(config.run or ""), "clean")
     tasks = [
-        LinesTask(SampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)
+        LinesTask(RunSampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)
         for path in manifest.paths_of()
     ]
-    return frame_of_tasks(spark, lines_of_part, tasks, "sentences string")
+    return dataframe_from_tasks(spark, sentences_of_part, tasks, "sentences string")
 
 
-def lines_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
+def sentences_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
     """The sentences of one part as pieces between spaces."""
     path = worker_path(task.pieces)
-    cut = load_pieces(Path(path).read_bytes(), path)
+    cut = load_splitter(Path(path).read_bytes(), path)
     for batch in task.sample.batches(["text"]):
         texts = batch.column("text").to_pylist()
         cuts = cut([line for text in texts for line in sentences_of(text, task.normalisation)])
@@ -188,7 +190,7 @@ def lines_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
         )
 
 
-def told(made: dict[str, Any]) -> str:
+def describe_model(made: dict[str, Any]) -> str:
     """What was made, for the terminal."""
     counts = ", ".join(f"{number:,} {order}-grams" for order, number in enumerate(made["ngrams"], 1))
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in made["seconds"].items())

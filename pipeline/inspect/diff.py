@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import ROWS_AT_ONCE
-from pipeline.tokens.streams import LEFT_OUT, TOKENS, Sorting, left_out, mixed, sorting_of
+from pipeline.tokens.streams import MIX_RULE, TOKENS, Sorting, mix_drops, mixed_sorting, sorting_of
 from schemas.errors import ContractError
-from schemas.manifest import Manifest, Table, open_table, part_key, read_run
+from schemas.manifest import Manifest, TableVersion, open_table, part_key, read_run
 from schemas.storage import Store
-from schemas.takedown import ancestry
+from schemas.takedown import takedown_ancestry
 from schemas.tokens import shard_key
 
 KEPT = "kept"
@@ -25,22 +25,22 @@ NOT_READ = "source/not_read"
 TABLES = ("documents", "scores", "verdicts", "dedup", "repeats", "clean")
 """Tables that say which documents are kept, in the order they look at them; some only where a run has them. What the
 mix of a dataset leaves out is in no table: it follows from the document."""
-SOME_RUNS = ("scores", "repeats")
-DROPPING = ("verdicts", "dedup", "repeats", "clean")
+OPTIONAL_TABLES = ("scores", "repeats")
+DROPPING_TABLES = ("verdicts", "dedup", "repeats", "clean")
 """Those that may drop a document after `documents`."""
-LOOKS_ONLY = ("dropped_before",)
-FATE = ("drop_stage", "drop_rule", "drop_value", "drop_limit")
-PLACE = ("doc_id", "source", "offset", "url")
+EARLIER_DROPS = ("dropped_before",)
+DROP_COLUMNS = ("drop_stage", "drop_rule", "drop_value", "drop_limit")
+PROVENANCE_COLUMNS = ("doc_id", "source", "offset", "url")
 Row = dict[str, Any]
 Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedRun:
     """One run, with the tables that decide what it keeps."""
 
     run: Store
-    tables: Mapping[str, Table]
+    tables: Mapping[str, TableVersion]
     dataset: Manifest | None
     """None = no dataset stands yet."""
     sorting: Sorting | None = None
@@ -91,10 +91,12 @@ class Difference:
         }
 
 
-def open_side(run: Store) -> Side:
+def open_compared_run(run: Store) -> ComparedRun:
     """The tables of a run. Raises ContractError if it has no clean documents yet, or they are not of one piece."""
     standing = read_run(run).tables
-    tables = {name: Table(*open_table(run, name)) for name in TABLES if name not in SOME_RUNS or name in standing}
+    tables = {
+        name: TableVersion(*open_table(run, name)) for name in TABLES if name not in OPTIONAL_TABLES or name in standing
+    }
     found = {name: table.manifest.digest for name, table in tables.items()}
     for name, table in tables.items():
         reads = {entry.name: entry.sha256 for entry in table.manifest.content.inputs}
@@ -106,10 +108,10 @@ def open_side(run: Store) -> Side:
                     f"made from {digest[:12]}. Run the recipe to its end, or name an earlier version as RUN@digest."
                 )
     dataset = open_table(run, "tokens")[1] if "tokens" in standing else None
-    return Side(run, tables, dataset, mixed(dataset, found["clean"]) if dataset else None)
+    return ComparedRun(run, tables, dataset, mixed_sorting(dataset, found["clean"]) if dataset else None)
 
 
-def compare(a: Side, b: Side, num_examples: int) -> Difference:
+def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Difference:
     """Every document whose fate differs, counted by source and fates, with up to `num_examples` of each."""
     found = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
     found.kept = (_num_kept(a), _num_kept(b))
@@ -127,7 +129,7 @@ def compare(a: Side, b: Side, num_examples: int) -> Difference:
 
 
 def _note(found: Difference, left: Row | None, right: Row | None, num_examples: int) -> None:
-    fates = fate_of(left), fate_of(right)
+    fates = outcome_of(left), outcome_of(right)
     if fates[0] == fates[1]:
         return
     row = left or right or {}
@@ -140,34 +142,38 @@ def _note(found: Difference, left: Row | None, right: Row | None, num_examples: 
         examples.append(Example(row["doc_id"].hex(), row["url"], value, limit))
 
 
-def fate_of(row: Row | None) -> str:
+def outcome_of(row: Row | None) -> str:
     """`kept`, or `stage/rule` of what dropped the document; a row that is None was not read."""
     if row is None:
         return NOT_READ
     return KEPT if row["drop_stage"] is None else f"{row['drop_stage']}/{row['drop_rule']}"
 
 
-def _splits(side: Side) -> dict[str, int]:
+def _splits(side: ComparedRun) -> dict[str, int]:
     """Number of the part of each input file."""
     inputs = side.tables["documents"].manifest.content.inputs
     return {entry.name: number for number, entry in enumerate(inputs)}
 
 
-def _part_digests(side: Side, number: int | None) -> list[str]:
+def _part_digests(side: ComparedRun, number: int | None) -> list[str]:
     key = part_key(number or 0)
     return [
         entry.sha256 for table in side.tables.values() for entry in table.manifest.content.files if entry.key == key
     ]
 
 
-def _rows(side: Side, number: int | None) -> Iterator[Row]:
+def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
     """The rows of one part with their final verdict, in the order of the file they were read from."""
     if number is None:
         return
     key = part_key(number)
-    documents = _table_rows(side.tables["documents"], key, (*PLACE, *FATE))
-    later = {name: _table_rows(side.tables[name], key, ("doc_id", *FATE)) for name in DROPPING if name in side.tables}
-    last = left_out(side.tables, number, side.sorting) if side.sorting else None
+    documents = _table_rows(side.tables["documents"], key, (*PROVENANCE_COLUMNS, *DROP_COLUMNS))
+    later = {
+        name: _table_rows(side.tables[name], key, ("doc_id", *DROP_COLUMNS))
+        for name in DROPPING_TABLES
+        if name in side.tables
+    }
+    last = mix_drops(side.tables, number, side.sorting) if side.sorting else None
     for row in documents:
         if row["drop_stage"] is not None:
             yield row
@@ -181,14 +187,14 @@ def _rows(side: Side, number: int | None) -> Iterator[Row]:
                     f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got others at "
                     f"{row['doc_id'].hex()}. Run the stages again."
                 )
-            if verdict["drop_stage"] is not None and verdict["drop_rule"] not in LOOKS_ONLY:
-                row |= {column: verdict[column] for column in FATE}
+            if verdict["drop_stage"] is not None and verdict["drop_rule"] not in EARLIER_DROPS:
+                row |= {column: verdict[column] for column in DROP_COLUMNS}
         if last and row["drop_stage"] is None and (drop := next(last)[1]) is not None:
-            row |= dict(zip(FATE, (TOKENS.name, drop.rule, drop.value, drop.limit), strict=True))
+            row |= dict(zip(DROP_COLUMNS, (TOKENS.name, drop.rule, drop.value, drop.limit), strict=True))
         yield row
 
 
-def _table_rows(table: Table, key: str, columns: tuple[str, ...]) -> Iterator[Row]:
+def _table_rows(table: TableVersion, key: str, columns: tuple[str, ...]) -> Iterator[Row]:
     with table.folder.open_input(table.manifest.run.paths[key]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
             yield from batch.to_pylist()
@@ -221,19 +227,19 @@ def _by_offset(rows: Iterator[Row]) -> Iterator[tuple[int, dict[bytes, Row]]]:
         yield offset, group
 
 
-def _num_kept(side: Side) -> int:
+def _num_kept(side: ComparedRun) -> int:
     last = side.dataset if side.dataset and side.sorting else side.tables["clean"].manifest
     return last.content.counts.rows_kept
 
 
-def _settings(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
     """What the manifests say was set otherwise."""
     both = [_flat(side) for side in (a, b)]
     names = sorted({*both[0], *both[1]})
     return {name: (both[0].get(name), both[1].get(name)) for name in names if both[0].get(name) != both[1].get(name)}
 
 
-def _flat(side: Side) -> dict[str, Any]:
+def _flat(side: ComparedRun) -> dict[str, Any]:
     found: dict[str, Any] = {}
     manifests = [table.manifest for table in side.tables.values()] + ([side.dataset] if side.dataset else [])
     for manifest in manifests:
@@ -243,11 +249,11 @@ def _flat(side: Side) -> dict[str, Any]:
             found |= {f"{stage}.{key}": value for key, value in settings.items()}
         found |= {f"model {name}": digest[:12] for name, digest in manifest.content.models.items()}
         shares = sorting_of(manifest).keep if manifest is side.dataset else {}
-        found |= {f"{TOKENS.name}.{LEFT_OUT} {name}: keep": share for name, share in shares.items() if share < 1}
+        found |= {f"{TOKENS.name}.{MIX_RULE} {name}: keep": share for name, share in shares.items() if share < 1}
     return found
 
 
-def _tokens(a: Side, b: Side) -> dict[str, tuple[int, int]]:
+def _tokens(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[int, int]]:
     """Tokens of each stream of both datasets."""
     both = [live_tokens(side.run, side.dataset) if side.dataset else {} for side in (a, b)]
     return {name: (both[0].get(name, 0), both[1].get(name, 0)) for name in sorted({*both[0], *both[1]})}
@@ -258,7 +264,7 @@ def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
     streams: Mapping[str, list[int]] = dataset.content.figures["streams"]
     found = {name: sum(shards) for name, shards in streams.items()}
     blanked = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
-    for certificate in ancestry(run, dataset):
+    for certificate in takedown_ancestry(run, dataset):
         for change in certificate.tables["tokens"].rewritten:
             if certificate.mode == "tombstones" and change.key in blanked:  # what was compacted is no longer counted
                 found[blanked[change.key]] -= sum(length for _, length in change.spans)

@@ -12,21 +12,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
-from pipeline.tokens.streams import READS, TOKENS, Sorting, left_out, mixed
-from schemas.config import nearest
+from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
-from schemas.manifest import Table, open_table, read_run
+from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, NAME, SCORES, TABLES, VALUE, VERDICTS
 
 CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.*?)\s*$", re.IGNORECASE)
 COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
 COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
-HIDDEN = ("signature",)
-LATER = ("scores", "verdicts", "clusters", "dedup", "repeats", "clean")
+HIDDEN_COLUMNS = ("signature",)
+LATER_TABLES = ("scores", "verdicts", "clusters", "dedup", "repeats", "clean")
 """Tables with a row for each document that they know."""
-WITHOUT_VERDICT = ("clusters",)
-STEPS = ("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "repeats", "clean")
+TABLES_WITHOUT_VERDICT = ("clusters",)
+TABLE_ORDER = (
+    "documents",
+    "text",
+    "scores",
+    "verdicts",
+    "clusters",
+    "index",
+    "dedup",
+    "representatives",
+    "repeats",
+    "clean",
+)
 """What is looked at to find out which tables belong together, in the order of the run."""
 VERDICT = ["drop_stage", "drop_rule", "drop_value", "drop_limit"]
 SCORED = [name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")]
@@ -47,7 +58,7 @@ def parse_where(text: str) -> pc.Expression:
             raise ConfigError(f"--where {part!r}: expected `column < value` or `column is null`, joined by `and`")
         name, operator, value = match.groups()
         if name not in COLUMNS.names:
-            raise ConfigError(f"--where {part!r}: no column {name!r}{nearest(name, COLUMNS.names)}")
+            raise ConfigError(f"--where {part!r}: no column {name!r}{suggest_name(name, COLUMNS.names)}")
         term = _term(name, operator.lower(), value)
         expression = term if expression is None else expression & term
     if expression is None:
@@ -58,15 +69,15 @@ def parse_where(text: str) -> pc.Expression:
 def _term(name: str, operator: str, value: str) -> pc.Expression:
     if operator.startswith("is"):
         return pc.field(name).is_null() if operator == "is null" else ~pc.field(name).is_null()
-    return compare(name, operator, value.strip("'\""))
+    return compare_column(name, operator, value.strip("'\""))
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
     """The filter `name = value`, the value taken as it is. Raises ConfigError if it does not fit the column."""
-    return compare(name, "=", value)
+    return compare_column(name, "=", value)
 
 
-def compare(name: str, operator: str, value: str) -> pc.Expression:
+def compare_column(name: str, operator: str, value: str) -> pc.Expression:
     """The filter that compares a column with a value of its type; ids are given in hex. Raises ConfigError."""
     kind = COLUMNS.field(name).type
     try:
@@ -88,7 +99,7 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
     for number in range(len(manifest.content.files)):
         part = _judged_part(run, number, tables, sorting)
         rows = part.filter(condition).slice(0, limit - found).to_pylist()
-        for name in LATER:
+        for name in LATER_TABLES:
             if rows and name in tables:
                 _join(run, name, number, rows)
         yield from rows
@@ -100,7 +111,7 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
 def current_tables(run: Store) -> set[str]:
     """The tables that were made from those that stand; a later one of other thresholds or models is left out."""
     standing, found = read_run(run).tables, dict[str, str]()
-    for name in STEPS:
+    for name in TABLE_ORDER:
         if name in standing:
             manifest = open_table(run, name)[1]
             inputs = [] if name in ("documents", "text") else manifest.content.inputs
@@ -114,7 +125,7 @@ def _mix_of(run: Store, tables: Collection[str]) -> Sorting | None:
     """How a mix chose among the clean documents that stand; None = all of them are in the dataset, or there is none."""
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
-    return mixed(open_table(run, TOKENS.name)[1], open_table(run, "clean")[1].digest)
+    return mixed_sorting(open_table(run, TOKENS.name)[1], open_table(run, "clean")[1].digest)
 
 
 def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sorting | None) -> pa.Table:
@@ -122,11 +133,11 @@ def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sort
 
     `sorting` says which documents the mix of the dataset leaves out.
     """
-    part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN])
+    part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN_COLUMNS])
     places = {identifier: place for place, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT).to_pylist()
-    for name in LATER:
-        if name not in tables or name in WITHOUT_VERDICT:
+    for name in LATER_TABLES:
+        if name not in tables or name in TABLES_WITHOUT_VERDICT:
             continue
         if name == "scores":
             part = _with_columns(part, _read_part(run, name, number, ["doc_id", *SCORED]), SCORED)
@@ -138,8 +149,8 @@ def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sort
             if row["drop_stage"] is not None and row["drop_rule"] != "dropped_before":
                 final[places[row["doc_id"]]] = row
     if sorting is not None:
-        read = {name: Table(*open_table(run, name)) for name in READS if name in tables}
-        for identifier, drop in left_out(read, number, sorting):
+        read = {name: TableVersion(*open_table(run, name)) for name in STREAM_TABLES if name in tables}
+        for identifier, drop in mix_drops(read, number, sorting):
             if drop is not None:
                 values = (TOKENS.name, drop.rule, drop.value, drop.limit)
                 final[places[identifier]] = dict(zip(VERDICT, values, strict=True))
@@ -176,7 +187,7 @@ def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
                 row[f"{table}.{name}"] = value
 
 
-def describe(row: Row, with_text: bool) -> str:
+def format_document(row: Row, with_text: bool) -> str:
     """A document as text: verdict first, then provenance, then every measured signal with its unit."""
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
     fields = {field.name: field for schema in TABLES.values() for field in schema}

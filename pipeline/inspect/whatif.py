@@ -13,15 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.dedup.config import DEDUP, EXACT, NEAR, SAME_URL, DedupConfig
-from pipeline.dedup.decide import DROPPED, STAYS, facts_columns, facts_of
+from pipeline.dedup.decide import DROPPED, NOT_DROPPED, facts_columns, facts_of
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.dedup.survivors import earlier_clusters, earlier_urls
-from pipeline.engine.parquet import Part, measured, parts_of
-from pipeline.engine.rules import KEPT, columns_of, judge
-from pipeline.engine.spark import frame_of_tasks, persisted, run_tasks
+from pipeline.engine.parquet import Part, parts_of, read_measured
+from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
+from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
 from pipeline.engine.worker import local_models
-from pipeline.inspect.whatif_limits import Curve, curves_of, sensitivity_part
+from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
 from pipeline.stages import CHECKED
 from pipeline.steps.verdicts import (
     VerdictsTask,
@@ -31,13 +31,13 @@ from pipeline.steps.verdicts import (
     quantiles_of,
     split_columns,
 )
-from pipeline.tokens.streams import LEFT_OUT, MEASURES, TOKENS, Sorting, sorting_of, streams_of_part
+from pipeline.tokens.streams import BUCKET_TABLES, MIX_RULE, TOKENS, Sorting, sorting_of, streams_of_part
 from schemas.config import Recipe
 from schemas.errors import ContractError
-from schemas.manifest import Table, open_table, read_run
+from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 
-KEEP = "kept"
+KEPT_VERDICT = "kept"
 JUDGED = pa.schema(
     [
         *(pa.field(name, pa.binary()) for name in ("doc", "cluster", "order", "url", "url_order")),
@@ -55,7 +55,7 @@ JUDGED_DDL = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class PredictionCell:
     """Documents that met one fate before and one after, of one language and source."""
 
     before: str
@@ -74,8 +74,8 @@ class Cell:
 class Prediction:
     """What a run with other settings would keep."""
 
-    cells: tuple[Cell, ...]
-    curves: tuple[Curve, ...]
+    cells: tuple[PredictionCell, ...]
+    curves: tuple[SensitivityCurve, ...]
     has_tokens: bool
     cuts_repeats: bool = False
     """Whether the run cuts passages after that and judges again, which takes text to predict."""
@@ -94,20 +94,20 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     curves = curves_of(tasks, run_tasks(spark, sensitivity_part, tasks, "curves", None))
     has_tokens = "tokens" in read_run(run).tables
-    judge_them = partial(judged_part, sorting=mix_of(run, tables) if has_tokens else None)
-    judged = persisted(frame_of_tasks(spark, judge_them, tasks, JUDGED_DDL))
+    judge_them = partial(predict_part, sorting=mix_of(run, tables) if has_tokens else None)
+    judged = persist_on_disk(dataframe_from_tasks(spark, judge_them, tasks, JUDGED_DDL))
     tables |= representatives_of(recipe, [])
-    fates = without_left_out(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
+    fates = apply_mix(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
     cells = count_cells(fates, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
     return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables)
 
 
-def open_tables(run: Store) -> dict[str, Table]:
+def open_tables(run: Store) -> dict[str, TableVersion]:
     """The tables that a prediction reads. Raises ContractError if they are not of one run."""
     some = [name for name in ("scores", "repeats") if name in read_run(run).tables]
     names = ["documents", "verdicts", "clusters", "index", "dedup", *some]
-    tables = {name: Table(*open_table(run, name)) for name in names}
+    tables = {name: TableVersion(*open_table(run, name)) for name in names}
     if "repeats" in tables and not _made_from(tables["repeats"], tables["dedup"]):
         del tables["repeats"]
     lineage = tables["dedup"].manifest.run.lineage
@@ -123,27 +123,27 @@ def open_tables(run: Store) -> dict[str, Table]:
     return tables
 
 
-def mix_of(run: Store, tables: Mapping[str, Table]) -> Sorting | None:
+def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """How the mix of the dataset chose among its documents; None = it did not, or its buckets are of other tables."""
     dataset = open_table(run, "tokens")[1]
     standing = {name: table.manifest.digest for name, table in tables.items()}
-    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs if entry.name in MEASURES}
+    reads = {entry.name: entry.sha256 for entry in dataset.content.inputs if entry.name in BUCKET_TABLES}
     sorting = sorting_of(dataset)
-    return sorting if sorting.chooses and reads.items() <= standing.items() else None
+    return sorting if sorting.may_drop and reads.items() <= standing.items() else None
 
 
-def _made_from(table: Table, other: Table) -> bool:
+def _made_from(table: TableVersion, other: TableVersion) -> bool:
     return other.manifest.digest in {entry.sha256 for entry in table.manifest.content.inputs}
 
 
-def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
+def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
     """Every measured document of a part: what a keep rule looks at, its fate before, and the verdict now.
 
     `sorting` says which of them the dataset's mix leaves out; None: none of them.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
-    names = np.array([*(f"{stage}/{check.reason}" for stage, check in named), KEEP], object)
+    names = np.array([*(f"{stage}/{check.reason}" for stage, check in named), KEPT_VERDICT], object)
     config = task.recipe.section("dedup", DedupConfig)
     columns = split_columns(columns_of(checks), task.part.paths)
     for table, wanted in facts_columns(config).items():
@@ -151,8 +151,8 @@ def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Reco
     columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language"]))
     columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
     left_out = left_out_of(task.part, sorting)
-    for batch in measured(task.part, columns):
-        first = judge(checks, batch).first
+    for batch in read_measured(task.part, columns):
+        first = evaluate_checks(checks, batch).first
         facts = facts_of(batch, task.part.ordinal, config)
         found = {
             "doc": facts.ids,
@@ -161,7 +161,7 @@ def judged_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Reco
             "url": facts.urls,
             "url_order": facts.url_orders,
             **{name: batch.column(name).fill_null("?").to_pylist() for name in ("language", "source")},
-            "before": fates_before(batch),
+            "before": verdicts_before(batch),
             "verdict": names[first].tolist(),
             "joined": [similarity is not None for similarity in facts.similarities],
             "dropped": (first != KEPT).tolist(),
@@ -176,31 +176,33 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
     while sorting is None:
         yield False
     stream_of = streams_of_part(part, sorting)
-    for batch in measured(part, {"documents": ["source"], "clusters": ["cluster"]}):
+    for batch in read_measured(part, {"documents": ["source"], "clusters": ["cluster"]}):
         for row in batch.to_pylist():
             yield sorting.drop(stream_of(row), row["doc_id"]) is not None
 
 
-def without_left_out(fates: DataFrame) -> DataFrame:
+def apply_mix(fates: DataFrame) -> DataFrame:
     """The fates, of documents that stay those that the mix leaves out; the buckets are those of the committed run."""
-    rule = F.lit(f"{TOKENS.name}/{LEFT_OUT}")
+    rule = F.lit(f"{TOKENS.name}/{MIX_RULE}")
     names = ("before", "after")
-    chosen = {name: F.when(F.col("left_out") & (F.col(name) == KEEP), rule).otherwise(F.col(name)) for name in names}
+    chosen = {
+        name: F.when(F.col("left_out") & (F.col(name) == KEPT_VERDICT), rule).otherwise(F.col(name)) for name in names
+    }
     return fates.withColumns(chosen)
 
 
-def fates_before(batch: pa.RecordBatch) -> list[str]:
+def verdicts_before(batch: pa.RecordBatch) -> list[str]:
     """`kept`, or `stage/rule` of what dropped the document in the committed run."""
     both = [batch.column(name).to_pylist() for name in ("drop_stage", "drop_rule")]
     later = [batch.column(name).to_pylist() for name in ("dedup.drop_stage", "dedup.drop_rule")]
     return [
-        f"{verdict}/{verdict_rule}" if verdict else f"{stage}/{rule}" if stage else KEEP
+        f"{verdict}/{verdict_rule}" if verdict else f"{stage}/{rule}" if stage else KEPT_VERDICT
         for verdict, verdict_rule, stage, rule in zip(*both, *later)
     ]
 
 
 def with_survivors(
-    judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, Table]
+    judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, TableVersion]
 ) -> DataFrame:
     """Adds `after`: the verdict, or that another document of its URL or of its cluster stays."""
     stays = ~F.col("dropped")
@@ -210,7 +212,7 @@ def with_survivors(
         best = urls.groupBy("url").agg(F.min("first").alias("best_url"))
         judged = judged.join(best, "url", "left")
         stays &= F.col("url").isNull() | (F.col("url_order") == F.col("best_url"))
-    flag = F.when(stays, F.lit(STAYS)).otherwise(F.lit(DROPPED))
+    flag = F.when(stays, F.lit(NOT_DROPPED)).otherwise(F.lit(DROPPED))
     judged = judged.withColumns({"stays": stays, "own": F.concat(flag, "order")})
     copies = judged.where("joined").select("cluster", "own")
     copies = copies.union(earlier_clusters(spark, tables).select("key", "first"))
@@ -220,14 +222,16 @@ def with_survivors(
     same = F.substring("own", -digest, digest) == F.substring("best", -digest, digest) if digest else F.lit(False)
     copy = F.when(same, F.lit(f"{DEDUP.name}/{EXACT}")).otherwise(F.lit(f"{DEDUP.name}/{NEAR}"))
     after = F.when(F.col("dropped"), F.col("verdict")).when(~F.col("stays"), F.lit(f"{DEDUP.name}/{SAME_URL}"))
-    return judged.withColumn("after", after.when(loses, copy).otherwise(F.lit(KEEP)))
+    return judged.withColumn("after", after.when(loses, copy).otherwise(F.lit(KEPT_VERDICT)))
 
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:
     """(doc, tokens) of every document of the dataset, read from its document indexes."""
     folder, manifest = open_table(run, "tokens")
     paths = [path for key, path in manifest.run.paths.items() if key.endswith(".docs")]
-    return frame_of_tasks(spark, counts_of_shard, [(folder, path) for path in sorted(paths)], "doc binary, tokens long")
+    return dataframe_from_tasks(
+        spark, counts_of_shard, [(folder, path) for path in sorted(paths)], "doc binary, tokens long"
+    )
 
 
 def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
@@ -241,7 +245,7 @@ def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_arrays([doc.cast(pa.binary()), tokens], ["doc", "tokens"])
 
 
-def count_cells(fates: DataFrame, tokens: DataFrame | None) -> list[Cell]:
+def count_cells(fates: DataFrame, tokens: DataFrame | None) -> list[PredictionCell]:
     """The cells of a prediction, sorted."""
     if tokens is None:
         fates = fates.withColumn("tokens", F.lit(None).cast("long"))
@@ -257,4 +261,6 @@ def count_cells(fates: DataFrame, tokens: DataFrame | None) -> list[Cell]:
         )
         .collect()
     )
-    return sorted((Cell(**row.asDict()) for row in rows), key=lambda c: (c.before, c.after, c.language, c.source))
+    return sorted(
+        (PredictionCell(**row.asDict()) for row in rows), key=lambda c: (c.before, c.after, c.language, c.source)
+    )

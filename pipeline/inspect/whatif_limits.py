@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.dedup.config import DEDUP
-from pipeline.engine.parquet import measured
-from pipeline.engine.rules import columns_of, count_bins, is_minimum, judge, lower_edge
+from pipeline.engine.parquet import read_measured
+from pipeline.engine.rules import columns_of, count_bins, evaluate_checks, is_minimum, lower_edge
 from pipeline.engine.stage import Check
 from pipeline.engine.step import Answer, add_figures
 from pipeline.engine.worker import local_models
@@ -20,13 +20,13 @@ from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.tables import DOCUMENTS, SCORES
 
-CUT = 16
+CUT_BITS = 16
 """Bits cut: bins 0.8 % wide, so that a part's histogram stays small."""
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
-class Curve:
+class SensitivityCurve:
     """Documents kept as a function of one limit, all others as they are; before copies are left out."""
 
     setting: str
@@ -37,7 +37,7 @@ class Curve:
     """(limit, documents kept), ascending."""
 
 
-def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[Curve]:
+def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[SensitivityCurve]:
     """The curve of every check, from the answers of all parts."""
     first = tasks[0]
     named = checks_of(first.stages, first.recipe, first.models, first.cutoffs)
@@ -45,7 +45,7 @@ def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[Answer]) -> list[
     for answer in answers:
         total = add_figures(total, answer["alone"])
     return [
-        Curve(
+        SensitivityCurve(
             f"{stage}.{check.setting} {check.label}".strip(),
             check.reason,
             dict(check.limits),
@@ -73,7 +73,7 @@ def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tu
     total = int(reached[-1])
     chosen = sorted({int(np.searchsorted(reached, max(1, round(share * total)))) for share in SHARES})
     if minimum:
-        starts = [math.ceil(edge) if whole else edge for edge in (lower_edge(keys[at], CUT) for at in chosen)]
+        starts = [math.ceil(edge) if whole else edge for edge in (lower_edge(keys[at], CUT_BITS) for at in chosen)]
         return tuple((start, free + total - (int(reached[at - 1]) if at else 0)) for start, at in zip(starts, chosen))
     ends = [math.floor(edge) if whole else edge for edge in (_last_value(keys[at]) for at in chosen)]
     return tuple((end, free + int(reached[at])) for end, at in zip(ends, chosen))
@@ -81,9 +81,9 @@ def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tu
 
 def _last_value(key: int) -> float:
     """The largest float32 of a bin; 0 of the bin that begins with it, whose other values no measure takes."""
-    if lower_edge(key, CUT) == 0:
+    if lower_edge(key, CUT_BITS) == 0:
         return 0.0
-    return float(np.nextafter(np.float32(lower_edge(key + 1, CUT)), np.float32(-np.inf)))
+    return float(np.nextafter(np.float32(lower_edge(key + 1, CUT_BITS)), np.float32(-np.inf)))
 
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
@@ -93,14 +93,14 @@ def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
     ]
     alone: Any = {str(row): {"bins": {}, "free": 0} for row in range(len(checks))}
     rows = 0
-    for batch in measured(task.part, split_columns(columns_of(checks), task.part.paths)):
+    for batch in read_measured(task.part, split_columns(columns_of(checks), task.part.paths)):
         rows += batch.num_rows
-        judgement = judge(checks, batch)
+        judgement = evaluate_checks(checks, batch)
         others = judgement.broken.sum(axis=0)
         for row in range(len(checks)):
             passes = others == judgement.broken[row]
             compared = ~np.isnan(judgement.values[row]) & ~np.isnan(judgement.limits[row])
-            bins = count_bins(judgement.values[row][passes & compared], CUT)
+            bins = count_bins(judgement.values[row][passes & compared], CUT_BITS)
             found = {"bins": {str(key): count for key, count in bins.items()}, "free": int((passes & ~compared).sum())}
             alone[str(row)] = add_figures(alone[str(row)], found)
     return {"alone": alone, "rows": rows}
@@ -109,10 +109,10 @@ def sensitivity_part(task: VerdictsTask, retried: bool) -> Answer:
 # Which settings a what-if may change: those that only decide. Every other one is refused, with the reason.
 
 Settings = Mapping[str, Any]
-SURVIVORS = {("dedup", "keep"), ("dedup", "source_ranks")}
+SURVIVOR_SETTINGS = {("dedup", "keep"), ("dedup", "source_ranks")}
 """Settings that choose among copies. They also say which document of a bucket the others are compared with, so a run
 could find a few other pairs; a what-if takes the clusters as they are."""
-WHY = {
+REJECTION_REASONS = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
     **{stage.name: "it changes the scores" for stage in SCORED},
     "dedup": "it changes which documents are copies of one another",
@@ -139,7 +139,7 @@ def changed_settings(committed: Recipe, wanted: Recipe) -> dict[str, tuple[Any, 
             changed[f"{name}.{key}"] = before[key], after[key]
             if key in idle:
                 refused.append(f"{name}.{key}: it has no effect on what is kept")
-            elif key not in decides and (name, key) not in SURVIVORS:
+            elif key not in decides and (name, key) not in SURVIVOR_SETTINGS:
                 refused.append(f"{name}.{key}: {_why(name)}")
         refused += _follows(name, committed[name].content(), section.content(), changed)
     if refused:
@@ -163,4 +163,4 @@ def _follows(
 
 
 def _why(section: str) -> str:
-    return WHY.get(section, "it has no part in which documents are kept")
+    return REJECTION_REASONS.get(section, "it has no part in which documents are kept")

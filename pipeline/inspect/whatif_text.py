@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from pipeline.inspect.whatif import KEEP, Cell, Prediction
-from pipeline.inspect.whatif_limits import Curve
+from pipeline.inspect.whatif import KEPT_VERDICT, Prediction, PredictionCell
+from pipeline.inspect.whatif_limits import SensitivityCurve
 
 Row = tuple[str, ...]
 Rates = Mapping[tuple[str, str], float]
-CELL = [field.name for field in fields(Cell)]
+CELL = [field.name for field in fields(PredictionCell)]
 
 
 def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> d
     }
 
 
-def tell(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
+def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
     """The prediction as text, with the curves of the settings that are tried."""
     lines = [f"{name}: {before} -> {after}" for name, (before, after) in changed.items()] or ["no setting is changed"]
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
@@ -52,7 +52,7 @@ def tell(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(lines)
 
 
-def token_rates(cells: Sequence[Cell]) -> Rates:
+def token_rates(cells: Sequence[PredictionCell]) -> Rates:
     """Tokens per character of each language and source, and of all documents (under two empty names)."""
     tokens: Counter[tuple[str, str]] = Counter()
     chars: Counter[tuple[str, str]] = Counter()
@@ -63,7 +63,7 @@ def token_rates(cells: Sequence[Cell]) -> Rates:
     return {key: tokens[key] / number for key, number in chars.items() if number}
 
 
-def kept_tokens(cells: Sequence[Cell], after: bool, rates: Rates) -> tuple[int, bool]:
+def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
     """Tokens of the documents kept (after, or before the change), and whether some of them are estimated.
 
     A document that the dataset does not hold is counted by the tokens per character of its language and source, or of
@@ -71,29 +71,31 @@ def kept_tokens(cells: Sequence[Cell], after: bool, rates: Rates) -> tuple[int, 
     """
     exact, estimate = 0, 0.0
     for cell in cells:
-        if (cell.after if after else cell.before) == KEEP:
+        if (cell.after if after else cell.before) == KEPT_VERDICT:
             exact += cell.tokens
             estimate += cell.uncounted_chars * rates.get((cell.language, cell.source), rates.get(("", ""), 0.0))
     return exact + round(estimate), estimate > 0
 
 
-def _language(cell: Cell) -> str:
+def _language(cell: PredictionCell) -> str:
     return cell.language
 
 
-def _source(cell: Cell) -> str:
+def _source(cell: PredictionCell) -> str:
     return cell.source
 
 
-def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> Iterator[tuple[str, list[Cell]]]:
-    groups: dict[str, list[Cell]] = {}
+def _grouped(
+    cells: Iterable[PredictionCell], key: Callable[[PredictionCell], str]
+) -> Iterator[tuple[str, list[PredictionCell]]]:
+    groups: dict[str, list[PredictionCell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
     yield from sorted(groups.items())
 
 
-def _total(name: str, cells: Sequence[Cell], rates: Rates | None) -> Row:
-    before, after = ([cell for cell in cells if fate(cell) == KEEP] for fate in (_before, _after))
+def _total(name: str, cells: Sequence[PredictionCell], rates: Rates | None) -> Row:
+    before, after = ([cell for cell in cells if fate(cell) == KEPT_VERDICT] for fate in (_before, _after))
     row = [name]
     for amount in (_documents, _chars):
         row += _pair(sum(map(amount, before)), sum(map(amount, after)))
@@ -104,19 +106,19 @@ def _total(name: str, cells: Sequence[Cell], rates: Rates | None) -> Row:
     return (*row, ("≈" if estimated else "") + count, change)
 
 
-def _before(cell: Cell) -> str:
+def _before(cell: PredictionCell) -> str:
     return cell.before
 
 
-def _after(cell: Cell) -> str:
+def _after(cell: PredictionCell) -> str:
     return cell.after
 
 
-def _documents(cell: Cell) -> int:
+def _documents(cell: PredictionCell) -> int:
     return cell.documents
 
 
-def _chars(cell: Cell) -> int:
+def _chars(cell: PredictionCell) -> int:
     return cell.chars
 
 
@@ -124,7 +126,7 @@ def _pair(before: int, after: int) -> tuple[str, str]:
     return f"{after:,}", f"({after - before:+,})" if after != before else "(same)"
 
 
-def _by_rule(cells: Sequence[Cell]) -> list[Row]:
+def _by_rule(cells: Sequence[PredictionCell]) -> list[Row]:
     totals: dict[str, list[int]] = {}
     for cell in cells:
         for fate, place in ((cell.before, 0), (cell.after, 1)):
@@ -132,16 +134,18 @@ def _by_rule(cells: Sequence[Cell]) -> list[Row]:
             row[place] += cell.documents
             row[place + 2] += cell.chars
     return [
-        (name, *_pair(row[0], row[1]), *_pair(row[2], row[3])) for name, row in sorted(totals.items()) if name != KEEP
+        (name, *_pair(row[0], row[1]), *_pair(row[2], row[3]))
+        for name, row in sorted(totals.items())
+        if name != KEPT_VERDICT
     ]
 
 
-def _limits(curve: Curve) -> str:
+def _limits(curve: SensitivityCurve) -> str:
     found = sorted(set(curve.limits.values()))
     return " to ".join(f"{limit:g}" for limit in ([found[0], found[-1]] if len(found) > 1 else found))
 
 
-def _points(curve: Curve) -> str:
+def _points(curve: SensitivityCurve) -> str:
     return "  ".join(f"{limit:.6g} → {kept:,}" for limit, kept in curve.points)
 
 

@@ -15,16 +15,16 @@ from pipeline.dedup.repeats.config import RepeatsConfig
 from pipeline.language import LanguageConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.rules import DEFAULT_RULES, RULES, Rule
+from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityRule
 from pipeline.toxicity import ToxicityConfig
-from schemas.config import Recipe, Section, nearest
+from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError
 
-GONE = object()
+USE_DEFAULT = object()
 """In an edit: the setting is left to its default."""
-BEYOND = 10**9
+UNREACHABLE_LIMIT = 10**9
 """A limit that nothing measured reaches: shares, ratios, and counts within one document."""
-OF_UNIT: dict[str, set[str]] = {
+UNIT_SETTINGS: dict[str, set[str]] = {
     "sentences": {"sentences"},
     "substring": {"substring_unit", "substring_length", "on_substring", "max_repeated_share"},
 }
@@ -34,7 +34,7 @@ Edit = Mapping[str, Any]
 """New values of the settings of one section."""
 
 
-def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
+def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
     """The values of a recipe with the named rules switched off; `load` checks values and gives the recipe.
 
     Raises ConfigError that names the rules there are, if one is not among them or is named twice.
@@ -45,13 +45,13 @@ def leave_out(values: Mapping[str, Any], words: Sequence[str], load: Callable[[V
         if words.count(word) > 1:
             raise ConfigError(f"--without {word}: expected every rule once, got it {words.count(word)} times")
         if word not in _words(known):
-            close = nearest(word, _words(known)) if known else ""
+            close = suggest_name(word, _words(known)) if known else ""
             raise ConfigError(f"--without {word}: no rule of the recipe{close}; {_told(known)}")
     for word in words:
         section = word.partition(".")[0]
         while edit := _chosen(rules_of(load(left)), word):
             edited = {**left.get(section, {}), **edit}
-            left[section] = {key: value for key, value in edited.items() if value is not GONE}
+            left[section] = {key: value for key, value in edited.items() if value is not USE_DEFAULT}
             if word != section:
                 break
     return left
@@ -96,7 +96,7 @@ def _of_language(config: LanguageConfig) -> Edits:
     if config.min_score > 0:
         yield "language_uncertain", {"min_score": 0.0}
     if config.min_language_share is not None:
-        yield "language_mixed", {"min_language_share": GONE}
+        yield "language_mixed", {"min_language_share": USE_DEFAULT}
 
 
 def _of_quality(config: QualityConfig) -> Edits:
@@ -109,19 +109,19 @@ def _of_quality(config: QualityConfig) -> Edits:
     others = {rule.setting for rule in config.chosen_rules()}
     for rule in config.chosen_rules():
         if not _is_off(config, rule):
-            limit = 0 if rule.setting.startswith("min_") else BEYOND
+            limit = 0 if rule.setting.startswith("min_") else UNREACHABLE_LIMIT
             yield rule.reason, {**_idle(config, others - {rule.setting}), rule.setting: limit}
 
 
-def _is_off(config: QualityConfig, rule: Rule) -> bool:
-    return bool(getattr(config, rule.setting) == (0 if rule.setting.startswith("min_") else BEYOND))
+def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
+    return bool(getattr(config, rule.setting) == (0 if rule.setting.startswith("min_") else UNREACHABLE_LIMIT))
 
 
 def _idle(config: QualityConfig, looked_at: set[str]) -> dict[str, Any]:
     """What takes away the thresholds that no rule looks at any more: a section that has some is refused."""
     given = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
     found: dict[str, Any] = {
-        name: GONE for name in given if getattr(config, name) is not None and name not in looked_at
+        name: USE_DEFAULT for name in given if getattr(config, name) is not None and name not in looked_at
     }
     languages = {
         language: left
@@ -134,7 +134,7 @@ def _idle(config: QualityConfig, looked_at: set[str]) -> dict[str, Any]:
 def _of_decontaminate(config: DecontaminateConfig) -> Edits:
     if config.evaluation_sets and config.action != "measure":
         others = ("max_ngrams", "max_contaminated_share", "cut_margin", "min_piece_chars", "min_pieces", "max_pieces")
-        yield "contaminated", {**dict.fromkeys(others, GONE), "action": "measure"}
+        yield "contaminated", {**dict.fromkeys(others, USE_DEFAULT), "action": "measure"}
     if config.canaries and config.max_canaries is not None:
         yield "canary", {"max_canaries": None}
 
@@ -150,46 +150,46 @@ def _of_toxicity(config: ToxicityConfig) -> Edits:
 
 def _of_perplexity(config: PerplexityConfig) -> Edits:
     if config.min_perplexity is not None:
-        yield "perplexity_low", {"min_perplexity": GONE}
+        yield "perplexity_low", {"min_perplexity": USE_DEFAULT}
     if config.max_perplexity is not None:
-        yield "perplexity_high", {"max_perplexity": GONE}
+        yield "perplexity_high", {"max_perplexity": USE_DEFAULT}
     if set(config.keep_buckets) != set(BUCKETS):
-        yield "keep_buckets", {"keep_buckets": GONE}
+        yield "keep_buckets", {"keep_buckets": USE_DEFAULT}
 
 
 def _of_classifier(config: ClassifierConfig) -> Edits:
     if config.min_score:
-        yield "classifier_score", {"min_score": GONE}
+        yield "classifier_score", {"min_score": USE_DEFAULT}
     if config.min_quantile:
-        yield "classifier_quantile", {"min_quantile": GONE}
+        yield "classifier_quantile", {"min_quantile": USE_DEFAULT}
     if config.min_alpha:
-        yield "classifier_sampled", {"min_alpha": GONE, "seed": GONE}
+        yield "classifier_sampled", {"min_alpha": USE_DEFAULT, "seed": USE_DEFAULT}
 
 
 def _of_importance(config: ImportanceConfig) -> Edits:
     if config.min_importance:
-        yield "importance_low", {"min_importance": GONE}
+        yield "importance_low", {"min_importance": USE_DEFAULT}
     if config.min_quantile:
-        yield "importance_quantile", {"min_quantile": GONE}
+        yield "importance_quantile", {"min_quantile": USE_DEFAULT}
     if config.min_gumbel_quantile:
-        yield "importance_resampled", {"min_gumbel_quantile": GONE, "seed": GONE}
+        yield "importance_resampled", {"min_gumbel_quantile": USE_DEFAULT, "seed": USE_DEFAULT}
 
 
 def _of_dedup(config: DedupConfig) -> Edits:
     if config.by_url != "off":
-        yield SAME_URL, {"by_url": GONE}
+        yield SAME_URL, {"by_url": USE_DEFAULT}
     if config.exact != "off":
         yield EXACT, {"exact": "off"}
     if config.near:
-        yield NEAR, {**dict.fromkeys(NEAR_ONLY, GONE), "near": False}
+        yield NEAR, {**dict.fromkeys(NEAR_ONLY, USE_DEFAULT), "near": False}
 
 
 def _of_repeats(config: RepeatsConfig) -> Edits:
     for unit in config.units:
         left = [other for other in config.units if other != unit]
-        idle = OF_UNIT.get(unit, set()) if left else set(RepeatsConfig.model_fields)
+        idle = UNIT_SETTINGS.get(unit, set()) if left else set(RepeatsConfig.model_fields)
         idle = idle | ({"min_unit_chars"} if left == ["substring"] else set())
-        yield unit, {**dict.fromkeys(idle, GONE), "units": left}
+        yield unit, {**dict.fromkeys(idle, USE_DEFAULT), "units": left}
 
 
 _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {

@@ -7,21 +7,21 @@ stands in the folder must have the digest; if it has another one, the chain is b
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from pipeline.lineage.graph import Growing, Held, Node
+from pipeline.lineage.graph import LineageBuilder, Node, NodeTable
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.manifest import MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
-from schemas.takedown import Descent, ancestry, certificate_name, descent_of, parent_name, read_parent
+from schemas.takedown import Descent, certificate_name, descent_of, parent_name, read_parent, takedown_ancestry
 from schemas.versions import DATASET
 
 FROM_INPUT = "input:"
 
 
-class Walk:
+class TableTraversal:
     """The walk from tables back to what they were made from; every version is visited once."""
 
-    def __init__(self, run: Store, growing: Growing, verify: bool):
+    def __init__(self, run: Store, growing: LineageBuilder, verify: bool):
         self.run = run
         self.standing = read_run(run).tables
         self.growing = growing
@@ -63,7 +63,7 @@ class Walk:
         sources, folder = self._sources(manifest), posixpath.basename(version)
         descent = self._descent(place, manifest)
         step = digest_of([manifest.content.stages, *([descent.id] if descent else [folder, manifest.run.started])])
-        held = Held(name, place, manifest)
+        held = NodeTable(name, place, manifest)
         if name != DATASET and step in self._steps:  # a second table of one step, such as text beside documents
             self._join(self._steps[step], held, sources)
         else:
@@ -72,14 +72,14 @@ class Walk:
         if self.verify:
             self._verify(held)
 
-    def _join(self, key: str, held: Held, sources: Sequence[str]) -> None:
+    def _join(self, key: str, held: NodeTable, sources: Sequence[str]) -> None:
         first = self.growing.nodes[key]
         self.nodes[held.folder] = key
         # A step's first table has its name; which of its tables is met first follows from who reads it.
         tables = tuple(sorted((*first.tables, held), key=lambda table: _rank(table.manifest, table.name)))
         self.growing.add(_node_of(key, tables, first.is_current), *sources)
 
-    def _node(self, held: Held) -> Node:
+    def _node(self, held: NodeTable) -> Node:
         name, version = held.folder.split("/", 1)
         return _node_of(held.folder, (held,), self._is_current(name, version))
 
@@ -115,7 +115,7 @@ class Walk:
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
         return self.growing.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
-    def _parents(self, held: Held) -> list[str]:
+    def _parents(self, held: NodeTable) -> list[str]:
         """The takedown that a dataset came out of, linked to the version before it."""
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
@@ -126,11 +126,11 @@ class Walk:
         before, certificate = (posixpath.normpath(posixpath.join(home, name)) for name in names)
         try:
             parent = read_parent(run, descent.id, DATASET)
-            taken = ancestry(run, held.manifest)[0]
+            taken = takedown_ancestry(run, held.manifest)[0]
         except ContractError as error:
             self.growing.broken(held.folder, str(error).removeprefix(f"{run.uri}/"))
             return []
-        earlier = Held(DATASET, before, parent)
+        earlier = NodeTable(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before
         self.growing.add(_node_of(before, (earlier,), False), *self._parents(earlier))
         counts = {"documents removed": len(taken.documents), "tokens": taken.num_tokens}
@@ -146,7 +146,7 @@ class Walk:
             self.growing.broken(place, f"{place}: {str(error).partition(': ')[2]}")
             return None
 
-    def _verify(self, held: Held) -> None:
+    def _verify(self, held: NodeTable) -> None:
         """Read every file of a table again."""
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
@@ -177,7 +177,7 @@ def _rank(manifest: Manifest, name: str) -> tuple[bool, str]:
     return not manifest.content.counts.dropped, name
 
 
-def _node_of(key: str, tables: tuple[Held, ...], is_current: bool) -> Node:
+def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
     first = tables[0].manifest
     title = ", ".join(held.name for held in tables)
     is_dataset = tables[0].name == DATASET
@@ -195,7 +195,7 @@ def _node_of(key: str, tables: tuple[Held, ...], is_current: bool) -> Node:
     )
 
 
-def table_counts(tables: Sequence[Held]) -> dict[str, int | float]:
+def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
     """Rows in and kept by the books of the first table, and the bytes of all."""
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)

@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Held:
+class NodeTable:
     """A table of a node: its name, its folder relative to the run, and what its manifest says."""
 
     name: str
@@ -54,7 +54,7 @@ class Node:
     """What else belongs to it, a clause each."""
     is_current: bool = True
     """Whether the run stands on it, and not on a later version."""
-    tables: tuple[Held, ...] = ()
+    tables: tuple[NodeTable, ...] = ()
     files: tuple[InputEntry, ...] = ()
     """Outside files that were read."""
 
@@ -64,7 +64,7 @@ class Break:
     """A promise that does not hold, and the node it was found at."""
 
     key: str
-    says: str
+    message: str
 
 
 Link = tuple[str, str]
@@ -93,7 +93,7 @@ class Lineage:
             "format_version": FORMAT_VERSION,
             "nodes": [_json(node) for node in self.nodes],
             "links": [{"from": source, "to": target} for source, target in self.links],
-            "breaks": [{"at": found.key, "says": found.says} for found in self.breaks],
+            "breaks": [{"at": found.key, "says": found.message} for found in self.breaks],
         }
 
 
@@ -117,7 +117,7 @@ def _json(node: Node) -> dict[str, Any]:
 
 
 @dataclass
-class Growing:
+class LineageBuilder:
     """A lineage while it is read."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -130,9 +130,9 @@ class Growing:
         self.links += [(source, node.key) for source in dict.fromkeys(sources)]
         return node.key
 
-    def broken(self, key: str, says: str) -> None:
+    def broken(self, key: str, message: str) -> None:
         """Note a promise that does not hold."""
-        self.breaks.append(Break(key, says))
+        self.breaks.append(Break(key, message))
 
     def done(self) -> Lineage:
         """The lineage, sorted."""
@@ -160,7 +160,7 @@ def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
     return found
 
 
-def drawn_links(lineage: Lineage) -> list[Link]:
+def reduced_links(lineage: Lineage) -> list[Link]:
     """The links without those that a longer way says already: who made dedup from verdicts has read the documents."""
     following: dict[str, list[str]] = {}
     for source, target in lineage.links:
@@ -185,7 +185,7 @@ def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> se
     return found
 
 
-def folded(lineage: Lineage, fewest: int = 3) -> Lineage:
+def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
     """The lineage with `fewest` or more checkpoints in a row, between which nothing else happened, as one node."""
     plain = [node.key for node in lineage.nodes if _is_plain(lineage, node)]
     runs: list[list[str]] = []

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
-from pipeline.lineage.graph import Held, Lineage, Node
+from pipeline.lineage.graph import Lineage, Node, NodeTable
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.tokens import SHARD_DOCS, shard_schema
@@ -48,7 +48,7 @@ DESCRIPTIONS = {
 Json = dict[str, Any]
 
 
-def events(lineage: Lineage, run: Store) -> list[Json]:
+def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
     """Every event of a lineage, in the order of its nodes: START and COMPLETE of each job, OTHER for a rewind."""
     namer = _Namer(run, {node.key: node for node in lineage.nodes})
     found: list[Json] = []
@@ -67,7 +67,7 @@ class _Namer:
         self.root = parts.path.strip("/") if parts else run.root
         self.nodes = nodes
 
-    def dataset(self, key: str, node: Node, held: Held | None) -> Json:
+    def dataset(self, key: str, node: Node, held: NodeTable | None) -> Json:
         """A dataset with the facets that do not depend on who reads or writes it."""
         name = posixpath.normpath(f"{self.root}/{key}")  # a table of another run has one name in both lineages
         prefix = f"{self.namespace}/" if "://" in self.namespace else "file://"
@@ -180,7 +180,7 @@ def _documentation(of: str, text: str) -> Json:
     return {"_producer": PRODUCER, "_schemaURL": url, "description": text}
 
 
-def _written(dataset: Json, held: Held | None) -> Json:
+def _written(dataset: Json, held: NodeTable | None) -> Json:
     """A dataset as the output of the job that wrote it."""
     if held is None:
         return dataset
@@ -190,7 +190,7 @@ def _written(dataset: Json, held: Held | None) -> Json:
     return {**dataset, "outputFacets": {"outputStatistics": _facet("outputStatistics", rowCount=rows, **sizes)}}
 
 
-def _schema(held: Held) -> pa.Schema | None:
+def _schema(held: NodeTable) -> pa.Schema | None:
     if held.name != "tokens":
         return TABLES.get(held.name)
     vocabulary = held.manifest.content.figures.get("tokenizer", {}).get("vocab_size", 0)

@@ -1,7 +1,7 @@
 """The lineage of a run folder, from the files of a crawl to the end of training, read from manifests alone."""
 
-from pipeline.lineage.data import Walk
-from pipeline.lineage.graph import Growing, Lineage
+from pipeline.lineage.data import TableTraversal
+from pipeline.lineage.graph import Lineage, LineageBuilder
 from pipeline.lineage.training import add_training
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME
@@ -15,7 +15,7 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
-    walk = Walk(run, Growing(), verify)
+    walk = TableTraversal(run, LineageBuilder(), verify)
     for name, version in walk.standing.items():
         walk.visit(name, version)
     add_training(walk, verify)
@@ -25,5 +25,5 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
 def check_lineage(lineage: Lineage, where: str) -> None:
     """Raises ContractError that names every link that does not hold."""
     if lineage.breaks:
-        says = list(dict.fromkeys(found.says for found in lineage.breaks))
-        raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(says))
+        message = list(dict.fromkeys(found.message for found in lineage.breaks))
+        raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(message))

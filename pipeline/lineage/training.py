@@ -12,18 +12,18 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from pipeline.lineage.data import Walk
-from pipeline.lineage.graph import Growing, Node
+from pipeline.lineage.data import TableTraversal
+from pipeline.lineage.graph import LineageBuilder, Node
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.mix import parse_mix
 from schemas.storage import Store
-from schemas.versions import DATASET, standing_versions
+from schemas.versions import DATASET, list_versions
 
 # The mix that a plan follows, in a lineage: behind the dataset that it was measured on, before the plan.
 
 
-def add_mix(walk: Walk, digest: str, at: str | None) -> str:
+def add_mix(walk: TableTraversal, digest: str, at: str | None) -> str:
     """Add the mix of a digest as it is kept beside the plan, which was written at `at`; returns its key."""
     run, place = walk.run, f"train/mix-{digest[:12]}.toml"
     found = run.sha256(place) if run.exists(place) else "no file"
@@ -52,7 +52,7 @@ FOLLOWED = "quarantined documents"
 
 
 @dataclass(frozen=True)
-class Growth:
+class QuarantineExtension:
     """The documents that one spike added to the list."""
 
     step: int
@@ -71,7 +71,7 @@ class Growth:
         return f"{QUARANTINE_NAME}@{self.digest[:12]}"
 
 
-def growths(run: Store) -> list[Growth]:
+def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
     """Every growth of the list, in order; half a line is passed over."""
     lines = []
     text, end = run.read_bytes(QUARANTINE_NAME) if run.exists(QUARANTINE_NAME) else b"", 0
@@ -81,21 +81,21 @@ def growths(run: Store) -> list[Growth]:
             lines.append((json.loads(line), end))
         except ValueError:
             continue
-    found, seen = list[Growth](), set[str]()
+    found, seen = list[QuarantineExtension](), set[str]()
     for (_, step), group in groupby(lines, key=lambda line: (line[0]["rewind"], line[0]["step"])):
         own = list(group)
         doc_ids = tuple(line["doc_id"] for line, _ in own)
         seen |= set(doc_ids)
         digest = hashlib.sha256(text[: own[-1][1]]).hexdigest()
-        found.append(Growth(int(step), doc_ids, len(seen), digest, own[-1][0]["at"]))
+        found.append(QuarantineExtension(int(step), doc_ids, len(seen), digest, own[-1][0]["at"]))
     return found
 
 
 class Quarantines:
     """The growths of a run's list, each added to the lineage behind the rewind that it belongs to."""
 
-    def __init__(self, run: Store, growing: Growing):
-        self._growing, self._growths = growing, growths(run)
+    def __init__(self, run: Store, growing: LineageBuilder):
+        self._growing, self._growths = growing, quarantine_extensions(run)
         self._added: set[str] = set()
         self._skipped: set[str] = set()
 
@@ -133,7 +133,7 @@ class Quarantines:
             if one.key not in self._added:
                 self._add(one, source)
 
-    def _add(self, one: Growth, source: str) -> None:
+    def _add(self, one: QuarantineExtension, source: str) -> None:
         new = {"new": len(one.doc_ids)} if one.total > len(one.doc_ids) else {}
         notes = (f"blamed for the spike in step {one.step:,}",)
         counts = {"documents": one.total, **new}
@@ -157,7 +157,7 @@ OF_PLAN = ("dataset", "order")
 Json = Mapping[str, Any]
 
 
-def add_training(walk: Walk, verify: bool) -> None:
+def add_training(walk: TableTraversal, verify: bool) -> None:
     """Add everything that stands in a run's train folder to the lineage."""
     run, growing = walk.run, walk.growing
     plan = _json(run, PLAN_NAME)
@@ -177,7 +177,7 @@ def add_training(walk: Walk, verify: bool) -> None:
         raise ContractError(f"{run.uri}/train: expected what the trainer writes, got {error!r}. Restore it.") from error
 
 
-def _add_plan(walk: Walk, plan: Json) -> None:
+def _add_plan(walk: TableTraversal, plan: Json) -> None:
     stages = plan["stages"]
     steps = stages[-1]["first_step"] + stages[-1]["num_steps"]
     tokens = sum(stage["num_steps"] * stage.get("global_batch", 0) * stage.get("seq_len", 0) for stage in stages)
@@ -188,7 +188,7 @@ def _add_plan(walk: Walk, plan: Json) -> None:
     mix, law = settings.get("train", {}).get("mix"), settings.get("plan", {}).get("own_law")
     of = f" on dataset {law['dataset'][:12]}" if law and law.get("dataset") else ""
     notes = (f"sized by a law fitted to {law['num_runs']} runs{of}",) if law else ()
-    node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, written_at(walk.run, PLAN_NAME), notes=notes)
+    node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, modification_time(walk.run, PLAN_NAME), notes=notes)
     walk.growing.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
     held = [table for key in source for table in walk.growing.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
@@ -200,12 +200,12 @@ def _add_plan(walk: Walk, plan: Json) -> None:
             )
 
 
-def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
+def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
     """The key of the dataset of a digest, whichever version it is; a break if none has it."""
     known = {manifest.digest: walk.nodes[place] for place, manifest in walk.manifests.items()}
     if digest in known:
         return [known[digest]]
-    versions = standing_versions(walk.run, DATASET)
+    versions = list_versions(walk.run, DATASET)
     for version, table in versions.items():
         if table.manifest.digest == digest:
             return [walk.visit(DATASET, version, digest)]
@@ -218,7 +218,7 @@ def _dataset(walk: Walk, where: str, digest: str) -> list[str]:
 class _Skips:
     """The skip list that the plan names, as every checkpoint carries it: a length and a digest."""
 
-    def __init__(self, run: Store, growing: Growing, plan: Json | None):
+    def __init__(self, run: Store, growing: LineageBuilder, plan: Json | None):
         self.quarantines = Quarantines(run, growing)
         name = (plan or {}).get("settings", {}).get("train", {}).get("skip_file") or SKIPS_OF_REWINDS
         self.place = f"train/{name}"
@@ -230,7 +230,7 @@ class _Skips:
 
     def node(self, note: Json, before: int) -> list[str]:
         """The key of the list as a checkpoint knew it, where it had grown since the one before."""
-        identity, key = note["identity"], checkpoint_place(note["step"])
+        identity, key = note["identity"], checkpoint_folder(note["step"])
         length, digest = identity.get("skip_length", 0), identity["skip_list"]
         numbers = [int(number) for number, _ in self.entries[:length]]
         found = digest_of(numbers) if len(numbers) == length else f"a list of {len(self.entries)}"
@@ -244,19 +244,19 @@ class _Skips:
         more = [f"{len(reasons) - SHOWN_REASONS} more reasons"] if len(reasons) > SHOWN_REASONS else []
         counts = {"samples": length, **({"new": length - before} if before else {})}
         notes = (*reasons[:SHOWN_REASONS], *more)
-        at = written_at(self.run, self.place)
+        at = modification_time(self.run, self.place)
         node = Node(f"{self.place}@{digest[:12]}", "skips", "skip list", digest, counts, at, notes=notes)
         return [self.growing.add(node, *self.quarantines.skipped_for(reasons, PLAN_NAME))]
 
 
-def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips: _Skips) -> Json | None:
+def _add_checkpoints(walk: TableTraversal, plan: Json | None, notes: Sequence[Json], skips: _Skips) -> Json | None:
     """Add the checkpoints in the order of their steps; returns the note of the last one."""
     run, growing = walk.run, walk.growing
     rewinds = _rewinds(run)
     replays: Sequence[Json] = run.read_json(REPLAYS_NAME) if run.exists(REPLAYS_NAME) else []
     last: Json | None = None
     for note in notes:
-        identity, key, since = note["identity"], checkpoint_place(note["step"]), last["step"] if last else 0
+        identity, key, since = note["identity"], checkpoint_folder(note["step"]), last["step"] if last else 0
         dataset = _dataset(walk, key, identity["dataset"])
         of_plan = plan is not None and all(plan.get(name) == identity.get(name) for name in OF_PLAN)
         remarks = [] if of_plan or plan is None else ["of an earlier plan"]
@@ -265,7 +265,7 @@ def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips
         replayed = [step for step in chosen if since <= step < note["step"]][-1:]
         remarks += [f"replayed from step {step:,}" for step in replayed]
         before = last if is_same or replayed else None
-        sources = [] if before is None else [checkpoint_place(before["step"])]
+        sources = [] if before is None else [checkpoint_folder(before["step"])]
         if not is_same:
             sources += [PLAN_NAME] if of_plan else dataset
         back = [event for event in rewinds if (since if before else 0) <= event["to_step"] < note["step"]]
@@ -277,9 +277,9 @@ def _add_checkpoints(walk: Walk, plan: Json | None, notes: Sequence[Json], skips
     return last
 
 
-def _add_rewind(growing: Growing, event: Json, quarantines: Quarantines) -> str:
+def _add_rewind(growing: LineageBuilder, event: Json, quarantines: Quarantines) -> str:
     digest = digest_of(event)
-    back = checkpoint_place(event["to_step"])
+    back = checkpoint_folder(event["to_step"])
     source = back if back in growing.nodes else PLAN_NAME  # that checkpoint may have made room for later ones
     title = f"rewound from step {event['step']:,} to {event['to_step']:,}"
     doc_ids = event.get("quarantined", [])
@@ -291,7 +291,7 @@ def _add_rewind(growing: Growing, event: Json, quarantines: Quarantines) -> str:
 
 
 def _checkpoint(run: Store, note: Json, remarks: tuple[str, ...]) -> Node:
-    place = checkpoint_place(note["step"])
+    place = checkpoint_folder(note["step"])
     layout, name = note["layout"], f"{place}/{NOTE_NAME}"
     ranks = f"{layout['ranks']} × {layout['device']}"
     size = sum(file["size"] for file in note["files"].values())
@@ -301,21 +301,21 @@ def _checkpoint(run: Store, note: Json, remarks: tuple[str, ...]) -> Node:
         title=f"checkpoint {note['step']:,}",
         digest=run.sha256(name),
         counts={"steps": note["step"], "bytes": size},
-        at=written_at(run, name),
+        at=modification_time(run, name),
         code=note["identity"].get("code_version"),
         notes=(*remarks, *([ranks] if layout["ranks"] > 1 else [])),
     )
 
 
-def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
+def _add_end(walk: TableTraversal, outcome: Json, last: Json | None) -> None:
     growing = walk.growing
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
-    found = checkpoint_place(last["step"]) if last is not None else "none"
+    found = checkpoint_folder(last["step"]) if last is not None else "none"
     expected = outcome.get("checkpoint", found)
     # Who plans again on another dataset is told to remove the checkpoints; the end of what was is then no promise.
     notes = (f"{expected} was removed",) if last is None else ()
-    at = written_at(walk.run, OUTCOME_NAME)
+    at = modification_time(walk.run, OUTCOME_NAME)
     node = Node(OUTCOME_NAME, "end", "end of training", digest_of(outcome), counts, at, notes=notes)
     growing.add(node, expected)
     if last is None:
@@ -329,9 +329,9 @@ def _add_end(walk: Walk, outcome: Json, last: Json | None) -> None:
             growing.broken(OUTCOME_NAME, f"{OUTCOME_NAME}: expected {name} {then[:12]}, got {now[:12]} in {expected}")
 
 
-def _verify(run: Store, growing: Growing, note: Json) -> None:
+def _verify(run: Store, growing: LineageBuilder, note: Json) -> None:
     """Read every file of a checkpoint again."""
-    place = checkpoint_place(note["step"])
+    place = checkpoint_folder(note["step"])
     for name, file in note["files"].items():
         path = f"{place}/{name}"
         found = run.sha256(path) if run.exists(path) else "no file"
@@ -366,12 +366,12 @@ def _json(run: Store, name: str) -> Json | None:
     return run.read_json(name) if run.exists(name) else None
 
 
-def checkpoint_place(step: int) -> str:
+def checkpoint_folder(step: int) -> str:
     """The folder of the checkpoint of a step, relative to the run."""
     return f"{CHECKPOINTS}/step-{step:06d}"
 
 
-def written_at(run: Store, name: str) -> str | None:
+def modification_time(run: Store, name: str) -> str | None:
     """When a file that holds no time was written, by its filesystem; a copied run folder has the time of the copy."""
     time = run.fs.get_file_info(run.path(name)).mtime
     return time.astimezone(UTC).isoformat(timespec="seconds") if isinstance(time, datetime) else None

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.minhash.fast import VALUE, mixed, odd_numbers
+from pipeline.minhash.fast import VALUE, draw_odd_numbers, mix_bits
 from pipeline.text.words import Codes
 from schemas.errors import ContractError
 
@@ -29,8 +29,8 @@ def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
             "Use one [signature] section."
         )
     parts = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
-    sums: Codes = (parts * odd_numbers(0, "row", rows)).sum(axis=2, dtype=np.uint64)
-    return mixed(sums + odd_numbers(0, "band", bands))
+    sums: Codes = (parts * draw_odd_numbers(0, "row", rows)).sum(axis=2, dtype=np.uint64)
+    return mix_bits(sums + draw_odd_numbers(0, "band", bands))
 
 
 def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:

@@ -13,9 +13,9 @@ import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.datatrove_family import PRIME, smallest
-from pipeline.minhash.fast import VALUE, Values, minima
-from pipeline.minhash.shingles import by_characters, runs, words_of
+from pipeline.minhash.datatrove_family import PRIME, mersenne_minima
+from pipeline.minhash.fast import VALUE, Values, permuted_minima
+from pipeline.minhash.shingles import iterate_runs, uses_characters, words_of
 from pipeline.text.words import Codes, normal_words
 
 __all__ = ["VALUE", "hashes", "shingles", "sketch"]
@@ -25,12 +25,12 @@ _LOW = np.uint64((1 << 32) - 1)
 
 def shingles(text: str, language: str, config: SignatureConfig) -> Iterator[bytes]:
     """The bytes of every shingle, in their order: what that library is to be updated with."""
-    by_words = not by_characters(language, config)
+    by_words = not uses_characters(language, config)
     words = words_of(text, language) if by_words else normal_words(text)
     if not words:
         return iter([text.encode("utf-8", "surrogatepass")])
     if by_words:
-        return runs(" ".join(words).encode("utf-8", "surrogatepass"), config.shingle_words)
+        return iterate_runs(" ".join(words).encode("utf-8", "surrogatepass"), config.shingle_words)
     letters, size = "".join(words), config.shingle_chars
     starts = range(max(1, len(letters) - size + 1))
     return (letters[start : start + size].encode("utf-8", "surrogatepass") for start in starts)
@@ -51,9 +51,9 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
     """That library's hash values of at least one shingle hash (permutations,)."""
     if config.datasketch_scheme == "legacy":
-        return smallest(codes & _LOW, *_legacy_factors(config.seed, config.permutations), _LOW).astype(np.uint32)
+        return mersenne_minima(codes & _LOW, *_legacy_factors(config.seed, config.permutations), _LOW).astype(np.uint32)
     factors, terms = _affine_factors(config.seed, config.permutations)
-    return minima(_mixed32(codes.astype(np.uint32)), factors, terms)
+    return permuted_minima(_mixed32(codes.astype(np.uint32)), factors, terms)
 
 
 def _mixed32(numbers: Values) -> Values:

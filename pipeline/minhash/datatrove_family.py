@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.shingles import by_characters, runs
+from pipeline.minhash.shingles import iterate_runs, uses_characters
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_english, split_neutral, split_unspaced
 from pipeline.text.words import CAPACITY, Codes, normal_words, word_keys
 
@@ -49,7 +49,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
     The keys of its words are of no use here, because shingles are made of their letters.
     """
-    if by_characters(language, config):
+    if uses_characters(language, config):
         size = config.shingle_chars
         tokens = "".join(f"{char} " for word in normal_words(text) for char in word)
     else:
@@ -58,7 +58,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
         tokens = "".join(map(known.__getitem__, text.split()))
     if not tokens:
         return word_keys([text])
-    shingles = runs(tokens[:-1].encode("utf-8", "surrogatepass"), size)
+    shingles = iterate_runs(tokens[:-1].encode("utf-8", "surrogatepass"), size)
     return np.fromiter(map(xxhash.xxh64_intdigest, shingles), np.uint64)
 
 
@@ -70,7 +70,7 @@ def factors(seed: int, count: int) -> tuple[Codes, Codes]:
     return a, generator.randint(0, int(PRIME), dtype=np.uint64, size=(count, 1))
 
 
-def smallest(codes: Codes, a: Codes, b: Codes, low: np.uint64 = PRIME) -> Codes:
+def mersenne_minima(codes: Codes, a: Codes, b: Codes, low: np.uint64 = PRIME) -> Codes:
     """The smallest (a x + b) mod 2^61 - 1 over the codes x, of which only the bits in `low` count (permutations,)."""
     least = np.full(len(a), low, np.uint64)
     for start in range(0, len(codes), _BLOCK):
@@ -90,4 +90,4 @@ def smallest(codes: Codes, a: Codes, b: Codes, low: np.uint64 = PRIME) -> Codes:
 
 def sketch(codes: Codes, config: SignatureConfig) -> Codes:
     """The signature of at least one shingle hash: the smallest value under each permutation (permutations,)."""
-    return smallest(codes, *factors(config.seed, config.permutations))
+    return mersenne_minima(codes, *factors(config.seed, config.permutations))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.shingles import units_of
+from pipeline.minhash.shingles import shingle_units
 from pipeline.text.words import Codes
 
 VALUE = "<u4"
@@ -20,17 +20,17 @@ VALUE = "<u4"
 
 Values = npt.NDArray[np.uint32]
 BLOCK = 2048  # shingles permuted at a time: 112 x 2048 x 4 bytes stay in a core's own cache
-NARROW = 64  # elements; see `minima`
+NARROW = 64  # elements; see `permuted_minima`
 
 
 @lru_cache(maxsize=64)
-def odd_numbers(seed: int, purpose: str, count: int) -> Codes:
+def draw_odd_numbers(seed: int, purpose: str, count: int) -> Codes:
     """`count` odd 64-bit numbers that are a function of the seed and nothing else, on every machine."""
     stream = hashlib.shake_128(f"minhash {purpose} {seed}".encode()).digest(8 * count)
     return np.frombuffer(stream, "<u8").astype(np.uint64) | np.uint64(1)
 
 
-def mixed(codes: Codes) -> Codes:
+def mix_bits(codes: Codes) -> Codes:
     """The codes with every bit of input spread over the output. Source: Steele et al. 2014, finaliser of SplitMix64."""
     codes = codes ^ (codes >> np.uint64(30))
     codes *= np.uint64(0xBF58476D1CE4E5B9)
@@ -43,7 +43,7 @@ def mixed(codes: Codes) -> Codes:
 def shingles(units: Codes, size: int, seed: int) -> Codes:
     """The hashes of all runs of `size` units; of the whole text if it is shorter."""
     size = min(size, len(units))
-    return mixed(np.correlate(units, odd_numbers(seed, "shingle", size), "valid"))
+    return mix_bits(np.correlate(units, draw_odd_numbers(seed, "shingle", size), "valid"))
 
 
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
@@ -51,10 +51,10 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
     A text shorter than a shingle has one, all of it; a text of mere punctuation has its own hash.
     """
-    return shingles(*units_of(text, language, words, config), config.seed)
+    return shingles(*shingle_units(text, language, words, config), config.seed)
 
 
-def minima(numbers: Values, factors: Values, terms: Values | None = None) -> Values:
+def permuted_minima(numbers: Values, factors: Values, terms: Values | None = None) -> Values:
     """The smallest factor x number + term modulo 2^32 over at least one number (permutations,); the factors and the
     terms are (permutations, 1).
 
@@ -77,10 +77,10 @@ def minima(numbers: Values, factors: Values, terms: Values | None = None) -> Val
 
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
     """The signature of at least one shingle hash: the smallest value under each permutation (permutations,)."""
-    return minima((codes >> np.uint64(32)).astype(np.uint32), _factors(config.seed, config.permutations))
+    return permuted_minima((codes >> np.uint64(32)).astype(np.uint32), _factors(config.seed, config.permutations))
 
 
 @lru_cache(maxsize=16)
 def _factors(seed: int, count: int) -> Values:
     """One odd factor a permutation (count, 1)."""
-    return odd_numbers(seed, "permutation", count).astype(np.uint32)[:, None]
+    return draw_odd_numbers(seed, "permutation", count).astype(np.uint32)[:, None]

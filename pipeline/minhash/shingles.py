@@ -38,7 +38,7 @@ _LETTERS = bytes([0, *range(97, 123), ord("0"), *range(228)])
 _NUMBER = re.compile(rb"\x1b\x1b*(?:\x1c\x1b\x1b*)?")
 
 
-def by_characters(language: str, config: SignatureConfig) -> bool:
+def uses_characters(language: str, config: SignatureConfig) -> bool:
     """Whether a shingle of this language is made of characters rather than of words."""
     return config.unit == "chars" or (config.unit == "auto" and language in UNSPACED_LANGUAGES)
 
@@ -49,11 +49,11 @@ def words_of(text: str, language: str) -> list[str]:
     return [part for word in words for part in split_unspaced(word)] if language in UNSPACED_LANGUAGES else words
 
 
-def units_of(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
+def shingle_units(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
     """The units of a text, at least one, and how many make a shingle; `words` are the keys of its normal words if they
     are known."""
     size = config.shingle_words
-    if by_characters(language, config):
+    if uses_characters(language, config):
         letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
         units, size = np.frombuffer(letters, "<u4").astype(np.uint64), config.shingle_chars
     elif language in UNSPACED_LANGUAGES:
@@ -166,7 +166,7 @@ _KNOWN, _VOCABULARY = _KnownWords(), Vocabulary(split_neutral)
 # The bytes of shingles, for families that hash text rather than the keys of words.
 
 
-def runs(joined: bytes, size: int) -> Iterator[bytes]:
+def iterate_runs(joined: bytes, size: int) -> Iterator[bytes]:
     """Every run of `size` units of a text whose units are separated by one space; all of it if there are fewer."""
     ends = np.flatnonzero(np.frombuffer(joined + b" ", np.uint8) == ord(" "))
     size = min(size, len(ends))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.fast import hashes, mixed, odd_numbers
+from pipeline.minhash.fast import draw_odd_numbers, hashes, mix_bits
 from pipeline.text.words import Codes
 from schemas.errors import ConfigError
 
@@ -48,7 +48,7 @@ def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
     at least one key. Raises ConfigError if no block would be left to be equal.
     """
     masks, salts = _tables(blocks, max_distance)
-    return mixed((signatures[:, None] & masks) + salts)
+    return mix_bits((signatures[:, None] & masks) + salts)
 
 
 @lru_cache(maxsize=16)
@@ -61,4 +61,4 @@ def _tables(blocks: int, max_distance: int) -> tuple[Codes, Codes]:
     edges = [BITS * block // blocks for block in range(blocks + 1)]
     parts = [(1 << end) - (1 << start) for start, end in pairwise(edges)]
     masks = np.array([sum(chosen) for chosen in combinations(parts, blocks - max_distance)], np.uint64)
-    return masks, odd_numbers(0, "table", len(masks))
+    return masks, draw_odd_numbers(0, "table", len(masks))

@@ -46,7 +46,7 @@ _SPACES = bytes(32 if chr(byte).isspace() else byte for byte in range(128)) + by
 
 
 @dataclass(frozen=True)
-class Family:
+class SignatureFamily:
     """A way to sign texts."""
 
     hashes: Callable[[str, str, Codes | None, SignatureConfig], Codes]
@@ -57,11 +57,11 @@ class Family:
     """NumPy's name of the kind of number that a signature holds."""
 
 
-FAMILIES: Mapping[str, Family] = {
-    "fast": Family(fast.hashes, fast.sketch, fast.VALUE),
-    "datasketch": Family(datasketch.hashes, datasketch.sketch, datasketch.VALUE),
-    "datatrove": Family(datatrove.hashes, datatrove.sketch, datatrove.VALUE),
-    "simhash": Family(simhash.hashes, simhash.sketch, simhash.VALUE),
+FAMILIES: Mapping[str, SignatureFamily] = {
+    "fast": SignatureFamily(fast.hashes, fast.sketch, fast.VALUE),
+    "datasketch": SignatureFamily(datasketch.hashes, datasketch.sketch, datasketch.VALUE),
+    "datatrove": SignatureFamily(datatrove.hashes, datatrove.sketch, datatrove.VALUE),
+    "simhash": SignatureFamily(simhash.hashes, simhash.sketch, simhash.VALUE),
 }
 
 
@@ -97,7 +97,7 @@ def anchor(hashes: Codes, seed: int) -> int:
 
     Two documents of Jaccard similarity s share it with probability s, whatever their signatures say.
     """
-    values = (hashes ^ (hashes >> np.uint64(32))) * fast.odd_numbers(seed, "anchor", 1)
+    values = (hashes ^ (hashes >> np.uint64(32))) * fast.draw_odd_numbers(seed, "anchor", 1)
     return int(values.min()) >> 1
 
 

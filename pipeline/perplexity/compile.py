@@ -25,16 +25,16 @@ from pipeline.perplexity.model import (
     BEGIN,
     END,
     ENTRY,
-    HOMES_PER_ENTRY,
+    HOME_SLOTS_PER_ENTRY,
     MAGIC,
     UNKNOWN,
-    Header,
     Keys,
-    Table,
+    ModelHeader,
+    NgramTable,
+    build_slots,
+    key_range,
     keys_of,
-    lay_out,
-    load_pieces,
-    share_out,
+    load_splitter,
     word_codes,
 )
 from schemas.errors import ConfigError, ContractError
@@ -42,12 +42,14 @@ from schemas.errors import ConfigError, ContractError
 # ARPA files read as columns: a block of lines at a time, so that a file of any size needs little memory.
 
 BLOCK_LINES = 1 << 18
-COUNT = re.compile(rb"ngram (\d+)\s*=\s*(\d+)")
-FORM = "log10 probability, tab, words with single spaces between them, and, if there is one, tab, back-off weight"
+COUNT_LINE = re.compile(rb"ngram (\d+)\s*=\s*(\d+)")
+LINE_FORMAT = (
+    "log10 probability, tab, words with single spaces between them, and, if there is one, tab, back-off weight"
+)
 
 
 @dataclass(frozen=True)
-class Entries:
+class ArpaBlock:
     """Some n-grams of one order."""
 
     words: pa.DictionaryArray
@@ -64,7 +66,7 @@ class Entries:
         return codes
 
 
-class Arpa:
+class ArpaReader:
     """An open ARPA file, plain or compressed as its name says, read from the front to the end once."""
 
     def __init__(self, path: str):
@@ -81,7 +83,7 @@ class Arpa:
         """Close the file."""
         self._lines.close()
 
-    def entries(self, order: int) -> Iterator[Entries]:
+    def entries(self, order: int) -> Iterator[ArpaBlock]:
         """The n-grams of the order whose section comes next. Raises ContractError if they are not as expected."""
         left = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
@@ -98,7 +100,7 @@ class Arpa:
         self._expect("\\data\\")
         counts: list[int] = []
         while (line := self._lines.readline()).strip():
-            found = COUNT.fullmatch(line.strip())
+            found = COUNT_LINE.fullmatch(line.strip())
             if found is None or int(found[1]) != len(counts) + 1:
                 raise self._wrong(f"`ngram {len(counts) + 1}=` and a number", line)
             counts.append(int(found[2]))
@@ -113,7 +115,7 @@ class Arpa:
         if line.strip() != expected.encode():
             raise self._wrong(expected, line or "the end of the file")
 
-    def _parse(self, lines: list[bytes], order: int) -> Entries:
+    def _parse(self, lines: list[bytes], order: int) -> ArpaBlock:
         try:
             text = pa.array(lines, pa.string())
         except pa.ArrowInvalid as error:
@@ -121,16 +123,16 @@ class Arpa:
         fields = pc.split_pattern(pc.utf8_rtrim(text, "\r\n"), "\t")
         sizes = pc.list_value_length(fields).to_numpy()
         starts, flat = fields.offsets.to_numpy()[:-1], fields.values
-        self._check((sizes == 2) | (sizes == 3), lines, FORM)
+        self._check((sizes == 2) | (sizes == 3), lines, LINE_FORMAT)
         words = pc.split_pattern(flat.take(pa.array(starts + 1)), " ")
-        self._check(pc.list_value_length(words).to_numpy() == order, lines, f"{FORM}, for {order} words")
+        self._check(pc.list_value_length(words).to_numpy() == order, lines, f"{LINE_FORMAT}, for {order} words")
         backoffs = np.zeros(len(lines), np.float32)
         has = sizes == 3
         backoffs[has] = self._numbers(flat.take(pa.array(starts[has] + 2)))
         probabilities = self._numbers(flat.take(pa.array(starts)))
         good = (probabilities <= 0) & np.isfinite(probabilities) & np.isfinite(backoffs)
         self._check(good, lines, "a log10 probability, finite and at most 0")
-        return Entries(words.values.dictionary_encode(), probabilities, backoffs)
+        return ArpaBlock(words.values.dictionary_encode(), probabilities, backoffs)
 
     def _numbers(self, column: pa.StringArray) -> npt.NDArray[np.float32]:
         try:
@@ -161,7 +163,7 @@ def compile_lm(
     language: str,
     normalisation: Literal["ccnet", "none"] = "ccnet",
     percentiles: Mapping[str, float] | None = None,
-) -> Header:
+) -> ModelHeader:
     """Write the model file `out` and return what it says of itself; equal n-grams give equal bytes.
 
     `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None: its words stand between
@@ -169,21 +171,21 @@ def compile_lm(
     does not hold together, ConfigError if there is none.
     """
     pieces = b"" if spm is None else _read_pieces(spm)
-    source = Arpa(arpa)
+    source = ArpaReader(arpa)
     target = Path(out)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         with partial.open("w+b") as sink, tempfile.TemporaryDirectory(dir=target.parent) as folder:
             writer = _Writer(sink)
             words = _write_words(source, writer, arpa)
-            tables: list[Table] = []
+            tables: list[NgramTable] = []
             closed = []
             for order in range(2, len(source.counts) + 1):
                 table, is_closed = _write_order(source, writer, order, (words, tables, Path(folder), arpa))
                 tables.append(table)
                 closed.append(is_closed)
             writer.add("pieces", [np.frombuffer(pieces, np.uint8)])
-            header = Header(
+            header = ModelHeader(
                 language=language,
                 normalisation=normalisation,
                 counts=tuple(source.counts),
@@ -205,7 +207,7 @@ def _read_pieces(path: str) -> bytes:
         model = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: expected a SentencePiece model, got {error}. Give its path.") from error
-    load_pieces(model, path)
+    load_splitter(model, path)
     return model
 
 
@@ -230,14 +232,14 @@ class _Writer:
         self.arrays[name] = (kind.str, size, start)
         return np.memmap(self._sink, kind, "r", start, (size,)) if size else np.zeros(0, kind)
 
-    def finish(self, header: Header) -> None:
+    def finish(self, header: ModelHeader) -> None:
         """Append what the arrays are, and make all of it durable."""
         self._sink.write(header.to_bytes())
         self._sink.flush()
         os.fsync(self._sink.fileno())
 
 
-def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
+def _write_words(source: ArpaReader, writer: _Writer, where: str) -> Keys:
     """Write the words, sorted by code, with their values; returns the codes."""
     blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
     codes = np.concatenate([codes for codes, _ in blocks])
@@ -258,8 +260,8 @@ def _write_words(source: Arpa, writer: _Writer, where: str) -> Keys:
 
 
 def _write_order(
-    source: Arpa, writer: _Writer, order: int, known: tuple[Keys, list[Table], Path, str]
-) -> tuple[Table, bool]:
+    source: ArpaReader, writer: _Writer, order: int, known: tuple[Keys, list[NgramTable], Path, str]
+) -> tuple[NgramTable, bool]:
     """Write the table of one order; returns it, and whether what its n-grams begin and end with is in the model."""
     words, tables, folder, where = known
     count = source.counts[order - 1]
@@ -273,23 +275,23 @@ def _write_order(
             shorter = keys_of(codes[:, :-1]), keys_of(codes[:, 1:])
             closed = all(len(tables[-1].find(keys)[0]) == len(keys) for keys in shorter)
         _spill(keys_of(codes), block, paths)
-    homes = max(1, int(HOMES_PER_ENTRY * count))
-    slots = writer.add(f"order {order}", lay_out(_sorted_parts(paths, where, order), homes))
-    return Table(homes, slots), closed
+    homes = max(1, int(HOME_SLOTS_PER_ENTRY * count))
+    slots = writer.add(f"order {order}", build_slots(_sorted_parts(paths, where, order), homes))
+    return NgramTable(homes, slots), closed
 
 
-def _check_words(codes: Keys, words: Keys, block: Entries, where: str) -> None:
+def _check_words(codes: Keys, words: Keys, block: ArpaBlock, where: str) -> None:
     known = words[np.minimum(np.searchsorted(words, codes), len(words) - 1)] == codes
     if not known.all():
         word = block.words[int(known.ravel().argmin())].as_py()
         raise ContractError(f"{where}: expected a 1-gram for every word, got none for {word!r}. Train it again.")
 
 
-def _spill(keys: Keys, block: Entries, paths: list[Path]) -> None:
+def _spill(keys: Keys, block: ArpaBlock, paths: list[Path]) -> None:
     """Append the n-grams of a block to the files of the stretches they belong to."""
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
-    numbers = share_out(keys, len(paths))
+    numbers = key_range(keys, len(paths))
     entries, numbers = entries[order := np.argsort(numbers, kind="stable")], numbers[order]
     bounds = np.searchsorted(numbers, np.arange(len(paths) + 1))
     for path, start, end in zip(paths, bounds, bounds[1:]):

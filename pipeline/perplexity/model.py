@@ -39,7 +39,7 @@ EVEN = np.uint64(2**64 - 2)
 STEP = 0x9E3779B97F4A7C15
 """Odd, so that no word is lost however far back it stands."""
 HALF = np.uint64(32)
-HOMES_PER_ENTRY = 1.5
+HOME_SLOTS_PER_ENTRY = 1.5
 """At 1.5 a search takes 2 steps on average and a model of lmplz 24 bytes an n-gram."""
 ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
 
@@ -49,25 +49,25 @@ def word_codes(words: Iterable[str]) -> Keys:
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
-def factor(distance: int) -> np.uint64:
+def word_factor(distance: int) -> np.uint64:
     """What the code of a word is multiplied with that stands so many words before the last of its n-gram."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
 def keys_of(codes: Keys) -> Keys:
     """(n-grams,) the key of each row of `codes`, (n-grams, order), the last word in the last column."""
-    factors = np.array([factor(distance) for distance in range(codes.shape[1])], np.uint64)
+    factors = np.array([word_factor(distance) for distance in range(codes.shape[1])], np.uint64)
     keys: Keys = (codes * factors[::-1]).sum(axis=1, dtype=np.uint64) & EVEN
     return keys
 
 
-def share_out(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
+def key_range(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
     """The number of the part, of so many equal ones, in which each key lies; it grows with the key."""
     return ((keys >> HALF) * np.uint64(parts) >> HALF).astype(np.int64)
 
 
 @dataclass(frozen=True)
-class Table:
+class NgramTable:
     """The n-grams of one order."""
 
     homes: int
@@ -77,7 +77,7 @@ class Table:
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
         """Which of the keys the table has, by position, and (found, 2) their probability and back-off weight."""
-        places = share_out(keys, self.homes) * 2
+        places = key_range(keys, self.homes) * 2
         seen = self.slots[places]
         on = np.flatnonzero(seen < keys)
         while len(on):
@@ -89,12 +89,12 @@ class Table:
         return found, self.slots[places[found] + 1].view(np.float32).reshape(-1, 2)
 
 
-def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterator[Keys]:
+def build_slots(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterator[Keys]:
     """The slots of a table, stretch after stretch, of entries that come sorted by key, part after part."""
     laid = 0
     for entries in sorted_parts:
         numbers = np.arange(len(entries))
-        places = np.maximum.accumulate(np.maximum(share_out(entries["key"], homes), laid) - numbers) + numbers
+        places = np.maximum.accumulate(np.maximum(key_range(entries["key"], homes), laid) - numbers) + numbers
         stretch = int(places[-1]) + 1 - laid if len(places) else 0
         slots = np.zeros((stretch, 2), np.uint64)
         slots[:, 0] = EMPTY
@@ -113,7 +113,7 @@ def lay_out(sorted_parts: Iterable[npt.NDArray[np.void]], homes: int) -> Iterato
 # Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359. Lower case, canonical decomposition without combining marks,
 # every digit as 0, typographic punctuation as its plain counterpart, no control characters.
 
-Cut = Callable[[Sequence[str]], list[list[str]]]
+Splitter = Callable[[Sequence[str]], list[list[str]]]
 """Lines → the pieces of each."""
 
 PUNCTUATION = {
@@ -125,7 +125,7 @@ PUNCTUATION = {
     **{"(": "\uff08", ")": "\uff09", "<": "\u3008", ">": "\u3009", "[": "\u3010", "]": "\u3011"},
 }
 """Plain character → those that become it."""
-LONGER = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
+EXPANSIONS = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
 """Those that become several characters."""
 REMOVED = 0xFFFFFFFF
 REPLACEMENT = 0xFFFD
@@ -149,10 +149,10 @@ def _table() -> npt.NDArray[np.uint32]:
     return table
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """The text in normal form, with the line ends where they were."""
     text = unicodedata.normalize("NFD", text.lower())
-    for char, several in LONGER.items():
+    for char, several in EXPANSIONS.items():
         text = text.replace(char, several)
     points = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
     normal: str = points[points != REMOVED].tobytes().decode("utf-32-le")
@@ -171,7 +171,7 @@ def words(lines: Sequence[str]) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def load_pieces(model: bytes, where: str) -> Cut:
+def load_splitter(model: bytes, where: str) -> Splitter:
     """The pieces of a SentencePiece model as a function of lines. Raises ConfigError if the bytes are not one."""
     import sentencepiece
 
@@ -188,9 +188,9 @@ def load_pieces(model: bytes, where: str) -> Cut:
     return cut
 
 
-def sentences(text: str, cut: Cut) -> list[str]:
+def sentences(text: str, cut: Splitter) -> list[str]:
     """The lines of a text as a trainer takes them: normalised, pieces with spaces between, none blank."""
-    return [" ".join(pieces) for pieces in cut(normalise(text).split("\n")) if pieces]
+    return [" ".join(pieces) for pieces in cut(normalize(text).split("\n")) if pieces]
 
 
 Floats = npt.NDArray[np.float64]
@@ -203,11 +203,11 @@ TAIL = 8
 """Bytes at the end of the file: the size of the JSON before them."""
 GROUP_CHARS = 1 << 18
 """Text that is looked up at once: a longer one only takes more memory."""
-REMEMBERED = 1 << 18
+MAX_CACHED_WORDS = 1 << 18
 """Words whose number is remembered."""
 
 
-class Header(BaseModel):
+class ModelHeader(BaseModel):
     """What a model file says of itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -251,7 +251,7 @@ class _Numbers(dict[str, int]):
         self.begin, self.end, self.unknown = np.searchsorted(codes, word_codes((BEGIN, END, UNKNOWN))).tolist()
 
     def __missing__(self, word: str) -> int:
-        if len(self) > REMEMBERED:
+        if len(self) > MAX_CACHED_WORDS:
             self.clear()
         code = word_codes((word,))[0]
         number = int(np.searchsorted(self._codes, code))
@@ -268,16 +268,16 @@ class LanguageModel:
         self._words: Keys = arrays["words"]
         self._unigrams: Keys = arrays["unigrams"]
         self._tables = [
-            Table(homes, arrays[f"order {order}"]) for order, homes in enumerate(self.header.homes, start=2)
+            NgramTable(homes, arrays[f"order {order}"]) for order, homes in enumerate(self.header.homes, start=2)
         ]
         self._numbers = _Numbers(self._words)
         model = arrays["pieces"].tobytes()
-        self._cut = load_pieces(model, path) if model else words
+        self._cut = load_splitter(model, path) if model else words
 
     def score_text(self, text: str) -> Scores:
         """The scores of each line of a text; a line without words is not scored."""
         if self.header.normalisation == "ccnet":
-            text = normalise(text)
+            text = normalize(text)
         else:
             text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs have no UTF-8
         return score_lines(self, text.split("\n"))
@@ -318,7 +318,7 @@ class LanguageModel:
         found = depth > 0
         for distance, (table, closed) in enumerate(zip(self._tables, self.header.closed), start=1):
             scores[1:] += backoffs[:-1]
-            keys[distance:] += codes[:-distance] * factor(distance)
+            keys[distance:] += codes[:-distance] * word_factor(distance)
             where = depth >= distance
             if closed and distance > 1:
                 where &= found
@@ -354,7 +354,7 @@ def _groups(lines: Sequence[str]) -> list[Sequence[str]]:
     return [lines[start:end] for start, end in pairwise([0, *cuts.tolist(), len(lines)])]
 
 
-def _read(path: str) -> tuple[Header, dict[str, Any]]:
+def _read(path: str) -> tuple[ModelHeader, dict[str, Any]]:
     with Path(path).open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:
             raise ConfigError(
@@ -364,7 +364,7 @@ def _read(path: str) -> tuple[Header, dict[str, Any]]:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         size = int.from_bytes(mapped[-TAIL:], "little")
-        header = Header.model_validate_json(mapped[len(mapped) - TAIL - size : -TAIL])
+        header = ModelHeader.model_validate_json(mapped[len(mapped) - TAIL - size : -TAIL])
         arrays = {
             name: np.frombuffer(mapped, np.dtype(kind), count, offset)
             for name, (kind, count, offset) in header.arrays.items()
@@ -405,11 +405,11 @@ class KenlmModel:
             self._model = kenlm.Model(path, config)
         except OSError as error:
             raise ConfigError(f"{path}: expected a model that kenlm reads, got {error}. Give another file.") from error
-        self._cut = words if spm is None else load_pieces(Path(spm).read_bytes(), spm)
+        self._cut = words if spm is None else load_splitter(Path(spm).read_bytes(), spm)
 
     def score_text(self, text: str) -> Scores:
         """The scores of each line of a text; a line without words is not scored."""
-        return score_lines(self, normalise(text).split("\n"))
+        return score_lines(self, normalize(text).split("\n"))
 
     def cut(self, lines: Sequence[str]) -> list[list[str]]:
         """The words that the model knows lines by."""

@@ -30,8 +30,8 @@ ALL = "all"
 HEAD_CUT, MIDDLE_CUT = "perplexity_head", "perplexity_middle"
 """Names of the cut-offs: the head lies below the first, the middle below the second."""
 NGRAM, CHECKPOINT = "ngram", "checkpoint:"
-NOTE = "checkpoint.json"
-PLAIN = "words"
+METADATA_FILE = "checkpoint.json"
+PLAIN_WORDS = "words"
 COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexity")
 TO_SCORE = pa.schema(
     [DOC_ID, field("language", pa.string(), "most probable language"), field("text", pa.string(), "text after cuts")]
@@ -103,7 +103,7 @@ def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowF
     scorers: dict[str, Scorer] = {}
     for language in config.models if config.scorer == NGRAM else ():
         spm = models.get(f"pieces_{language}")
-        scorers[language] = open_model(models[f"lm_{language}"], spm, config.pieces.get(language) == PLAIN)
+        scorers[language] = open_model(models[f"lm_{language}"], spm, config.pieces.get(language) == PLAIN_WORDS)
 
     def perplexity(row: Row) -> None:
         scorer = scorers.get(row["language"])
@@ -135,7 +135,9 @@ def perplexity_of(log10: float, tokens: int) -> float:
     return float(np.float32(min(10.0 ** min(-log10 / tokens, 300.0), MAX_PERPLEXITY)))
 
 
-def bucket(perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike) -> npt.NDArray[np.str_]:
+def perplexity_buckets(
+    perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike
+) -> npt.NDArray[np.str_]:
     """(documents,) head, middle or tail; ALL where the perplexity or a cut-off is NaN. Compared as float32."""
     measured, head, middle = np.broadcast_arrays(
         *(np.asarray(values, np.float64).astype(np.float32) for values in (perplexity, head_cut, middle_cut))
@@ -187,18 +189,18 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
     for path in config.models.values():
         if path.endswith(".bin"):
             require_kenlm(path)
-    pieces = {f"pieces_{language}": path for language, path in config.pieces.items() if path != PLAIN}
+    pieces = {f"pieces_{language}": path for language, path in config.pieces.items() if path != PLAIN_WORDS}
     return {f"lm_{language}": path for language, path in config.models.items()} | pieces
 
 
 def checkpoint_files(folder: str) -> dict[str, str]:
     """The note of a checkpoint and every file of its state; their digests say which weights measured."""
-    note = Path(folder) / NOTE
+    note = Path(folder) / METADATA_FILE
     try:
         names = sorted(json.loads(note.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: expected a checkpoint folder with {NOTE}, got {error!r}. Give "
+            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got {error!r}. Give "
             f"{CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
     return {"checkpoint": str(note)} | {f"checkpoint/{name}": str(note.with_name(name)) for name in names}

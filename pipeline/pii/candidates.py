@@ -15,7 +15,7 @@ import regex
 
 JOIN = " \0 "
 """Stands between joined windows; no pattern of personal data crosses it."""
-NEAR_BEFORE, NEAR_BEHIND = 60, 25
+NEAR_BEFORE, NEAR_AFTER = 60, 25
 """How far a word that names a value may stand before and behind it [characters]."""
 MAX_VALUE, MAX_WINDOW, MAX_JOINED = 512, 1 << 12, 1 << 14
 """Longest value, longest window, about the longest text a pattern runs over at once: bounds its time [characters]."""
@@ -51,7 +51,7 @@ def fold(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Family:
+class CandidateFamily:
     """Types of values that one search finds: what to look for, and how far a value may reach beyond it [characters]."""
 
     pattern: Any
@@ -60,12 +60,12 @@ class Family:
 
 
 FAMILIES = {
-    "at": Family(re.compile("@"), 130, 260),
-    "percent": Family(re.compile("%(?:25)?40"), 130, 260),
-    "digits": Family(regex.compile(r"[0-9](?:[ \-./()]{0,3}+[0-9]){6,}+"), 3, 3),
-    "dots": Family(regex.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}"), 2, 2),
-    "colons": Family(regex.compile(r":[0-9A-Fa-f]{0,4}:"), 6, 42),
-    "codes": Family(
+    "at": CandidateFamily(re.compile("@"), 130, 260),
+    "percent": CandidateFamily(re.compile("%(?:25)?40"), 130, 260),
+    "digits": CandidateFamily(regex.compile(r"[0-9](?:[ \-./()]{0,3}+[0-9]){6,}+"), 3, 3),
+    "dots": CandidateFamily(regex.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}"), 2, 2),
+    "colons": CandidateFamily(regex.compile(r":[0-9A-Fa-f]{0,4}:"), 6, 42),
+    "codes": CandidateFamily(
         regex.compile(
             r"[A-Z]{2}(?:[0-9]{2}(?:[ -]?[A-Z0-9]{3,4}){2,9}+|[A-Z]{4}[0-9L-V]{2}[A-Z]|[A-Z]{3}[0-9]{4}[A-Z]"
             r"| ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D])"
@@ -73,11 +73,11 @@ FAMILIES = {
         2,
         12,
     ),
-    "coins": Family(re.compile(r"[13b][a-zA-HJ-NP-Z0-9]{25,}+"), 2, 2),
+    "coins": CandidateFamily(re.compile(r"[13b][a-zA-HJ-NP-Z0-9]{25,}+"), 2, 2),
 }
 
 
-def windows(folded: str, family: Family) -> list[tuple[int, int]]:
+def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, int]]:
     """Spans [start, end) of the ASCII form that may hold a value of the family, in order; close ones are one span."""
     spans: list[tuple[int, int]] = []
     for match in family.pattern.finditer(folded):

@@ -25,10 +25,10 @@ REGIONS = {
     }.items()
 }  # fmt: skip
 """Countries by language code: where most pages of the language come from, the largest first."""
-ANYWHERE = ("US", "GB", "DE", "FR")
+DEFAULT_REGIONS = ("US", "GB", "DE", "FR")
 """Countries tried for a page in any other language."""
 
-INTERNATIONAL, ASSIGNED, WRITTEN = 0.9, 0.6, 0.45
+INTERNATIONAL, ASSIGNED, WRITTEN_LIKE_PHONE = 0.9, 0.6, 0.45
 """Scores: a number with its country code, an assigned national number, one that is only written like a number."""
 
 MAX_GROUPS, NEAR = 8, 32
@@ -69,12 +69,12 @@ _GROUPINGS = {(3, 3, 4), (3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 2, 2), (3, 3, 2, 2)}
 _MOBILE = (PhoneNumberType.MOBILE, PhoneNumberType.FIXED_LINE_OR_MOBILE)
 
 Groups = list[tuple[int, int]]
-Found = tuple[int, int, float]
+PhoneSpan = tuple[int, int, float]
 
 
-def find_phones(text: str, folded: str, language: str | None) -> Iterator[Found]:
+def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneSpan]:
     """(start, end, score) of every telephone number in a text, given its ASCII form too."""
-    regions = REGIONS.get(language or "", ANYWHERE)
+    regions = REGIONS.get(language or "", DEFAULT_REGIONS)
     for run in FAMILIES["digits"].pattern.finditer(folded):
         for groups in _segments(folded, run.span()):
             found = _number_in(text, folded, groups, regions)
@@ -96,7 +96,7 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
     yield groups
 
 
-def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> Found | None:
+def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
     """The number that a segment begins with; a national one fills the segment, unless a word names it."""
     first, begin = 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
@@ -110,16 +110,16 @@ def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...])
         return None
     end = groups[-1][1]
     named = _names(text[max(0, start - NEAR) : start]) or _names(text[end : end + NEAR // 4].partition("\n")[0])
-    best: Found | None = None
+    best: PhoneSpan | None = None
     for last in range(min(len(groups), first + MAX_GROUPS), first, -1):
         whole, end = last == len(groups), groups[last - 1][1]
         if not (whole or international or named):
             break
         extension = _EXTENSION.match(folded, end)
         if extension or not _BEHIND.match(folded, end):
-            score = rate(folded[start:end], named or extension is not None, regions)
+            score = phone_score(folded[start:end], named or extension is not None, regions)
             # A part of the segment must be an assigned number.
-            if score > (best[2] if best else 0.0 if whole else WRITTEN):
+            if score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
                 open_bracket = folded[start] == "(" and ")" not in folded[start:end]
                 best = start + open_bracket, extension.end() if extension else end, score
     return best
@@ -130,7 +130,7 @@ def _names(near: str) -> bool:
     return not NAMING_WORDS.isdisjoint(_WORD.findall(near)) or any(part in near for part in NAMING_PARTS)
 
 
-def rate(written: str, named: bool, regions: tuple[str, ...]) -> float:
+def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
     """How surely digits with signs and separators are a telephone number of one of the regions: a score or 0."""
     groups = _GROUP.findall(written)
     lengths = tuple(map(len, groups))
@@ -154,10 +154,10 @@ def rate(written: str, named: bool, regions: tuple[str, ...]) -> float:
             if telling or named or phonenumbers.number_type(number) in _MOBILE:
                 return ASSIGNED
         elif trunk and telling and _GROUP.findall(_national(number)) == groups:
-            return WRITTEN
+            return WRITTEN_LIKE_PHONE
     if trunk and len(groups) > 2 and 9 <= digits <= 11 and 2 <= lengths[0] <= 5 and min(lengths) > 1:
-        return WRITTEN  # a national number of some other country
-    return WRITTEN if named and (len(groups) > 1 or digits > 8) else 0.0
+        return WRITTEN_LIKE_PHONE  # a national number of some other country
+    return WRITTEN_LIKE_PHONE if named and (len(groups) > 1 or digits > 8) else 0.0
 
 
 def _international(written: str, named: bool) -> float:
@@ -168,7 +168,7 @@ def _international(written: str, named: bool) -> float:
         return 0.0
     if phonenumbers.is_valid_number(number):
         return INTERNATIONAL
-    return ASSIGNED if plus else WRITTEN * named
+    return ASSIGNED if plus else WRITTEN_LIKE_PHONE * named
 
 
 def _parse(text: str, region: str | None) -> PhoneNumber | None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from pydantic import field_validator, model_validator
 
 from pipeline.engine.stage import PerDocument, Row, RowFunction
-from pipeline.pii.candidates import FAMILIES, fold, join_windows, windows
+from pipeline.pii.candidates import FAMILIES, candidate_windows, fold, join_windows
 from pipeline.pii.phones import find_phones
-from pipeline.pii.types import TYPE_NAMES, Loaded, load_types
-from schemas.config import Section, location, nearest
+from pipeline.pii.types import TYPE_NAMES, LoadedRecognizer, load_recognizers
+from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError
 
 Span = tuple[int, int, str, float]
@@ -41,7 +41,7 @@ class PiiConfig(Section):
     @field_validator("types")
     @classmethod
     def _known(cls, types: tuple[str, ...]) -> tuple[str, ...]:
-        wrong = [f"{name!r}{nearest(name, TYPE_NAMES)}" for name in types if name not in TYPE_NAMES]
+        wrong = [f"{name!r}{suggest_name(name, TYPE_NAMES)}" for name in types if name not in TYPE_NAMES]
         if wrong:
             raise ValueError(f"no such type: {', '.join(wrong)}")
         return types
@@ -57,8 +57,8 @@ class Redactor:
     """The recognisers of a config, loaded once per worker; its methods are pure functions of their arguments."""
 
     def __init__(self, types: tuple[str, ...] = TYPE_NAMES, find_names: Callable[[str], list[Span]] | None = None):
-        self._families: dict[str, list[Loaded]] = {}
-        for loaded in load_types(types):
+        self._families: dict[str, list[LoadedRecognizer]] = {}
+        for loaded in load_recognizers(types):
             self._families.setdefault(loaded.kind.family, []).append(loaded)
         self._phones = "phone" in types
         self._find_names = find_names
@@ -79,7 +79,7 @@ class Redactor:
         """The values that are replaced, in order, none overlapping another."""
         folded = fold(text)
         spans: list[Span] = []
-        seen = {family: windows(folded, FAMILIES[family]) for family in self._families}
+        seen = {family: candidate_windows(folded, FAMILIES[family]) for family in self._families}
         for family, members in self._families.items():
             for chunk in join_windows(folded, seen[family]):
                 for loaded in members:
@@ -115,7 +115,7 @@ def without_overlaps(spans: list[Span]) -> list[Span]:
     return chosen
 
 
-def load_names(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Span]]:
+def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Span]]:
     """A function that finds entities of the labels by the spaCy pipeline in a wheel or zip file. Raises ConfigError."""
     import spacy
 
@@ -140,7 +140,7 @@ def load_names(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Spa
 def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
     """The stage's function, with its recognisers loaded."""
     # Before the recognisers, whose import hides torch, which a spaCy pipeline may want.
-    find_names = load_names(models["ner"], config.ner_labels) if config.ner_model else None
+    find_names = load_name_finder(models["ner"], config.ner_labels) if config.ner_model else None
     redactor = Redactor(config.types, find_names)
 
     def replace(row: Row) -> None:

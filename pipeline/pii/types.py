@@ -15,7 +15,7 @@ from typing import Any
 
 import tldextract
 
-from pipeline.pii.candidates import JOIN, NEAR_BEFORE, NEAR_BEHIND, any_of
+from pipeline.pii.candidates import JOIN, NEAR_AFTER, NEAR_BEFORE, any_of
 
 # The snapshot of the public suffix list that comes with tldextract: never the network, never a cache on disk.
 _DOMAINS = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
@@ -86,7 +86,7 @@ _IPV4 = (
 )
 _IPV6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?![\w:])"
 _SSN = ((r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", 0.8), (r"\b[0-9]{3}([ .]?)[0-9]{2}\1[0-9]{4}\b", 0.1))
-NEVER = 2.0
+NAMED_ONLY = 2.0
 """For `alone`: the type always needs its naming word."""
 
 TYPES = (
@@ -101,30 +101,30 @@ TYPES = (
     PiiType("crypto", "coins", "CryptoRecognizer"),
     PiiType("cn_id", "digits", patterns=((r"\b[1-9][0-9]{16}[0-9X](?![0-9])", 0.9),), check=is_resident_id),
     PiiType("us_ssn", "digits", "UsSsnRecognizer", _SSN),
-    PiiType("ca_sin", "digits", "CaSinRecognizer", alone=NEVER),
-    PiiType("uk_nhs", "digits", "NhsRecognizer", alone=NEVER),
+    PiiType("ca_sin", "digits", "CaSinRecognizer", alone=NAMED_ONLY),
+    PiiType("uk_nhs", "digits", "NhsRecognizer", alone=NAMED_ONLY),
     PiiType("uk_nino", "codes", "UkNinoRecognizer"),
-    PiiType("au_tfn", "digits", "AuTfnRecognizer", alone=NEVER),
-    PiiType("au_medicare", "digits", "AuMedicareRecognizer", alone=NEVER),
-    PiiType("in_aadhaar", "digits", "InAadhaarRecognizer", alone=NEVER, words=("aadhar", "आधार")),
+    PiiType("au_tfn", "digits", "AuTfnRecognizer", alone=NAMED_ONLY),
+    PiiType("au_medicare", "digits", "AuMedicareRecognizer", alone=NAMED_ONLY),
+    PiiType("in_aadhaar", "digits", "InAadhaarRecognizer", alone=NAMED_ONLY, words=("aadhar", "आधार")),
     PiiType("in_pan", "codes", "InPanRecognizer", ((r"\b[A-Z]{3}[ABCFGHJLPT][A-Z][0-9]{4}[A-Z]\b", 0.5),)),
-    PiiType("sg_nric", "digits", "SgFinRecognizer", alone=NEVER),
-    PiiType("de_tax_id", "digits", "DeTaxIdRecognizer", alone=NEVER),
+    PiiType("sg_nric", "digits", "SgFinRecognizer", alone=NAMED_ONLY),
+    PiiType("de_tax_id", "digits", "DeTaxIdRecognizer", alone=NAMED_ONLY),
     PiiType("es_nif", "digits", "EsNifRecognizer"),
     PiiType("es_nie", "digits", "EsNieRecognizer"),
     PiiType("it_fiscal_code", "codes", "ItFiscalCodeRecognizer", alone=0.3, confirmed=True),
-    PiiType("pl_pesel", "digits", "PlPeselRecognizer", alone=NEVER),
-    PiiType("se_personnummer", "digits", "SePersonnummerRecognizer", alone=NEVER),
-    PiiType("kr_rrn", "digits", "KrRrnRecognizer", alone=NEVER, words=("주민등록번호",)),
-    PiiType("th_tnin", "digits", "ThTninRecognizer", alone=NEVER),
-    PiiType("tr_id", "digits", "TrNationalIdRecognizer", alone=NEVER),
+    PiiType("pl_pesel", "digits", "PlPeselRecognizer", alone=NAMED_ONLY),
+    PiiType("se_personnummer", "digits", "SePersonnummerRecognizer", alone=NAMED_ONLY),
+    PiiType("kr_rrn", "digits", "KrRrnRecognizer", alone=NAMED_ONLY, words=("주민등록번호",)),
+    PiiType("th_tnin", "digits", "ThTninRecognizer", alone=NAMED_ONLY),
+    PiiType("tr_id", "digits", "TrNationalIdRecognizer", alone=NAMED_ONLY),
 )  # fmt: skip
 """Earlier types win ties. South Africa's id is left out: presidio's check of it looks at today's date."""
 TYPE_NAMES = tuple(dict.fromkeys(kind.name for kind in TYPES))
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedRecognizer:
     """A type with its recogniser in memory."""
 
     kind: PiiType
@@ -133,7 +133,7 @@ class Loaded:
 
     def is_named(self, text: str, start: int, end: int) -> bool:
         """Whether a word near text[start:end] names the type."""
-        near = text[max(0, start - NEAR_BEFORE) : start] + JOIN + text[end : end + NEAR_BEHIND]
+        near = text[max(0, start - NEAR_BEFORE) : start] + JOIN + text[end : end + NEAR_AFTER]
         return self.words is not None and self.words.search(near) is not None
 
     def find(self, text: str) -> list[tuple[int, int, float, bool]]:
@@ -164,7 +164,7 @@ def import_presidio() -> Any:
     return presidio_analyzer
 
 
-def load_types(names: tuple[str, ...]) -> list[Loaded]:
+def load_recognizers(names: tuple[str, ...]) -> list[LoadedRecognizer]:
     """The recognisers of the chosen types, `phone` excepted, which has a module of its own."""
     presidio = import_presidio()
     loaded = []
@@ -178,5 +178,5 @@ def load_types(names: tuple[str, ...]) -> list[Loaded]:
         home = presidio if kind.recognizer == "PatternRecognizer" else presidio.predefined_recognizers
         recognizer = getattr(home, kind.recognizer)(**options)
         words = any_of(*kind.words, *map(str.strip, recognizer.context or ()))
-        loaded.append(Loaded(kind, recognizer, re.compile(words, re.IGNORECASE) if words else None))
+        loaded.append(LoadedRecognizer(kind, recognizer, re.compile(words, re.IGNORECASE) if words else None))
     return loaded

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.quality.redpajama import CODE, SPACE, classes_of
-from pipeline.quality.text import Parts
+from pipeline.quality.text import TextView
 
 FILE = Path(__file__).with_name("phrases.toml")
 _TAG = re.compile(r"</?[A-Za-z!][^<>]{0,500}>|&(?:[A-Za-z]{2,8}|#\d{1,7}|#x[0-9A-Fa-f]{1,6});")
@@ -35,7 +35,7 @@ def function_words() -> frozenset[str]:
     return frozenset(_lists()["function_words"].split())
 
 
-def boilerplate(whole: Parts, language: str) -> dict[str, float | None]:
+def boilerplate_signals(whole: TextView, language: str) -> dict[str, float | None]:
     """The signals BOILERPLATE of a text; None where the language has no list."""
     phrases = phrases_of(language)
     if not phrases:
@@ -46,7 +46,7 @@ def boilerplate(whole: Parts, language: str) -> dict[str, float | None]:
     return {"boilerplate_phrases": sum(found.values()), "boilerplate_lines": holding / max(len(lines), 1)}
 
 
-def markup(whole: Parts) -> dict[str, float]:
+def markup_signals(whole: TextView) -> dict[str, float]:
     """The signals MARKUP of a text."""
     text = whole.text
     tagged = sum(len(found) for found in _TAG.findall(text)) if "<" in text or "&" in text else 0

@@ -22,7 +22,7 @@ POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "
 
 
 @dataclass(frozen=True, slots=True)
-class LineRules:
+class C4LineRules:
     """The settings of the line rules."""
 
     terminal_punctuation: bool = False
@@ -34,7 +34,7 @@ class LineRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LineRuleResult:
     """What the line rules leave of a text."""
 
     lines: list[int]
@@ -49,13 +49,13 @@ class Kept:
     """Opening curly brackets on such lines."""
 
 
-def keep_every_line(text: str, counts: Sequence[int]) -> Kept:
+def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:
     """The whole text, placeholder and brackets counted everywhere: for languages that the line rules do not know."""
     lines = [number for number, count in enumerate(counts) if count]
-    return Kept(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
+    return LineRuleResult(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
 
 
-def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: LineRules) -> Kept:
+def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: C4LineRules) -> LineRuleResult:
     """What stays of a text, given its lines with their ends and the number of pieces on each."""
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
@@ -87,7 +87,7 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
             kept.append(number)
     else:
         kept = candidates
-    return Kept(kept, cited, _spans(text, lines, kept, cited), lorem_ipsum, curly_brackets)
+    return LineRuleResult(kept, cited, _spans(text, lines, kept, cited), lorem_ipsum, curly_brackets)
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
@@ -128,7 +128,7 @@ def num_sentences(words: Words, pieces: Sequence[int]) -> int:
 SHORT_LINE = 30  # [characters] a line of at most this length is short; part of the signal's definition
 
 
-def fineweb(body: str, num_tokens: int) -> dict[str, float]:
+def fineweb_signals(body: str, num_tokens: int) -> dict[str, float]:
     """The signals FINEWEB of a text after cuts that has this many tokens."""
     lines = [line for line in body.split("\n") if line and not line.isspace()]
     num_lines, newlines = max(len(lines), 1), body.count("\n")

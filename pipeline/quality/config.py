@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
-from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, Rule, RuleSet
-from schemas.config import Section, decision, location, nearest
+from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, QualityRule, RuleSet
+from schemas.config import Section, decision, location, suggest_name
 from schemas.signals import FAMILIES
 
 Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
@@ -166,7 +166,7 @@ class QualityConfig(Section):
         for name in names:
             if name not in valid:
                 problems.append(
-                    f"rules: {name!r} is no rule set of the dialect {self.dialect!r}{nearest(name, list(valid))}"
+                    f"rules: {name!r} is no rule set of the dialect {self.dialect!r}{suggest_name(name, list(valid))}"
                 )
         for rule in self.chosen_rules():
             family = family_of(rule.signal)
@@ -186,7 +186,7 @@ class QualityConfig(Section):
         problems = []
         for where, name in given:
             if name not in thresholds:
-                problems.append(f"{where}: no such threshold{nearest(name, thresholds)}")
+                problems.append(f"{where}: no such threshold{suggest_name(name, thresholds)}")
             elif name not in looked_at:
                 problems.append(f"{where} would be ignored: no rule of {self.dialect!r} that decides looks at it")
         for name in sorted(self.model_fields_set):
@@ -195,7 +195,7 @@ class QualityConfig(Section):
                 problems.append(f"{name} would be ignored: the lines of {rules!r} are neither measured nor cut")
         return problems
 
-    def chosen_rules(self) -> list[Rule]:
+    def chosen_rules(self) -> list[QualityRule]:
         """The rules that decide, in order."""
         names = DEFAULT_RULES[self.dialect] if self.rules is None else self.rules
         return [rule for name in names for rule in RULES[self.dialect].get(name, ())]

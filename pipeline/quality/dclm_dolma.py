@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.quality.gopher import split_lines
-from pipeline.quality.ngrams import TOP_SIZES, covered, recurring, spans
-from pipeline.quality.text import ALNUM_FIRST, LETTER, SYMBOL, Parts, num_among, read_pieces, read_unicode_words
+from pipeline.quality.ngrams import TOP_SIZES, ngram_lengths, num_covered_chars, recurring_ngrams
+from pipeline.quality.text import ALNUM_FIRST, LETTER, SYMBOL, TextView, count_known, read_pieces, read_unicode_words
 from pipeline.text.uax29 import NARROW_SPACE, pieces_of
 from pipeline.text.words import Codes
 
@@ -50,7 +50,7 @@ def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
     return number / len(parts), characters / max(sum(map(len, parts)), 1)
 
 
-def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
+def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
     """The signals of DCLM that look at words, given the codes of the language's stop words."""
     lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
@@ -59,7 +59,7 @@ def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
         "dclm_mean_word_length": int(lengths.sum()) / num_pieces,
         "dclm_symbol_ratio": sum(map(whole.text.count, SYMBOLS)) / num_pieces,
         "dclm_alpha_words": int(np.count_nonzero(flags & LETTER)) / num_pieces,
-        "dclm_stop_words": num_among(lower_codes, stop_words),
+        "dclm_stop_words": count_known(lower_codes, stop_words),
     }
     numbers = whole.numbers
     if NARROW_SPACE in whole.text:
@@ -67,16 +67,16 @@ def dclm_words(whole: Parts, stop_words: Codes) -> dict[str, float]:
     words = whole.vocabulary.words(numbers, read_unicode_words)
     offsets = np.concatenate(([0], np.cumsum(words.lengths)))
     size = max(int(offsets[-1]), 1)
-    for found in recurring(words.codes):
+    for found in recurring_ngrams(words.codes):
         if found.n in TOP_SIZES:
-            longest = int(spans(found.firsts, found.n, offsets).max()) if len(found.firsts) else 0
+            longest = int(ngram_lengths(found.firsts, found.n, offsets).max()) if len(found.firsts) else 0
             signals[f"dclm_top_{found.n}gram"] = longest * found.most / size
         else:
-            signals[f"dclm_dup_{found.n}gram"] = covered(found, offsets) / size
+            signals[f"dclm_dup_{found.n}gram"] = num_covered_chars(found, offsets) / size
     return signals
 
 
-def num_words(parts: Parts) -> int:
+def num_words(parts: TextView) -> int:
     """fastText's words that begin with a letter or digit: they part at ASCII whitespace and zero bytes alone."""
     text = parts.text
     if "\0" in text:
@@ -96,7 +96,7 @@ DOLMA_BULLETS = ("*", "-")
 ELLIPSIS = "…"
 
 
-def dolma_lines(whole: Parts) -> dict[str, float]:
+def dolma_lines(whole: TextView) -> dict[str, float]:
     """The signals of dolma that look at lines."""
     lines, lowered = split_lines(whole.text), whole.lowered
     repeated, share = shares_of_repeated(lines)
@@ -112,7 +112,7 @@ def dolma_lines(whole: Parts) -> dict[str, float]:
     }
 
 
-def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
+def dolma_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
     """The signals of dolma that look at words; those of n-grams are None in a text of fewer words."""
     lengths, flags, codes, _ = whole.read(read_pieces)
     size = max(len(lengths), 1)
@@ -121,11 +121,11 @@ def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
         "dolma_median_word_length": float(np.median(lengths)) if len(lengths) else 0.0,
         "dolma_symbol_ratio": int(np.count_nonzero(flags & SYMBOL)) / size,
         "dolma_alpha_words": int(np.count_nonzero(flags & LETTER)) / size,
-        "dolma_stop_words": num_among(codes, stop_words),
+        "dolma_stop_words": count_known(codes, stop_words),
     }
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     total = max(int(offsets[-1]), 1)
-    for found in recurring(codes):
+    for found in recurring_ngrams(codes):
         n, measured = found.n, len(lengths) >= found.n
         if n in TOP_SIZES:
             first = int(found.firsts.min()) if len(found.firsts) else 0
@@ -133,6 +133,6 @@ def dolma_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
             signals[f"dolma_top_{n}gram"] = top / total if measured else None
         else:
             every = int((offsets[n:] - offsets[:-n]).sum()) if measured else 0
-            repeated = int(spans(found.places, n, offsets).sum())
+            repeated = int(ngram_lengths(found.places, n, offsets).sum())
             signals[f"dolma_dup_{n}gram"] = repeated / max(every, 1) if measured else None
     return signals

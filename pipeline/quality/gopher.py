@@ -31,7 +31,7 @@ def num_stop_words(codes: Codes, stop_words: Codes) -> int:
     return int(np.count_nonzero(met))
 
 
-def gopher(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> dict[str, float]:
+def gopher_signals(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> dict[str, float]:
     """The signals GOPHER_QUALITY of a text, its lines (as `splitlines` gives them), its tokens and stop words."""
     flags = words.flags
     proper = (flags & WORD) > 0
@@ -62,7 +62,7 @@ REPEATED_SIZES = (5, 6, 7, 8, 9, 10)
 _MIX = np.uint64(0xD6E8FEB86659FD93)  # odd; makes the code of ("ab", "c") differ from that of ("a", "bc")
 
 
-def repeats(items: Sequence[str]) -> tuple[int, int]:
+def count_repeats(items: Sequence[str]) -> tuple[int, int]:
     """Number of repeated items and of characters in them."""
     distinct = set(items)
     if len(distinct) == len(items):
@@ -86,12 +86,12 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
-def repetition(text: str, words: Words) -> dict[str, float]:
+def repetition_signals(text: str, words: Words) -> dict[str, float]:
     """The signals GOPHER_REPETITION of a text."""
     size = max(len(text), 1)
     signals: dict[str, float] = {}
     for name, parts in (("para", split_paragraphs(text)), ("line", split_lines(text))):
-        number, characters = repeats(parts)
+        number, characters = count_repeats(parts)
         signals[f"gopher_dup_{name}_frac"] = number / len(parts)
         signals[f"gopher_dup_{name}_char_frac"] = characters / size
     offsets = np.concatenate(([0], np.cumsum(words.lengths)))

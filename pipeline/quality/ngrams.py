@@ -17,7 +17,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)  # odd; makes the code of ("ab", "c") diffe
 
 
 @dataclass(frozen=True, slots=True)
-class Recurring:
+class RecurringNgrams:
     """The n-grams of one size that occur more than once."""
 
     n: int
@@ -29,7 +29,7 @@ class Recurring:
     """First places of those that occur so often; empty if none recurs."""
 
 
-def recurring(codes: Codes) -> Iterator[Recurring]:
+def recurring_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
     """The recurring n-grams of a text, given the codes of its words, for each of SIZES."""
     places, grams = np.arange(len(codes)), codes
     for n in SIZES:
@@ -41,7 +41,7 @@ def recurring(codes: Codes) -> Iterator[Recurring]:
         equal = ranked[1:] == ranked[:-1]
         if not equal.any():
             for size in range(n, SIZES.stop):
-                yield Recurring(size, places[:0], 1, places[:0])
+                yield RecurringNgrams(size, places[:0], 1, places[:0])
             return
         bounds = np.concatenate(([0], np.flatnonzero(~equal) + 1, [len(grams)]))
         counts = bounds[1:] - bounds[:-1]
@@ -49,11 +49,11 @@ def recurring(codes: Codes) -> Iterator[Recurring]:
         recurs[order[np.repeat(counts > 1, counts)]] = True
         most = int(counts.max())
         firsts = np.minimum.reduceat(order, bounds[:-1])[counts == most]
-        yield Recurring(n, places[recurs], most, places[firsts])
+        yield RecurringNgrams(n, places[recurs], most, places[firsts])
         places, grams = places[recurs], grams[recurs]
 
 
-def covered(found: Recurring, offsets: Ints) -> int:
+def num_covered_chars(found: RecurringNgrams, offsets: Ints) -> int:
     """Characters of the words in recurring n-grams, each word counted once, given the words' offsets [code points]."""
     if not len(found.places):
         return 0
@@ -64,6 +64,6 @@ def covered(found: Recurring, offsets: Ints) -> int:
     return int((offsets[1:] - offsets[:-1])[within].sum())
 
 
-def spans(places: Ints, n: int, offsets: Ints) -> Ints:
+def ngram_lengths(places: Ints, n: int, offsets: Ints) -> Ints:
     """Characters of the n-grams that begin at these words."""
     return offsets[places + n] - offsets[places]

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.quality.ngrams import TOP_SIZES, covered, recurring
+from pipeline.quality.ngrams import TOP_SIZES, num_covered_chars, recurring_ngrams
 from pipeline.quality.text import (
     ASCII_LETTER,
     CAPITALS,
     JAVASCRIPT,
     LOREM,
-    Parts,
+    TextView,
+    count_known,
     normal_piece,
-    num_among,
     read_normal_pieces,
     read_raw_words,
 )
@@ -40,7 +40,7 @@ def lines_of(text: str) -> list[str]:
     return [line + "\n" for line in lines] + ([last] if last else [])
 
 
-def redpajama_lines(whole: Parts) -> dict[str, float | None]:
+def redpajama_lines(whole: TextView) -> dict[str, float | None]:
     """The signals of a text and its lines that look at no words."""
     text, lines = whole.text, lines_of(whole.text)
     size = len(lines)
@@ -55,7 +55,7 @@ def redpajama_lines(whole: Parts) -> dict[str, float | None]:
     }
 
 
-def redpajama_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
+def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
     """The signals that look at words; None where a text has no words."""
     raw = whole.vocabulary.words(whole.numbers, read_raw_words)
     num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
@@ -68,19 +68,19 @@ def redpajama_words(whole: Parts, stop_words: Codes) -> dict[str, float | None]:
         "rps_doc_symbol_to_word_ratio": _share(symbols, num_raw),
         "rps_doc_frac_no_alph_words": _share(num_raw - int(np.count_nonzero(raw.flags & ASCII_LETTER)), num_raw),
         "rps_doc_frac_all_caps_words": _share(int(np.count_nonzero(raw.flags & CAPITALS)), num_raw),
-        "rps_doc_stop_word_fraction": _share(num_among(raw.codes, stop_words), num_raw) if num_words else 0.0,
+        "rps_doc_stop_word_fraction": _share(count_known(raw.codes, stop_words), num_raw) if num_words else 0.0,
         "rps_doc_frac_unique_words": _share(len(counts), num_words),
         "rps_doc_unigram_entropy": _entropy(counts, num_words) if num_words else None,
         "rps_doc_lorem_ipsum": _placeholders(whole.text) if (flags & LOREM).any() else 0.0,
     }
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    for found in recurring(codes):
+    for found in recurring_ngrams(codes):
         if found.n in TOP_SIZES:
             first = int(found.firsts.min()) if len(found.firsts) else 0
             top = int(offsets[first + found.n] - offsets[first]) * found.most if found.most > 1 else 0
             signals[f"rps_doc_frac_chars_top_{found.n}gram"] = top / max(num_chars, 1)
         else:
-            signals[f"rps_doc_frac_chars_dupe_{found.n}grams"] = covered(found, offsets) / max(num_chars, 1)
+            signals[f"rps_doc_frac_chars_dupe_{found.n}grams"] = num_covered_chars(found, offsets) / max(num_chars, 1)
     return signals
 
 
@@ -138,10 +138,10 @@ def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
     return totals[1:] - totals[:-1]
 
 
-class Lines:
+class LineCounts:
     """The lines of a text and what is counted on each of them."""
 
-    def __init__(self, whole: Parts):
+    def __init__(self, whole: TextView):
         self.whole = whole
         self.texts = lines_of(whole.text)
         self.edges = np.concatenate(([0], np.cumsum(np.fromiter(map(len, self.texts), np.int64, len(self.texts)))))
@@ -167,7 +167,7 @@ class Lines:
         return found
 
 
-def line_signals(lines: Lines) -> dict[str, Any]:
+def line_signals(lines: LineCounts) -> dict[str, Any]:
     """The column `lines`, spans [start, end), and LINE_SIGNALS, a value for each of them."""
     whole, texts, edges = lines.whole, lines.texts, lines.edges
     per_piece, (lengths, flags, _, numeric) = whole.vocabulary.look_up(read_normal_pieces, whole.numbers)

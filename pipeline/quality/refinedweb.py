@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.quality.dclm_dolma import ASCII_SPACE, num_words
-from pipeline.quality.redpajama import Lines
-from pipeline.quality.text import Parts
-from pipeline.text.spans import Span, between, trim, union, without
+from pipeline.quality.redpajama import LineCounts
+from pipeline.quality.text import TextView
+from pipeline.text.spans import Span, complement, trim, union, without
 
 MAX_DIGITS = 0.999999
 PHRASE_WORDS = 10
@@ -38,7 +38,7 @@ class RefinedWebRules:
     """Words between whitespace that a line needs; empty lines stay."""
 
 
-def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
+def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
     """What to cut from a text, and how many lines go whole; in other languages by capitals and digits alone."""
     text, edges = lines.whole.text, lines.edges
     lengths = lines.lengths()
@@ -57,11 +57,11 @@ def apply_refinedweb(lines: Lines, rules: RefinedWebRules, english: bool) -> tup
             found, left = _phrases_in(text[start:stop])
             num_cut += not left.strip()
             cuts += [(start + a, start + b) for a, b in found] if left.strip() else [(start, int(edges[number + 1]))]
-    rest = between(union(cuts, []), len(text))
-    return between(trim(text, rest), len(text)), num_cut
+    rest = complement(union(cuts, []), len(text))
+    return complement(trim(text, rest), len(text)), num_cut
 
 
-def _numbers(lines: Lines, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """The lines of digits alone; the text's own first and last lines are looked at without outer whitespace."""
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
@@ -83,7 +83,7 @@ def _phrases_in(line: str) -> tuple[list[Span], str]:
     return [(place, place + 1) for place in sorted(set(range(size)).difference(places))], line
 
 
-def share_of_words(whole: Parts, cuts: Sequence[Span]) -> float:
+def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
     """Words that the cuts take away over words, as DCLM counts them; 1 if nothing is left."""
     text = whole.text
     before = num_words(whole)
@@ -92,8 +92,8 @@ def share_of_words(whole: Parts, cuts: Sequence[Span]) -> float:
         return 1.0
     apart = all(_parted(text, start) and _parted(text, end) for start, end in cuts)
     if apart:  # no word is cut in two, so those that go are those of what is cut
-        return num_words(Parts("\n".join([text[start:end] for start, end in cuts]), whole.vocabulary)) / before
-    return (before - num_words(Parts(without(text, cuts), whole.vocabulary))) / before
+        return num_words(TextView("\n".join([text[start:end] for start, end in cuts]), whole.vocabulary)) / before
+    return (before - num_words(TextView(without(text, cuts), whole.vocabulary))) / before
 
 
 def _parted(text: str, place: int) -> bool:

@@ -8,18 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
-from pipeline.quality.boilerplate import boilerplate, function_words, markup
-from pipeline.quality.c4_fineweb import LineRules, apply_line_rules, fineweb, keep_every_line, num_sentences
+from pipeline.quality.boilerplate import boilerplate_signals, function_words, markup_signals
+from pipeline.quality.c4_fineweb import C4LineRules, apply_line_rules, fineweb_signals, keep_all_lines, num_sentences
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.dclm_dolma import dclm_lines, dclm_words, dolma_lines, dolma_words
-from pipeline.quality.gopher import STOP_WORDS, gopher, repetition, stop_codes
-from pipeline.quality.redpajama import Lines, line_signals, redpajama_lines, redpajama_words
+from pipeline.quality.gopher import STOP_WORDS, gopher_signals, repetition_signals, stop_codes
+from pipeline.quality.redpajama import LineCounts, line_signals, redpajama_lines, redpajama_words
 from pipeline.quality.refinedweb import RefinedWebRules, apply_refinedweb, share_of_words
-from pipeline.quality.rules import REASONS, Rule
-from pipeline.quality.text import Parts
-from pipeline.text.profiles import Profile, load_profiles
+from pipeline.quality.rules import REASONS, QualityRule
+from pipeline.quality.text import TextView
+from pipeline.text.profiles import LanguageProfile, load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
-from pipeline.text.spans import Span, between, union, without
+from pipeline.text.spans import Span, complement, union, without
 from pipeline.text.words import CAPACITY, Codes, Vocabulary
 from schemas.errors import ConfigError
 from schemas.signals import LINE_SIGNALS, SIGNALS
@@ -30,13 +30,13 @@ _RATIOS = tuple(signal.name for signal in SIGNALS if signal.kind == pa.float32()
 
 
 @dataclass(frozen=True, eq=False)
-class Measures:
+class QualityMeasures:
     """What is measured of each text and what is cut from it."""
 
     families: frozenset[str] = frozenset(("gopher_repetition", "gopher_quality", "c4", "fineweb"))
     cut_lines: frozenset[str] = frozenset(("c4",))
     """Names of the line rules whose finds are cut, not only counted."""
-    lines: LineRules = field(default_factory=LineRules)
+    lines: C4LineRules = field(default_factory=C4LineRules)
     refinedweb: RefinedWebRules = field(default_factory=RefinedWebRules)
     stop_words: Mapping[str, Codes] = field(default_factory=lambda: {ENGLISH: stop_codes(STOP_WORDS)})
     """`stop_codes` of the stop words of each language."""
@@ -46,14 +46,14 @@ class Measures:
         return rules in self.families or rules in self.cut_lines
 
 
-def measure(text: str, language: str, measures: Measures, vocabulary: Vocabulary) -> dict[str, Any]:
+def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Vocabulary) -> dict[str, Any]:
     """The signals of the text, its `cuts`, and of what they leave `num_bytes`, `_body` and `_words` (their xxh64)."""
     vocabulary.trim()
-    whole = Parts(text, vocabulary)
+    whole = TextView(text, vocabulary)
     row = _families(whole, language, measures)
     cuts: list[Span] = []
     body = whole
-    lines = Lines(whole) if measures.wants("refinedweb") or "lines" in measures.families else None
+    lines = LineCounts(whole) if measures.wants("refinedweb") or "lines" in measures.families else None
     if lines is not None and "lines" in measures.families:
         row |= line_signals(lines)
     if measures.wants("c4"):
@@ -66,10 +66,10 @@ def measure(text: str, language: str, measures: Measures, vocabulary: Vocabulary
         row |= signals if "refinedweb" in measures.families else {}
         if "refinedweb" in measures.cut_lines:
             both = union(cuts, found)
-            body = Parts(without(text, both), vocabulary) if cuts else left
+            body = TextView(without(text, both), vocabulary) if cuts else left
             cuts = both
     if "fineweb" in measures.families:
-        row |= fineweb(body.text, len(body.words.flags))
+        row |= fineweb_signals(body.text, len(body.words.flags))
     row["cuts"], row["_body"], row["_words"] = cuts, body.text, vocabulary.keys(body.numbers)
     row["num_bytes"] = len(body.text.encode("utf-8", "surrogatepass"))
     # the table stores float32: rounding here makes a decision taken now and one replayed from the table the same
@@ -78,15 +78,15 @@ def measure(text: str, language: str, measures: Measures, vocabulary: Vocabulary
     return row
 
 
-def _families(whole: Parts, language: str, measures: Measures) -> dict[str, Any]:
+def _families(whole: TextView, language: str, measures: QualityMeasures) -> dict[str, Any]:
     """The signals of all families that look at the whole text, before any cut."""
     families, stop_words = measures.families, measures.stop_words.get(language, NO_CODES)
     spaced = language not in UNSPACED_LANGUAGES  # elsewhere what lies between whitespace is no word
     row: dict[str, Any] = {}
     if "gopher_repetition" in families:
-        row |= repetition(whole.text, whole.words)
+        row |= repetition_signals(whole.text, whole.words)
     if "gopher_quality" in families:
-        row |= gopher(whole.text, whole.lines, whole.words, stop_words)
+        row |= gopher_signals(whole.text, whole.lines, whole.words, stop_words)
     if "dclm" in families:
         row |= dclm_lines(whole.text)
         row |= dclm_words(whole, stop_words) if spaced else {}
@@ -98,32 +98,34 @@ def _families(whole: Parts, language: str, measures: Measures) -> dict[str, Any]
         words = stop_codes(function_words()) if language == ENGLISH else stop_words
         row |= redpajama_words(whole, words) if spaced else {}
     if "boilerplate" in families:
-        row |= boilerplate(whole, language)
+        row |= boilerplate_signals(whole, language)
     if "markup" in families:
-        row |= markup(whole)
+        row |= markup_signals(whole)
     return row
 
 
-def _c4(whole: Parts, language: str, rules: LineRules) -> tuple[dict[str, Any], list[Span], Parts]:
+def _c4(whole: TextView, language: str, rules: C4LineRules) -> tuple[dict[str, Any], list[Span], TextView]:
     """The signals of C4, the cuts that its line rules ask for, and what these leave."""
     text, lines, counts = whole.text, whole.lines, whole.counts
-    kept = apply_line_rules(text, lines, counts, rules) if language == ENGLISH else keep_every_line(text, counts)
+    kept = apply_line_rules(text, lines, counts, rules) if language == ENGLISH else keep_all_lines(text, counts)
     remains = "".join([text[start:end] for start, end in kept.spans])
-    left = Parts(remains, whole.vocabulary) if kept.cited else whole.only(kept.lines, remains)
+    left = TextView(remains, whole.vocabulary) if kept.cited else whole.only(kept.lines, remains)
     signals = {
         "c4_lines_cut": len(counts) - counts.count(0) - len(kept.lines),
         "c4_num_sentences": num_sentences(left.words, [count for count in left.counts if count]),
         "c4_lorem_ipsum": kept.lorem_ipsum,
         "c4_curly_brackets": kept.curly_brackets,
     }
-    return signals, between(kept.spans, len(text)), left
+    return signals, complement(kept.spans, len(text)), left
 
 
-def _refinedweb(lines: Lines, language: str, rules: RefinedWebRules) -> tuple[dict[str, Any], list[Span], Parts]:
+def _refinedweb(
+    lines: LineCounts, language: str, rules: RefinedWebRules
+) -> tuple[dict[str, Any], list[Span], TextView]:
     """The signals of RefinedWeb, the cuts that its line rules ask for, and what these leave."""
     whole = lines.whole
     cuts, num_cut = apply_refinedweb(lines, rules, language == ENGLISH)
-    left = Parts(without(whole.text, cuts), whole.vocabulary) if cuts else whole
+    left = TextView(without(whole.text, cuts), whole.vocabulary) if cuts else whole
     signals = {"refinedweb_lines_cut": num_cut, "refinedweb_removed_words": share_of_words(whole, cuts)}
     return signals, cuts, left
 
@@ -169,13 +171,13 @@ def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
     return quality
 
 
-def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Measures:
+def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> QualityMeasures:
     """What the settings ask to measure, given the codes of the stop words of each language."""
-    lines = LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
+    lines = C4LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
     families, cut_lines = frozenset(config.families), frozenset(config.cut_lines)
-    return Measures(families, cut_lines, lines, refinedweb, {**stop_words, **english})
+    return QualityMeasures(families, cut_lines, lines, refinedweb, {**stop_words, **english})
 
 
 def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
@@ -194,7 +196,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
     ]
 
 
-def limits_of(rule: Rule, config: QualityConfig, profiles: Mapping[str, Profile]) -> dict[str, float]:
+def limits_of(rule: QualityRule, config: QualityConfig, profiles: Mapping[str, LanguageProfile]) -> dict[str, float]:
     """The limit of a rule by language; a language that it does not name, and EVERY neither, is not checked."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)

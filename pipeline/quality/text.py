@@ -33,7 +33,7 @@ _RAW_WORD = re.compile(r"\w+|\W+")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 
-def lengths_of(words: Sequence[str]) -> Ints:
+def word_lengths(words: Sequence[str]) -> Ints:
     """Length of each word [code points]."""
     return np.fromiter(map(len, words), np.int64, len(words))
 
@@ -44,9 +44,9 @@ def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
 
 def read_pieces(pieces: Sequence[str]) -> Arrays:
     """The pieces themselves: lengths, flags, codes, and the codes of their lower case."""
-    lengths, lowered = lengths_of(pieces), [piece.lower() for piece in pieces]
+    lengths, lowered = word_lengths(pieces), [piece.lower() for piece in pieces]
     flags = _flags(map(_piece_flags, pieces), len(pieces))
-    lower_codes = token_codes(lowered, lengths_of(lowered))
+    lower_codes = token_codes(lowered, word_lengths(lowered))
     return np.ones(len(pieces), np.int64), lengths, flags, token_codes(pieces, lengths), lower_codes
 
 
@@ -68,7 +68,7 @@ def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
     """What normalisation leaves of each piece, one word or none: lengths, flags, codes, numeric characters."""
     normal = [normal_piece(piece) for piece in pieces]
     words = [word for word in normal if word]
-    lengths = lengths_of(words)
+    lengths = word_lengths(words)
     flags = _flags((JAVASCRIPT * (word == "javascript") | LOREM * word.endswith("lorem") for word in words), len(words))
     numeric = np.fromiter(
         (0 if word.isascii() and word.isalpha() else sum(map(str.isnumeric, word)) for word in words), np.int64
@@ -99,7 +99,7 @@ read_unicode_words = words_of(unicode_words, _no_flags)
 """The words of DCLM's n-grams."""
 
 
-def num_among(codes: Codes, known: Codes) -> int:
+def count_known(codes: Codes, known: Codes) -> int:
     """How many of the words are among the known ones, repetitions counted; both by their codes, `known` sorted."""
     if not len(known):
         return 0
@@ -111,7 +111,7 @@ def num_among(codes: Codes, known: Codes) -> int:
 # The parts of one text that its signals are taken from: lines, pieces between whitespace, words; each found once.
 
 
-class Parts:
+class TextView:
     """A text and what it falls into, as far as somebody asks."""
 
     def __init__(self, text: str, vocabulary: Vocabulary):
@@ -158,7 +158,7 @@ class Parts:
 
     def only(self, lines: Sequence[int], text: str) -> "Parts":
         """The parts of `text`, which holds these lines and no others, pieces and all."""
-        rest = Parts(text, self.vocabulary)
+        rest = TextView(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):
             rest.__dict__ |= {"_pieces": (counts, self.numbers), "words": self.words}

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from pipeline.engine.rules import COARSE, bins_of, lower_edge
-from pipeline.report.facts import Step, number, short
+from pipeline.report.facts import ReportedStep, number, short
 
 # Plots as geometry: where lines, columns, ticks and labels lie; the templates draw them as SVG.
 #
@@ -41,7 +41,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlotCurve:
     """A line through `points` ("x,y …" in a box of 1000 by the plot's inner height), or dots where they are few."""
 
     name: str
@@ -62,7 +62,7 @@ class LinePlot:
     inner: int
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[PlotCurve, ...]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [place * step for place in range(first, last + 1)]
 
 
-def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
+def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
     """Loss, learning rate, gradient norm and speed over the steps; empty if no update was made."""
     losses = [(step.step, step.loss) for step in steps if step.loss is not None and not step.skipped]
     norms = [(step.step, step.grad_norm) for step in steps if step.grad_norm is not None and not step.skipped]
@@ -127,7 +127,7 @@ def training_plots(steps: Sequence[Step]) -> list[LinePlot]:
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
     """A plot of (name, points, with dots) series."""
-    thin = [(name, averaged(points), dotted) for name, points, dotted in series]
+    thin = [(name, average_points(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]
     low, high = min(values), max(values)
@@ -143,7 +143,7 @@ def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[
         return (x - left) / (right - left)
 
     curves = [
-        Curve(
+        PlotCurve(
             name=name,
             points=" ".join(f"{1000 * across(x):.1f},{down(y):.2f}" for x, y in points),
             dots=tuple((_percent(across(x)), TOP + down(y)) for x, y in points) if dotted else (),
@@ -178,7 +178,7 @@ def axis_label(value: float) -> str:
     return short(round(value, 6))
 
 
-def averaged(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
+def average_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
     """The points, or their means over equal groups where there are more than `limit`."""
     size = -(-len(points) // limit)
     groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
@@ -213,7 +213,7 @@ def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
     return ColumnPlot(summary, COLUMN_HEIGHT, base, is_log, tuple(columns))
 
 
-Side = Literal["min", "max"]
+LimitSide = Literal["min", "max"]
 Anchor = Literal["start", "middle", "end"]
 WIDTH = 1000.0
 ZERO_WIDTH, GAP = 44.0, 16.0
@@ -222,20 +222,20 @@ MIN_SLOTS, MAX_SLOTS, MAX_OF_TWO = 8, 72, 24
 side for one that goes both ways."""
 AT_LIMIT = 0.2
 """Share of a bin's width for the values at its very beginning, where that is the limit."""
-CHARACTER, SPACE = 29.0, 40.0
+CHARACTER_WIDTH, LABEL_SPACE = 29.0, 40.0
 """Width of a character of a label, and the least space between two labels, where a plot is narrow."""
-EXTRA = (5, 2, 3, 7)
+EXTRA_MULTIPLES = (5, 2, 3, 7)
 """Multiples of the powers of ten that are labelled too, each where all of them have room."""
-LARGEST = 1e38
+MAX_FINITE = 1e38
 """Values from here on stand for infinity."""
 
 
-def key_of(value: float) -> int:
+def bin_of(value: float) -> int:
     """The coarse bin of a value."""
     return int(bins_of(np.array([value], np.float64), COARSE)[0])
 
 
-ZERO, ONE = key_of(0.0), key_of(1.0)
+BIN_OF_ZERO, BIN_OF_ONE = bin_of(0.0), bin_of(1.0)
 
 
 @dataclass(frozen=True)
@@ -280,14 +280,14 @@ class Axis:
                 return slot.left + (value - slot.low) / (slot.high - slot.low) * (slot.right - slot.left)
         return self.slots[-1].right
 
-    def cut(self, limit: float, side: Side) -> float:
+    def cut(self, limit: float, side: LimitSide) -> float:
         """Where a limit, itself kept, parts what is kept from what is not."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
-            return self.slot(ZERO).left
+            return self.slot(BIN_OF_ZERO).left
         place = self.place(limit)
-        slot = self.slot(key_of(limit))
+        slot = self.slot(bin_of(limit))
         if limit == slot.low and limit and side == "max":  # what measures the limit itself is kept and lies in this bin
             return place + AT_LIMIT * (slot.right - slot.left)
         return place
@@ -295,24 +295,26 @@ class Axis:
     def middle(self, value: float) -> float:
         """Where the label of a value stands."""
         if value == 0 or not self.whole:
-            slot = self.slot(key_of(value))
+            slot = self.slot(bin_of(value))
             return (slot.left + slot.right) / 2 if value == 0 else self.place(value)
         return (self.place(value) + self.place(value + 1)) / 2
 
 
 def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -> Axis:
     """The axis for documents by bin that shows these limits too."""
-    shown = {key_of(limit) for limit in limits if math.isfinite(limit)}
+    shown = {bin_of(limit) for limit in limits if math.isfinite(limit)}
     present = {*counts, *shown}
-    under, over = ({key for key in present if (key < ZERO) is less and key != ZERO} for less in (True, False))
+    under, over = (
+        {key for key in present if (key < BIN_OF_ZERO) is less and key != BIN_OF_ZERO} for less in (True, False)
+    )
     room = MAX_OF_TWO if under and over else MAX_SLOTS
-    above = _padded(_span(counts, shown, over or ({ONE} if whole else set()), room), whole)
+    above = _padded(_span(counts, shown, over or ({BIN_OF_ONE} if whole else set()), room), whole)
     mirrored = _span(
         {-key: counts.get(key, 0) for key in under}, {-key for key in shown}, {-key for key in under}, room
     )
     below = range(-max(mirrored), 1 - min(mirrored)) if mirrored else range(0)
-    below = range(below.start, max(below.stop, min(below.start + MIN_SLOTS, ZERO))) if below else below
-    groups = [_holding(below, whole), [ZERO] if ZERO in present else [], _holding(above, whole)]
+    below = range(below.start, max(below.stop, min(below.start + MIN_SLOTS, BIN_OF_ZERO))) if below else below
+    groups = [_holding(below, whole), [BIN_OF_ZERO] if BIN_OF_ZERO in present else [], _holding(above, whole)]
     return Axis(tuple(_slots([group for group in groups if group], whole)), whole)
 
 
@@ -352,7 +354,7 @@ def _holding(keys: range, whole: bool) -> list[int]:
 
 
 def _edges(key: int, whole: bool) -> tuple[float, float]:
-    if key == ZERO:
+    if key == BIN_OF_ZERO:
         return 0.0, float(whole)
     low, high = lower_edge(key, COARSE), lower_edge(key + 1, COARSE)
     if not whole or not math.isfinite(high):
@@ -362,12 +364,12 @@ def _edges(key: int, whole: bool) -> tuple[float, float]:
 
 def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
     """The slots of the bins below zero, of zero, and above it, with a gap between these groups."""
-    others = sum(len(group) for group in groups if group != [ZERO])
-    room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([ZERO] in groups)
+    others = sum(len(group) for group in groups if group != [BIN_OF_ZERO])
+    room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([BIN_OF_ZERO] in groups)
     left = 0.0
     for group in groups:
         for key in group:
-            right = left + (ZERO_WIDTH if group == [ZERO] else room / others)
+            right = left + (ZERO_WIDTH if group == [BIN_OF_ZERO] else room / others)
             yield Slot(key, *_edges(key, whole), left, right)
             left = right
         left += GAP
@@ -375,15 +377,15 @@ def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
 
 def labels(axis: Axis) -> list[Label]:
     """Labels for round numbers, as many as there is room for; zero always has one."""
-    slots = [slot for slot in axis.slots if slot.key != ZERO]
+    slots = [slot for slot in axis.slots if slot.key != BIN_OF_ZERO]
     zero = [0.0] if len(slots) < len(axis.slots) else []
-    sizes = [abs(end) for slot in slots for end in (slot.low, slot.high) if 0 < abs(end) < LARGEST]
+    sizes = [abs(end) for slot in slots for end in (slot.low, slot.high) if 0 < abs(end) < MAX_FINITE]
     decades = range(math.floor(math.log10(min(sizes))), math.floor(math.log10(max(sizes))) + 1) if sizes else range(0)
     tries = [(1, decades[(len(decades) - 1) % step :: step]) for step in range(1, len(decades) + 1)]
     chosen = [_label(axis, value) for value in zero]
     for sign in (1, -1):
         chosen = next(filter(_fit, (_with(axis, chosen, sign * m, some) for m, some in tries)), chosen)
-        for multiple in EXTRA:
+        for multiple in EXTRA_MULTIPLES:
             more = _with(axis, chosen, sign * multiple, decades)
             chosen = more if _fit(more) else chosen
     return chosen
@@ -406,11 +408,11 @@ def _start(label: Label) -> float:
 
 def _label(axis: Axis, value: float) -> Label:
     place, text = axis.middle(value), axis_label(value)
-    width = CHARACTER * len(text)
+    width = CHARACTER_WIDTH * len(text)
     anchor: Anchor = "start" if place < width / 2 else "end" if place > WIDTH - width / 2 else "middle"
     start = place - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
     return Label(round(place / 10, 2), text, anchor, start, start + width)
 
 
 def _fit(found: Sequence[Label]) -> bool:
-    return all(left.end + SPACE <= right.start for left, right in pairwise(found))
+    return all(left.end + LABEL_SPACE <= right.start for left, right in pairwise(found))

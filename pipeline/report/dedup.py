@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
-from pipeline.report.facts import Facts, number, of_another_run, percent
+from pipeline.report.facts import RunFacts, is_of_another_run, number, percent
 
 # The S-curve as geometry: how likely two documents share a bucket, by their similarity, in theory and as measured.
 
 CURVE_HEIGHT = 250
 STEPS = 100
 """Line pieces of the theoretical curve."""
-ROOM = 3.0
+RIGHT_MARGIN = 3.0
 """Room right of similarity 1, so that its points are whole [% of the width]."""
-FIRST = "anchored"
+TOP_SAMPLE = "anchored"
 """The sample that is drawn on top, in colour."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredBin:
     """One bin of similarities: the share of its pairs that shared a key, with its interval."""
 
     lower: float
@@ -50,7 +50,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """A measured point: [%] across, [px] down, its interval from `top` to `bottom`."""
 
     x: float
@@ -76,13 +76,13 @@ class CurvePlot:
     theory: str
     """Points of the line in a box of 1000 by `inner`; empty where there is no formula."""
     limit: float
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     samples: tuple[str, ...]
     """Names of the samples that have points, those in colour first."""
 
 
 def curve_plot(
-    samples: Mapping[str, Sequence[Measured]], limit: float, layout: Sequence[int] | None
+    samples: Mapping[str, Sequence[MeasuredBin]], limit: float, layout: Sequence[int] | None
 ) -> CurvePlot | None:
     """The plot of the points of each sample; None if there are none."""
     if not any(samples.values()):
@@ -93,40 +93,47 @@ def curve_plot(
         return round(TOP + inner * (1 - share), 2)
 
     points = [
-        Point(across(one.jaccard), down(one.share), down(one.high), down(one.low), name == FIRST, one.note)
-        for name in sorted(samples, key=lambda name: name == FIRST)
+        PlotPoint(
+            similarity_position(one.jaccard),
+            down(one.share),
+            down(one.high),
+            down(one.low),
+            name == TOP_SAMPLE,
+            one.note,
+        )
+        for name in sorted(samples, key=lambda name: name == TOP_SAMPLE)
         for one in samples[name]
     ]
     theory = (
         ""
         if layout is None
         else " ".join(
-            f"{1000 * s / STEPS:.1f},{inner * (1 - likely(s / STEPS, *layout)):.2f}" for s in range(STEPS + 1)
+            f"{1000 * s / STEPS:.1f},{inner * (1 - band_probability(s / STEPS, *layout)):.2f}" for s in range(STEPS + 1)
         )
     )
-    named = sorted((name for name in samples if samples[name]), key=lambda name: name != FIRST)
+    named = sorted((name for name in samples if samples[name]), key=lambda name: name != TOP_SAMPLE)
     told = "; ".join(f"{name} sample: {', '.join(one.note for one in samples[name])}" for name in named)
     return CurvePlot(
         summary=f"Share of pairs that shared a bucket, by true similarity; {told}",
         height=CURVE_HEIGHT,
         inner=inner,
         left=LEFT,
-        width=100 - LEFT - ROOM,
-        x_ticks=tuple(Tick(across(tenth / 10), f"{tenth / 10:g}") for tenth in range(0, 11, 2)),
+        width=100 - LEFT - RIGHT_MARGIN,
+        x_ticks=tuple(Tick(similarity_position(tenth / 10), f"{tenth / 10:g}") for tenth in range(0, 11, 2)),
         y_ticks=tuple(Tick(down(quarter / 4), f"{25 * quarter} %") for quarter in range(5)),
         theory=theory,
-        limit=across(limit),
+        limit=similarity_position(limit),
         points=tuple(points),
         samples=tuple(named),
     )
 
 
-def across(jaccard: float) -> float:
+def similarity_position(jaccard: float) -> float:
     """Where a similarity stands [% of the width]."""
-    return round(LEFT + (100 - LEFT - ROOM) * jaccard, 3)
+    return round(LEFT + (100 - LEFT - RIGHT_MARGIN) * jaccard, 3)
 
 
-def likely(jaccard: float, bands: int, rows: int) -> float:
+def band_probability(jaccard: float, bands: int, rows: int) -> float:
     """The probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
     return 1 - (1 - jaccard**rows) ** bands
 
@@ -134,11 +141,11 @@ def likely(jaccard: float, bands: int, rows: int) -> float:
 SINGLE_SIZES = 8
 """Clusters up to this size have a column of their own; above, a column spans a power of two."""
 SAMPLES = ("anchored", "uniform")
-ANY = "any"
+ANY_KIND = "any"
 """How the figures of `repeats` name documents with a cut of whatever kind."""
 EARLIER_INDEX = "/index"
 """How the names of earlier indexes end among the inputs of `clusters`."""
-JOINED_WITH = {"joined": "with the document each was joined with", "cluster": "with the first document of its cluster"}
+PAIR_KINDS = {"joined": "with the document each was joined with", "cluster": "with the first document of its cluster"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Share:
+class MeasuredShare:
     """A measured share, 0..1, with its interval of 95 %."""
 
     value: float | None
@@ -181,9 +188,9 @@ class Precision:
     """How many joined pairs are as similar as expected."""
 
     kind: str
-    near: Share
+    near: MeasuredShare
     """Of texts that differ."""
-    all: Share
+    all: MeasuredShare
     not_compared: int
     earlier: int
     """Pairs with a document of an earlier snapshot, whose text is not here."""
@@ -197,8 +204,8 @@ class Recall:
 
     jaccard: float
     is_limit: bool
-    joined: Mapping[str, Share]
-    candidates: Mapping[str, Share]
+    joined: Mapping[str, MeasuredShare]
+    candidates: Mapping[str, MeasuredShare]
 
 
 @dataclass(frozen=True)
@@ -220,13 +227,13 @@ class Audit:
         return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
 
     @property
-    def at_limit(self) -> Share:
+    def at_limit(self) -> MeasuredShare:
         """Recall from the least similarity of a copy on."""
         return next(row.joined[self.best] for row in self.recall if row.is_limit)
 
 
 @dataclass(frozen=True)
-class Search:
+class CandidateSearch:
     """How copies were found."""
 
     compared: tuple[tuple[int, int], ...]
@@ -269,19 +276,19 @@ class Dedup:
 
     clusters: Clusters | None
     plot: ColumnPlot | None
-    search: Search | None
+    search: CandidateSearch | None
     audit: Audit | None
     repeats: Repeats | None
 
 
-def deduplication(facts: Facts) -> Dedup:
+def deduplication(facts: RunFacts) -> Dedup:
     """What the report says of deduplication."""
     found = clusters(facts)
     plot = cluster_plot(found.sizes) if found else None
     return Dedup(found, plot, search(facts), audit(facts), repeats(facts))
 
 
-def clusters(facts: Facts) -> Clusters | None:
+def clusters(facts: RunFacts) -> Clusters | None:
     """Sizes of the duplicate clusters; None while deduplication has not run."""
     if "dedup" not in facts.tables:
         return None
@@ -310,15 +317,15 @@ def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
     return classes[: next((place for place in range(len(classes), 0, -1) if classes[place - 1].clusters), 0)]
 
 
-def search(facts: Facts) -> Search | None:
+def search(facts: RunFacts) -> CandidateSearch | None:
     """How copies were found; None while clusters do not stand."""
     if "clusters" not in facts.tables:
         return None
     table = facts.tables["clusters"]
     figures, notes = table.content.figures, table.run.notes
     layout = figures.get("layout")
-    inputs = (entry for entry in table.content.inputs if of_another_run(entry.name))
-    return Search(
+    inputs = (entry for entry in table.content.inputs if is_of_another_run(entry.name))
+    return CandidateSearch(
         compared=tuple((pairs["joined"], pairs["joined"] + pairs["failed"]) for pairs in notes.get("pairs", ())),
         rounds=notes.get("rounds"),
         edges_by_round=tuple(notes.get("edges_by_round", ())),
@@ -328,7 +335,7 @@ def search(facts: Facts) -> Search | None:
     )
 
 
-def audit(facts: Facts) -> Audit | None:
+def audit(facts: RunFacts) -> Audit | None:
     """What the audit measured; None where there was none."""
     figures = facts.figures("audit")
     if not figures:
@@ -347,7 +354,7 @@ def audit(facts: Facts) -> Audit | None:
                 found["earlier_snapshots"],
                 tuple(sorted(found["jaccard"].items(), reverse=True)),
             )
-            for kind, meaning in JOINED_WITH.items()
+            for kind, meaning in PAIR_KINDS.items()
             if (found := figures["precision"][kind])
         ),
         recall=tuple(_recall(samples, limit)),
@@ -356,8 +363,8 @@ def audit(facts: Facts) -> Audit | None:
     )
 
 
-def _share(found: Mapping[str, Any]) -> Share:
-    return Share(found["value"], found["low"] or 0.0, found["high"] or 0.0, found["pairs"])
+def _share(found: Mapping[str, Any]) -> MeasuredShare:
+    return MeasuredShare(found["value"], found["low"] or 0.0, found["high"] or 0.0, found["pairs"])
 
 
 def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
@@ -372,9 +379,9 @@ def _recall(samples: Mapping[str, Any], limit: float) -> list[Recall]:
     ]
 
 
-def _points(curve: Sequence[Mapping[str, Any]]) -> list[Measured]:
+def _points(curve: Sequence[Mapping[str, Any]]) -> list[MeasuredBin]:
     return [
-        Measured(
+        MeasuredBin(
             row["lower"],
             row["upper"],
             row["jaccard"],
@@ -388,7 +395,7 @@ def _points(curve: Sequence[Mapping[str, Any]]) -> list[Measured]:
     ]
 
 
-def repeats(facts: Facts) -> Repeats | None:
+def repeats(facts: RunFacts) -> Repeats | None:
     """What was cut, the kind that cut most first; None where nothing was looked for."""
     if "repeats" not in facts.tables:
         return None
@@ -400,4 +407,4 @@ def repeats(facts: Facts) -> Repeats | None:
         for kind, count in sorted(chars.items(), key=lambda item: (-item[1], item[0]))
     ]
     dropped = sum(count for name, count in counts.dropped.items() if not name.endswith("/dropped_before"))
-    return Repeats(tuple(kinds), documents.get(ANY, 0), total, dropped)
+    return Repeats(tuple(kinds), documents.get(ANY_KIND, 0), total, dropped)

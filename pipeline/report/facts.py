@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop
-from pipeline.tokens.streams import READS, TOKENS, left_out, mixed
+from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
-from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
 
 # What the training half left in a run, read from the JSON that it writes: plan, steps, events and checkpoints.
@@ -26,13 +26,13 @@ METRICS_NAME = "train/metrics.jsonl"
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 CHECKPOINTS = "train/checkpoints"
-NOTE_NAME = "checkpoint.json"
-NEEDED = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
+CHECKPOINT_METADATA_NAME = "checkpoint.json"
+REQUIRED_FIELDS = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
 """What every step says that is not skipped."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class PlanFigure:
     """One number of the plan and where it comes from."""
 
     name: str
@@ -43,19 +43,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanSummary:
     """The sized run, as far as the report shows it."""
 
     dataset: str
     digest: str
     steps: int
-    figures: tuple[Figure, ...]
+    figures: tuple[PlanFigure, ...]
     mix: str = ""
     """Digest of the mix that the shares of the sources follow; empty = of none."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ReportedStep:
     """One line of the metrics; what was not measured is None or empty."""
 
     step: int
@@ -98,8 +98,8 @@ class Checkpoint:
 class Training:
     """Everything that training left, oldest first; parts that are not there yet are empty."""
 
-    plan: Plan | None
-    steps: Sequence[Step]
+    plan: PlanSummary | None
+    steps: Sequence[ReportedStep]
     events: Sequence[Mapping[str, Any]]
     """What happened beside the steps, as it was written."""
     outcome: Mapping[str, Any] | None
@@ -113,21 +113,21 @@ def read_training(run: Store) -> Training:
     return Training(_read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_notes(run))
 
 
-def _read_plan(run: Store) -> Plan | None:
+def _read_plan(run: Store) -> PlanSummary | None:
     if not run.exists(PLAN_NAME):
         return None
     plan = run.read_json(PLAN_NAME)
     try:
         last = plan["stages"][-1]
-        figures = tuple(Figure(**figure) for figure in plan["figures"])
+        figures = tuple(PlanFigure(**figure) for figure in plan["figures"])
         steps = int(last["first_step"]) + int(last["num_steps"])
         mix = plan.get("settings", {}).get("train", {}).get("mix", "")
-        return Plan(plan["dataset"], digest_of(plan), steps, figures, mix)
+        return PlanSummary(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
         raise ContractError(f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Plan again.") from error
 
 
-def _read_metrics(run: Store) -> list[Step]:
+def _read_metrics(run: Store) -> list[ReportedStep]:
     """Every step in order; a line that a killed process left unfinished ends the list."""
     if not run.exists(METRICS_NAME):
         return []
@@ -138,10 +138,12 @@ def _read_metrics(run: Store) -> list[Step]:
         raise ContractError(f"{run.uri}/{METRICS_NAME}: expected one step a line, got {error}. Restore it.") from error
 
 
-def _step(line: Mapping[str, Any]) -> Step:
-    needed = ("learning_rate", "tokens_per_second") if line.get("skipped") else NEEDED
+def _step(line: Mapping[str, Any]) -> ReportedStep:
+    needed = ("learning_rate", "tokens_per_second") if line.get("skipped") else REQUIRED_FIELDS
     found = {name: line[name] for name in ("step", *needed)}
-    return Step(**found | {field.name: line[field.name] for field in fields(Step) if field.name in line})
+    return ReportedStep(
+        **found | {field.name: line[field.name] for field in fields(ReportedStep) if field.name in line}
+    )
 
 
 def _read_events(run: Store) -> list[Mapping[str, Any]]:
@@ -161,7 +163,7 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
 def _read_notes(run: Store) -> list[Checkpoint]:
     """Every complete checkpoint, oldest first; like the trainer, this looks for the notes that stand in the folder."""
     folder = run.child(CHECKPOINTS)
-    notes = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{NOTE_NAME}")]
+    notes = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")]
     return sorted(map(_checkpoint, notes), key=lambda checkpoint: checkpoint.step)
 
 
@@ -184,17 +186,17 @@ TABLES = (
     *("clean", "tokenizer", "tokens"),
 )
 """The tables of a run in the order they are written."""
-SECOND = ("text", "index", "representatives")
+SECONDARY_TABLES = ("text", "index", "representatives")
 """Those among them that a step writes besides its first."""
-FROM_OUTSIDE = ("documents", "text")
+TABLES_FROM_INPUTS = ("documents", "text")
 """Those among them that were made from files, not from tables."""
-BEFORE = ("dedup/dropped_before", "repeats/dropped_before")
+EARLIER_DROPS = ("dedup/dropped_before", "repeats/dropped_before")
 """Rows that a step only looks at: their drop is counted where it happened."""
 ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """Everything a report is computed from, besides the rows it samples."""
 
     run: Store
@@ -226,15 +228,17 @@ class Facts:
         """How many parts a part-wise table has."""
         return len(self.tables[table].content.files)
 
-    def left_out(self, part: int) -> dict[bytes, Drop]:
+    def mix_drops(self, part: int) -> dict[bytes, Drop]:
         """Why the mix of the dataset leaves out clean documents of a part, by doc_id; empty while there is no mix."""
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
-        sorting = mixed(self.tables[TOKENS.name], self.tables["clean"].digest)
+        sorting = mixed_sorting(self.tables[TOKENS.name], self.tables["clean"].digest)
         if sorting is None:
             return {}
-        tables = {name: Table(self.folders[name], self.tables[name]) for name in READS if name in self.tables}
-        return {identifier: drop for identifier, drop in left_out(tables, part, sorting) if drop is not None}
+        tables = {
+            name: TableVersion(self.folders[name], self.tables[name]) for name in STREAM_TABLES if name in self.tables
+        }
+        return {identifier: drop for identifier, drop in mix_drops(tables, part, sorting) if drop is not None}
 
     def settings(self, stage: str) -> Mapping[str, Any]:
         """The settings that a stage ran with, those that only decide included; empty while it did not run."""
@@ -249,7 +253,7 @@ class Facts:
         return [name.removeprefix(f"{stage}/") for name in names if name.startswith(f"{stage}/")]
 
 
-def collect(run: Store) -> Facts:
+def collect_facts(run: Store) -> RunFacts:
     """The facts of a run folder; parts that are not there yet are empty. Raises ConfigError if it is no run folder."""
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
@@ -260,11 +264,11 @@ def collect(run: Store) -> Facts:
     for name in TABLES:
         if name in state.tables:
             folder, manifest = open_table(run, name)
-            if name in FROM_OUTSIDE or _is_current(manifest, tables):
+            if name in TABLES_FROM_INPUTS or _is_current(manifest, tables):
                 tables[name], folders[name] = manifest, folder
             else:
                 stale.append(name)
-    return Facts(
+    return RunFacts(
         run=run,
         recipe=state.recipe,
         tables=tables,
@@ -276,18 +280,18 @@ def collect(run: Store) -> Facts:
 
 def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
     """Whether every table of this run that it was made from is the one that stands."""
-    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not of_another_run(entry.name)}
+    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not is_of_another_run(entry.name)}
     return all(name in tables and tables[name].digest == digest for name, digest in reads.items())
 
 
-def of_another_run(name: str) -> bool:
+def is_of_another_run(name: str) -> bool:
     """Whether an input is a table of an earlier snapshot, such as `earlier-0/index`."""
     return "/" in name
 
 
 # Numbers as the report writes them: thousands separated, shares in per cent, sizes in powers of ten, short digests.
 
-NOTHING = "–"
+NO_VALUE = "–"
 SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 LARGE = ("", "k", "M", "G", "T", "P")
 
@@ -295,7 +299,7 @@ LARGE = ("", "k", "M", "G", "T", "P")
 def number(value: float | None) -> str:
     """A count with separators; other numbers with four digits; a dash for None."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
@@ -303,7 +307,7 @@ def number(value: float | None) -> str:
 
 def estimate(value: float | None) -> str:
     """A number that was not counted: two to three digits and a unit prefix, such as `≈ 1.2 M`."""
-    return NOTHING if value is None else f"≈ {short(value)}"
+    return NO_VALUE if value is None else f"≈ {short(value)}"
 
 
 def short(value: float) -> str:
@@ -333,7 +337,7 @@ def percent(share: float) -> str:
 def size(value: float | None) -> str:
     """A size [bytes] with three digits, such as `1.23 MB`."""
     if value is None:
-        return NOTHING
+        return NO_VALUE
     step = 0
     while value >= 999.5 and step < len(SIZES) - 1:
         value, step = value / 1000, step + 1

@@ -13,8 +13,8 @@ from typing import Any
 from resiliparse.parse.encoding import map_encoding_to_html5
 
 from pipeline.engine.stage import Row
-from pipeline.report.facts import BEFORE, Facts
-from pipeline.tokens.streams import LEFT_OUT, TOKENS
+from pipeline.report.facts import EARLIER_DROPS, RunFacts
+from pipeline.tokens.streams import MIX_RULE, TOKENS
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tables import to_mapping
@@ -35,7 +35,7 @@ COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
 )
 QUALITY_RULES = ("gopher_", "c4_", "fineweb_", "refinedweb_", "boilerplate_", "markup_", "code_")
 """What the rules of the quality stage begin with."""
-CLEAN = ("kept", f"{TOKENS.name}/{LEFT_OUT}")
+CLEAN = ("kept", f"{TOKENS.name}/{MIX_RULE}")
 """Outcomes of the documents that reached the redaction."""
 SAME_CHARSET = {"gbk": "gb18030"}
 """A superset decodes its subset's pages to the same text."""
@@ -56,7 +56,7 @@ class Score:
 
 
 @dataclass
-class Fate:
+class RecordOutcome:
     """What the run made of one record."""
 
     row: Row
@@ -72,21 +72,21 @@ class Fate:
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedResult:
     """One line of the truth file and what became of it; no fate if the run has no row for it."""
 
     line: Mapping[str, Any]
-    fate: Fate | None
+    fate: RecordOutcome | None
 
 
-def score(facts: Facts, path: str) -> list[Score]:
+def score(facts: RunFacts, path: str) -> list[Score]:
     """Found and planted for every kind of a truth file. Raises ConfigError if there is no such file."""
     lines = read_truth(path)
     if "documents" not in facts.tables:
         return []
     fates = _fates(facts)
     planted = _join(lines, fates)
-    groups: dict[str, list[Planted]] = {}
+    groups: dict[str, list[PlantedResult]] = {}
     for item in planted:
         groups.setdefault(item.line["kind"], []).append(item)
     originals = {item.line["group"]: item for item in groups.pop("original", [])}
@@ -112,20 +112,20 @@ def read_truth(path: str) -> list[dict[str, Any]]:
     return lines if kinds else []
 
 
-def _fates(facts: Facts) -> list[Fate]:
+def _fates(facts: RunFacts) -> list[RecordOutcome]:
     """Every row of the run with its final outcome."""
     fates = {}
     for row in _read(facts, "documents", FROM_DOCUMENTS):
-        fates[row["doc_id"]] = Fate(row, _outcome(row))
+        fates[row["doc_id"]] = RecordOutcome(row, _outcome(row))
     for row in _read(facts, "verdicts", FROM_VERDICTS):
         fates[row["doc_id"]].outcome = _outcome(row)
     for row in _read(facts, "dedup", FROM_DEDUP):
         fate = fates[row["doc_id"]]
         fate.cluster = row["cluster"]
-        fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+        fate.outcome = fate.outcome if _outcome(row) in ("kept", *EARLIER_DROPS) else _outcome(row)
     for row in _read(facts, "repeats", FROM_VERDICTS):
         fate = fates[row["doc_id"]]
-        fate.outcome = fate.outcome if _outcome(row) in ("kept", *BEFORE) else _outcome(row)
+        fate.outcome = fate.outcome if _outcome(row) in ("kept", *EARLIER_DROPS) else _outcome(row)
     for row in _read(facts, "clean", FROM_CLEAN):
         fate = fates[row["doc_id"]]
         fate.pii = to_mapping(row["pii_counts"]) or {}
@@ -140,20 +140,22 @@ def _outcome(row: Row) -> str:
     return "kept" if row["drop_stage"] is None else f"{row['drop_stage']}/{row['drop_rule']}"
 
 
-def _read(facts: Facts, table: str, columns: list[str]) -> Iterator[Row]:
+def _read(facts: RunFacts, table: str, columns: list[str]) -> Iterator[Row]:
     for part in range(facts.num_parts(table)) if table in facts.tables else ():
         yield from facts.read_part(table, part, columns)
 
 
-def _join(lines: Sequence[Mapping[str, Any]], fates: Sequence[Fate]) -> list[Planted]:
+def _join(lines: Sequence[Mapping[str, Any]], fates: Sequence[RecordOutcome]) -> list[PlantedResult]:
     # The first row of a place wins: what a damaged record drags along shares its start.
     by_place = {(fate.row["split"].rpartition("/")[2], fate.row["offset"]): fate for fate in reversed(fates)}
     pages = (fate for fate in fates if fate.row["record_type"] == "response")
     by_url = {fate.row["url"]: fate for fate in pages}
-    return [Planted(line, by_place.get((line["file"], line["offset"])) or by_url.get(line["url"])) for line in lines]
+    return [
+        PlantedResult(line, by_place.get((line["file"], line["offset"])) or by_url.get(line["url"])) for line in lines
+    ]
 
 
-def _score_kind(kind: str, items: Sequence[Planted], originals: Mapping[str, Planted]) -> Score:
+def _score_kind(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
     """One kind that is judged by what became of each page as a whole."""
     first = items[0].line
     if "group" in first:
@@ -180,13 +182,13 @@ def _score_kind(kind: str, items: Sequence[Planted], originals: Mapping[str, Pla
     return Score(QUALITY if is_quality else BROKEN, kind, wanted, len(items), found, others)
 
 
-def _as_expected(item: Planted) -> bool:
+def _as_expected(item: PlantedResult) -> bool:
     if item.fate is None:
         return False
     return item.fate.rule in item.line["rules"] if item.line["rules"] else item.fate.outcome == "kept"
 
 
-def _outcomes(items: Sequence[Planted]) -> str:
+def _outcomes(items: Sequence[PlantedResult]) -> str:
     """What became of some items, most frequent first."""
     counts = Counter(item.fate.rule if item.fate else "no row" for item in items)
     return ", ".join(
@@ -194,7 +196,7 @@ def _outcomes(items: Sequence[Planted]) -> str:
     )
 
 
-def _score_copies(kind: str, items: Sequence[Planted], originals: Mapping[str, Planted]) -> Score:
+def _score_copies(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
     """Copies are found when they share a cluster with their original, whichever of them stays."""
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
@@ -211,19 +213,19 @@ def _score_copies(kind: str, items: Sequence[Planted], originals: Mapping[str, P
     return Score(LEVELS, name, "joined or not, either is right", len(items), len(joined), apart, judged=False)
 
 
-def _same_cluster(item: Planted, original: Planted | None) -> bool:
+def _same_cluster(item: PlantedResult, original: PlantedResult | None) -> bool:
     fates = (item.fate, original.fate if original else None)
     clusters = {fate.cluster if fate else None for fate in fates}
     return len(clusters) == 1 and None not in clusters
 
 
-def _score_languages(planted: Sequence[Planted]) -> list[Score]:
+def _score_languages(planted: Sequence[PlantedResult]) -> list[Score]:
     """Language and charset of the pages in other languages, as the run recognised them."""
     items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.fate]
     found = []
     for name in ("charset", "language"):
         same = _same_charset if name == "charset" else str.__eq__
-        by_value: dict[str, list[Planted]] = {}
+        by_value: dict[str, list[PlantedResult]] = {}
         for item in items:
             by_value.setdefault(item.line[name], []).append(item)
         for value, members in by_value.items():
@@ -241,7 +243,7 @@ def _same_charset(planted: str, found: str) -> bool:
     return len({SAME_CHARSET.get(name, name) for name in names}) == 1
 
 
-def _score_pii(planted: Sequence[Planted]) -> list[Score]:
+def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
     """Values replaced on the pages that reached the redaction, by type; counts only."""
     wanted: Counter[str] = Counter()
     found: Counter[str] = Counter()
@@ -261,9 +263,9 @@ def _score_pii(planted: Sequence[Planted]) -> list[Score]:
     ]
 
 
-def _score_ordinary(lines: Sequence[Mapping[str, Any]], fates: Sequence[Fate]) -> Score:
+def _score_ordinary(lines: Sequence[Mapping[str, Any]], fates: Sequence[RecordOutcome]) -> Score:
     """The pages that nothing was planted in: all should be kept."""
     urls = {line["url"] for line in lines}
     pages = [fate for fate in fates if fate.row["record_type"] == "response" and fate.row["url"] not in urls]
-    lost = [Planted({}, fate) for fate in pages if fate.outcome != "kept"]
+    lost = [PlantedResult({}, fate) for fate in pages if fate.outcome != "kept"]
     return Score(PAGES, "ordinary pages", "kept", len(pages), len(pages) - len(lost), _outcomes(lost))

@@ -7,7 +7,7 @@ already is not drawn, so a run of any size needs two or three tracks.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.lineage.graph import Lineage, Node, drawn_links, folded
+from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
 from pipeline.lineage.read import read_lineage
 from pipeline.report.facts import number, short, size
 from schemas.storage import Store
@@ -23,7 +23,7 @@ WIDTH = 680
 
 
 @dataclass(frozen=True)
-class Text:
+class TextLine:
     """A line of text of a node."""
 
     y: int
@@ -32,7 +32,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Stop:
+class DrawnNode:
     """A node: where its dot lies [px], how it is drawn, and what stands beside it."""
 
     x: int
@@ -42,7 +42,7 @@ class Stop:
     hint: str
     """What a pointer over it shows: the whole digest, and every remark."""
     digest: str
-    texts: tuple[Text, ...]
+    texts: tuple[TextLine, ...]
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class Drawing:
     summary: str
     ways: tuple[str, ...]
     """A path for each link."""
-    stops: tuple[Stop, ...]
+    stops: tuple[DrawnNode, ...]
     breaks: tuple[str, ...]
 
 
 def lineage_drawing(run: Store) -> Drawing:
     """The drawing of a run's lineage, long rows of checkpoints folded."""
-    return draw(folded(read_lineage(run)))
+    return draw(fold_checkpoints(read_lineage(run)))
 
 
 def draw(lineage: Lineage) -> Drawing:
     """Where the dots, ways and words of a lineage lie."""
-    links = drawn_links(lineage)
+    links = reduced_links(lineage)
     tracks, lanes = _tracks([node.key for node in lineage.nodes], links)
-    broken = {node.key: [found.says for found in lineage.breaks if found.key == node.key] for node in lineage.nodes}
+    broken = {node.key: [found.message for found in lineage.breaks if found.key == node.key] for node in lineage.nodes}
     tops = _tops(lineage.nodes, broken)
     places = {node.key: (EDGE + TRACK * tracks[node.key], tops[node.key] + DOT) for node in lineage.nodes}
     left = EDGE + TRACK * (max([*tracks.values(), *lanes.values()], default=0) + 1)
     ways = tuple(_way(places[a], places[b], EDGE + TRACK * lanes[a, b]) for a, b in links)
     stops = tuple(_stop(node, places[node.key], broken[node.key]) for node in lineage.nodes)
-    breaks = tuple(dict.fromkeys(found.says for found in lineage.breaks))
+    breaks = tuple(dict.fromkeys(found.message for found in lineage.breaks))
     height = max(tops.values(), default=0) + ROW + LINE * NOTES if lineage.nodes else 0
     kinds = ", ".join(node.title for node in lineage.nodes)
     summary = f"Lineage in {len(lineage.nodes)} steps: {kinds}" + (f"; {len(breaks)} do not hold" if breaks else "")
@@ -136,18 +136,20 @@ def _way(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
     return f"{path}V{y1}"
 
 
-def _stop(node: Node, place: tuple[int, int], broken: Sequence[str]) -> Stop:
+def _stop(node: Node, place: tuple[int, int], broken: Sequence[str]) -> DrawnNode:
     x, y = place
     counts = ", ".join(_counted(unit, value) for unit, value in node.counts.items())
     when = (node.at or "")[:19].replace("T", " ")
     made = " · ".join(filter(None, [when and f"{when} UTC", node.code and f"code {node.code}"]))
     lines = [(counts, "says"), (made, "made")] if counts else [(made, "made")]
-    shown = [*((says, "bad") for says in broken), *((note, "made") for note in node.notes)]
-    texts = [Text(y + 5 + LINE * n, words, style) for n, (words, style) in enumerate([*lines, *shown[:NOTES]], start=1)]
+    shown = [*((message, "bad") for message in broken), *((note, "made") for note in node.notes)]
+    texts = [
+        TextLine(y + 5 + LINE * n, words, style) for n, (words, style) in enumerate([*lines, *shown[:NOTES]], start=1)
+    ]
     style = "broken" if broken else "former" if not node.is_current else STYLES.get(node.kind, "made")
     title = node.title + ("" if node.is_current else ", earlier version")
     remarks = "; ".join([node.key, node.digest, *node.notes, *broken])
-    return Stop(x, y, style, title, remarks, node.digest[:12], tuple(texts))
+    return DrawnNode(x, y, style, title, remarks, node.digest[:12], tuple(texts))
 
 
 STYLES = dict.fromkeys(("inputs", "outside", "mix"), "outside") | dict.fromkeys(

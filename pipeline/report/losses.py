@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from pipeline.report.charts import Tick, axis_label, nice_ticks
-from pipeline.report.facts import Step, number
+from pipeline.report.facts import ReportedStep, number
 from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, read_ablation
 from schemas.errors import ContractError
 from schemas.storage import Store
@@ -33,7 +33,7 @@ class SourceLosses:
 
 
 @dataclass(frozen=True)
-class Told:
+class EventRow:
     """An event for a reader."""
 
     step: int
@@ -59,7 +59,7 @@ class Waiting:
     """Of the same gradients uncompressed."""
 
 
-def by_source(steps: Sequence[Step]) -> list[SourceLosses]:
+def by_source(steps: Sequence[ReportedStep]) -> list[SourceLosses]:
     """Every source by name; empty if the metrics do not tell sources apart."""
     tokens = _tokens(steps)
     last = steps[-max(1, round(LAST_SHARE * len(steps))) :]
@@ -79,7 +79,7 @@ def by_source(steps: Sequence[Step]) -> list[SourceLosses]:
     ]
 
 
-def _tokens(steps: Sequence[Step]) -> dict[str, int]:
+def _tokens(steps: Sequence[ReportedStep]) -> dict[str, int]:
     """Targets of each source; those of a source whose loss was not finite do not count."""
     found: dict[str, int] = {}
     for step in steps:
@@ -88,7 +88,7 @@ def _tokens(steps: Sequence[Step]) -> dict[str, int]:
     return found
 
 
-def waiting(steps: Sequence[Step]) -> Waiting:
+def waiting(steps: Sequence[ReportedStep]) -> Waiting:
     """The sums over the steps."""
     seconds = sum(step.step_seconds for step in steps)
     return Waiting(
@@ -100,15 +100,15 @@ def waiting(steps: Sequence[Step]) -> Waiting:
     )
 
 
-def told(events: Sequence[Mapping[str, Any]]) -> list[Told]:
+def describe_events(events: Sequence[Mapping[str, Any]]) -> list[EventRow]:
     """The events in the order they happened, those left out that another one stands for."""
     return [_told(event) for event in events if event["kind"] not in FOLDED]
 
 
-def _told(event: Mapping[str, Any]) -> Told:
+def _told(event: Mapping[str, Any]) -> EventRow:
     kind = str(event["kind"])
-    what, tell, is_bad = KINDS.get(kind, (kind.replace("_", " "), lambda _: "", False))
-    return Told(event["step"], str(event["at"])[:19].replace("T", " "), what, tell(event), is_bad)
+    what, tell, is_bad = EVENT_KINDS.get(kind, (kind.replace("_", " "), lambda _: "", False))
+    return EventRow(event["step"], str(event["at"])[:19].replace("T", " "), what, tell(event), is_bad)
 
 
 def _skipped(event: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _interrupted(event: Mapping[str, Any]) -> str:
     return f"{event['signal']}; " + (f"{event['checkpoint']} stands" if event["checkpoint"] else "no checkpoint stands")
 
 
-KINDS: dict[str, tuple[str, Any, bool]] = {
+EVENT_KINDS: dict[str, tuple[str, Any, bool]] = {
     "skipped": ("update skipped", _skipped, True),
     "spike": ("spike", _spike, True),
     "rewound": ("rewound", _rewound, True),
@@ -181,7 +181,7 @@ SHOWN_FATES = 8
 
 
 @dataclass(frozen=True)
-class Drawn:
+class IntervalRow:
     """One interval: places are in per cent across."""
 
     held_out: str
@@ -208,12 +208,12 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Shown:
+class AblationView:
     """One ablation."""
 
     result: Ablation
     title: str
-    rows: tuple[Drawn, ...]
+    rows: tuple[IntervalRow, ...]
     zero: float
     ticks: tuple[Tick, ...]
     is_current: bool
@@ -224,7 +224,7 @@ class Shown:
 class Ablations:
     """All of a run."""
 
-    shown: tuple[Shown, ...]
+    shown: tuple[AblationView, ...]
     unreadable: tuple[str, ...]
     """What is wrong with results that are none."""
 
@@ -247,7 +247,7 @@ def _names(run: Store) -> list[str]:
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
 
 
-def _shown(result: Ablation, dataset: str | None) -> Shown:
+def _shown(result: Ablation, dataset: str | None) -> AblationView:
     ends = [0.0]
     for one in result.comparisons:
         ends += [*_differences(one), *(end for end in (one.nats.low, one.nats.high) if end is not None)]
@@ -256,7 +256,7 @@ def _shown(result: Ablation, dataset: str | None) -> Shown:
     def across(value: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * (value - low) / ((high - low) or 1.0), 2)
 
-    return Shown(
+    return AblationView(
         result=result,
         title=", ".join(result.left_out) or result.name,
         rows=tuple(_drawn(one, across) for one in result.comparisons),
@@ -270,11 +270,11 @@ def _differences(one: Comparison) -> list[float]:
     return [without - ours for ours, without in one.losses]
 
 
-def _drawn(one: Comparison, across: Callable[[float], float]) -> Drawn:
+def _drawn(one: Comparison, across: Callable[[float], float]) -> IntervalRow:
     mean, low, high = one.nats.mean, one.nats.low, one.nats.high
     number = len(one.losses)
     held_out = {WITH: "with the rules", WITHOUT: "without them"}.get(one.on, one.on)
-    return Drawn(
+    return IntervalRow(
         held_out=held_out,
         source=one.source or "all",
         style="kept" if (low or 0) > 0 else "beyond" if (high or 0) < 0 else "unparted",

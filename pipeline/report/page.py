@@ -12,23 +12,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
 from pipeline.report.dedup import deduplication
-from pipeline.report.facts import Facts, Figure, collect
-from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.facts import PlanFigure, RunFacts, collect_facts
+from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
-from pipeline.report.losses import SHOWN_FATES, ablations, by_source, told, waiting
+from pipeline.report.losses import SHOWN_FATES, ablations, by_source, describe_events, waiting
 from pipeline.report.samples import draw_samples
-from pipeline.report.signals import OWN_SECTION, bucket_chart, buckets, charts
+from pipeline.report.signals import STAGES_WITH_SECTION, bucket_chart, buckets, charts
 from pipeline.report.tallies import (
-    asked_of_mix,
-    buckets_told,
     canaries,
     contract,
     costs,
-    counts_of,
+    describe_buckets,
     evaluation_sets,
     languages,
+    mix_shares,
     num_pages,
+    ranked_counts,
     streams,
     without_wordlist,
     wordlists,
@@ -62,7 +62,7 @@ def write_report(run: Store, truth: str | None) -> str:
 
     Raises ConfigError if the folder is no run or the truth file is missing.
     """
-    facts = collect(run)
+    facts = collect_facts(run)
     scores = score(facts, truth) if truth is not None else []
     page = _environment().get_template("page.html").render(_view(facts, scores))
     run.write_atomic(REPORT_NAME, page.encode("utf-8", "replace"))
@@ -83,7 +83,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
+def _view(facts: RunFacts, scores: Sequence[Score]) -> dict[str, Any]:
     """Everything the templates may look at."""
     reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
     drops = drops_by_rule(facts, reasons)
@@ -97,33 +97,33 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,
         "tables": facts.tables,
-        "levels": levels(facts, reasons),
+        "levels": funnel_rows(facts, reasons),
         "drops": drops,
         "charts": drawn,
         "drawn_rules": {chart.counted_as: chart.anchor for rows in drawn.values() for chart in rows},
-        "own_section": OWN_SECTION,
+        "own_section": STAGES_WITH_SECTION,
         "buckets": buckets(facts),
         "bucket_chart": bucket_chart(facts),
         "evaluation_sets": evaluation_sets(facts),
         "canaries": canaries(facts),
-        "mixtures": counts_of(documents.get("mixed_languages", {})),
+        "mixtures": ranked_counts(documents.get("mixed_languages", {})),
         "max_mixtures": MAX_MIXTURES,
         "samples": draw_samples(facts),
         "checks": checks(facts),
-        "stored": counts_of(documents.get("stored_bytes", {})),
-        "record_types": counts_of(documents.get("record_types", {})),
+        "stored": ranked_counts(documents.get("stored_bytes", {})),
+        "record_types": ranked_counts(documents.get("record_types", {})),
         "languages": languages(facts),
-        "charsets": counts_of(documents.get("charsets", {})),
+        "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": deduplication(facts),
         "toxicity": facts.settings("toxicity"),
         "wordlists": wordlists(facts),
         "without_wordlist": without_wordlist(facts),
         "classifier": "classifier" in facts.models("toxicity"),
-        "pii": counts_of(facts.figures("clean").get("pii", {})),
+        "pii": ranked_counts(facts.figures("clean").get("pii", {})),
         "contract": contract(facts),
         "streams": streams(facts),
-        "buckets_told": buckets_told(facts),
-        "asked_of_mix": asked_of_mix(facts),
+        "buckets_told": describe_buckets(facts),
+        "asked_of_mix": mix_shares(facts),
         "costs": steps,
         "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
         "num_pages": num_pages(facts),
@@ -134,7 +134,7 @@ def _view(facts: Facts, scores: Sequence[Score]) -> dict[str, Any]:
         "plots": training_plots(training.steps),
         "by_source": by_source(training.steps),
         "waiting": waiting(training.steps),
-        "events": told(training.events),
+        "events": describe_events(training.events),
         "max_events": MAX_EVENTS,
         "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
         "shown_fates": SHOWN_FATES,
@@ -152,7 +152,7 @@ def _by_group(scores: Sequence[Score]) -> dict[str, list[Score]]:
     return groups
 
 
-def figure_text(figure: Figure) -> str:
+def figure_text(figure: PlanFigure) -> str:
     """The value of a plan's figure as its unit asks."""
     if figure.unit == "bytes":
         return numbers.size(figure.value)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
-from pipeline.pii.stage import Redactor, load_names
-from pipeline.report.facts import BEFORE, Facts
+from pipeline.pii.stage import Redactor, load_name_finder
+from pipeline.report.facts import EARLIER_DROPS, RunFacts
 from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
@@ -28,7 +28,7 @@ VERDICT = ["doc_id", "drop_stage", "drop_rule", "drop_value", "drop_limit"]
 
 
 @dataclass(frozen=True)
-class Sample:
+class DroppedSample:
     """One dropped document, redacted."""
 
     url: str
@@ -42,22 +42,22 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnSamples:
     """The samples by `stage/rule`, how many rows they were drawn from, and why there are none if so."""
 
-    by_rule: Mapping[str, list[Sample]]
+    by_rule: Mapping[str, list[DroppedSample]]
     rows_read: int
     refused: str = ""
 
 
-def draw_samples(facts: Facts) -> Drawn:
+def draw_samples(facts: RunFacts) -> DrawnSamples:
     """Up to three samples of every rule that dropped something."""
     if "documents" not in facts.tables or "text" not in facts.tables:
-        return Drawn({}, 0)
+        return DrawnSamples({}, 0)
     try:
         redactor = _redactor(facts)
     except (OSError, zipfile.BadZipFile, ConfigError):
-        return Drawn({}, 0, "the pipeline that found names in the run is not where its recipe says")
+        return DrawnSamples({}, 0, "the pipeline that found names in the run is not where its recipe says")
     chosen: dict[str, list[tuple[int, int, Row]]] = {}
     rows_read = part = 0
     while rows_read < MAX_ROWS and part < facts.num_parts("documents"):
@@ -70,27 +70,29 @@ def draw_samples(facts: Facts) -> Drawn:
                 del group[PER_RULE:]
         part += 1
     texts = _texts(facts, [(part, row["doc_id"]) for group in chosen.values() for _, part, row in group])
-    return Drawn(
+    return DrawnSamples(
         {name: [_sample(row, texts.get(row["doc_id"], {}), redactor) for _, _, row in chosen[name]] for name in chosen},
         rows_read,
     )
 
 
-def _redactor(facts: Facts) -> Redactor:
+def _redactor(facts: RunFacts) -> Redactor:
     """Every type that is known, whatever the run replaced; names as well where the run looked for them."""
     if "ner" not in facts.models("pii"):
         return Redactor()
     path = facts.recipe.get("pii", {}).get("ner_model") or ""
-    return Redactor(find_names=load_names(path, facts.settings("pii")["ner_labels"]))
+    return Redactor(find_names=load_name_finder(path, facts.settings("pii")["ner_labels"]))
 
 
-def _rows_of_part(facts: Facts, part: int, limit: int) -> Iterator[Row]:
+def _rows_of_part(facts: RunFacts, part: int, limit: int) -> Iterator[Row]:
     """Up to `limit` rows of one part of `documents`, with the verdict that any table gave them."""
     later: dict[bytes, Row] = {}
     for name in ("verdicts", "dedup", "repeats", "clean"):
         if name in facts.tables:
             rows = (row for row in facts.read_part(name, part, VERDICT) if row["drop_stage"] is not None)
-            later |= {row["doc_id"]: row for row in rows if f"{row['drop_stage']}/{row['drop_rule']}" not in BEFORE}
+            later |= {
+                row["doc_id"]: row for row in rows if f"{row['drop_stage']}/{row['drop_rule']}" not in EARLIER_DROPS
+            }
     for identifier, drop in facts.left_out(part).items():
         values = (identifier, TOKENS.name, drop.rule, drop.value, drop.limit)
         later[identifier] = dict(zip(VERDICT, values, strict=True))
@@ -101,7 +103,7 @@ def _rows_of_part(facts: Facts, part: int, limit: int) -> Iterator[Row]:
         yield row | later.get(row["doc_id"], {})
 
 
-def _texts(facts: Facts, wanted: list[tuple[int, bytes]]) -> dict[bytes, Row]:
+def _texts(facts: RunFacts, wanted: list[tuple[int, bytes]]) -> dict[bytes, Row]:
     """Title and text of the wanted documents by id; of each part only the row groups up to the last wanted one."""
     found: dict[bytes, Row] = {}
     for part in sorted({part for part, _ in wanted}):
@@ -120,17 +122,17 @@ def _texts(facts: Facts, wanted: list[tuple[int, bytes]]) -> dict[bytes, Row]:
     return found
 
 
-def _sample(row: Row, text: Row, redactor: Redactor) -> Sample:
+def _sample(row: Row, text: Row, redactor: Redactor) -> DroppedSample:
     language = row["language"]
     shown = {
-        name: plain(redactor.redact((value or "")[:READ_CHARS], language)[0])
+        name: printable(redactor.redact((value or "")[:READ_CHARS], language)[0])
         for name, value in (("url", row["url"]), ("title", text.get("title")), ("text", text.get("text")))
     }
     why_empty = "" if shown["text"] else "no text was extracted" if row["num_chars"] is None else "the text is empty"
     if text.get("text") is None and row["num_chars"] is not None:
         why_empty = "the text was left out of the run, as its recipe says"
-    return Sample(
-        **{name: shortened(value) for name, value in shown.items()},
+    return DroppedSample(
+        **{name: shorten(value) for name, value in shown.items()},
         why_empty=why_empty,
         language=language or "",
         value=row["drop_value"],
@@ -138,12 +140,12 @@ def _sample(row: Row, text: Row, redactor: Redactor) -> Sample:
     )
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """The text on one line, without what has no glyph: controls, marks that turn the direction, lone surrogates."""
     return "".join(char for char in " ".join(text.split()) if char.isprintable())
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """At most SHOWN_CHARS characters of a text, cut between words where there are any."""
     if len(text) <= SHOWN_CHARS:
         return text

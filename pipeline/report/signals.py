@@ -15,8 +15,8 @@ import pyarrow as pa
 from pipeline.engine.rules import COARSE, lower_edge
 from pipeline.engine.stage import EVERY
 from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
-from pipeline.report.charts import Axis, Label, Side, Slot, labels, make_axis
-from pipeline.report.facts import Facts, number, percent, short
+from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
+from pipeline.report.facts import RunFacts, number, percent, short
 from pipeline.report.funnel import RuleDrops
 from schemas.tables import DOCUMENTS, SCORES, value_type
 
@@ -26,19 +26,19 @@ from schemas.tables import DOCUMENTS, SCORES, value_type
 
 OTHER = "other"
 """The languages that are not told apart."""
-UNPARTED = "unparted"
+NEUTRAL = "unparted"
 """The colour of a row that has no limit."""
 MAX_ROWS = 5
 """Languages that are shown at once; the others are folded away."""
 HEIGHTS = (58, 42, 34, 28)
 """Height of a row [px] where there are one, two, three or more of them."""
-LEAST = 1.2
+MIN_BAR_HEIGHT = 1.2
 """Height of a bin that holds a single document [px]."""
 INFINITY = 3e38
 
 
 @dataclass(frozen=True)
-class Measured:
+class Histogram:
     """What the documents of one language measured, and the limits drawn in."""
 
     language: str
@@ -65,10 +65,10 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Row:
+class HistogramRow:
     """The drawing of one language: an outline for each part, and where the limits stand."""
 
-    measured: Measured
+    measured: Histogram
     note: str
     parts: tuple[tuple[str, str], ...]
     """(class, path) of the parts that hold anything."""
@@ -80,15 +80,15 @@ class Row:
 class Spread:
     """Rows on one axis."""
 
-    rows: tuple[Row, ...]
-    more: tuple[Row, ...]
+    rows: tuple[HistogramRow, ...]
+    more: tuple[HistogramRow, ...]
     """Rows after the first MAX_ROWS."""
     height: int
     grid: str
     labels: tuple[Label, ...]
 
 
-def make_spread(measured: Sequence[Measured], side: Side, whole: bool, classes: Sequence[str]) -> Spread:
+def make_spread(measured: Sequence[Histogram], side: LimitSide, whole: bool, classes: Sequence[str]) -> Spread:
     """The drawing; `classes` name the colours of the parts from the lowest values up.
 
     The most frequent languages come first, those that are not told apart last.
@@ -106,7 +106,7 @@ def make_spread(measured: Sequence[Measured], side: Side, whole: bool, classes: 
     return Spread(rows[:MAX_ROWS], rows[MAX_ROWS:], height, grid, tuple(labelled))
 
 
-def _row(one: Measured, axis: Axis, side: Side, height: int, classes: Sequence[str]) -> Row:
+def _row(one: Histogram, axis: Axis, side: LimitSide, height: int, classes: Sequence[str]) -> HistogramRow:
     counts: dict[Slot, int] = {}
     for key in sorted(one.bins):
         slot = axis.slot(key)
@@ -116,11 +116,13 @@ def _row(one: Measured, axis: Axis, side: Side, height: int, classes: Sequence[s
     if one.beyond is not None and len(cuts) == 1:
         bars = _parted(bars, cuts[0], one.beyond if side == "min" else one.documents - one.beyond)
     most = max(counts.values())
-    drawn = [(left, right, max(LEAST, (height - 3) * (count / most) ** (1 / 3))) for left, right, count in bars]
-    classes = classes if cuts else (UNPARTED,)
+    drawn = [
+        (left, right, max(MIN_BAR_HEIGHT, (height - 3) * (count / most) ** (1 / 3))) for left, right, count in bars
+    ]
+    classes = classes if cuts else (NEUTRAL,)
     bounds = [-math.inf, *cuts, math.inf]
     parts = [(name, _outline(_between(drawn, *ends), height)) for name, ends in zip(classes, pairwise(bounds))]
-    return Row(one, note(one), tuple(part for part in parts if part[1]), tuple(f"{cut:.0f}" for cut in cuts))
+    return HistogramRow(one, note(one), tuple(part for part in parts if part[1]), tuple(f"{cut:.0f}" for cut in cuts))
 
 
 Bar = tuple[float, float, float]
@@ -159,7 +161,7 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
     return "".join([*path, f"V{height}"]) if path else ""
 
 
-def note(one: Measured) -> str:
+def note(one: Histogram) -> str:
     """A row in words: how many documents, where half of them lie, how many are beyond the limit."""
     low, high = (_edge(one.bins, share) for share in (0.25, 0.75))
     where = f"at {short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
@@ -185,11 +187,11 @@ def _edge(bins: Mapping[int, int], share: float) -> tuple[float, float]:
     return low, 0.0 if low == 0 else lower_edge(key + 1, COARSE)
 
 
-OWN_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
+STAGES_WITH_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
 """Stages whose checks are drawn in a section of their own."""
-BUCKET_COLOURS = ("kept", "part", "lost")
+BUCKET_CLASSES = ("kept", "part", "lost")
 """Of head, middle and tail."""
-SHARES = ("ratio", "0..1")
+HIDDEN_UNITS = ("ratio", "0..1")
 """Units that say no more than the meaning of their column."""
 
 
@@ -201,7 +203,7 @@ class Chart:
     """`stage/rule`; with a number from the second on where one rule has several checks, as with two classifiers."""
     meaning: str
     setting: str
-    side: Side
+    side: LimitSide
     column: str
     column_meaning: str
     unit: str
@@ -240,7 +242,7 @@ class Buckets:
         return sum(self.counts.values())
 
 
-def charts(facts: Facts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
+def charts(facts: RunFacts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
     """The charts of every stage that checks something, the rules that dropped most first."""
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
@@ -254,7 +256,7 @@ def charts(facts: Facts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, 
     return {stage: sorted(rows, key=lambda row: (-row.dropped, row.name)) for stage, rows in found.items() if rows}
 
 
-def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Measured], drops: RuleDrops | None) -> Chart:
+def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Histogram], drops: RuleDrops | None) -> Chart:
     field = _field(check["column"])
     classes = ("beyond", "kept") if check["side"] == "min" else ("kept", "beyond")
     return Chart(
@@ -269,12 +271,12 @@ def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Measured], dr
     )
 
 
-def _measured(facts: Facts, name: str, limits: Mapping[str, float]) -> list[Measured]:
+def _measured(facts: RunFacts, name: str, limits: Mapping[str, float]) -> list[Histogram]:
     figures = facts.figures("verdicts")
     spread: Mapping[str, Mapping[str, int]] = figures.get("distributions", {}).get(name, {})
     beyond = _beyond(figures["beyond"].get(name, {}), spread) if "beyond" in figures else {}
     return [
-        Measured(
+        Histogram(
             language=language,
             bins={int(key): count for key, count in bins.items()},
             limits=_limit_of(language, limits, spread),
@@ -307,7 +309,7 @@ def _field(column: str) -> pa.Field | None:
 def _described(field: pa.Field | None) -> dict[str, str]:
     metadata = {} if field is None else {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
     unit = metadata.get("unit", "")
-    return {"column_meaning": metadata.get("meaning", ""), "unit": "" if unit in SHARES else unit}
+    return {"column_meaning": metadata.get("meaning", ""), "unit": "" if unit in HIDDEN_UNITS else unit}
 
 
 def _is_whole(field: pa.Field | None) -> bool:
@@ -317,7 +319,7 @@ def _is_whole(field: pa.Field | None) -> bool:
     return bool(pa.types.is_integer(value_type(field.type) or field.type))
 
 
-def buckets(facts: Facts) -> list[Buckets]:
+def buckets(facts: RunFacts) -> list[Buckets]:
     """The perplexity buckets of every language, the most frequent first; empty where none was measured."""
     figures = facts.figures("verdicts")
     cutoffs: Mapping[str, Mapping[str, float]] = figures.get("cutoffs", {})
@@ -335,17 +337,17 @@ def buckets(facts: Facts) -> list[Buckets]:
     return sorted(rows, key=lambda row: (-row.documents, row.language)) if measured else []
 
 
-def bucket_chart(facts: Facts) -> Chart | None:
+def bucket_chart(facts: RunFacts) -> Chart | None:
     """Perplexity as it spread by language, parted into head, middle and tail; None where it was not counted."""
     figures = facts.figures("verdicts")
     cutoffs = figures.get("cutoffs", {})
     rows = [
-        Measured(language, {int(key): count for key, count in bins.items()}, tuple(_cuts(cutoffs, language)))
+        Histogram(language, {int(key): count for key, count in bins.items()}, tuple(_cuts(cutoffs, language)))
         for language, bins in figures.get("measures", {}).get("perplexity", {}).items()
     ]
     if not rows:
         return None
-    spread = make_spread(rows, "max", False, BUCKET_COLOURS)
+    spread = make_spread(rows, "max", False, BUCKET_CLASSES)
     return Chart("", "", "", "max", "perplexity", **_described(_field("perplexity")), dropped=0, spread=spread)
 
 

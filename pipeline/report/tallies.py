@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
-from pipeline.report.facts import SECOND, Facts
+from pipeline.report.facts import SECONDARY_TABLES, RunFacts
 from schemas.manifest import FileEntry
 from schemas.tokens import HELDOUT, docs_key, shard_key
 
@@ -53,7 +53,7 @@ class ShardFiles:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamSummary:
     """One stream of the dataset."""
 
     name: str
@@ -69,7 +69,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MixShare:
     """What a mix asks for of one source, and what the dataset has of it."""
 
     source: str
@@ -99,36 +99,36 @@ class Cost:
         return self.rows / self.cpu_seconds if self.cpu_seconds else None
 
 
-def counts_of(tally: Mapping[str, int]) -> list[Count]:
+def ranked_counts(tally: Mapping[str, int]) -> list[Count]:
     """The names of a tally, most frequent first."""
     total = sum(tally.values())
     ranked = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
     return [Count(name, number, number / total if total else 0.0) for name, number in ranked]
 
 
-def languages(facts: Facts) -> tuple[list[Language], int]:
+def languages(facts: RunFacts) -> tuple[list[Language], int]:
     """The most frequent languages, and how many further ones there are."""
     wanted = (("verdicts", "kept_languages"), ("verdicts", "kept_language_chars"), ("clean", "kept_languages"))
     tallies = [facts.figures(table).get(name, {}) if table in facts.tables else None for table, name in wanted]
     rows = [
         Language(count.name, count.number, *(None if tally is None else tally.get(count.name, 0) for tally in tallies))
-        for count in counts_of(facts.figures("documents").get("languages", {}))
+        for count in ranked_counts(facts.figures("documents").get("languages", {}))
     ]
     return rows[:MAX_LANGUAGES], max(0, len(rows) - MAX_LANGUAGES)
 
 
-def wordlists(facts: Facts) -> list[str]:
+def wordlists(facts: RunFacts) -> list[str]:
     """The languages whose toxic words were counted."""
     return [name.removeprefix(WORDLIST) for name in facts.models("toxicity") if name.startswith(WORDLIST)]
 
 
-def without_wordlist(facts: Facts) -> int:
+def without_wordlist(facts: RunFacts) -> int:
     """Documents that passed every rule in languages that have no word list, so that their words were not measured."""
     kept: Mapping[str, int] = facts.figures("verdicts").get("kept_languages", {})
     return sum(number for language, number in kept.items() if language not in wordlists(facts))
 
 
-def streams(facts: Facts) -> list[Stream]:
+def streams(facts: RunFacts) -> list[StreamSummary]:
     """The streams of the dataset with their shards; empty while there is none."""
     if "tokens" not in facts.tables:
         return []
@@ -141,20 +141,20 @@ def streams(facts: Facts) -> list[Stream]:
             for number, tokens in enumerate(numbers)
         )
         documents, size = sum(shard.index.rows for shard in shards), sum(shard.file.bytes for shard in shards)
-        found.append(Stream(name, documents, sum(numbers), size, shards))
+        found.append(StreamSummary(name, documents, sum(numbers), size, shards))
     return found
 
 
-def asked_of_mix(facts: Facts) -> list[Asked]:
+def mix_shares(facts: RunFacts) -> list[MixShare]:
     """What the mix of the dataset asks for, by source; empty where there is none."""
     figure: Mapping[str, Any] = facts.figures("tokens").get("mix", {})
     return [
-        Asked(name, part["keep"], part["repeat"], part["found_tokens"], part["wanted_tokens"])
+        MixShare(name, part["keep"], part["repeat"], part["found_tokens"], part["wanted_tokens"])
         for name, part in sorted(figure.items())
     ]
 
 
-def buckets_told(facts: Facts) -> str:
+def describe_buckets(facts: RunFacts) -> str:
     """How the sources of the dataset are cut into buckets of quality, in words; empty where they are whole."""
     figure: Mapping[str, Any] = facts.figures("tokens").get("buckets", {})
     if not figure:
@@ -167,7 +167,7 @@ def buckets_told(facts: Facts) -> str:
     return f"{by}, {', '.join(told)}, {names[-1]} where it was not measured"
 
 
-def contract(facts: Facts) -> Mapping[str, Any]:
+def contract(facts: RunFacts) -> Mapping[str, Any]:
     """What the tokenizer promises, and the bytes of text a token stands for; empty while there is none."""
     figures = facts.figures("tokenizer")
     if "contract" not in figures:
@@ -182,7 +182,7 @@ def contract(facts: Facts) -> Mapping[str, Any]:
     return found | {"sample_bytes": figures.get("sample_bytes"), **rate}
 
 
-def costs(facts: Facts) -> list[Cost]:
+def costs(facts: RunFacts) -> list[Cost]:
     """What each step of the run took, in order; some steps write two tables."""
     return [
         Cost(
@@ -193,11 +193,11 @@ def costs(facts: Facts) -> list[Cost]:
             cpu_seconds=table.run.cpu_seconds,
         )
         for name, table in facts.tables.items()
-        if name not in SECOND
+        if name not in SECONDARY_TABLES
     ]
 
 
-def num_pages(facts: Facts) -> int:
+def num_pages(facts: RunFacts) -> int:
     """Records that held a page: everything that the source stage did not drop."""
     if "documents" not in facts.tables:
         return 0
@@ -229,7 +229,7 @@ class EvaluationSet:
         return self.seen / self.items if self.items else 0.0
 
 
-def evaluation_sets(facts: Facts) -> list[EvaluationSet]:
+def evaluation_sets(facts: RunFacts) -> list[EvaluationSet]:
     """Every set with its hits, those with most documents first; empty where none was given."""
     figures = facts.figures("documents")
     sizes: Mapping[str, Mapping[str, int]] = figures.get(SETS, {})
@@ -250,7 +250,7 @@ def evaluation_sets(facts: Facts) -> list[EvaluationSet]:
     return sorted(rows, key=lambda row: (-row.documents, row.name))
 
 
-def canaries(facts: Facts) -> Mapping[str, int]:
+def canaries(facts: RunFacts) -> Mapping[str, int]:
     """Documents with canary strings and their occurrences; empty where none was found."""
     found: Mapping[str, int] = facts.figures("documents").get(CANARIES, {})
     return found

@@ -27,7 +27,7 @@ class ByteStream(Protocol):
     def tell(self) -> int: ...
 
 
-class Blocks:
+class BlockReader:
     """Reading anywhere in a stream through one cached block."""
 
     def __init__(self, stream: ByteStream):
@@ -84,7 +84,7 @@ class Blocks:
 
 
 SLICE_BYTES = 32 << 10
-PIECE_BYTES = 1 << 20
+DECODED_BYTES = 1 << 20
 # A decoder notices damage some way behind it; a frame that starts within this distance is still found.
 BACKTRACK_BYTES = 192 << 10
 ZSTD_BLOCK_BYTES = 128 << 10
@@ -95,7 +95,7 @@ GZIP, ZSTD, BZIP2 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh"
 ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
 
-class Piece(NamedTuple):
+class DecodedBlock(NamedTuple):
     """Decoded bytes; `start` is the stored offset of their frame, or of the bytes themselves when they are plain."""
 
     data: bytes
@@ -108,7 +108,7 @@ class Piece(NamedTuple):
     resumed: int = 0
 
 
-class Starts(NamedTuple):
+class RecordPatterns(NamedTuple):
     """How to tell where a record starts, so that reading can go on behind damage."""
 
     begins: Callable[[bytes], bool]
@@ -123,18 +123,18 @@ class _DamageError(Exception):
         self.position = position
 
 
-class Frames:
+class FrameReader:
     """The pieces of a file in order. `starts` is None for text, where any decodable byte will do."""
 
-    def __init__(self, stream: ByteStream, starts: Starts | None):
-        self.blocks = Blocks(stream)
+    def __init__(self, stream: ByteStream, starts: RecordPatterns | None):
+        self.blocks = BlockReader(stream)
         self.starts = starts
         self.end = 0
         """The size of the file [bytes], once every piece was read."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
         self._pieces = self._read(0)
 
-    def next(self) -> Piece | None:
+    def next(self) -> DecodedBlock | None:
         """The next piece, None at the end of the file."""
         return next(self._pieces, None)
 
@@ -163,7 +163,7 @@ class Frames:
             return False
         return self.starts is None or self.starts.begins(data)
 
-    def _read(self, position: int) -> Generator[Piece, None, None]:
+    def _read(self, position: int) -> Generator[DecodedBlock, None, None]:
         while head := self.blocks.peek(position, 10):
             codec = _codec(head)
             if codec is not None:
@@ -172,7 +172,7 @@ class Frames:
                 position = yield from self._plain(position)
             else:
                 start, position = position, self.next_start(position + 1)
-                yield Piece(b"", start, False, True, "unreadable_gap", position)
+                yield DecodedBlock(b"", start, False, True, "unreadable_gap", position)
         self.end = position
 
     def _is_plain(self, position: int) -> bool:
@@ -180,29 +180,29 @@ class Frames:
             return position == 0
         return self.starts.begins(self.blocks.peek(position, PEEK_BYTES).lstrip(b"\r\n"))
 
-    def _frame(self, codec: "Codec", start: int) -> Generator[Piece, None, int]:
+    def _frame(self, codec: "Codec", start: int) -> Generator[DecodedBlock, None, int]:
         first, position = True, start
         try:
             for data, behind in codec(self.blocks, start):
                 position = behind
                 if data:
-                    yield Piece(data, start, False, first)
+                    yield DecodedBlock(data, start, False, first)
                     first = False
         except _DamageError as damage:
             # Frames only: a damaged frame may hold its record in stored blocks, to be seen but not to be read twice.
             position = self._search(CANDIDATE, max(start + 1, damage.position - BACKTRACK_BYTES))
-            yield Piece(b"", start, False, first, damage.reason, position)
+            yield DecodedBlock(b"", start, False, first, damage.reason, position)
         return position
 
-    def _plain(self, start: int) -> Generator[Piece, None, int]:
+    def _plain(self, start: int) -> Generator[DecodedBlock, None, int]:
         position = start
-        while data := self.blocks.at(position, PIECE_BYTES >> 2):
-            yield Piece(bytes(data), position, True, position == start)
+        while data := self.blocks.at(position, DECODED_BYTES >> 2):
+            yield DecodedBlock(bytes(data), position, True, position == start)
             position += len(data)
         return position
 
 
-Codec = Callable[[Blocks, int], Iterator[tuple[bytes, int]]]
+Codec = Callable[[BlockReader, int], Iterator[tuple[bytes, int]]]
 """(blocks, start of the frame) → decoded pieces, each with the stored offset behind it; raises _DamageError."""
 
 
@@ -214,13 +214,13 @@ def _codec(head: bytes) -> Codec | None:
     return _bzip2 if head.startswith(BZIP2) and CANDIDATE.match(head) else None
 
 
-def _gzip(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
+def _gzip(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = zlib.decompressobj(31)
     position = start
     while not decoder.eof:
         stored = blocks.at(position, SLICE_BYTES)
         try:
-            data = decoder.decompress(stored, PIECE_BYTES)
+            data = decoder.decompress(stored, DECODED_BYTES)
         except zlib.error:
             if position == start:
                 yield _salvage(stored), position
@@ -239,13 +239,13 @@ def _salvage(stored: memoryview) -> bytes:
     parts: list[bytes] = []
     try:
         for offset in range(0, len(stored), 8):
-            parts.append(decoder.decompress(stored[offset : offset + 8], PIECE_BYTES))
+            parts.append(decoder.decompress(stored[offset : offset + 8], DECODED_BYTES))
     except zlib.error:
         pass
     return b"".join(parts)
 
 
-def _bzip2(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
+def _bzip2(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = bz2.BZ2Decompressor()
     position = start
     while not decoder.eof:
@@ -253,14 +253,14 @@ def _bzip2(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
         if decoder.needs_input and not stored:
             raise _DamageError("truncated_record", position)
         try:
-            data = decoder.decompress(stored, PIECE_BYTES)
+            data = decoder.decompress(stored, DECODED_BYTES)
         except OSError:
             raise _DamageError("bad_gzip", position) from None
         position += len(stored) - len(decoder.unused_data)
         yield data, position
 
 
-def _zstd(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
+def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
     damage = None
     try:
         end = _zstd_end(blocks, start)
@@ -268,7 +268,7 @@ def _zstd(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
         damage, end = found, found.position
     try:
         reader = ZstdReader(cast(Any, _Range(blocks, start, end))) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
-        while data := reader.read(PIECE_BYTES):
+        while data := reader.read(DECODED_BYTES):
             yield data, end
     except OSError:
         raise damage or _DamageError("bad_gzip", start) from None
@@ -277,7 +277,7 @@ def _zstd(blocks: Blocks, start: int) -> Iterator[tuple[bytes, int]]:
     yield b"", end
 
 
-def _zstd_end(blocks: Blocks, start: int) -> int:
+def _zstd_end(blocks: BlockReader, start: int) -> int:
     """Stored offset behind a zstd frame, by its block headers. Source: RFC 8878, sections 3.1.1 and 3.1.2."""
     head = blocks.peek(start, 8).ljust(8, b"\0")
     position = start
@@ -306,7 +306,7 @@ def _zstd_end(blocks: Blocks, start: int) -> int:
 class _Range:
     """The stored bytes from `start` to `end`, as a stream for a decoder that pulls."""
 
-    def __init__(self, blocks: Blocks, start: int, end: int):
+    def __init__(self, blocks: BlockReader, start: int, end: int):
         self._blocks = blocks
         self._position = start
         self._end = end

@@ -31,7 +31,7 @@ ARC_LINE = re.compile(
 )
 # Among other bytes the start of a record is looked for more strictly: a version line and a known field, or a whole ARC
 # line behind a line end. Both begin with a literal, which lets the search skip ahead (30 times as fast on zeros).
-RECORD = re.compile(
+RECORD_START = re.compile(
     rb"WARC/\d\.\d{1,2}\r?\n(?i:WARC|Content)-[A-Za-z\-]{1,100}[ \t]*:"
     rb"|\n[A-Za-z][A-Za-z0-9+.\-]{1,15}:[^\r\n]{0,8000} \d{1,3}(?:\.\d{1,3}){3} \d{14} [^\r\n]{0,600}\d(?=\r?\n)"
 )
@@ -40,7 +40,7 @@ DIGITS = re.compile(r"\d{1,15}")
 
 
 @dataclass(slots=True)
-class Header:
+class RecordHeader:
     """What a record says of itself."""
 
     kind: str | None
@@ -58,19 +58,19 @@ class Header:
     arc: bool = False
 
 
-def begins_record(data: bytes) -> bool:
+def starts_with_record(data: bytes) -> bool:
     """Whether the bytes begin with a WARC version line or an ARC record line."""
     return WARC_VERSION.match(data) is not None or ARC_LINE.match(data) is not None
 
 
-def parse_warc_header(block: bytes) -> Header | None:
+def parse_warc_header(block: bytes) -> RecordHeader | None:
     """The header in the bytes from the version line to the blank line; None if it declares no length."""
     fields = parse_fields(block)
     length = fields.get("content-length", "")
     if not DIGITS.fullmatch(length):
         return None
     target = fields.get("warc-target-uri")
-    return Header(
+    return RecordHeader(
         kind=fields.get("warc-type", "").lower() or None,
         length=int(length),
         url=TARGET.sub(r"\1", target) if target else None,
@@ -97,13 +97,13 @@ def parse_fields(block: bytes) -> dict[str, str]:
     return fields
 
 
-def parse_arc_line(line: bytes) -> Header | None:
+def parse_arc_line(line: bytes) -> RecordHeader | None:
     """The header in an ARC record line; None if it is not one."""
     found = ARC_LINE.match(line)
     if found is None:
         return None
     url, _, date, mime, length = (part.decode("utf-8", "replace") for part in found.groups())
-    return Header(
+    return RecordHeader(
         kind="arc_header" if url.startswith("filedesc:") else "response",
         length=int(length),
         url=url,
@@ -145,7 +145,7 @@ GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(slots=True)
-class Page:
+class HttpPage:
     """An HTTP response: what its header says, and its page, or the reason why it has none."""
 
     status: int | None = None
@@ -163,9 +163,9 @@ class _TooLargeError(Exception):
     """The decoded body is larger than the limit."""
 
 
-def read_response(block: bytes, config: SourceConfig) -> Page:
+def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     """The page in the block of a response record; never raises for what the block holds."""
-    page = Page()
+    page = HttpPage()
     if not block.startswith(b"HTTP/"):
         page.drop = Drop("no_http_header")
         return page
@@ -185,11 +185,11 @@ def read_response(block: bytes, config: SourceConfig) -> Page:
     else:
         codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
         named = [coding.strip() for coding in codings if coding.strip()]
-        take_body(page, memoryview(block)[body_start:], named, config)
+        set_body(page, memoryview(block)[body_start:], named, config)
     return page
 
 
-def take_body(page: Page, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
+def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
     """Set the page's body, decoded from the outermost (last) coding inwards, or the reason why it cannot be used."""
     limit = config.max_page_bytes
     try:

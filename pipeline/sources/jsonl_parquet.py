@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, Frames
+from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.provenance import Item, account, encodable, new_row, set_text
+from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
 
 BATCH_ROWS = 16
 BUFFER_BYTES = 1 << 20
@@ -27,7 +27,7 @@ BOM = b"\xef\xbb\xbf"
 class _Lines:
     """The lines of a file with where they start in its decompressed stream; `position` ends up at its size."""
 
-    def __init__(self, frames: Frames, max_bytes: int):
+    def __init__(self, frames: FrameReader, max_bytes: int):
         self._frames = frames
         self._max_bytes = max_bytes
         self.position = 0
@@ -65,17 +65,17 @@ class _Lines:
 
 def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
     """The rows of a file of JSON objects, one a line. Empty lines are no rows; their bytes go with the line before."""
-    lines = _Lines(Frames(stream, None), config.max_record_bytes)
+    lines = _Lines(FrameReader(stream, None), config.max_record_bytes)
 
-    def items() -> Iterator[Item]:
+    def items() -> Iterator[SourceItem]:
         for start, line in lines:
             if isinstance(line, Drop):
                 kind = "row" if line.rule == "record_too_large" else "gap"
-                yield Item(start, new_row(kind), line)
+                yield SourceItem(start, new_row(kind), line)
             elif line := line.removeprefix(BOM).strip():
-                yield Item(start, *_parse(line, config))
+                yield SourceItem(start, *_parse(line, config))
 
-    return account(items(), split, lambda: lines.position)
+    return account_bytes(items(), split, lambda: lines.position)
 
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
@@ -93,7 +93,7 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iter
     cannot be opened a gap of no length whose verdict holds its size [bytes]."""
     num_rows = 0
 
-    def items() -> Iterator[Item]:
+    def items() -> Iterator[SourceItem]:
         nonlocal num_rows
         size = stream.seek(0, 2)
         if not size:
@@ -103,18 +103,18 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iter
             wanted = (config.text_field, config.url_field, config.id_field)
             columns = [name for name in dict.fromkeys(wanted) if name in file.schema_arrow.names]
         except UNREADABLE:
-            yield Item(0, new_row("gap"), Drop("unreadable_gap", float(size)))
+            yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
         for group in range(file.num_row_groups):
             end = num_rows + file.metadata.row_group(group).num_rows
             for value in _group(file, group, columns):
-                yield Item(num_rows, *_row(value, config))
+                yield SourceItem(num_rows, *_row(value, config))
                 num_rows += 1
             if num_rows < end:
-                yield Item(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))
+                yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))
                 num_rows = end
 
-    return account(items(), split, lambda: num_rows)
+    return account_bytes(items(), split, lambda: num_rows)
 
 
 def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,7 @@ COLUMNS = (
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 
 
-class Item(NamedTuple):
+class SourceItem(NamedTuple):
     """A record or gap that starts at `start` and reaches to the next item."""
 
     start: int
@@ -57,7 +57,9 @@ def new_row(record_type: str | None, url: str | None = None, date: datetime | No
     return row
 
 
-def account(items: Iterator[Item], split: Split, end: Callable[[], int]) -> Iterator[tuple[Row, Drop | None]]:
+def account_bytes(
+    items: Iterator[SourceItem], split: Split, end: Callable[[], int]
+) -> Iterator[tuple[Row, Drop | None]]:
     """The rows of a file with id, offset and length; `end()` is its size, asked for last. A file without any item
     gives one gap of its whole size."""
     held: tuple[Row, Drop | None] | None = None
@@ -75,7 +77,7 @@ def account(items: Iterator[Item], split: Split, end: Callable[[], int]) -> Iter
         row["snapshot"] = split.snapshot
         held = (row, drop)
     if held is None:
-        yield from account(iter([Item(0, new_row("gap"), Drop("empty_file"))]), split, end)
+        yield from account_bytes(iter([SourceItem(0, new_row("gap"), Drop("empty_file"))]), split, end)
         return
     held[0]["length"] = end() - offset
     yield held

@@ -14,21 +14,21 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row, Split
-from pipeline.sources.compression import Frames
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split
 from pipeline.sources.splits import HashedStream
-from pipeline.sources.warc import RECORD_STARTS, Window
+from pipeline.sources.warc import RECORD_STARTS, DecodedWindow
 from schemas.errors import ContractError
-from schemas.storage import resolve
+from schemas.storage import resolve_uri
 
-COMPARED = ("record_type", "url", "date", "http_status", "mime", "page_bytes")
+COMPARED_COLUMNS = ("record_type", "url", "date", "http_status", "mime", "page_bytes")
 HEAD_BYTES = 2000
 READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Refetched:
+class RefetchedRecord:
     """A record as it lies there now."""
 
     uri: str
@@ -43,20 +43,22 @@ class Refetched:
     """Its first bytes as the crawler wrote them, decompressed. RAW: may hold personal data."""
 
 
-def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> Refetched:
+def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:
     """The record of a document in its file, read again; `recorded` is the document's row, with offset and length.
 
     Raises ContractError if the file cannot be read.
     """
     offset, length = int(recorded["offset"]), int(recorded["length"])
     try:
-        fs, path = resolve(split.uri)
+        fs, path = resolve_uri(split.uri)
         data = _read(fs, path, split, offset, length)
     except (OSError, pa.ArrowException) as error:
         raise ContractError(f"{split.uri}: expected the record at {offset}, got {error}. Restore the file.") from error
     rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
-    return Refetched(split.uri, offset, length, tuple(_changes(row, recorded, split, len(data))), _head(split, data))
+    return RefetchedRecord(
+        split.uri, offset, length, tuple(_changes(row, recorded, split, len(data))), _head(split, data)
+    )
 
 
 def _read(fs: pafs.FileSystem, path: str, split: Split, offset: int, length: int) -> bytes:
@@ -93,7 +95,7 @@ def _changes(row: Row | None, recorded: Mapping[str, Any], split: Split, size: i
         return [f"length: expected {recorded['length']} bytes from {recorded['offset']} on, got {size}"]
     if row is None:
         return [f"expected a record at {recorded['offset']}, got bytes of none"]
-    named = [name for name in COMPARED if name in recorded]
+    named = [name for name in COMPARED_COLUMNS if name in recorded]
     return [
         f"{name}: expected {recorded[name]}, got {row.get(name)}" for name in named if recorded[name] != row.get(name)
     ]
@@ -102,7 +104,7 @@ def _changes(row: Row | None, recorded: Mapping[str, Any], split: Split, size: i
 def _head(split: Split, data: bytes) -> bytes:
     if split.format != "warc":
         return b"" if split.format == "parquet" else data[:HEAD_BYTES]
-    window = Window(Frames(io.BytesIO(data), RECORD_STARTS))
+    window = DecodedWindow(FrameReader(io.BytesIO(data), RECORD_STARTS))
     while not window.skip_newlines():
         if window.advance() is None:
             return b""

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
 from schemas.errors import ConfigError
-from schemas.storage import resolve
+from schemas.storage import resolve_uri
 
 SUFFIXES = {
     "warc": re.compile(r"\.(?:warc|arc|wet|wat)(?:\.(?:gz|zst))?$", re.IGNORECASE),
@@ -80,11 +80,11 @@ def _match(path: str) -> Iterator[_File]:
     magic = URI_MAGIC if is_uri else LOCAL_MAGIC
     first = next((index for index, part in enumerate(parts) if magic.search(part)), None)
     if first is None or (not is_uri and os.path.lexists(path)):
-        fs, plain = resolve(path if is_uri else location)
+        fs, plain = resolve_uri(path if is_uri else location)
         yield _File(unquote(parts[-1]) if is_uri else parts[-1], path if is_uri else location, fs.get_file_info(plain))
         return
     folder = "/".join(parts[:first])
-    fs, root = resolve(f"{folder}{question}{options}" if is_uri else folder or "/")
+    fs, root = resolve_uri(f"{folder}{question}{options}" if is_uri else folder or "/")
     names = re.compile(_translate([unquote(part) if is_uri else part for part in parts[first:]]))
     found = False
     deep = len(parts) - first > 1 or parts[-1] == "**"
@@ -199,5 +199,5 @@ class HashedStream:
 
 def open_stream(split: Split) -> HashedStream:
     """The split's file, hashed while it is read. Raises OSError if it is gone."""
-    fs, path = resolve(split.uri)
+    fs, path = resolve_uri(split.uri)
     return HashedStream(fs.open_input_file(path))

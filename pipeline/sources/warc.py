@@ -12,22 +12,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, PEEK_BYTES, ByteStream, Frames, Piece, Starts
+from pipeline.sources.compression import (
+    BLOCK_BYTES,
+    OVERLAP_BYTES,
+    PEEK_BYTES,
+    ByteStream,
+    DecodedBlock,
+    FrameReader,
+    RecordPatterns,
+)
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.http import (
     ARC_LINE,
     MAX_HEADER_BYTES,
-    RECORD,
-    Header,
-    Page,
-    begins_record,
+    RECORD_START,
+    HttpPage,
+    RecordHeader,
     parse_arc_line,
     parse_warc_header,
     read_response,
+    set_body,
     split_content_type,
-    take_body,
+    starts_with_record,
 )
-from pipeline.sources.provenance import Item, account, new_row, set_text
+from pipeline.sources.provenance import SourceItem, account_bytes, new_row, set_text
 
 # A window on decoded bytes that knows where each one is stored, and that never slides over a damaged place unseen.
 #
@@ -38,12 +46,12 @@ NEWLINES = re.compile(rb"[\r\n]*")
 BLANK_LINE = re.compile(rb"\n\r{0,2}\n")
 
 
-class Window:
+class DecodedWindow:
     """The decoded bytes of a file from a current position on, pulled as they are asked for."""
 
-    def __init__(self, frames: Frames):
+    def __init__(self, frames: FrameReader):
         self.frames = frames
-        self.next: Piece | None = None
+        self.next: DecodedBlock | None = None
         """The piece behind the run: what begins the next one, or why nothing can be decoded there."""
         self._buffer = b""
         self._at = 0
@@ -72,7 +80,7 @@ class Window:
         self._buffer, self._at = b"".join(parts), 0
         return held
 
-    def advance(self) -> Piece | None:
+    def advance(self) -> DecodedBlock | None:
         """Enter the next run, this one being used up, and return its first piece; None at the end of the file.
         A piece with a fault is returned once, and the run behind it is entered by the next call."""
         piece, self.next = self.next, None
@@ -166,13 +174,13 @@ class Window:
                 return False
             self._at += held - OVERLAP_BYTES
 
-    def _append(self, piece: Piece, parts: list[bytes], decoded: int) -> int:
+    def _append(self, piece: DecodedBlock, parts: list[bytes], decoded: int) -> int:
         if piece.first or not self._marks:
             self._marks.append((decoded, piece.start, piece.plain))
         parts.append(piece.data)
         return len(piece.data)
 
-    def _begins_run(self, piece: Piece) -> bool:
+    def _begins_run(self, piece: DecodedBlock) -> bool:
         starts = self.frames.starts
         if piece.fault is not None or starts is None:
             return piece.fault is not None
@@ -181,67 +189,67 @@ class Window:
 
 TERMINATOR = re.compile(rb"\r?\n\r?\n")
 DIGESTS = frozenset({"md5", "sha1", "sha256", "sha384", "sha512"})
-RECORD_STARTS = Starts(begins_record, RECORD)
-PAGES = frozenset({"response", "resource", "conversion"})
+RECORD_STARTS = RecordPatterns(starts_with_record, RECORD_START)
+PAGE_RECORD_TYPES = frozenset({"response", "resource", "conversion"})
 
 
 @dataclass(slots=True)
-class Record:
+class ArchiveRecord:
     """A record as it lies in the file, or a gap (no header); `drop` says what is wrong with its bytes."""
 
     start: int
-    header: Header | None = None
+    header: RecordHeader | None = None
     block: bytes = b""
     drop: Drop | None = None
 
 
 def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
     """The rows of an archive in the order of the file. Offsets and lengths are stored bytes and add up to its size."""
-    frames = Frames(stream, RECORD_STARTS)
-    records = read_records(Window(frames), config.max_record_bytes)
-    return account((_item(record, config) for record in records), split, lambda: frames.end)
+    frames = FrameReader(stream, RECORD_STARTS)
+    records = read_records(DecodedWindow(frames), config.max_record_bytes)
+    return account_bytes((_item(record, config) for record in records), split, lambda: frames.end)
 
 
-def read_records(window: Window, max_bytes: int) -> Iterator[Record]:
+def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecord]:
     """Every record and gap in order; a block above `max_bytes` is passed over without being held."""
     while True:
         if window.skip_newlines():
             start, plain = window.stored()
-            if begins_record(window.peek()):
+            if starts_with_record(window.peek()):
                 yield _read_plain(window, start, max_bytes) if plain else _read_framed(window, start, max_bytes)
             else:
                 window.skip(1)
-                yield Record(start, drop=_lost(window, start, plain, "unreadable_gap"))
+                yield ArchiveRecord(start, drop=_lost(window, start, plain, "unreadable_gap"))
         elif (piece := window.advance()) is None:
             return
         elif piece.fault is not None:
-            yield Record(piece.start, drop=Drop(piece.fault))
+            yield ArchiveRecord(piece.start, drop=Drop(piece.fault))
 
 
-def _read_plain(window: Window, start: int, max_bytes: int) -> Record:
+def _read_plain(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRecord:
     """A record in uncompressed bytes. The place where it says it ends is looked at before the record is read, so a
     wrong length costs one look, however large it is."""
     header = _take_header(window)
     if header is None:
-        return Record(start, drop=_lost(window, start, True, "bad_header"))
+        return ArchiveRecord(start, drop=_lost(window, start, True, "bad_header"))
     blocks = window.frames.blocks
     end = window.stored()[0] + header.length if header.length else None
     if end is not None and not blocks.peek(end - 1, 1):
-        return Record(start, header, drop=_lost(window, start, True, "truncated_record", "lying_length"))
+        return ArchiveRecord(start, header, drop=_lost(window, start, True, "truncated_record", "lying_length"))
     behind = blocks.peek(end, PEEK_BYTES) if end is not None else window.peek()
     if not _may_follow(behind):
-        return Record(start, header, drop=_lost(window, start, True, "lying_length"))
+        return ArchiveRecord(start, header, drop=_lost(window, start, True, "lying_length"))
     if end is not None and header.length > max_bytes:
         window.seek(end + len(behind) - len(behind.lstrip(b"\r\n")))
-        return Record(start, header, drop=Drop("record_too_large", float(header.length), float(max_bytes)))
-    return Record(start, header, window.take(header.length))
+        return ArchiveRecord(start, header, drop=Drop("record_too_large", float(header.length), float(max_bytes)))
+    return ArchiveRecord(start, header, window.take(header.length))
 
 
-def _read_framed(window: Window, start: int, max_bytes: int) -> Record:
+def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRecord:
     """A record in decoded bytes of gzip members or zstd frames, which can only be read forwards."""
     header = _take_header(window)
     if header is None:
-        return Record(start, drop=_lost(window, start, False, "bad_header"))
+        return ArchiveRecord(start, drop=_lost(window, start, False, "bad_header"))
     block, drop = b"", None
     if header.length > max_bytes:
         drop = Drop("record_too_large", float(header.length), float(max_bytes))
@@ -250,15 +258,15 @@ def _read_framed(window: Window, start: int, max_bytes: int) -> Record:
         behind = window.ahead(header.length)
     if behind is None or not _may_follow(behind):
         reason = "truncated_record" if behind is None and window.next is None else "lying_length"
-        return Record(start, header, drop=_lost(window, start, False, reason, "lying_length"))
+        return ArchiveRecord(start, header, drop=_lost(window, start, False, reason, "lying_length"))
     if drop is None:
         block = window.take(header.length)
     if not window.skip_newlines() and (fault := _fault_of(window, start)):
         drop = Drop(fault)
-    return Record(start, header, block, drop)
+    return ArchiveRecord(start, header, block, drop)
 
 
-def _take_header(window: Window) -> Header | None:
+def _take_header(window: DecodedWindow) -> RecordHeader | None:
     """The header at the window's position, which moves behind it; None if it has no end or no length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
@@ -271,10 +279,10 @@ def _may_follow(data: bytes) -> bool:
     """Whether these bytes may stand behind a record: line ends and then another record, the end, or anything at all
     behind the two line ends that close a WARC record."""
     rest = data.lstrip(b"\r\n")
-    return not rest or TERMINATOR.match(data) is not None or begins_record(rest)
+    return not rest or TERMINATOR.match(data) is not None or starts_with_record(rest)
 
 
-def _lost(window: Window, start: int, plain: bool, reason: str, found_reason: str | None = None) -> Drop:
+def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, found_reason: str | None = None) -> Drop:
     """Move to the next record and return the drop for what is passed: for `found_reason` if one starts before the
     stretch ends, for `reason` if not, unless the stretch ends in damage that explains it."""
     if plain:
@@ -284,13 +292,13 @@ def _lost(window: Window, start: int, plain: bool, reason: str, found_reason: st
         window.seek(found)
         is_found = found < window.frames.blocks.size()
     else:
-        is_found = window.search(RECORD)
+        is_found = window.search(RECORD_START)
         if not is_found and (fault := _fault_of(window, start)):
             return Drop(fault)
     return Drop(found_reason if is_found and found_reason else reason)
 
 
-def _fault_of(window: Window, start: int) -> str | None:
+def _fault_of(window: DecodedWindow, start: int) -> str | None:
     """The fault of the frame at `start` if the run ends in it; it is then taken as dealt with."""
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
@@ -299,19 +307,19 @@ def _fault_of(window: Window, start: int) -> str | None:
     return piece.fault
 
 
-def _item(record: Record, config: SourceConfig) -> Item:
+def _item(record: ArchiveRecord, config: SourceConfig) -> SourceItem:
     header, drop = record.header, record.drop
     if header is None:
-        return Item(record.start, new_row("gap"), drop)
+        return SourceItem(record.start, new_row("gap"), drop)
     row = new_row(header.kind, header.url, header.date)
-    if header.kind not in PAGES and (drop is None or drop.rule == "record_too_large"):
+    if header.kind not in PAGE_RECORD_TYPES and (drop is None or drop.rule == "record_too_large"):
         drop = Drop("not_a_page")
     if drop is None:
         drop = _read_page(row, header, record.block, config)
-    return Item(record.start, row, drop)
+    return SourceItem(record.start, row, drop)
 
 
-def _read_page(row: Row, header: Header, block: bytes, config: SourceConfig) -> Drop | None:
+def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfig) -> Drop | None:
     """Fill in the columns of a page from its whole block; the reason why it is none, if so."""
     if config.drop_truncated and header.truncated:
         return Drop("truncated_record")
@@ -328,9 +336,9 @@ def _read_page(row: Row, header: Header, block: bytes, config: SourceConfig) -> 
             return Drop("not_a_page")
         page = read_response(block, config)
     else:
-        page = Page(mime=mime, charset=charset)
+        page = HttpPage(mime=mime, charset=charset)
         if mime is None or mime in config.mime_types:
-            take_body(page, memoryview(block), [], config)
+            set_body(page, memoryview(block), [], config)
         else:
             page.drop = Drop("not_html")
     row["http_status"], row["mime"], row["_http_charset"] = page.status, page.mime, page.charset
@@ -339,7 +347,7 @@ def _read_page(row: Row, header: Header, block: bytes, config: SourceConfig) -> 
     return page.drop
 
 
-def digest_matches(header: Header, block: bytes) -> bool:
+def digest_matches(header: RecordHeader, block: bytes) -> bool:
     """Whether the block has the digest its header gives: of the block, else of the payload. True if it gives none that
     can be compared. Source: ISO 28500:2017, sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16)."""
     declared = header.block_digest or header.payload_digest or ""

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Row
-from pipeline.engine.step import Build, Built, gather
-from pipeline.engine.worker import Fused, local_models, run_rows
+from pipeline.engine.step import StepContext, TableResult, combine_parts
+from pipeline.engine.worker import FusedStages, local_models, run_rows
 from pipeline.text.spans import Span, union, without
 from schemas.config import Recipe
 from schemas.errors import ContractError
-from schemas.manifest import Table, part_key
+from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import CLEAN
 
@@ -40,7 +40,7 @@ class CleanTask:
     folder: Store
 
 
-def build_clean(build: Build) -> dict[str, Built]:
+def build_clean(build: StepContext) -> dict[str, TableResult]:
     """Return the table `clean`, with one part for each part of `documents`."""
     paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
     folders = {name: table.folder for name, table in build.inputs.items()}
@@ -48,10 +48,10 @@ def build_clean(build: Build) -> dict[str, Built]:
         CleanTask(ordinal, build.per_document, build.recipe, build.model_paths(), folders, path, build.folders["clean"])
         for ordinal, path in enumerate(paths)
     ]
-    return gather(run_parts(build.spark, clean_part, tasks, "clean", build.partitions), ("clean",))
+    return combine_parts(run_parts(build.spark, clean_part, tasks, "clean", build.partitions), ("clean",))
 
 
-def num_parts(table: Table) -> int:
+def num_parts(table: TableVersion) -> int:
     """Return the number of parts of a table."""
     return len(table.manifest.content.files)
 
@@ -65,7 +65,7 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
     """Run the survivors of one part through the stages and write them."""
 
     def fill(output: PartOutput) -> None:
-        fused = Fused(task.stages, task.recipe, local_models(task.models))
+        fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         rows = ((row | {"_chars": len(row["text"])}, None) for row in survivors(task))
         for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
             _count(row, output)

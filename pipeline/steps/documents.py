@@ -15,12 +15,12 @@ from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, fig
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split
-from pipeline.engine.step import Build, Built, gather
-from pipeline.engine.worker import Fused, local_models, run_rows
+from pipeline.engine.step import StepContext, TableResult, combine_parts
+from pipeline.engine.worker import FusedStages, local_models, run_rows
 from pipeline.sources.splits import open_stream
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
-from schemas.ids import below_share, shuffle_key
+from schemas.ids import is_in_share, shuffle_key
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
 
@@ -55,13 +55,13 @@ class DocumentsTask:
     text: Store
 
 
-def build_documents(build: Build) -> dict[str, Built]:
+def build_documents(build: StepContext) -> dict[str, TableResult]:
     """Return the tables `documents` and `text`, with one part for each split."""
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
     tasks = [DocumentsTask(split, source, build.per_document, build.recipe, models, *folders) for split in build.splits]
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions)
-    built = gather(results, ("documents", "text"))
+    built = combine_parts(results, ("documents", "text"))
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
     if index is not None:
         figures = built["documents"].figures
@@ -74,7 +74,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     """Run one split through the fused pass and write its parts."""
 
     def fill(output: PartOutput) -> None:
-        fused = Fused(task.stages, task.recipe, local_models(task.models))
+        fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         config = task.recipe.section("text", TextConfig)
         with closing(open_stream(task.split)) as stream:
             rows = task.source.open(task.split, stream, task.recipe[task.source.name])
@@ -127,5 +127,5 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
 
 def _keeps_text(row: Row, config: TextConfig) -> bool:
     if config.dropped == "sample":
-        return below_share(shuffle_key(0, row["doc_id"]), config.sample_share)
+        return is_in_share(shuffle_key(0, row["doc_id"]), config.sample_share)
     return config.dropped == "keep"

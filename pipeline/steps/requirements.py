@@ -10,13 +10,23 @@ from pipeline.dedup.keep_order import order_columns
 from pipeline.engine.stage import Split
 from pipeline.perplexity.stage import PerplexityConfig
 from pipeline.quality.config import QualityConfig
-from pipeline.tokens.streams import BY_PERPLEXITY, CLASSIFIER, FAMILY_OF, IMPORTANCE, TOKENS, TokensConfig, check_names
-from schemas.config import Recipe, nearest
+from pipeline.tokens.streams import (
+    BY_PERPLEXITY,
+    CLASSIFIER,
+    FAMILY_OF,
+    IMPORTANCE,
+    TOKENS,
+    TokensConfig,
+    check_mix_sources,
+)
+from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
-from schemas.manifest import Table
+from schemas.manifest import TableVersion
 
 
-def check_indexes(has_scores: Callable[[Recipe], bool], recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+def check_indexes(
+    has_scores: Callable[[Recipe], bool], recipe: Recipe, splits: Sequence[Split]
+) -> dict[str, TableVersion]:
     """Return the snapshot indexes of earlier runs. Raises ConfigError if keep rules use scores that no step makes."""
     keep = recipe.section(DEDUP.name, DedupConfig)
     if "scores" in order_columns(keep) and not has_scores(recipe):
@@ -27,7 +37,7 @@ def check_indexes(has_scores: Callable[[Recipe], bool], recipe: Recipe, splits: 
     return indexes_of(recipe, splits)
 
 
-def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
+def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """Return no table. Raises ConfigError if buckets use a signal that is not measured, or the mix unknown sources."""
     config = recipe.section(TOKENS.name, TokensConfig)
     by, families = config.buckets_by, recipe.section("quality", QualityConfig).families
@@ -37,7 +47,7 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
             "Set perplexity.scorer and its models, or name a signal."
         )
     if config.measure and config.measure.name and by not in (scored := scores_of(recipe)):
-        got = f"{by!r}{nearest(by, scored)}" if scored else f"{by!r} and no model that scores texts"
+        got = f"{by!r}{suggest_name(by, scored)}" if scored else f"{by!r} and no model that scores texts"
         section, _, name = by.partition(".")
         raise ConfigError(
             f"tokens.buckets_by: expected the score of a model of the recipe, got {got}. Give {section}.models a "
@@ -48,7 +58,7 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Table]:
             f"tokens.buckets_by: expected a signal that is measured, got {by!r} of the family {FAMILY_OF[by]!r}, but "
             f"quality.families has only {', '.join(families)}. Add it to quality.families, or name another signal."
         )
-    check_names(config, sorted({split.source for split in splits}))
+    check_mix_sources(config, sorted({split.source for split in splits}))
     return {}
 
 

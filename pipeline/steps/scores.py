@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, PartWriter, apply_cuts, measured, parts_of, unique_name
-from pipeline.engine.part import Answer, PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, PartWriter, apply_cuts, parts_of, read_measured, unique_name
+from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, TaskResult, write_part
 from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import PerDocument, Row
-from pipeline.engine.step import Build, Built, gather
-from pipeline.engine.worker import Fused, local_models, run_rows
+from pipeline.engine.step import StepContext, TableResult, combine_parts
+from pipeline.engine.worker import FusedStages, local_models, run_rows
 from pipeline.perplexity.stage import CHECKPOINT, TO_SCORE, PerplexityConfig, score_with_checkpoint
 from schemas.config import Recipe
 from schemas.errors import ContractError
@@ -40,7 +40,7 @@ def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
     return any(stage.models(recipe[stage.name]) for stage in stages)
 
 
-def build_scores(build: Build) -> dict[str, Built]:
+def build_scores(build: StepContext) -> dict[str, TableResult]:
     """Return the table `scores`, with one part for each part of `documents`."""
     folder = build.folders["scores"]
     models = build.model_paths()
@@ -50,13 +50,13 @@ def build_scores(build: Build) -> dict[str, Built]:
     if (perplexity.scorer or "").startswith(CHECKPOINT):
         scored = scored_by_checkpoint(build, perplexity, tasks)
         tasks = [replace(task, scored=name) for task, name in zip(tasks, scored)]
-    built = gather(run_parts(build.spark, scores_part, tasks, "scores", build.partitions), ("scores",))
+    built = combine_parts(run_parts(build.spark, scores_part, tasks, "scores", build.partitions), ("scores",))
     for name in scored:
         folder.delete(name)
     return built
 
 
-def scored_by_checkpoint(build: Build, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
+def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
     """Return the files of a checkpoint's scores of each part, computed by a separate process that has torch.
 
     The texts pass through the table's own folder, which must therefore be on a local or mounted file system.
@@ -72,7 +72,7 @@ def scored_by_checkpoint(build: Build, config: PerplexityConfig, tasks: Sequence
     return scored
 
 
-def texts_part(task: ScoresTask, retried: bool) -> Answer:
+def texts_part(task: ScoresTask, retried: bool) -> TaskResult:
     """Write the texts of one part for a scorer in another process, and return the path of the file."""
     with PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text") as writer:
         for row in texts(task.part):
@@ -84,7 +84,7 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
     """Score one part and write it."""
 
     def fill(output: PartOutput) -> None:
-        fused = Fused(task.stages, task.recipe, local_models(task.models))
+        fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         rows = ((row, None) for row in with_scores(task))
         for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
             _count(row, output)
@@ -107,7 +107,7 @@ def _count(row: Row, output: PartOutput) -> None:
 def texts(part: Part) -> Iterator[Row]:
     """Yield the measured documents of a part with their text after cuts."""
     columns = {"documents": ["source", "language"], "text": ["text", "cuts"]}
-    for batch in measured(part, columns, TEXTS_AT_ONCE):
+    for batch in read_measured(part, columns, TEXTS_AT_ONCE):
         for row in batch.to_pylist():
             row["_body"] = apply_cuts(row.pop("text"), row.pop("cuts") or [])
             yield row

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.engine.parquet import Part, measured, parts_of
+from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import (
     CRASHED,
     EVERY_STAGE,
-    Answer,
-    Books,
+    DropCounter,
     PartOutput,
     PartResult,
     PartTarget,
     TableTarget,
+    TaskResult,
     set_verdict,
     write_part,
 )
@@ -29,20 +29,20 @@ from pipeline.engine.rules import (
     COARSE,
     FINE,
     KEPT,
-    Judgement,
+    CheckResults,
     columns_of,
     count_bins,
+    evaluate_checks,
     is_minimum,
-    judge,
     languages_of,
     quantile,
     values_of,
 )
 from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row
-from pipeline.engine.step import Build, Built, add_figures, gather
-from pipeline.engine.worker import Crashed, Fused, Isolated, ModelPaths, local_models
-from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, bucket
+from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
+from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, local_models
+from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, perplexity_buckets
 from schemas.config import Recipe
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, SCORES, VERDICTS, to_entries
@@ -63,7 +63,7 @@ class VerdictsTask:
     folder: Store
 
 
-def build_verdicts(build: Build) -> dict[str, Built]:
+def build_verdicts(build: StepContext) -> dict[str, TableResult]:
     """Return the table `verdicts`, with one part for each part of `documents`."""
     tasks = [
         VerdictsTask(part, build.per_document, build.recipe, build.model_paths(), {}, build.folders["verdicts"])
@@ -77,7 +77,7 @@ def build_verdicts(build: Build) -> dict[str, Built]:
         histograms = [answer["histograms"] for answer in answers]
         cutoffs, measures = cutoffs_of(wanted, histograms), measures_of(wanted, histograms)
     tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
-    built = gather(run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions), ("verdicts",))
+    built = combine_parts(run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions), ("verdicts",))
     figures = built["verdicts"].figures
     figures["cutoffs"] = cutoffs
     figures["limits"] = limits_of(checks_of(build.per_document, build.recipe, build.model_paths(), cutoffs))
@@ -128,13 +128,13 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
     return columns
 
 
-def histograms_of_part(task: VerdictsTask, retried: bool) -> Answer:
+def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
     """Return exact histograms of the quantiles' columns in one part, by quantile and language."""
     wanted = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(wanted), task.part.paths)
     found: dict[str, Any] = {}
     rows = 0
-    for batch in measured(task.part, columns):
+    for batch in read_measured(task.part, columns):
         rows += batch.num_rows
         numbers, languages = languages_of(batch)
         for item in wanted:
@@ -185,14 +185,14 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
         beyond: Any = {}
         buckets: dict[str, Counter[str]] = {}
         columns = split_columns(list(dict.fromkeys([*columns_of(checks), *FACTS])), task.part.paths)
-        for batch in measured(task.part, columns):
-            judgement = judge(checks, batch)
+        for batch in read_measured(task.part, columns):
+            judgement = evaluate_checks(checks, batch)
             distributions = add_figures(distributions, distributions_of(named, judgement, batch))
             beyond = add_figures(beyond, beyond_of(named, judgement, batch))
             for name, (row, chars) in zip(buckets_of(batch, task.cutoffs), rows_of(named, judgement, batch)):
                 row["perplexity_bucket"] = name
                 buckets.setdefault(row["language"] or "?", Counter())[name] += 1
-                enter(row, chars, output.books)
+                count_verdict(row, chars, output.books)
                 output.write(row)
         output.figures["distributions"], output.figures["beyond"] = distributions, beyond
         output.figures["buckets"] = {language: dict(counter) for language, counter in buckets.items()}
@@ -202,7 +202,9 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
     return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
 
 
-def distributions_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
+def distributions_of(
+    named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
+) -> dict[str, Any]:
     """Return coarse histograms of the values of each check, by language."""
     numbers, languages = languages_of(batch)
     found: dict[str, Any] = {}
@@ -216,7 +218,7 @@ def distributions_of(named: Sequence[tuple[str, Check]], judgement: Judgement, b
     return found
 
 
-def beyond_of(named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch) -> dict[str, Any]:
+def beyond_of(named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch) -> dict[str, Any]:
     """Return the number of documents that break each check, by language, regardless of the checks before it."""
     numbers, languages = languages_of(batch)
     counts = [np.bincount(numbers[broken], minlength=len(languages)).tolist() for broken in judgement.broken]
@@ -236,7 +238,7 @@ def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 
 def rows_of(
-    named: Sequence[tuple[str, Check]], judgement: Judgement, batch: pa.RecordBatch
+    named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
 ) -> Iterator[tuple[Row, int]]:
     """Yield the verdict of every document of a batch, with its length after cuts [code points]."""
     first = judgement.first
@@ -266,11 +268,11 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
         for name in (HEAD_CUT, MIDDLE_CUT)
     ]
     measured_values = batch.column("perplexity").to_numpy(zero_copy_only=False)
-    found: list[str] = bucket(measured_values, *cuts).tolist()
+    found: list[str] = perplexity_buckets(measured_values, *cuts).tolist()
     return found
 
 
-def enter(row: Row, chars: int, books: Books) -> None:
+def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
     """Count one verdict, also by source and language."""
     books.enter(row, chars)
     language, source = row.pop("language") or "?", row.pop("source")
@@ -296,7 +298,7 @@ def is_score(stage: PerDocument) -> bool:
     return not set(stage.adds).isdisjoint(SCORES.names)
 
 
-class Rejudge:
+class Reevaluation:
     """Measures documents and evaluates their checks after passages were cut; built once for a part."""
 
     def __init__(
@@ -313,8 +315,8 @@ class Rejudge:
         of_text = [stage for stage in stages if stage.again == "text"]
         of_rest = [stage for stage in stages if stage.again == "rest" and (scored or not is_score(stage))]
         self._first = of_text[0].name
-        self._of_text, self._of_rest = Fused(of_text, recipe, local), Fused(of_rest, recipe, local)
-        self._measure = Isolated(self._measured) if isolated else self._measured
+        self._of_text, self._of_rest = FusedStages(of_text, recipe, local), FusedStages(of_rest, recipe, local)
+        self._measure = Sandbox(self._measured) if isolated else self._measured
         self._named = checks_of(stages, recipe, local, cutoffs)
         self._checks = [check for _, check in self._named]
         names = list(dict.fromkeys([*columns_of(self._checks), *CONTEXT]))
@@ -338,7 +340,7 @@ class Rejudge:
                 set_verdict(row, self._first, Drop(CRASHED))
         names = columns_of(self._checks)
         columns = [pa.array([_stored(row.get(name)) for row in rows], KINDS[name]) for name in names]
-        judgement = judge(self._checks, pa.RecordBatch.from_arrays(columns, names))
+        judgement = evaluate_checks(self._checks, pa.RecordBatch.from_arrays(columns, names))
         for number, (row, first) in enumerate(zip(rows, judgement.first.tolist())):
             if first != KEPT:
                 stage, check = self._named[first]
@@ -354,7 +356,7 @@ class Rejudge:
 
     def close(self) -> None:
         """End the child process if there is one."""
-        if isinstance(self._measure, Isolated):
+        if isinstance(self._measure, Sandbox):
             self._measure.close()
 
 

@@ -16,23 +16,23 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.takedown.commit import left_over
-from pipeline.takedown.shards import fresh
-from pipeline.takedown.tables import MATCHES, Finder, GroupWriter, match_of, named_in, plain_schema
+from pipeline.takedown.commit import unreferenced_files
+from pipeline.takedown.shards import exact_copy
+from pipeline.takedown.tables import MATCHES, GroupWriter, SpanFinder, documents_named, match_key, plain_schema
 from schemas.errors import ContractError
-from schemas.manifest import RUN_NAME, Manifest, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
     STAGE,
     Certificate,
-    ancestry,
     descent_of,
     identify_takedown,
     parent_name,
     read_parent,
-    salted,
+    salted_digest,
+    takedown_ancestry,
 )
 from schemas.tokens import BY_URL, SHARD_DOCS, open_dataset, shard_schema
 from schemas.versions import attached_runs
@@ -44,7 +44,7 @@ COPY_SHARE = 0.5
 
 
 @dataclass
-class Checked:
+class CheckResult:
     """What a check has found."""
 
     problems: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Checked:
     """Spans of a removed document (by number) that stand in another one (by name)."""
 
 
-def judge_shared(certificate: Certificate, checked: Checked) -> None:
+def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
     """A span outside of every document, or half of the spans in another one, is the removed text; less is shared."""
     few = 0
     for (owner, where), digests in sorted(checked.shared.items()):
@@ -82,7 +82,7 @@ def judge_shared(certificate: Certificate, checked: Checked) -> None:
         checked.notes.append(f"{few} document(s) that stand share a passage with a removed one")
 
 
-def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
+def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
     """What a check has found, as lines of text."""
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
@@ -102,7 +102,7 @@ def describe_check(certificate: Certificate, checked: Checked) -> Iterator[str]:
 # The bytes that a file must have by what it holds: its rows written once more by the writer that makes such files.
 
 
-class Digesting:
+class DigestSink:
     """A file object that only takes the SHA-256 of what is written to it."""
 
     def __init__(self) -> None:
@@ -134,18 +134,18 @@ class Digesting:
         return self._digest.hexdigest()
 
 
-def canonical_digest(name: str, table: Table, key: str) -> str:
+def canonical_digest(name: str, table: TableVersion, key: str) -> str:
     """The SHA-256 that a rewritten file of a table must have by its rows."""
     path = table.manifest.run.paths[key]
     if name != "tokens":
         with table.folder.open_input(path) as file:
             stored = pq.ParquetFile(file)
-            writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), Digesting())
+            writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), DigestSink())
             for group in range(stored.num_row_groups):
                 writer.write(stored.read_row_group(group))
         return str(writer.close()["sha256"])
     schema = _schema_of(key, table.manifest.content.figures["tokenizer"])
-    sink = Digesting()
+    sink = DigestSink()
     with table.folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         writer_of = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema)
@@ -166,7 +166,7 @@ def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
 def _exact(array: pa.Array) -> pa.Array:
     """The array with buffers of exactly its own values; tokens are hundreds of megabytes and are not copied."""
     if not pa.types.is_list(array.type):
-        return fresh(array)
+        return exact_copy(array)
     offsets = array.offsets.to_numpy()
     tokens = array.flatten().to_numpy(zero_copy_only=True)
     return pa.ListArray.from_arrays(
@@ -179,9 +179,9 @@ UNRECORDED = ("index", "representatives", "audit", "tokenizer")
 """Tables whose rows are no documents."""
 
 
-def check_certificate(run: Store, certificate: Certificate) -> Checked:
+def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
     """Whether a run holds nothing of the documents that a certificate names. Raises nothing for what it finds."""
-    checked = Checked()
+    checked = CheckResult()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
         checked.problems.append(f"{PENDING_NAME}: expected a takedown that is done, got one under way. Run it again.")
@@ -197,7 +197,7 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
             checked.problems.append(f"{name}: expected files that can be scanned, got {error}")
-    for name in left_over(run, here):
+    for name in unreferenced_files(run, here):
         checked.problems.append(
             f"{name}: expected no old file, got one that no standing version names. `penstock takedown --drop-old`."
         )
@@ -207,13 +207,13 @@ def check_certificate(run: Store, certificate: Certificate) -> Checked:
                 f"{folder}: expected no copy below the run, got a run with {', '.join(own)} of its own, made from "
                 "tables of this one and not looked at. Remove it."
             )
-    judge_shared(certificate, checked)
+    judge_shared_spans(certificate, checked)
     return checked
 
 
-def _tables_here(run: Store, certificate: Certificate, checked: Checked) -> dict[str, Table]:
+def _tables_here(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:
     """Every table that stands, those that came later too; one of which a copy of the run has no file is absent."""
-    standing, found = read_run(run).tables, dict[str, Table]()
+    standing, found = read_run(run).tables, dict[str, TableVersion]()
     for name in dict.fromkeys([*certificate.tables, *standing]):
         places = (run.child(name), run.child(f"{name}/{standing.get(name, '.')}"))  # or another run's folder
         if not any(file for place in places for file in place.walk()):
@@ -222,7 +222,7 @@ def _tables_here(run: Store, certificate: Certificate, checked: Checked) -> dict
             checked.problems.append(f"{name}: expected by the certificate, {RUN_NAME} names no such table")
         else:
             try:
-                found[name] = Table(*open_table(run, name))
+                found[name] = TableVersion(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
                 checked.problems.append(f"{name}: expected a table that can be read, got {error}")
     if not found.keys() & certificate.tables.keys():
@@ -230,7 +230,7 @@ def _tables_here(run: Store, certificate: Certificate, checked: Checked) -> dict
     return found
 
 
-def _check_id(certificate: Certificate, checked: Checked) -> None:
+def _check_id(certificate: Certificate, checked: CheckResult) -> None:
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
@@ -245,12 +245,12 @@ def _check_id(certificate: Certificate, checked: Checked) -> None:
             checked.problems.append(f"certificate: expected {name} {expected} at its beginning, got {change.before}")
 
 
-def _check_versions(run: Store, name: str, standing: Manifest, certificate: Certificate, checked: Checked) -> None:
+def _check_versions(run: Store, name: str, standing: Manifest, certificate: Certificate, checked: CheckResult) -> None:
     """The standing version is the one the certificate names, or comes from it; what it shares is as it was."""
     change = certificate.tables[name]
     try:
         if standing.digest != change.after:
-            line = [one.tables[name].before for one in ancestry(run, standing)]
+            line = [one.tables[name].before for one in takedown_ancestry(run, standing)]
             if change.after not in line:
                 checked.problems.append(f"{name}: expected version {change.after}, the run holds {standing.digest}")
             else:
@@ -276,7 +276,7 @@ def _check_versions(run: Store, name: str, standing: Manifest, certificate: Cert
             checked.problems.append(f"{name}/{entry.key}: expected SHA-256 {expected}, got {entry.sha256}")
 
 
-def _check_files(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
+def _check_files(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Every file has the bytes its manifest promises; a rewritten one those that follow from its rows."""
     change = certificate.tables.get(name)
     rewritten = {one.key for one in change.rewritten} if change else set[str]()
@@ -299,13 +299,13 @@ def _check_files(name: str, table: Table, certificate: Certificate, checked: Che
             )
 
 
-def _check_rows(name: str, table: Table, certificate: Certificate, checked: Checked) -> None:
+def _check_rows(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """No row of a removed document stands but blanked ones; no text holds its spans."""
     gone = {one.document for one in certificate.documents}
     if name in UNRECORDED:
         _check_named(name, table, (gone, certificate.salt), checked)
         return
-    finder = Finder("text", certificate.salt, [(i, one.text) for i, one in enumerate(certificate.documents)])
+    finder = SpanFinder("text", certificate.salt, [(i, one.text) for i, one in enumerate(certificate.documents)])
     for path in table.manifest.paths_of("part-"):
         with table.folder.open_input(path) as stream:
             file = pq.ParquetFile(stream)
@@ -314,32 +314,32 @@ def _check_rows(name: str, table: Table, certificate: Certificate, checked: Chec
             for batch in file.iter_batches(batch_size=4096, columns=["doc_id", *verdict, *columns]):
                 ids = batch.column("doc_id").to_pylist()
                 for row, identifier in enumerate(ids):
-                    if salted(certificate.salt, "document", identifier) in gone:
+                    if salted_digest(certificate.salt, "document", identifier) in gone:
                         _check_blank(name, batch, row, checked)
                 for column in columns:
                     _scan_text(f"{name}.{column}", batch.column(column), ids, (finder, checked))
 
 
-def _check_named(name: str, table: Table, removed: tuple[set[str], str], checked: Checked) -> None:
+def _check_named(name: str, table: TableVersion, removed: tuple[set[str], str], checked: CheckResult) -> None:
     """No row of an index or an audit names a removed document."""
     gone, salt = removed
     for entry in table.manifest.content.files if name != "tokenizer" else ():
-        if (match := match_of(name, entry.key)) is None:
+        if (match := match_key(name, entry.key)) is None:
             continue
         with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(columns=list(MATCHES[match][0])):
-                if number := sum(salted(salt, "document", one) in gone for one in named_in(batch, match)):
+                if number := sum(salted_digest(salt, "document", one) in gone for one in documents_named(batch, match)):
                     checked.problems.append(f"{name}/{entry.key}: expected no removed document, got {number}")
 
 
-def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: Checked) -> None:
+def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResult) -> None:
     said = {one: batch.column(one)[row].as_py() for one in batch.schema.names if one != "doc_id"}
     left = [one for one, value in said.items() if one != "drop_stage" and value is not None]
     if left or said.get("drop_stage", STAGE) != STAGE or name not in ("documents", "text"):
         checked.problems.append(f"{name}: expected no row of a removed document, got one with {left or 'its id'}")
 
 
-def _scan_text(where: str, column: pa.Array, ids: list[bytes], with_: tuple[Finder, Checked]) -> None:
+def _scan_text(where: str, column: pa.Array, ids: list[bytes], with_: tuple[SpanFinder, CheckResult]) -> None:
     finder, checked = with_
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if not len(offsets) or column.buffers()[2] is None:
@@ -352,12 +352,12 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], with_: tuple[Find
             checked.shared.setdefault((owner, f"{where} of {ids[row].hex()}"), set()).add(digest)
 
 
-def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> None:
+def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
     """Removed documents are in no shard and no index, their places hold tombstones, and no span of theirs is found."""
     dataset = open_dataset(run)
     gone = {one.document for one in certificate.documents}
     tombstone = dataset.tokenizer.reserved["tombstone"]
-    finder = Finder("tokens", certificate.salt, [(i, one.tokens) for i, one in enumerate(certificate.documents)])
+    finder = SpanFinder("tokens", certificate.salt, [(i, one.tokens) for i, one in enumerate(certificate.documents)])
     for stream, shards in dataset.streams.items():
         for shard in shards:
             where = f"tokens/{stream}/{shard.number}"
@@ -381,7 +381,7 @@ def _check_shards(run: Store, certificate: Certificate, checked: Checked) -> Non
     for path in dataset.by_url:
         with dataset.folder.open_input(path) as file:
             ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
-        if found := [one for one in ids if salted(certificate.salt, "document", one) in gone]:
+        if found := [one for one in ids if salted_digest(certificate.salt, "document", one) in gone]:
             checked.problems.append(f"tokens/{path}: expected no removed document, got {len(found)}")
 
 
@@ -393,7 +393,7 @@ class _Named:
         self._begins = index.column("token_offset").to_numpy()
         self._lengths = index.column("num_tokens").to_numpy()
         self._row = 0
-        self.removed = sum(salted(salt, "document", one) in gone for one in self._ids)
+        self.removed = sum(salted_digest(salt, "document", one) in gone for one in self._ids)
 
     def document_at(self, token: int) -> str:
         """The document that a token belongs to, hex; `no document` if it belongs to none."""
@@ -402,7 +402,7 @@ class _Named:
             return "no document"
         return self._ids[row].hex()
 
-    def check_ids(self, ids: pa.Array, where: str, checked: Checked) -> None:
+    def check_ids(self, ids: pa.Array, where: str, checked: CheckResult) -> None:
         """The documents of a batch are those that the index names."""
         found = ids.to_pylist()
         if found != self._ids[self._row : self._row + len(found)]:
@@ -413,7 +413,7 @@ class _Named:
     def _blank(self) -> NDArray[np.int64]:
         return np.flatnonzero(np.array([one == REMOVED_ID for one in self._ids], np.bool_))
 
-    def check_tombstones(self, first: int, tokens: Any, tombstone: int, said: tuple[str, Checked]) -> None:
+    def check_tombstones(self, first: int, tokens: Any, tombstone: int, said: tuple[str, CheckResult]) -> None:
         """Where the index names no document, the tokens of a batch, which begins at `first`, are tombstones."""
         for row in self._blank.tolist():
             begin, end = int(self._begins[row]) - first, int(self._begins[row] + self._lengths[row]) - first

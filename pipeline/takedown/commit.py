@@ -14,12 +14,12 @@ from importlib.metadata import version
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.takedown.rewrite import TABLES, Removal, write_versions
+from pipeline.takedown.rewrite import TABLE_ORDER, Removal, write_versions
 from pipeline.takedown.select import Selection
-from pipeline.takedown.tables import WINDOWS, share_of
+from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import MANIFEST_NAME, MOVED_NAME, open_table, read_run, write_run
+from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.takedown import (
     PENDING_NAME,
@@ -34,18 +34,18 @@ from schemas.takedown import (
     identify_takedown,
     parent_name,
     read_certificate,
-    salted,
+    salted_digest,
 )
 
-TOLD = ("train/events.jsonl", "train/quarantine.jsonl")
+TRAINING_LOGS = ("train/events.jsonl", "train/quarantine.jsonl")
 """What a training run tells of documents, an object a line."""
-DERIVED = ("report.html",)
+DERIVED_FILES = ("report.html",)
 """Files of a run that quote documents and can be made again."""
-PERSONAL = ("url", "split")
+DESCRIPTIVE_FIELDS = ("url", "split")
 """What it says of a document, besides numbers and its id."""
 
 
-class Pending(BaseModel):
+class PendingTakedown(BaseModel):
     """`takedowns/pending.json`: a takedown under way; it holds ids, and goes when it is done."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -72,18 +72,18 @@ class Pending(BaseModel):
     """Whether the old files stay until told."""
 
 
-def begin(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_old: bool) -> Pending:
-    """Write the intent of a takedown; from here on every call of `finish` brings it to its end."""
+def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_old: bool) -> PendingTakedown:
+    """Write the intent of a takedown; from here on every call of `finish_takedown` brings it to its end."""
     tables = read_run(run).tables
-    digests = {name: open_table(run, name)[1].digest for name in TABLES if name in tables}
+    digests = {name: open_table(run, name)[1].digest for name in TABLE_ORDER if name in tables}
     ids = sorted(document.hex() for document in selection.documents)
     salt = digest_of([digests, ids])
-    pending = Pending(
-        id=identify_takedown(digests, mode, [salted(salt, "document", bytes.fromhex(one)) for one in ids]),
+    pending = PendingTakedown(
+        id=identify_takedown(digests, mode, [salted_digest(salt, "document", bytes.fromhex(one)) for one in ids]),
         mode=mode,
         salt=salt,
         documents=ids,
-        requests=sorted(salted(salt, kind, value.encode()) for kind, value in selection.request.items()),
+        requests=sorted(salted_digest(salt, kind, value.encode()) for kind, value in selection.request.items()),
         copies_left=selection.copies_left,
         tables=tables,
         digests=digests,
@@ -94,12 +94,12 @@ def begin(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_o
     return pending
 
 
-def read_pending(run: Store) -> Pending | None:
+def read_pending(run: Store) -> PendingTakedown | None:
     """The takedown that was begun and not ended; None = there is none."""
     if not run.exists(PENDING_NAME):
         return None
     try:
-        return Pending.model_validate(run.read_json(PENDING_NAME))
+        return PendingTakedown.model_validate(run.read_json(PENDING_NAME))
     except ValidationError as error:
         raise ContractError(
             f"{run.uri}/{PENDING_NAME}: expected a takedown under way, got {error}. If run.json still names the old "
@@ -107,7 +107,7 @@ def read_pending(run: Store) -> Pending | None:
         ) from error
 
 
-def finish(run: Store, pending: Pending) -> Certificate:
+def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     """Bring a takedown to its end, from wherever it was broken off; returns its certificate."""
     standing = read_run(run)
     if standing.tables == pending.tables:
@@ -124,9 +124,9 @@ def finish(run: Store, pending: Pending) -> Certificate:
             )
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}
-        run.write_atomic(f"{table}/{change.version_before}/{MOVED_NAME}", canonical_json(moved))
+        run.write_atomic(f"{table}/{change.version_before}/{REPLACED_NAME}", canonical_json(moved))
     _clean_told(run, {*pending.documents})
-    for name in DERIVED:
+    for name in DERIVED_FILES:
         run.delete(name)
     if not pending.keep_old:
         drop_old(run, list(certificate.tables))
@@ -134,12 +134,12 @@ def finish(run: Store, pending: Pending) -> Certificate:
     return certificate
 
 
-def _prepare(run: Store, pending: Pending) -> Certificate:
+def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
     """Write the new versions and the certificate; nothing that stands is changed."""
     documents = frozenset(bytes.fromhex(one) for one in pending.documents)
-    removal = Removal(pending.id, pending.mode, pending.salt, documents, share_of(len(documents)))
+    removal = Removal(pending.id, pending.mode, pending.salt, documents, spans_per_document(len(documents)))
     tokenizer = _tokenizer(run)
-    for table in (name for name in TABLES if name in pending.tables):
+    for table in (name for name in TABLE_ORDER if name in pending.tables):
         path = f"{table}/{pending.tables[table]}/{MANIFEST_NAME}"
         run.write_atomic(parent_name(pending.id, table), run.read_bytes(path))
     changes = write_versions(run, removal)
@@ -149,11 +149,11 @@ def _prepare(run: Store, pending: Pending) -> Certificate:
 
 
 def _certificate(
-    pending: Pending, removal: Removal, changes: dict[str, TableChange], tokenizer: TrainedTokenizer | None
+    pending: PendingTakedown, removal: Removal, changes: dict[str, TableChange], tokenizer: TrainedTokenizer | None
 ) -> Certificate:
     traces = [
         Traces(
-            document=salted(pending.salt, "document", one),
+            document=salted_digest(pending.salt, "document", one),
             num_tokens=removal.num_tokens.get(one, 0),
             tokens=removal.token_traces.get(one, []),
             text=removal.text_traces.get(one, []),
@@ -170,7 +170,7 @@ def _certificate(
         copies_left=pending.copies_left,
         standing=pending.digests,
         tables=changes,
-        windows=WINDOWS,
+        windows=SPAN_LENGTHS,
         effects=pending.effects,
         tokenizer=tokenizer,
         code_version=version("penstock"),
@@ -190,7 +190,7 @@ def _tokenizer(run: Store) -> TrainedTokenizer | None:
 
 def _clean_told(run: Store, documents: set[str]) -> None:
     """Blank what a training run tells of documents; lines of a run that was killed stay as they are."""
-    for name in TOLD:
+    for name in TRAINING_LOGS:
         text = run.read_bytes(name) if run.exists(name) else b""
         if (now := b"\n".join(_cleaned(line, documents) for line in text.split(b"\n"))) != text:
             run.write_atomic(name, now)
@@ -207,21 +207,21 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
     except (ValueError, AttributeError, TypeError):
         return line
     for one in said:
-        one |= {name: "" for name in PERSONAL if name in one} | {"doc_id": REMOVED_ID.hex()}
+        one |= {name: "" for name in DESCRIPTIVE_FIELDS if name in one} | {"doc_id": REMOVED_ID.hex()}
     if ids:
         told["quarantined"] = [REMOVED_ID.hex() if one in documents else one for one in ids]
     return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def left_over(run: Store, tables: Collection[str] = TABLES) -> Iterator[str]:
+def unreferenced_files(run: Store, tables: Collection[str] = TABLE_ORDER) -> Iterator[str]:
     """Files of some of the run's tables that no version that stands names: they may hold what was removed."""
     standing = read_run(run).tables
-    for table in (name for name in TABLES if name in standing and name in tables):
+    for table in (name for name in TABLE_ORDER if name in standing and name in tables):
         manifest = open_table(run, table)[1]
         named = {f"{table}/{_place(standing[table], path)}" for path in manifest.run.paths.values()}
         named.add(f"{table}/{standing[table]}/{MANIFEST_NAME}")
         for name in sorted(run.child(table).walk()):
-            if f"{table}/{name}" not in named and not name.endswith(f"/{MOVED_NAME}"):
+            if f"{table}/{name}" not in named and not name.endswith(f"/{REPLACED_NAME}"):
                 yield f"{table}/{name}"
 
 
@@ -236,7 +236,7 @@ def _place(standing: str, path: str) -> str:
 
 def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
     """Delete the files that no standing version names, manifests first; returns their names. None = of all tables."""
-    names = [name for name in left_over(run) if tables is None or name.partition("/")[0] in tables]
+    names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
         run.delete(name)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

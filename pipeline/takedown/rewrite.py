@@ -18,9 +18,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_by_url, cut_docs, cut_tokens, find_places
-from pipeline.takedown.tables import counts_after, match_of, rewrite_part, traces_of
-from pipeline.tokens.streams import LEFT_OUT, TOKENS
+from pipeline.takedown.shards import (
+    RemovedRows,
+    blank_docs,
+    blank_tokens,
+    cut_by_url,
+    cut_docs,
+    cut_tokens,
+    find_removed_rows,
+)
+from pipeline.takedown.tables import counts_without_rows, match_key, rewrite_part, trace_spans
+from pipeline.tokens.streams import MIX_RULE, TOKENS
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import (
     MANIFEST_NAME,
@@ -28,16 +36,16 @@ from schemas.manifest import (
     FileEntry,
     InputEntry,
     Manifest,
-    Table,
+    TableVersion,
     make_manifest,
     open_table,
     read_run,
 )
 from schemas.storage import Store
-from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_of, positions_of
+from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_digest, positions_digest
 from schemas.tokens import TRAIN, Dataset, open_dataset, shard_key
 
-TABLES = (
+TABLE_ORDER = (
     *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
     *("clean", "tokenizer", "tokens"),
 )
@@ -69,14 +77,14 @@ class Removal:
     def trace_tokens(self, document: bytes, tokens: Any) -> None:
         """Remember spans of the tokens of a document."""
         self.num_tokens[document] = self.num_tokens.get(document, 0) + len(tokens)
-        self.token_traces[document] = traces_of(tokens, "tokens", self.salt, self.most_traces)
+        self.token_traces[document] = trace_spans(tokens, "tokens", self.salt, self.most_traces)
 
     def trace_texts(self, texts: Mapping[bytes, list[str]]) -> None:
         """Remember spans of the texts of documents."""
         for document, found in texts.items():
             for text in found:
                 units = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-                traced = traces_of(units, "text", self.salt, self.most_traces)
+                traced = trace_spans(units, "text", self.salt, self.most_traces)
                 self.text_traces[document] = [*self.text_traces.get(document, []), *traced]
 
 
@@ -84,7 +92,7 @@ class Removal:
 class _Draft:
     """A new version while its files are written."""
 
-    old: Table
+    old: TableVersion
     folder: Store
     entries: dict[str, Entry] = field(default_factory=dict)
     """Of the rewritten files, by key."""
@@ -103,10 +111,10 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
     """Write new versions of all tables that hold something of the documents, or were made from one that does."""
     standing = read_run(run).tables
     changes: dict[str, TableChange] = {}
-    for table in (name for name in TABLES if name in standing):
-        old = Table(*open_table(run, table))
+    for table in (name for name in TABLE_ORDER if name in standing):
+        old = TableVersion(*open_table(run, table))
         folder = run.child(f"{table}/{new_version(removal.id, table, standing[table])}")
-        clear(folder)
+        clear_folder(folder)
         draft = _Draft(old, folder, figures=dict(old.manifest.content.figures))
         started = datetime.now(UTC), time.monotonic(), time.process_time()
         _rewrite_dataset(run, draft, removal) if table == "tokens" else _rewrite_parts(table, draft, removal)
@@ -129,7 +137,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
     return changes
 
 
-def clear(folder: Store) -> None:
+def clear_folder(folder: Store) -> None:
     """Remove what an attempt that was broken off has left in a version folder, its manifest first."""
     folder.delete(MANIFEST_NAME)
     for name in list(folder.walk()):
@@ -142,7 +150,7 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     ids = removal.ids
     paths = draft.old.manifest.run.paths
     for entry in draft.old.manifest.content.files if table != "tokenizer" else ():
-        match = match_of(table, entry.key)
+        match = match_key(table, entry.key)
         if match is None:
             continue
         made = rewrite_part(draft.old.folder, paths[entry.key], draft.folder, entry.key, (table, match, ids))
@@ -154,7 +162,7 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     draft.rows = sum(fates.values())
     # What the manifests of these two count is not their rows.
     if table not in ("index", "representatives"):
-        draft.counts = counts_after(draft.old.manifest.content.counts, table, fates)
+        draft.counts = counts_without_rows(draft.old.manifest.content.counts, table, fates)
         if table == "clean":
             kept = draft.old.manifest.content.counts.rows_kept - draft.counts.rows_kept
             removal.num_clean[draft.old.manifest.digest] = kept
@@ -163,7 +171,7 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
     """Write the touched shards, their document indexes and the touched buckets of the index by URL."""
     dataset = open_dataset(run)
-    places = find_places(dataset, removal.documents)
+    places = find_removed_rows(dataset, removal.documents)
     buckets = [one.key for one in draft.old.manifest.content.files if one.key.startswith("by_url/")]
     ids, paths = removal.ids, dataset.manifest.run.paths
     # Copying, digests and the disk leave Python's lock alone, so threads share the work.
@@ -190,17 +198,17 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
             stream: [tokens - lost.get((stream, number), 0) for number, tokens in enumerate(counts_of)]
             for stream, counts_of in draft.figures["streams"].items()
         }
-        if LEFT_OUT in draft.figures:
+        if MIX_RULE in draft.figures:
             left = {name: sum(shards) for name, shards in draft.figures["streams"].items()}
-            draft.figures[LEFT_OUT] = {
+            draft.figures[MIX_RULE] = {
                 source: asked | {"found_tokens": left[f"{source}/{TRAIN}"]}
-                for source, asked in draft.figures[LEFT_OUT].items()
+                for source, asked in draft.figures[MIX_RULE].items()
             }
 
 
 def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
     """The books of a dataset into which some documents never came, those included that the mix had left out."""
-    content, rule = draft.old.manifest.content, f"{TOKENS.name}/{LEFT_OUT}"
+    content, rule = draft.old.manifest.content, f"{TOKENS.name}/{MIX_RULE}"
     read = next((entry.sha256 for entry in content.inputs if entry.name == "clean"), "")
     came_in = removal.num_clean.get(read, draft.rows) if rule in content.counts.dropped else draft.rows
     dropped = dict(content.counts.dropped)
@@ -211,7 +219,7 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
 
 
 def _rewrite_shard(
-    dataset: Dataset, place: Place, new: Store, removal: Removal
+    dataset: Dataset, place: RemovedRows, new: Store, removal: Removal
 ) -> tuple[list[Entry], list[NDArray[np.unsignedinteger]]]:
     """Write one shard and its document index; returns their entries and the removed tokens."""
     contract, old = dataset.tokenizer, dataset.folder
@@ -242,8 +250,8 @@ def _manifest(
     descent = Descent(
         id=removal.id,
         parent=old.digest,
-        origin=origin_of(old),
-        positions="" if removal.mode == "compact" else positions_of(old),
+        origin=origin_digest(old),
+        positions="" if removal.mode == "compact" else positions_digest(old),
         mode=removal.mode,
         read_before=read | earlier,
     )

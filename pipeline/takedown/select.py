@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
-from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, read_certificate, salted
+from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, read_certificate, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes
 
@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Request:
+class TakedownRequest:
     """What was asked for."""
 
     domains: tuple[str, ...] = ()
@@ -48,13 +48,13 @@ class Request:
 class Selection:
     """The documents that were found."""
 
-    request: Request
+    request: TakedownRequest
     documents: frozenset[bytes]
     copies_left: int
     """Near copies of them that were not asked for."""
 
 
-def select(run: Store, request: Request) -> Selection:
+def select_documents(run: Store, request: TakedownRequest) -> Selection:
     """The documents of a request. Raises ConfigError if something asked for is not a domain or an id, or not there."""
     if not request.items():
         raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them")
@@ -81,7 +81,7 @@ def select(run: Store, request: Request) -> Selection:
     return Selection(request, documents, len(_cluster_mates(run, documents) - documents))
 
 
-def taken_down_before(run: Store, request: Request) -> list[str]:
+def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
     """The takedowns that have removed everything asked for; empty if one thing was in none of them."""
     found = _earlier(run, request.items())
     return sorted({*found.values()}) if len(found) == len(request.items()) else []
@@ -97,8 +97,8 @@ def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, st
         certificate = read_certificate(run, name.removesuffix(".json"))
         gone = {removed.document for removed in certificate.documents}
         for kind, value in items:
-            asked = salted(certificate.salt, kind, value.encode()) in certificate.requests
-            if asked or (kind in BY_ID and salted(certificate.salt, "document", parse_id(kind, value)) in gone):
+            asked = salted_digest(certificate.salt, kind, value.encode()) in certificate.requests
+            if asked or (kind in BY_ID and salted_digest(certificate.salt, "document", parse_id(kind, value)) in gone):
                 found.setdefault((kind, value), certificate.id)
     return found
 

@@ -27,7 +27,7 @@ KEPT = ("source", "token_offset", "num_tokens")
 
 
 @dataclass(frozen=True)
-class Place:
+class RemovedRows:
     """Where removed documents lie in a shard."""
 
     shard: Shard
@@ -39,7 +39,7 @@ class Place:
     """First token in the shard, and number of tokens, of each."""
 
 
-def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
+def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[RemovedRows]:
     """Where documents lie in the shards."""
     wanted = pa.array(sorted(documents), pa.binary(16))
     places = []
@@ -53,11 +53,11 @@ def find_places(dataset: Dataset, documents: frozenset[bytes]) -> list[Place]:
                     continue
                 own = index.take(pa.array(rows)).to_pydict()
             spans = list(zip(own["token_offset"], own["num_tokens"], strict=True))
-            places.append(Place(shard, rows, own["doc_id"], spans))
+            places.append(RemovedRows(shard, rows, own["doc_id"], spans))
     return places
 
 
-def fresh(array: pa.Array) -> pa.Array:
+def exact_copy(array: pa.Array) -> pa.Array:
     """A copy with buffers of exactly its own values."""
     return pa.concat_arrays([array, array.slice(0, 0)])
 
@@ -77,10 +77,10 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
     """Write one record batch of a shard."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     kind = shard_schema(dtype).field("tokens").type
-    writer.write([fresh(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
+    writer.write([exact_copy(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
 
 
-def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
+def blank_tokens(old: Store, place: RemovedRows, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
     """Write a shard in which documents have become tombstones; returns its entry and the removed tokens."""
     shard, removed, first = place.shard, [], 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
@@ -98,7 +98,7 @@ def blank_tokens(old: Store, place: Place, new: Store, dtype: str, tombstone: in
     return writer.written.to_json(), removed
 
 
-def cut_tokens(old: Store, place: Place, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
+def cut_tokens(old: Store, place: RemovedRows, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
     """Write a shard without documents, its batches cut at fixed counts again; returns its entry and removed tokens."""
     shard, removed, first = place.shard, list[Tokens](), 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
@@ -129,7 +129,7 @@ def _write_held(
     return [(ids[count:], tokens[end:], lengths[count:])]
 
 
-def blank_docs(old: Store, place: Place, new: Store) -> Entry:
+def blank_docs(old: Store, place: RemovedRows, new: Store) -> Entry:
     """Write a document index in which the rows of documents say nothing of them; returns its entry."""
     shard, first = place.shard, 0
     with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
@@ -141,11 +141,11 @@ def blank_docs(old: Store, place: Place, new: Store) -> Entry:
                 blank = [field.name not in KEPT for field in SHARD_DOCS]
                 values = [BLANK.get(field.name) for field in SHARD_DOCS]
                 arrays = [_with(a, rows, v) if b else a for a, v, b in zip(arrays, values, blank, strict=True)]
-            writer.write([fresh(array) for array in arrays])
+            writer.write([exact_copy(array) for array in arrays])
     return writer.written.to_json()
 
 
-def cut_docs(old: Store, place: Place, new: Store) -> Entry:
+def cut_docs(old: Store, place: RemovedRows, new: Store) -> Entry:
     """Write a document index without documents, those behind them moved up; returns its entry."""
     shard = place.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)

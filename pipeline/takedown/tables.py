@@ -34,7 +34,7 @@ VERDICT = ("drop_stage", "drop_rule")
 
 
 @dataclass
-class Rewritten:
+class RewrittenPart:
     """What became of one part."""
 
     entry: dict[str, Any]
@@ -71,14 +71,14 @@ MATCHES: Mapping[str, tuple[tuple[str, ...], Callable[[Any, pa.Array], Mask]]] =
 """Columns that name the documents of a row, and how."""
 
 
-def named_in(batch: pa.RecordBatch, match: str) -> set[bytes]:
+def documents_named(batch: pa.RecordBatch, match: str) -> set[bytes]:
     """The documents that the rows of a batch name."""
     if match == "bands":
         return {order[-NODE_BYTES:-4] for order in batch.column("order").to_pylist()}
     return {one for column in MATCHES[match][0] for one in batch.column(column).to_pylist()}
 
 
-def match_of(table: str, key: str) -> str | None:
+def match_key(table: str, key: str) -> str | None:
     """How the rows of a file of a table name their documents; None where they name none."""
     if table == "index":
         return {"bands": "bands", "leaders": "doc_id"}.get(key.partition("/")[0])
@@ -87,7 +87,7 @@ def match_of(table: str, key: str) -> str | None:
     return None if table == "representatives" else "doc_id"
 
 
-def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
+def holds_documents(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
     """Whether a part holds a row of one of the documents."""
     columns, matches = MATCHES[match]
     with folder.open_input(path) as stream:
@@ -95,13 +95,13 @@ def touched(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
         return any(matches(batch, documents).any() for batch in batches)
 
 
-def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> Rewritten | None:
+def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> RewrittenPart | None:
     """Write a part without documents, its row groups as they were; None if it holds none.
 
     `how`: name of the table, how its rows name their documents, the documents.
     """
     table, match, documents = how
-    if not touched(old, path, match, documents):
+    if not holds_documents(old, path, match, documents):
         return None
     found: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
@@ -116,12 +116,12 @@ def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, st
                     found[name] = found.get(name, 0) + number
                 for column in set(TEXTS) & set(rows.schema.names):
                     _collect(rows.filter(pa.array(gone)), column, texts)
-                rows = blanked(rows, gone) if table in BLANKED else rows.filter(pa.array(~gone))
+                rows = blank_rows(rows, gone) if table in BLANKED else rows.filter(pa.array(~gone))
             writer.write(rows)
-    return Rewritten(writer.close(), found, texts)
+    return RewrittenPart(writer.close(), found, texts)
 
 
-def blanked(rows: pa.Table, gone: Mask) -> pa.Table:
+def blank_rows(rows: pa.Table, gone: Mask) -> pa.Table:
     """The rows, those of documents that are gone without all that they said of them, dropped by the takedown."""
     places = pa.array(np.where(gone, -1, np.arange(len(gone))))
     places = pc.if_else(pc.less(places, 0), None, places)
@@ -134,7 +134,7 @@ def blanked(rows: pa.Table, gone: Mask) -> pa.Table:
     return rows
 
 
-def counts_after(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
+def counts_without_rows(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
     """The books of a table without some rows; a blanked row is dropped by the takedown, others never came in."""
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
@@ -217,13 +217,13 @@ def _plain(one: pa.Field) -> pa.Field:
 
 Units = NDArray[np.unsignedinteger]
 Marks = NDArray[np.uint32]
-Traced = tuple[int, str]
+SpanTrace = tuple[int, str]
 
-WINDOWS = {"tokens": 16, "text": 32}
+SPAN_LENGTHS = {"tokens": 16, "text": 32}
 """Length of a span [tokens; bytes of UTF-8]; powers of two, which the rolling hash is built of."""
-MOST_OF_DOCUMENT = 64
+MAX_SPANS_OF_DOCUMENT = 64
 """Spans of a document at most, spread over it evenly; where there are fewer, they lie end to end."""
-MOST = 100_000
+MAX_SPANS = 100_000
 """Spans of a takedown at most, as long as every document has one."""
 MIN_DISTINCT = 4
 """A window of fewer different units says nothing of where it comes from."""
@@ -231,46 +231,46 @@ DIGEST_BYTES = 16
 BLOCK = 1 << 16
 
 
-def traces_of(units: Units, kind: str, salt: str, most: int = MOST_OF_DOCUMENT) -> list[Traced]:
+def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOCUMENT) -> list[SpanTrace]:
     """(mark, salted digest) of windows of a document; none if it is shorter than a window."""
-    window = WINDOWS[kind]
+    window = SPAN_LENGTHS[kind]
     count = min(len(units) // window, most)
     if not count:
         return []
     starts = np.unique(np.linspace(0, len(units) - window, count).astype(np.int64))
-    hashed = marks(units, kind, salt)
+    hashed = window_marks(units, kind, salt)
     windows = units[starts[:, None] + np.arange(window)]
     distinct = 1 + (np.diff(np.sort(windows, axis=1), axis=1) != 0).sum(axis=1)
     chosen = zip(hashed[starts].tolist(), windows, (distinct >= MIN_DISTINCT).tolist(), strict=True)
-    return [(mark, digest(own, kind, salt)) for mark, own, says in chosen if says]
+    return [(mark, span_digest(own, kind, salt)) for mark, own, message in chosen if message]
 
 
-def share_of(documents: int) -> int:
+def spans_per_document(documents: int) -> int:
     """Spans of each document so that those of all are not too many."""
-    return max(1, min(MOST_OF_DOCUMENT, MOST // max(1, documents)))
+    return max(1, min(MAX_SPANS_OF_DOCUMENT, MAX_SPANS // max(1, documents)))
 
 
-def marks(units: Units, kind: str, salt: str) -> Marks:
+def window_marks(units: Units, kind: str, salt: str) -> Marks:
     """The mark of the window that begins at each position."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
-    while width < WINDOWS[kind]:
+    while width < SPAN_LENGTHS[kind]:
         # The hash of a window is that of its first half times the multiplier's power, plus that of its second half.
         hashed = hashed[:-width] * np.uint64(multiplier) + hashed[width:] if len(hashed) > width else hashed[:0]
         multiplier, width = multiplier * multiplier % (1 << 64), 2 * width
     return (hashed >> np.uint64(32)).astype(np.uint32)
 
 
-def digest(window: Units, kind: str, salt: str) -> str:
+def span_digest(window: Units, kind: str, salt: str) -> str:
     """The salted digest (hex) of a window, whatever integers hold it."""
     content = window.astype("<u4" if kind == "tokens" else "<u1").tobytes()
     return hashlib.sha256(f"{salt} {kind} ".encode() + content).digest()[:DIGEST_BYTES].hex()
 
 
-class Finder:
+class SpanFinder:
     """Looks for spans in streams of tokens or bytes."""
 
-    def __init__(self, kind: str, salt: str, wanted: Sequence[tuple[int, Sequence[Traced]]]):
+    def __init__(self, kind: str, salt: str, wanted: Sequence[tuple[int, Sequence[SpanTrace]]]):
         """`wanted`: number of a document, and the spans of it."""
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
@@ -285,12 +285,12 @@ class Finder:
         """(position, digest, numbers of its documents) of every span that stands in the units."""
         if not len(self._marks):
             return
-        window = WINDOWS[self._kind]
+        window = SPAN_LENGTHS[self._kind]
         for first in range(0, max(0, len(units) - window + 1), BLOCK):
             block = units[first : first + BLOCK + window - 1]
-            hashed = marks(block, self._kind, self._salt)
+            hashed = window_marks(block, self._kind, self._salt)
             places = np.flatnonzero(self._likely[hashed >> np.uint32(16)])
             for place in places[np.isin(hashed[places], self._marks)].tolist():
-                found = digest(block[place : place + window], self._kind, self._salt)
+                found = span_digest(block[place : place + window], self._kind, self._salt)
                 if found in self._owners:
                     yield first + place, found, self._owners[found]

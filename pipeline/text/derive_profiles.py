@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, measured, parts_of
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, parts_of, read_measured
 from pipeline.engine.rules import FINE, columns_of, count_bins, is_minimum, languages_of, limit_of, quantile, values_of
 from pipeline.engine.spark import run_tasks
 from pipeline.engine.stage import EVERY, Check, Row, Split
@@ -32,12 +32,12 @@ from pipeline.quality.rules import Dialect
 from pipeline.quality.stage import QUALITY
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.text.profiles import Profile, render_profiles
+from pipeline.text.profiles import LanguageProfile, render_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 from schemas.config import Section
 from schemas.errors import ConfigError
-from schemas.manifest import Table, open_table
-from schemas.storage import Store, resolve
+from schemas.manifest import TableVersion, open_table
+from schemas.storage import Store, resolve_uri
 from schemas.tables import DOCUMENTS
 
 # Exact counts over reference text, one task for each file or part of a run; answers add up in any order.
@@ -48,7 +48,7 @@ from schemas.tables import DOCUMENTS
 CANDIDATE_SHARE = 0.001
 """Share of a part's words from which one of them is counted everywhere."""
 ROWS_AT_ONCE = 256
-BEST = 4
+NUM_RANKS = 4
 """How many of a document's stop words are ranked."""
 Words = Mapping[str, Sequence[str]]
 
@@ -65,12 +65,12 @@ class CountTask:
     """Words by language, in the order of their ranks."""
 
 
-def texts(task: CountTask) -> Iterator[tuple[str, str]]:
+def read_texts(task: CountTask) -> Iterator[tuple[str, str]]:
     """(language, text) of every document of a task. Raises ConfigError for a line that is not one."""
     if isinstance(task.source, Part):
         yield from _stored_texts(task.source, task.sources)
         return
-    fs, path = resolve(task.source.uri)
+    fs, path = resolve_uri(task.source.uri)
     with fs.open_input_stream(path, compression="detect") as stream:
         for number, line in enumerate(io.BufferedReader(stream), 1):
             try:
@@ -88,7 +88,7 @@ def texts(task: CountTask) -> Iterator[tuple[str, str]]:
 
 def _stored_texts(part: Part, sources: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     columns = {"documents": ["source", "language"], "text": ["text", "cuts"]}
-    for batch in measured(part, columns, TEXTS_AT_ONCE):
+    for batch in read_measured(part, columns, TEXTS_AT_ONCE):
         for row in batch.to_pylist():
             if row["text"] is not None and (not sources or row["source"] in sources):
                 yield row["language"], apply_cuts(row["text"], row["cuts"])
@@ -109,7 +109,7 @@ def frequent_words(task: CountTask, retried: bool) -> Answer:
     """Each language's documents and words, and the words that make up CANDIDATE_SHARE of those of this task."""
     documents: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
-    for language, text in texts(task):
+    for language, text in read_texts(task):
         documents[language] += 1
         counts.setdefault(language, Counter()).update(words_of(text, language))
     totals = {language: count.total() for language, count in counts.items()}
@@ -126,7 +126,7 @@ def word_counts(task: CountTask, retried: bool) -> Answer:
     counts: dict[str, Counter[str]] = {language: Counter() for language in wanted}
     holding: dict[str, Counter[str]] = {language: Counter() for language in wanted}
     rows = 0
-    for language, text in texts(task):
+    for language, text in read_texts(task):
         rows += 1
         if language in wanted:
             found = Counter(word for word in words_of(text, language) if word in wanted[language])
@@ -141,14 +141,14 @@ def word_ranks(task: CountTask, retried: bool) -> Answer:
     A document has two of the first r words exactly if its second best rank is at most r; past the last: it has not.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
-    found: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(BEST)] for language in ranks}
+    found: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(NUM_RANKS)] for language in ranks}
     rows = 0
-    for language, text in texts(task):
+    for language, text in read_texts(task):
         rows += 1
         if language in ranks:
             last = len(ranks[language]) + 1
-            own = sorted({ranks[language].get(word, last) for word in words_of(text, language)})[:BEST]
-            for counts, rank in zip(found[language], [*own, *[last] * BEST]):
+            own = sorted({ranks[language].get(word, last) for word in words_of(text, language)})[:NUM_RANKS]
+            for counts, rank in zip(found[language], [*own, *[last] * NUM_RANKS]):
                 counts[str(rank)] += 1
     return {"rows": rows, "ranks": {lang: {str(n): c for n, c in enumerate(best, 1)} for lang, best in found.items()}}
 
@@ -172,7 +172,7 @@ def signal_histograms(task: CountTask, retried: bool) -> Answer:
 
 
 def _stored(part: Part, sources: tuple[str, ...], checks: Sequence[Check]) -> Iterator[pa.RecordBatch]:
-    for batch in measured(part, {"documents": list(dict.fromkeys([*columns_of(checks), "source"]))}):
+    for batch in read_measured(part, {"documents": list(dict.fromkeys([*columns_of(checks), "source"]))}):
         yield batch.filter(pc.is_in(batch.column("source"), pa.array(sources))) if sources else batch
 
 
@@ -186,7 +186,7 @@ def _measured(task: CountTask, checks: Sequence[Check]) -> Iterator[pa.RecordBat
         row["body_chars"] = len(row["_body"])
         return {name: row.get(name) for name in schema.names}
 
-    documents = texts(task)
+    documents = read_texts(task)
     while rows := [row_of(language, text) for language, text in islice(documents, ROWS_AT_ONCE)]:
         yield pa.RecordBatch.from_pylist(rows, schema)
 
@@ -211,9 +211,9 @@ def script_of(words: Iterable[str]) -> str:
 
 
 ENGLISH = "en"
-SPARE = 2
+STOP_WORD_MARGIN = 2
 """By how many stop words clean documents must exceed the limit [words]."""
-AS_PUBLISHED = ("min_words", "max_words", "min_stop_words", "max_lorem_ipsum", "max_curly_brackets")
+FIXED_SETTINGS = ("min_words", "max_words", "min_stop_words", "max_lorem_ipsum", "max_curly_brackets")
 """Settings whose limits no percentile moves: length of a document, stop words, what it holds besides words."""
 WORD_LENGTH, NGRAMS = "_word_length", "gram"
 """How settings on the length of words and on their n-grams end."""
@@ -271,7 +271,7 @@ class StopWords:
     wanted: int
 
 
-def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, Profile]:
+def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, LanguageProfile]:
     """The profiles of every language with enough text, written to the TOML file `out`.
 
     `spark` is the session whose workers count; without one they are counted here. Raises ConfigError, ContractError.
@@ -300,7 +300,7 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
         own = {name: by_language.get(lang, {}) for name, by_language in histograms.items()}
         peers = _together(histograms, _peers(lang, scripts, found["documents"], config))
         limits = limits_of(lang, checks, own, peers, config) | {"min_stop_words": float(stop.wanted)}
-        profiles[lang] = Profile(lang, scripts[lang], frozenset(stop.words), dict(sorted(limits.items())))
+        profiles[lang] = LanguageProfile(lang, scripts[lang], frozenset(stop.words), dict(sorted(limits.items())))
         ranked[lang] = stop.words
     text = render_profiles(profiles, ranked, found["documents"], _how(config))
     folder, _, name = out.rpartition("/")
@@ -319,7 +319,7 @@ def _tasks(config: DeriveConfig) -> list[CountTask]:
         splits = find_splits(SourceConfig.model_validate({"paths": config.reference, "format": "jsonl"}))
         return [CountTask(split, quality) for split in splits]
     run = Store(config.run)
-    tables = {name: Table(*open_table(run, name)) for name in ("documents", "text")}
+    tables = {name: TableVersion(*open_table(run, name)) for name in ("documents", "text")}
     return [CountTask(part, quality, config.sources) for part in parts_of(tables)]
 
 
@@ -373,10 +373,10 @@ def stop_words_of(
     documents = sum(ranks["1"].values())
     enough = documents - max(1, math.floor(config.tail * documents))  # one may be mislabelled
     least = min(len(words), max(frequent, config.min_stop_words))
-    holding = (number for number in range(least, len(words) + 1) if _within(ranks[str(BEST)], number) >= enough)
+    holding = (number for number in range(least, len(words) + 1) if _within(ranks[str(NUM_RANKS)], number) >= enough)
     number = next(holding, least)
     held = max((int(n) for n, ranked in ranks.items() if _within(ranked, number) >= enough), default=0)
-    return StopWords(tuple(words[:number]), max(0, held - SPARE))
+    return StopWords(tuple(words[:number]), max(0, held - STOP_WORD_MARGIN))
 
 
 def _within(ranks: Mapping[str, int], number: int) -> int:
@@ -412,7 +412,7 @@ def _moves(check: Check, language: str) -> bool:
     n-grams of words and where a dictionary tells the words, because repeated text is no trait of a language."""
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
-    return check.setting not in AS_PUBLISHED
+    return check.setting not in FIXED_SETTINGS
 
 
 def _bins(histograms: Histograms, check: Check) -> dict[int, int]:

@@ -19,7 +19,7 @@ BUILT_IN = Path(__file__).with_name("profiles.toml")
 
 
 @dataclass(frozen=True)
-class Profile:
+class LanguageProfile:
     """What is known of clean text in one language."""
 
     language: str
@@ -32,7 +32,7 @@ class Profile:
     """Limit by the name of the setting it replaces; its prefix `min_` or `max_` tells the side."""
 
 
-def load_profiles(path: str | None) -> Mapping[str, Profile]:
+def load_profiles(path: str | None) -> Mapping[str, LanguageProfile]:
     """The profiles in a TOML file by language, in order of their codes; None: the built-in ones.
 
     Raises ConfigError that names everything wrong in the file.
@@ -41,7 +41,7 @@ def load_profiles(path: str | None) -> Mapping[str, Profile]:
 
 
 def render_profiles(
-    profiles: Mapping[str, Profile], words: Mapping[str, Sequence[str]], documents: Mapping[str, int], how: str
+    profiles: Mapping[str, LanguageProfile], words: Mapping[str, Sequence[str]], documents: Mapping[str, int], how: str
 ) -> str:
     """The TOML text of profiles, with the stop words in this order, the numbers of documents and how they were used."""
     lines = [f"# Derived from clean reference text: {how}."]
@@ -54,7 +54,7 @@ def render_profiles(
 
 
 @cache
-def _load(path: str) -> Mapping[str, Profile]:
+def _load(path: str) -> Mapping[str, LanguageProfile]:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -65,9 +65,9 @@ def _load(path: str) -> Mapping[str, Profile]:
     return {language: _profile(language, values[language]) for language in sorted(values)}
 
 
-def _profile(language: str, value: Mapping[str, Any]) -> Profile:
+def _profile(language: str, value: Mapping[str, Any]) -> LanguageProfile:
     limits = {name: float(limit) for name, limit in value.get("limits", {}).items()}
-    return Profile(language, value["script"], frozenset(value.get("stop_words", ())), limits)
+    return LanguageProfile(language, value["script"], frozenset(value.get("stop_words", ())), limits)
 
 
 def _problems(language: str, value: Any) -> list[str]:

@@ -18,13 +18,13 @@ def append_span(spans: list[Span], start: int, end: int) -> None:
         spans.append((start, end))
 
 
-def between(spans: Iterable[Span], size: int) -> list[Span]:
+def complement(spans: Iterable[Span], size: int) -> list[Span]:
     """What lies between sorted spans in a text of this size: sorted, disjoint, none empty."""
     edges = [0, *(edge for span in spans for edge in span), size]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end]
 
 
-def select(visible: Sequence[Span], wanted: Iterable[Span]) -> list[Span]:
+def map_visible_spans(visible: Sequence[Span], wanted: Iterable[Span]) -> list[Span]:
     """The spans of a text that hold the wanted spans of what is visible of it; both sorted and disjoint."""
     selected: list[Span] = []
     at = passed = 0  # the visible span under look, and the visible code points before it

@@ -16,19 +16,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.engine.parquet import Part, WrittenFile
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
+from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
-from pipeline.engine.step import Build, Built
+from pipeline.engine.step import StepContext, TableResult
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
 from pipeline.tokens.shards import write_by_url, write_shard
 from pipeline.tokens.streams import (
-    LEFT_OUT,
+    MIX_RULE,
     TOKENS,
     Sorting,
     TokensConfig,
     check_mix,
+    describe_shortfalls,
     mix_figure,
-    shortfalls,
     streams_of_part,
 )
 from pipeline.tokens.tokenizer import TokenizerConfig, load_tokenizer
@@ -41,7 +41,7 @@ from schemas.tables import PROVENANCE
 from schemas.tokens import TRAIN, TokenizerContract
 from schemas.urls import surt
 
-CROSSING = {"doc_id": pa.binary(), "date": pa.int64()}
+SPARK_SAFE_TYPES = {"doc_id": pa.binary(), "date": pa.int64()}
 """Types that Spark refuses or reinterprets on the way from a worker: ids lose their width, dates are milliseconds."""
 ENCODED = pa.schema(
     [
@@ -51,7 +51,7 @@ ENCODED = pa.schema(
         pa.field("num_tokens", pa.int64()),
         pa.field("surt", pa.string()),
         pa.field("domain_key", pa.int64()),
-        *(pa.field(f.name, CROSSING.get(f.name, f.type)) for f in PROVENANCE),
+        *(pa.field(f.name, SPARK_SAFE_TYPES.get(f.name, f.type)) for f in PROVENANCE),
         pa.field("language", pa.string()),
         pa.field("cluster", pa.binary()),
         pa.field("num_bytes", pa.int64()),
@@ -85,7 +85,7 @@ class EncodeTask:
 
 
 @dataclass(frozen=True)
-class Total:
+class StreamTotal:
     """What was found of one stream."""
 
     documents: int
@@ -95,31 +95,31 @@ class Total:
     left_out_chars: int
 
 
-def build_tokens(build: Build) -> dict[str, Built]:
+def build_tokens(build: StepContext) -> dict[str, TableResult]:
     """The token dataset: shards, document indexes and the index by URL."""
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
-    mix = read_mix(build.models[TOKENS.name][LEFT_OUT].path) if config.mix else None
+    mix = read_mix(build.models[TOKENS.name][MIX_RULE].path) if config.mix else None
     sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {})
     tasks = encode_tasks(build, contract, sorting)
-    encoded = persisted(frame_of_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
+    encoded = persist_on_disk(dataframe_from_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
     totals = stream_totals(encoded)
     if not totals:
         raise ContractError("tokens: expected clean documents, got none. Look at the drops with `penstock report`.")
-    figures = figures_of(build, contract, totals, mix)
-    for line in shortfalls(figures.get(LEFT_OUT, {}), config.mix):
+    figures = dataset_figures(build, contract, totals, mix)
+    for line in describe_shortfalls(figures.get(MIX_RULE, {}), config.mix):
         print(line, file=sys.stderr)
     plan = {name: -(-total.tokens // config.shard_tokens) for name, total in sorted(totals.items())}
-    numbered = number_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
+    numbered = assign_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
     folder = build.folders["tokens"]
     answers = write_shards(numbered, plan, contract, folder) + write_index(numbered, totals, folder)
     encoded.unpersist()
-    built = collect(answers, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
+    built = collect_results(answers, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
     built.figures |= figures
     return {"tokens": built}
 
 
-def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
+def encode_tasks(build: StepContext, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
     """A task for each part of `clean`."""
     tokenizer = build.inputs["tokenizer"]
     tables = {name: table for name, table in build.inputs.items() if name != "tokenizer"}
@@ -139,7 +139,7 @@ def encode_tasks(build: Build, contract: TokenizerContract, sorting: Sorting) ->
     ]
 
 
-def stream_totals(encoded: DataFrame) -> dict[str, Total]:
+def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
     """What was found of every stream."""
     stays = F.col("tokens").isNotNull()
     rows = encoded.groupBy("stream").agg(
@@ -148,12 +148,12 @@ def stream_totals(encoded: DataFrame) -> dict[str, Total]:
         F.count_if(~stays).alias("left_out"),
         F.coalesce(F.sum(F.when(~stays, F.col("num_chars"))), F.lit(0)).alias("left_out_chars"),
     )
-    found = {row.pop("stream"): Total(**row) for row in (row.asDict() for row in rows.collect())}
+    found = {row.pop("stream"): StreamTotal(**row) for row in (row.asDict() for row in rows.collect())}
     return dict(sorted(found.items()))
 
 
-def figures_of(
-    build: Build, contract: TokenizerContract, totals: Mapping[str, Total], mix: Mix | None
+def dataset_figures(
+    build: StepContext, contract: TokenizerContract, totals: Mapping[str, StreamTotal], mix: Mix | None
 ) -> dict[str, Any]:
     """The figures that say how the dataset was made. Raises ConfigError if the mix does not fit its sources."""
     config = build.recipe.section("tokens", TokensConfig)
@@ -168,9 +168,9 @@ def figures_of(
         suffix = f"/{TRAIN}"
         trained = {name.removesuffix(suffix): one for name, one in totals.items() if name.endswith(suffix)}
         check_mix(mix, config.mix, {name: (one.documents, one.left_out) for name, one in trained.items()})
-        figures[LEFT_OUT] = mix_figure(mix, {name: one.tokens for name, one in trained.items()})
+        figures[MIX_RULE] = mix_figure(mix, {name: one.tokens for name, one in trained.items()})
         chars = sum(one.left_out_chars for one in totals.values())
-        figures["dropped_chars"] = {f"{TOKENS.name}/{LEFT_OUT}": chars}
+        figures["dropped_chars"] = {f"{TOKENS.name}/{MIX_RULE}": chars}
     return figures
 
 
@@ -207,7 +207,7 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
             yield rows
 
 
-def number_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
+def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
     """Adds `shard`, the number in its stream (equal ranges of the hash), and `place`, the number among all shards."""
     shards = F.create_map(*(F.lit(value) for item in plan.items() for value in item))
     offsets, total = {}, 0
@@ -231,21 +231,21 @@ def write_shards(
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
         return write_shard(folder, *shared.value[number], batches, contract.dtype)
 
-    return answers_of_partitions(frame, write)
+    return run_partitions(frame, write)
 
 
-def write_index(numbered: DataFrame, totals: Mapping[str, Total], folder: Store) -> list[dict[str, Any]]:
+def write_index(numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store) -> list[dict[str, Any]]:
     """Write the index by URL, in buckets by registrable domain; returns their answers."""
     buckets = -(-sum(total.documents for total in totals.values()) // DOMAINS_PER_BUCKET)
     frame = numbered.select("surt", "url", "domain", "doc_id", "stream", "shard", "domain_key")
     frame = frame.repartitionById(buckets, (F.col("domain_key") % buckets).cast("int"))
     frame = frame.drop("domain_key").sortWithinPartitions("surt", "url", "doc_id")
-    return answers_of_partitions(frame, lambda number, batches: write_by_url(folder, number, batches))
+    return run_partitions(frame, lambda number, batches: write_by_url(folder, number, batches))
 
 
-def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in: int) -> Built:
+def collect_results(answers: list[dict[str, Any]], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
     """The dataset's files, books and counts by stream. Raises ContractError if a token was lost on the way."""
-    built = Built()
+    built = TableResult()
     streams: dict[str, list[int]] = {}
     documents = 0
     for answer in answers:
@@ -261,6 +261,6 @@ def collect(answers: list[dict[str, Any]], totals: Mapping[str, Total], rows_in:
                 f"tokens: expected {total.tokens} tokens in {name}, got {sum(streams[name])} in its shards"
             )
     left_out = sum(total.left_out for total in totals.values())
-    built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{LEFT_OUT}": left_out})
+    built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{MIX_RULE}": left_out})
     built.figures = {"streams": streams, "documents": {name: total.documents for name, total in totals.items()}}
     return built

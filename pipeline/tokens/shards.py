@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import Answer
+from pipeline.engine.part import TaskResult
 from schemas.storage import Store
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, docs_key, shard_key, shard_schema
 
@@ -50,7 +50,7 @@ def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[
         yield pending
 
 
-def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> Answer:
+def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> TaskResult:
     """Write one shard and its index from rows sorted by (key, doc_id); returns their entries and counts."""
     started = time.process_time()
     schema = shard_schema(dtype)
@@ -77,7 +77,7 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
     return {"files": entries, "stream": stream, "tokens": offset, "rows": entries[0]["rows"], "cpu_seconds": cpu}
 
 
-def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     """Write one bucket of the index by URL from rows sorted by (surt, url, doc_id); returns its entry."""
     started = time.process_time()
     with IpcWriter(folder, f"by_url/{number:05d}", BY_URL) as writer:

@@ -14,39 +14,39 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from pipeline.engine.parquet import ROWS_AT_ONCE, Part, measured
+from pipeline.engine.parquet import ROWS_AT_ONCE, Part, read_measured
 from pipeline.engine.stage import Drop, Relation, Row
-from schemas.config import Section, location, nearest
+from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError, ContractError
-from schemas.ids import below_share, shuffle_key
-from schemas.manifest import Manifest, Table, part_key
+from schemas.ids import is_in_share, shuffle_key
+from schemas.manifest import Manifest, TableVersion, part_key
 from schemas.mix import Mix, read_mix
 from schemas.signals import FAMILIES
-from schemas.tables import lookup
+from schemas.tables import lookup_entry
 from schemas.tokens import HELDOUT, TRAIN
 
-MARK = "+"
+BUCKET_SEPARATOR = "+"
 """Stands between a source and a bucket of it; no source's own name has one."""
-LEFT_OUT = "mix"
+MIX_RULE = "mix"
 """The reason of a document that the mix leaves out, and where the figures say what it asked for."""
 BY_PERPLEXITY = "perplexity"
 """Cuts a source by the thirds of perplexity that the verdicts name, not by a signal."""
-OF_PERPLEXITY = ("head", "middle", "tail", "all")
+PERPLEXITY_BUCKETS = ("head", "middle", "tail", "all")
 """What the verdicts name them; the last: where no model measured it."""
 FAMILY_OF: Mapping[str, str] = {signal.name: family for family, signals in FAMILIES.items() for signal in signals}
 """The signals that may cut a source, and the family that each is measured with."""
 CLASSIFIER, IMPORTANCE = "classifier", "importance"
-SCORED: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
+SCORE_COLUMNS: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
 """The column of `scores` whose entries may cut a source, by the section that names their models."""
-CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORED))
+BUCKET_CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORE_COLUMNS))
 """What may cut a source, in words."""
 UNMEASURED = "none"
 """The bucket of a document that has no value."""
-FEW: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
+BUCKET_NAMES: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
 """Names of so many buckets, by the value and not by what is good; of more they are b0, b1, ..."""
-KEYS = 1 << 63
+KEY_BOUND = 1 << 63
 """Keys of the shuffle lie below."""
-FEWEST_TIMES = 1.1
+MIN_SHORTFALL_FACTOR = 1.1
 """Least factor that a shortfall is told with."""
 
 
@@ -89,7 +89,7 @@ class TokensConfig(Section):
     def _means_something(self) -> "TokensConfig":
         by, cuts = self.buckets_by, self.bucket_cuts
         if by not in ("", BY_PERPLEXITY) and self.measure is None:
-            raise ValueError(f"buckets_by: no such signal {by!r}{nearest(by, CHOICES)}")
+            raise ValueError(f"buckets_by: no such signal {by!r}{suggest_name(by, BUCKET_CHOICES)}")
         if cuts and self.measure is None:
             why = "the shares of [perplexity] cut" if by else "buckets_by names no signal"
             raise ValueError(f"bucket_cuts would be ignored: {why}")
@@ -107,29 +107,29 @@ class TokensConfig(Section):
     def measure(self) -> Measure | None:
         """What is compared with `bucket_cuts`; None: nothing is."""
         section, _, name = self.buckets_by.partition(".")
-        if name and section in SCORED:
-            return Measure("scores", SCORED[section], name)
+        if name and section in SCORE_COLUMNS:
+            return Measure("scores", SCORE_COLUMNS[section], name)
         return Measure("documents", self.buckets_by) if self.buckets_by in FAMILY_OF else None
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
         """Every bucket a document may fall into, from the lowest values on; empty: sources stay whole."""
         if self.measure is None:
-            return OF_PERPLEXITY if self.buckets_by else ()
+            return PERPLEXITY_BUCKETS if self.buckets_by else ()
         number = len(self.bucket_cuts) + 1
-        return (*(FEW.get(number) or (f"b{place}" for place in range(number))), UNMEASURED)
+        return (*(BUCKET_NAMES.get(number) or (f"b{place}" for place in range(number))), UNMEASURED)
 
 
 def mix_file(config: TokensConfig) -> dict[str, str]:
     """The file of the mix, which enters the fingerprint by its digest."""
-    return {LEFT_OUT: config.mix} if config.mix else {}
+    return {MIX_RULE: config.mix} if config.mix else {}
 
 
 TOKENS = Relation(
     name="tokens",
     version=1,
     config=TokensConfig,
-    reasons={LEFT_OUT: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
+    reasons={MIX_RULE: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
     models=mix_file,
 )
 
@@ -143,14 +143,14 @@ class Sorting:
     """Share of the training documents that stays, by source (`web+head` where sources are cut); others stay whole."""
 
     @property
-    def chooses(self) -> bool:
+    def may_drop(self) -> bool:
         """Whether any document may be left out."""
         return min(self.keep.values(), default=1.0) < 1
 
     def stream(self, source: str, bucket: str | None, cluster: bytes) -> str:
         """`<source>/train` or `<source>/heldout` of a document; `bucket` is None where sources stay whole."""
-        held = below_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
-        name = source if bucket is None else f"{source}{MARK}{bucket}"
+        held = is_in_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
+        name = source if bucket is None else f"{source}{BUCKET_SEPARATOR}{bucket}"
         return f"{name}/{HELDOUT if held else TRAIN}"
 
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
@@ -158,28 +158,28 @@ class Sorting:
         source, _, split = stream.rpartition("/")
         share = self.keep.get(source, 1.0)
         key = shuffle_key(self.config.seed + 2, doc_id)
-        return Drop(LEFT_OUT, key / KEYS, share) if split == TRAIN and not below_share(key, share) else None
+        return Drop(MIX_RULE, key / KEY_BOUND, share) if split == TRAIN and not is_in_share(key, share) else None
 
 
 def sorting_of(manifest: Manifest) -> Sorting:
     """How the documents of a committed dataset were sorted."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
-    return Sorting(config, {name: asked["keep"] for name, asked in content.figures.get(LEFT_OUT, {}).items()})
+    return Sorting(config, {name: asked["keep"] for name, asked in content.figures.get(MIX_RULE, {}).items()})
 
 
-def mixed(dataset: Manifest, clean: str) -> Sorting | None:
+def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
     """How a dataset of these clean documents (by digest) was sorted, if a mix left some of them out."""
     reads = {entry.name: entry.sha256 for entry in dataset.content.inputs}
     sorting = sorting_of(dataset) if reads.get("clean") == clean else None
-    return sorting if sorting and sorting.chooses else None
+    return sorting if sorting and sorting.may_drop else None
 
 
-def check_names(config: TokensConfig, sources: Sequence[str]) -> None:
+def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
     """Raise ConfigError if the mix names what cannot be a source of the dataset, given those of the recipe."""
-    possible = [f"{source}{MARK}{name}" for source in sources for name in config.bucket_names] or [*sources]
+    possible = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or [*sources]
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
-        hints = ", ".join(f"{name!r}{nearest(name, possible)}" for name in unknown)
+        hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
         raise ConfigError(
             f"tokens.mix {config.mix}: expected sources that this recipe makes, got {hints}. Correct the names, or "
             "set tokens.buckets_by as it was for the dataset of the mix."
@@ -209,12 +209,12 @@ def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
+def describe_shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
     """A line for each source of which less was found than the mix asks for."""
     for name, part in figure.items():
         found, wanted = part["found_tokens"], part["wanted_tokens"]
         if wanted is not None and found < wanted:
-            share, times = min(found / wanted, 0.99), max(wanted / found, FEWEST_TIMES)
+            share, times = min(found / wanted, 0.99), max(wanted / found, MIN_SHORTFALL_FACTOR)
             amount = f"{wanted:.1e}".replace("e+", "e").replace("e0", "e")
             yield (
                 f"{name}: {share:.2g} of the {amount} tokens that {PurePath(where).name} asks for; "
@@ -227,9 +227,9 @@ def shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
 # Nothing else is touched, so sources can be cut otherwise without a text cleaned again. With the buckets come the
 # streams, and with them what a mix leaves out: whoever tells of a dataset asks here.
 
-MEASURES = ("documents", "scores", "verdicts", "repeats")
+BUCKET_TABLES = ("documents", "scores", "verdicts", "repeats")
 """Tables that buckets are read from; `scores` and `repeats` only where a run has them."""
-READS = (*MEASURES, "clean")
+STREAM_TABLES = (*BUCKET_TABLES, "clean")
 """Tables that the streams of a dataset follow from."""
 
 
@@ -241,16 +241,16 @@ def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, s
     """
     measure = config.measure
     if measure is None:
-        for batch in measured(part, {"documents": [], "verdicts": ["perplexity_bucket"]}):
+        for batch in read_measured(part, {"documents": [], "verdicts": ["perplexity_bucket"]}):
             yield from zip(*(batch.column(name).to_pylist() for name in ("doc_id", "perplexity_bucket")))
         return
     column, named = measure.column, np.array(config.bucket_names, object)
     again = measure.table == "documents" and "repeats" in part.paths
     columns = {"documents": [], measure.table: [column]} | ({"repeats": ["cuts", column]} if again else {})
-    for batch in measured(part, columns):
+    for batch in read_measured(part, columns):
         values = batch.column(column)
         if measure.name:
-            values = lookup(values, measure.name)
+            values = lookup_entry(values, measure.name)
         if again:
             was_cut = pc.fill_null(pc.greater(pc.list_value_length(batch.column("cuts")), 0), False)
             values = pc.if_else(was_cut, batch.column(f"repeats.{column}"), values)
@@ -268,7 +268,7 @@ def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
     return np.where(np.isnan(found), len(cuts) + 1, numbers)
 
 
-def bucket_of(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
+def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
     """The bucket of a document, found by going on to it. Raises ContractError if it does not come."""
     for identifier, bucket in buckets:
         if identifier == doc_id:
@@ -284,13 +284,13 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
 
     def stream(row: Row) -> str:
-        bucket = bucket_of(buckets, row["doc_id"]) if buckets is not None else None
+        bucket = find_bucket(buckets, row["doc_id"]) if buckets is not None else None
         return sorting.stream(row["source"], bucket, row["cluster"])
 
     return stream
 
 
-def left_out(tables: Mapping[str, Table], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
+def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
     """(doc_id, why the mix leaves it out) of every kept clean document of a part, in order; None = it stays.
 
     `tables` are those of READS that the run has.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from schemas.config import Section, location, nearest
+from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError
 from schemas.tokens import RESERVED, TokenizerContract, escape, unescape
 
@@ -23,7 +23,7 @@ Kind = Literal["sentencepiece", "huggingface"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 Encode = Callable[[str], Sequence[int] | npt.NDArray[np.int32]]
 Decode = Callable[[list[int]], str]
-Loaded = tuple[Encode, Decode, int, dict[str, int]]
+LoadedModel = tuple[Encode, Decode, int, dict[str, int]]
 """Of a model: how to encode and decode, the number of its ids, and those that play reserved roles."""
 
 LINE_CHARS = 2048
@@ -31,20 +31,20 @@ LINE_CHARS = 2048
 CHUNK_CHARS = 1 << 14
 """A long text is encoded in pieces of about this size, cut behind newlines: BPE is three times faster (measured), and a
 unigram model, whose float sums would differ, is not cut [characters]."""
-OWN_NAMES = ("pad", "bos", "eos", "unk")
+SENTENCEPIECE_TOKENS = ("pad", "bos", "eos", "unk")
 """Pieces for which SentencePiece has settings of their own."""
 THREADS = 4
 """Threads of the trainer: the model's bytes depend on their number, so it is not a setting."""
 
-PROBES = (
+PROBE_TEXTS = (
     *("", " ", "  two  spaces  ", "line\nbreak\r\n\n\ttab", "\0", "é e\u0301 ﬁ ½ Å № ＡＢ", "\ufeff\u200b\u00a0x"),
     *("中文，日本語、한국어 ไทย", "العربية हिन्दी עברית", "😀👩‍👩‍👧🇩🇪", "\u2581a \u2581", "\ufdd01 \ufffd⁇ <unk>"),
     *("<s></s><pad><bos><mask><sentinel_0>[MASK]<|endoftext|><0x0A>", "a" * 300, "1234567890 3.14", "I 'm \U0010ffff"),
 )  # fmt: skip
 """Texts on which normalising, guessing or injectable tokenizers give themselves away."""
 
-TO_TRAIN = frozenset({"algorithm", "vocab_size", "sample_bytes", "character_coverage", "split_digits"})
-TO_LOAD = frozenset({"special", "allow_lossy"})
+TRAIN_SETTINGS = frozenset({"algorithm", "vocab_size", "sample_bytes", "character_coverage", "split_digits"})
+LOAD_SETTINGS = frozenset({"special", "allow_lossy"})
 """Settings that only matter without, and with, a given model."""
 
 
@@ -76,10 +76,10 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> "TokenizerConfig":
         names = (*self.before, *self.after, *self.special)
-        wrong = [f"{name!r}{nearest(name, RESERVED[:5])}" for name in names if name not in RESERVED]
+        wrong = [f"{name!r}{suggest_name(name, RESERVED[:5])}" for name in names if name not in RESERVED]
         if wrong:
             raise ValueError(f"no such reserved token: {', '.join(wrong)}")
-        ignored = sorted((TO_LOAD if self.model is None else TO_TRAIN) & self.model_fields_set)
+        ignored = sorted((LOAD_SETTINGS if self.model is None else TRAIN_SETTINGS) & self.model_fields_set)
         if ignored:
             without = "without" if self.model is None else "with"
             raise ValueError(f"{', '.join(ignored)} would be ignored {without} a given model")
@@ -114,11 +114,11 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
         "byte_fallback": True,
         "max_sentence_length": 8 * LINE_CHARS,
         "num_threads": THREADS,
-        "control_symbols": [f"<{name}>" for name in RESERVED if name not in OWN_NAMES],
+        "control_symbols": [f"<{name}>" for name in RESERVED if name not in SENTENCEPIECE_TOKENS],
         "user_defined_symbols": ["\n"],  # never merged, so that texts may be cut behind it
         "minloglevel": 2,
     }
-    for number, name in enumerate(OWN_NAMES):
+    for number, name in enumerate(SENTENCEPIECE_TOKENS):
         options |= {f"{name}_id": number, f"{name}_piece": f"<{name}>"}
     try:
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=guarded(), model_writer=model, **options)
@@ -215,7 +215,7 @@ def load_tokenizer(model: bytes | str | Path, kind: Kind, config: TokenizerConfi
     return _probed(Tokenizer(contract, encode, decode, cuttable), config)
 
 
-def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> Loaded:
+def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> LoadedModel:
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_proto=data)
@@ -235,7 +235,7 @@ def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> Loaded:
     return encode, lambda ids: unescape(model.decode(ids)), model.get_piece_size(), found
 
 
-def _load_huggingface(data: bytes, config: TokenizerConfig) -> Loaded:
+def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
     import tokenizers
 
     model = tokenizers.Tokenizer.from_buffer(data)
@@ -258,7 +258,7 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> Loaded:
 def _probed(tokenizer: Tokenizer, config: TokenizerConfig) -> Tokenizer:
     """The tokenizer, if it holds its contract on texts that break most. Raises ConfigError with the first that does."""
     reserved = {number: name for name, number in tokenizer.contract.reserved.items()}
-    for text in (*PROBES, *config.special.values()):
+    for text in (*PROBE_TEXTS, *config.special.values()):
         ids = tokenizer.encode(text)
         injected = [reserved[number] for number in ids.tolist() if number in reserved]
         if injected:

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from pipeline.engine.parquet import HashingSink, WrittenFile, unique_name
 from pipeline.engine.spark import run_tasks
 from pipeline.engine.stage import Relation
-from pipeline.engine.step import Build, Built
+from pipeline.engine.step import StepContext, TableResult
 from pipeline.tokens.tokenizer import Kind, TokenizerConfig, load_tokenizer, tokenizer_kind, train_tokenizer
 from schemas.errors import ContractError
-from schemas.ids import below_share, shuffle_key
+from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Counts
 from schemas.storage import Store
 
@@ -35,7 +35,7 @@ SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary(16
 
 
 @dataclass(frozen=True)
-class SampleTask:
+class TokenizerSampleTask:
     """One clean part to sample from."""
 
     clean: Store
@@ -45,13 +45,13 @@ class SampleTask:
     stem: str
 
 
-def build_tokenizer(build: Build) -> dict[str, Built]:
+def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     """The tokenizer model file and its contract."""
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
-    built = Built()
+    built = TableResult()
     if config.model is None:
-        data = train_tokenizer(sampled_texts(build, config, folder, built), config)
+        data = train_tokenizer(sample_texts(build, config, folder, built), config)
         kind: Kind = "sentencepiece"
     else:
         model = build.models["tokenizer"]["tokenizer"]
@@ -75,7 +75,7 @@ def write_model(folder: Store, data: bytes) -> WrittenFile:
     return WrittenFile("model", path, 1, len(data), sink.sha256)
 
 
-def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: Built) -> Iterator[str]:
+def sample_texts(build: StepContext, config: TokenizerConfig, folder: Store, built: TableResult) -> Iterator[str]:
     """The sample's texts in hash order; its files are removed, its size is kept as a figure."""
     clean = build.inputs["clean"]
     total = sum(clean.manifest.content.figures.get("kept_bytes", {}).values())
@@ -87,7 +87,8 @@ def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: B
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
     tasks = [
-        SampleTask(clean.folder, path, share, folder, f"sample-{ordinal:05d}") for ordinal, path in enumerate(paths)
+        TokenizerSampleTask(clean.folder, path, share, folder, f"sample-{ordinal:05d}")
+        for ordinal, path in enumerate(paths)
     ]
     answers = run_tasks(build.spark, sample_part, tasks, "tokenizer", build.partitions)
     rows: list[tuple[int, bytes, str]] = []
@@ -103,14 +104,14 @@ def sampled_texts(build: Build, config: TokenizerConfig, folder: Store, built: B
         yield row[2]
 
 
-def sample_part(task: SampleTask, retried: bool) -> dict[str, Any]:
+def sample_part(task: TokenizerSampleTask, retried: bool) -> dict[str, Any]:
     """Write the sampled documents of one clean part to a file of their own."""
     rows: dict[str, list[Any]] = {name: [] for name in SAMPLE.names}
     with task.clean.open_input(task.path) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=1024, columns=["doc_id", "text", "drop_stage"]):
             for row in batch.to_pylist():
                 key = shuffle_key(SAMPLE_SEED, row["doc_id"])
-                if row["drop_stage"] is None and below_share(key, task.share):
+                if row["drop_stage"] is None and is_in_share(key, task.share):
                     for name, value in zip(SAMPLE.names, (key, row["doc_id"], row["text"])):
                         rows[name].append(value)
     path = unique_name(os.path.basename(task.stem), "parquet")

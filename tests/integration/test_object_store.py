@@ -24,10 +24,10 @@ from pipeline.sources.splits import find_splits
 from pipeline.takedown.commit import read_pending
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run, write_run
-from schemas.storage import Store, remote_problem
+from schemas.storage import Store, describe_remote_error
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import open_dataset
-from schemas.versions import run_at
+from schemas.versions import open_run
 from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of, opened, take_down
@@ -205,7 +205,9 @@ def test_a_missing_bucket_is_named_before_spark_starts(server: int, capsys: pyte
         assert "s3://none/run: expected a folder of a bucket, got no bucket none" in said(capsys, *recipe)
     with pytest.raises(OSError, match="NO_SUCH_BUCKET") as caught:
         Store("s3://none/run").write_atomic("run.json", b"{}")
-    assert str(remote_problem(caught.value)).startswith("s3://none/run/run.json: expected an object store that answers")
+    assert str(describe_remote_error(caught.value)).startswith(
+        "s3://none/run/run.json: expected an object store that answers"
+    )
 
 
 def test_wrong_credentials_are_told(server: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,12 +235,12 @@ def test_an_error_of_a_worker_is_found_in_what_spark_says() -> None:
         "[PYTHON_EXCEPTION] An exception was thrown\nOSError: When reading information for key 'run/it's/x' in bucket "
         "'b': AWS Error SLOW_DOWN during GetObject operation: Reduce (Request ID: 12)\n SQLSTATE: 38000"
     )
-    told = str(remote_problem(RuntimeError(text)))
+    told = str(describe_remote_error(RuntimeError(text)))
     assert told.startswith("s3://b/run/it's/x: expected an object store that answers, got SLOW_DOWN during GetObject")
     assert "Request ID" not in told
     assert "SQLSTATE" not in told
-    assert str(remote_problem(OSError("google::cloud::Status(UNAVAILABLE: x"))).startswith("gs://: expected")
-    assert remote_problem(OSError("No space left on device")) is None
+    assert str(describe_remote_error(OSError("google::cloud::Status(UNAVAILABLE: x"))).startswith("gs://: expected")
+    assert describe_remote_error(OSError("No space left on device")) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- takedown
@@ -435,7 +437,7 @@ def test_a_takedown_of_a_whole_run(finished: Store, capsys: pytest.CaptureFixtur
     assert {*finished.walk()} == standing
     assert main(["takedown", run, "--near", document, "--keep-old"]) == 0
     name = next(name for name in finished.walk() if name.startswith("takedowns/") and name.count("/") == 1)
-    assert run_at(f"{run}@{before.digest[:12]}").uri == run
+    assert open_run(f"{run}@{before.digest[:12]}").uri == run
     assert main(["takedown", run, "--check", name]) == 1
     assert "expected no old file" in capsys.readouterr().out
     assert main(["takedown", run, "--drop-old"]) == 0

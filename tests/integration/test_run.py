@@ -13,13 +13,13 @@ import pytest
 
 from jobs.recipe import stored_recipe
 from jobs.verbs.whatif import deciding_models
-from pipeline.engine.step import Built
-from pipeline.inspect.diff import compare, open_side
-from pipeline.inspect.show import column_equals, describe, find_documents, parse_where
-from pipeline.inspect.whatif import KEEP, predict
+from pipeline.engine.step import TableResult
+from pipeline.inspect.diff import compare_runs, open_compared_run
+from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
+from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.inspect.whatif_text import kept_tokens, token_rates
-from pipeline.report.facts import collect
-from pipeline.report.funnel import checks, levels
+from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks, funnel_rows
 from pipeline.report.page import write_report
 from pipeline.run import check_inputs
 from pipeline.tokens.streams import TOKENS
@@ -29,7 +29,7 @@ from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.tokens import open_dataset
-from schemas.versions import run_at as run_at_address
+from schemas.versions import open_run as run_at_address
 from tests.pipeline.tokens.test_streams import mix, written
 from tests.support.table_readers import by_every_reader, check_reader
 from tests.support.tiny_takedown import certificates, documents_of, take_down
@@ -253,10 +253,10 @@ def test_a_mix_leaves_out_training_documents_by_hash_and_the_books_say_so(finish
 
 
 def test_a_difference_names_the_mix_for_what_it_leaves_out(finished, mixed):
-    a, b = open_side(run_at_address(f"{mixed.uri}@{digests(finished)['tokens']}")), open_side(mixed)
+    a, b = open_compared_run(run_at_address(f"{mixed.uri}@{digests(finished)['tokens']}")), open_compared_run(mixed)
     left = {row["doc_id"].hex() for row in documents_of(open_dataset(finished))}
     left -= {row["doc_id"].hex() for row in documents_of(open_dataset(mixed))}
-    found = compare(a, b, 1000)
+    found = compare_runs(a, b, 1000)
     assert found.moved(out=True) == {("web", "tokens/mix"): len(left)}
     assert found.moved(out=False) == {}
     examples = found.examples["web", "kept", "tokens/mix"]
@@ -268,7 +268,7 @@ def test_a_difference_names_the_mix_for_what_it_leaves_out(finished, mixed):
         "tokens.mix web+low: keep": 0.5,
         "tokens.mix web+high: keep": 0.75,
     }
-    assert compare(b, a, 0).moved(out=False) == {("web", "tokens/mix"): len(left)}
+    assert compare_runs(b, a, 0).moved(out=False) == {("web", "tokens/mix"): len(left)}
     assert found.tokens["web+middle/train"][0] == found.tokens["web+middle/train"][1]
     assert found.tokens["web+low/train"][0] > found.tokens["web+low/train"][1]
 
@@ -291,7 +291,7 @@ def test_a_takedown_keeps_the_books_of_what_a_mix_had_left_out(finished, mixed, 
     lost = inside["num_tokens"] if compact else 0
     for name, asked in before.figures["mix"].items():
         assert after.figures["mix"][name]["found_tokens"] == asked["found_tokens"] - lost * (name == "web+low")
-    assert [check.claim for check in checks(collect(run)) if not check.holds] == []
+    assert [check.claim for check in checks(collect_facts(run)) if not check.holds] == []
     assert inside["doc_id"] not in {row["doc_id"] for row in documents_of(open_dataset(run))}
 
 
@@ -308,7 +308,7 @@ def test_a_report_shows_buckets_and_what_the_mix_asks_for(mixed, tmp_path):
     )
     assert "clean documents = documents in shards and those that the mix leaves out" in page
     content = open_table(run, "tokens")[1].content
-    (level,) = [level for level in levels(collect(run), {"tokens": TOKENS.reasons}) if level.name == "mix"]
+    (level,) = [level for level in funnel_rows(collect_facts(run), {"tokens": TOKENS.reasons}) if level.name == "mix"]
     assert level.documents == content.counts.rows_kept
 
 
@@ -318,7 +318,7 @@ def test_a_what_if_leaves_out_what_the_mix_does(spark, mixed):
     for after in (False, True):
         fates = {name: count for name, (count, _) in predicted_fates(prediction.cells, after).items()}
         assert fates["tokens/mix"] == content.counts.dropped["tokens/mix"]
-        assert fates[KEEP] == content.counts.rows_kept
+        assert fates[KEPT_VERDICT] == content.counts.rows_kept
     tokens = sum(map(sum, content.figures["streams"].values()))
     assert kept_tokens(prediction.cells, True, token_rates(prediction.cells)) == (tokens, False)
 
@@ -326,12 +326,14 @@ def test_a_what_if_leaves_out_what_the_mix_does(spark, mixed):
 def test_show_finds_documents_by_condition_with_verdict_and_provenance(finished):
     rows = list(find_documents(finished, parse_where("drop_rule = gopher_short_doc and language == 'en'"), 2))
     assert [row["drop_rule"] for row in rows] == ["gopher_short_doc"] * 2
-    text = describe(rows[0], with_text=True)
+    text = format_document(rows[0], with_text=True)
     assert f"dropped by quality/gopher_short_doc ({rows[0]['gopher_num_words']}, limit 50)" in text
     assert rows[0]["url"] in text
     assert f"offset                     {rows[0]['offset']} bytes" in text
     (kept,) = find_documents(finished, parse_where("drop_stage is null and gopher_num_words > 100"), 1)
-    assert kept["clean.text"] in describe(kept, with_text=True).replace("\n  | ", "\n")[-len(kept["clean.text"]) :]
+    assert (
+        kept["clean.text"] in format_document(kept, with_text=True).replace("\n  | ", "\n")[-len(kept["clean.text"]) :]
+    )
     (same,) = find_documents(finished, column_equals("doc_id", kept["doc_id"].hex()), 5)
     assert same == kept
 
@@ -376,12 +378,12 @@ def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finishe
     _, manifest = open_table(finished, "documents")
     sources = [entry.model_dump() for entry in manifest.content.inputs]
     identities = {name: value for name, value in manifest.run.lineage.items() if name.startswith("input:")}
-    check_inputs(finished, "documents", Built(sources=sources), identities)
+    check_inputs(finished, "documents", TableResult(sources=sources), identities)
     changed = [sources[0] | {"sha256": "0" * 64}, *sources[1:]]
     with pytest.raises(ContractError, match=f"expected SHA-256 {sources[0]['sha256'][:16]}.*found 0000"):
-        check_inputs(finished, "documents", Built(sources=changed), identities)
+        check_inputs(finished, "documents", TableResult(sources=changed), identities)
     touched = identities | {f"input:{sources[0]['name']}": "another size and time"}
-    check_inputs(finished, "documents", Built(sources=changed), touched)
+    check_inputs(finished, "documents", TableResult(sources=changed), touched)
 
 
 def test_wrong_step_and_missing_input_stop_before_anything_runs(run_at, tmp_path):
@@ -416,7 +418,7 @@ def committed_fates(run: Store) -> dict[str, tuple[int, int]]:
         content = open_table(run, name)[1].content
         chars = content.figures["dropped_chars"]
         fates |= {rule: (number, chars[rule]) for rule, number in content.counts.dropped.items() if number}
-        fates[KEEP] = (content.counts.rows_kept, content.figures["kept_chars"])
+        fates[KEPT_VERDICT] = (content.counts.rows_kept, content.figures["kept_chars"])
     del fates["dedup/dropped_before"]
     return fates
 
@@ -443,7 +445,7 @@ def test_a_what_if_predicts_what_a_run_with_those_settings_keeps(spark, run_at, 
     languages = open_table(finished, "clean")[1].content.figures["kept_languages"]
     before = {cell.language: 0 for cell in prediction.cells}
     for cell in prediction.cells:
-        before[cell.language] += cell.documents if cell.before == KEEP else 0
+        before[cell.language] += cell.documents if cell.before == KEPT_VERDICT else 0
     assert {name: number for name, number in before.items() if number} == languages
     dataset = sum(map(sum, open_table(finished, "tokens")[1].content.figures["streams"].values()))
     rates = token_rates(prediction.cells)

@@ -13,12 +13,12 @@ from jobs.verbs.whatif import deciding_models
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model
-from pipeline.inspect.diff import compare, open_side
+from pipeline.inspect.diff import compare_runs, open_compared_run
 from pipeline.inspect.show import find_documents, parse_where
-from pipeline.inspect.whatif import KEEP, predict
+from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.report.facts import collect
-from pipeline.report.tallies import buckets_told
+from pipeline.report.facts import collect_facts
+from pipeline.report.tallies import describe_buckets
 from pipeline.run import prepare, run_steps
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
@@ -27,7 +27,7 @@ from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import SCORES, to_mapping
 from schemas.tokens import open_dataset
-from schemas.versions import run_at as run_at_address
+from schemas.versions import open_run as run_at_address
 from tests.pipeline.tokens.test_streams import mix, written
 from tests.support.paths import ROOT
 from tests.support.table_readers import by_every_reader, check_reader
@@ -121,7 +121,7 @@ def test_the_tail_of_a_language_is_what_its_own_percentiles_say(scored):
 def test_a_what_if_sees_the_percentiles_of_the_new_shares(spark, scored, run_at, models, tmp_path):
     wanted = stored_recipe(scored, ["perplexity.middle_share=0.8"])
     prediction = predict(spark, scored, wanted, deciding_models(wanted))
-    kept = sum(cell.documents for cell in prediction.cells if cell.after == KEEP)
+    kept = sum(cell.documents for cell in prediction.cells if cell.after == KEPT_VERDICT)
     run = run_at("dedup", [*settings(models), "perplexity.middle_share=0.8"], tmp_path / "run", partitions=7)
     assert kept == open_table(run, "dedup")[1].content.counts.rows_kept
     assert kept > open_table(scored, "dedup")[1].content.counts.rows_kept
@@ -179,7 +179,7 @@ def test_a_classifier_cuts_the_sources_and_everyone_agrees(spark, scored, run_at
     }
     assert min(Counter(bucket.values()).values()) > 5
     assert cut in {german[doc] for doc in german}
-    assert buckets_told(collect(run)) == (
+    assert describe_buckets(collect_facts(run)) == (
         f"classifier.german, low below {cut:g}, high from {cut:g}, none where it was not measured"
     )
     path = written(tmp_path, mix(web_low={"keep": 0.5}, web_high={}))
@@ -187,8 +187,8 @@ def test_a_classifier_cuts_the_sources_and_everyone_agrees(spark, scored, run_at
     gone = {doc for doc, one in before.items() if one == "web+low/train" and shuffle_key(2, doc) / 2**63 >= 0.5}
     assert 0 < len(gone) < len(before)
     assert {row["doc_id"] for row in documents_of(open_dataset(run))} == before.keys() - gone
-    sides = open_side(run_at_address(f"{run.uri}@{whole.digest}")), open_side(run)
-    found = compare(*sides, 1000)
+    sides = open_compared_run(run_at_address(f"{run.uri}@{whole.digest}")), open_compared_run(run)
+    found = compare_runs(*sides, 1000)
     assert found.moved(out=True) == {("web", "tokens/mix"): len(gone)}
     assert found.settings.keys() == {"tokens.mix web+low: keep", "model tokens/mix"}
     assert {bytes.fromhex(one.doc_id) for one in found.examples["web", "kept", "tokens/mix"]} == gone
@@ -198,7 +198,7 @@ def test_a_classifier_cuts_the_sources_and_everyone_agrees(spark, scored, run_at
     fates = Counter()
     for cell in prediction.cells:
         fates[cell.before] += cell.documents
-    assert (fates["tokens/mix"], fates[KEEP]) == (len(gone), len(before) - len(gone))
+    assert (fates["tokens/mix"], fates[KEPT_VERDICT]) == (len(gone), len(before) - len(gone))
 
 
 @by_every_reader

@@ -9,7 +9,7 @@ import pipeline.run
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.show import current_tables
-from pipeline.report.facts import collect
+from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.run import prepare, run_steps
@@ -75,7 +75,7 @@ def test_a_real_run_loses_documents_from_every_table(run: Store, tmp_path: Path)
         assert not gone & {row["doc_id"] for row in rows_of(folder, table)}
     assert not gone & {row["doc_id"] for row in documents_of(opened(folder))}
     assert take_down(folder, check=f"takedowns/{certificate.id}.json") == 0
-    assert [check.claim for check in checks(collect(store)) if not check.holds] == []
+    assert [check.claim for check in checks(collect_facts(store)) if not check.holds] == []
     assert current_tables(store) == stand
     assert near.hex() not in Path(write_report(store, None)).read_text()
     content = open_table(store, "tokenizer")[1].content

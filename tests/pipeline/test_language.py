@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pipeline.engine.rules import judge_row
+from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import Drop, Row
 from pipeline.language import LANGUAGE, MODEL, LanguageConfig, checks, load_model, make_language, mixture, predict
 from pipeline.models import ModelsConfig, ensure_model
@@ -158,7 +158,7 @@ def test_a_mixed_page_is_marked_even_where_its_language_is_uncertain(lid: str) -
 def test_the_share_decides_later(share: float | None, broken: str | None) -> None:
     row = {"language": "en", "language_share": share}
     assert checks(LanguageConfig(), {}, {}) == ()
-    verdict = judge_row(checks(LanguageConfig(min_language_share=0.5), {}, {}), row)
+    verdict = evaluate_row(checks(LanguageConfig(min_language_share=0.5), {}, {}), row)
     assert (verdict and verdict[0]) == broken
 
 

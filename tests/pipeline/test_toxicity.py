@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pipeline.engine.rules import judge_row
+from pipeline.engine.rules import evaluate_row
 from pipeline.toxicity import (
     BUILT_IN,
     LANGUAGES,
@@ -102,7 +102,7 @@ def run(text: str, language: str | None = "en", **settings: object) -> tuple[dic
     config = ToxicityConfig.model_validate(settings)
     row = {"_body": text, "language": language}
     make_toxicity(config, model_files(config))(row)
-    return row, judge_row(checks(config, {}, {}), row)
+    return row, evaluate_row(checks(config, {}, {}), row)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of runs that stand on the tables of other runs: `attach`, and the way up that a store takes."""
+"""Tests of runs that stand on the tables of other runs: `attach_run`, and the way up that a store takes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from schemas.errors import ConfigError
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import make_run
 from train.plan.plan import read_plan
@@ -19,7 +19,7 @@ def test_an_attached_run_reads_the_other_ones_dataset_wherever_both_are_moved(tm
     run = Store(str(tmp_path / "run"))
     make_tiny_dataset(tmp_path / "run")
     new = run.child("ladder/small")
-    attach(new, run)
+    attach_run(new, run)
     assert open_dataset(new).digest == open_dataset(run).digest
     (tmp_path / "run").rename(tmp_path / "moved")
     moved = Store(str(tmp_path / "moved/ladder/small"))
@@ -29,10 +29,10 @@ def test_an_attached_run_reads_the_other_ones_dataset_wherever_both_are_moved(tm
 def test_what_stands_is_not_attached_over(tmp_path: Path) -> None:
     run, new = Store(str(tmp_path / "run")), Store(str(tmp_path / "new"))
     write_run(run, RunFile(tables={"clean": "v-1", "tokens": "v-2"}, recipe={"train": {"seq_len": 8}}))
-    attach(new, run, ["tokens"])
+    attach_run(new, run, ["tokens"])
     assert read_run(new) == RunFile(tables={"tokens": "../../run/tokens/v-2"}, recipe={"train": {"seq_len": 8}})
     with pytest.raises(ConfigError, match="found a run"):
-        attach(new, run)
+        attach_run(new, run)
 
 
 def test_a_store_goes_up_on_object_stores_too(tmp_path: Path) -> None:

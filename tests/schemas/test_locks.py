@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 from schemas.errors import ContractError
-from schemas.locks import TABLES_LOCK, TRAIN_LOCK, training, writing_tables
+from schemas.locks import TABLES_LOCK, TRAIN_LOCK, lock_tables, lock_training
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, documents_of, opened, take_down
 from train.takedown_replay import begin_replay
@@ -69,14 +69,14 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def proxy(run: Path) -> Path:
     """A run that stands on the tables of the other one."""
-    attach(Store(str(run / "ladder/small")), Store(str(run)))
+    attach_run(Store(str(run / "ladder/small")), Store(str(run)))
     return run / "ladder/small"
 
 
 def refused(what: str, folder: Path) -> str:
     """What is said if a lock is not to be had; empty if it is."""
     try:
-        with {"training": training, "writing_tables": writing_tables}[what](Store(str(folder)), "penstock that"):
+        with {"training": lock_training, "writing_tables": lock_tables}[what](Store(str(folder)), "penstock that"):
             return ""
     except ContractError as error:
         return str(error)
@@ -142,13 +142,13 @@ def test_a_killed_process_holds_nothing(run: Path, holders: Holders) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait(timeout=60)
     assert str(process.pid) in (run / TABLES_LOCK).read_text()  # the file stays, the lock does not
-    with training(Store(str(run)), "penstock train"):
+    with lock_training(Store(str(run)), "penstock train"):
         pass
     assert not (run / TABLES_LOCK).exists()
 
 
 def test_a_child_of_the_holder_holds_nothing(run: Path) -> None:
-    with writing_tables(Store(str(run)), "penstock run"):
+    with lock_tables(Store(str(run)), "penstock run"):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
         assert refused("writing_tables", run) == ""
@@ -167,7 +167,7 @@ def test_a_lock_file_that_its_holder_removes_meanwhile_is_opened_again(run: Path
             (run / TABLES_LOCK).unlink()
         real(file, how)
 
-    with mock.patch("schemas.locks.fcntl.flock", late), writing_tables(Store(str(run)), "penstock run"):
+    with mock.patch("schemas.locks.fcntl.flock", late), lock_tables(Store(str(run)), "penstock run"):
         said = json.loads((run / TABLES_LOCK).read_text())
         assert said["pid"] == os.getpid()
         assert "penstock run" in refused("writing_tables", run)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.engine.parquet import PartWriter
 from schemas.storage import Store
-from schemas.tables import TABLES, entries_of, flattened, lookup, to_entries, to_mapping, value_type
+from schemas.tables import TABLES, entries_of, flatten_entries, lookup_entry, to_entries, to_mapping, value_type
 
 KIND = entries_of(pa.float32())
 ROWS: list[dict[str, float | None] | None] = [{"b": 0.5, "a": 0.25}, None, {}, {"a": None}, {"b": 2.0}, {"é": 1.0}]
@@ -34,13 +34,13 @@ def test_entries_are_sorted_and_come_back_as_they_were() -> None:
 def test_a_value_is_looked_up_in_any_slice(name: str, expected: list[float | None]) -> None:
     for start in range(7):
         for length in range(7 - start):
-            found = lookup(COLUMN.slice(start, length), name)
+            found = lookup_entry(COLUMN.slice(start, length), name)
             assert found.to_pylist() == expected[start : start + length]
             assert found.type == pa.float32()
 
 
 def test_all_entries_with_their_rows() -> None:
-    rows, names, values = flattened(COLUMN.slice(1))
+    rows, names, values = flatten_entries(COLUMN.slice(1))
     assert (rows.tolist(), names.to_pylist(), values.to_pylist()) == ([2, 3, 4], ["a", "b", "é"], [None, 2.0, 1.0])
 
 
@@ -48,7 +48,7 @@ def test_entries_of_a_null_row_are_none() -> None:
     """A null row may cover entries, as one does that was blanked."""
     entries = pa.array([("a", 1.0), ("b", 2.0), ("a", 3.0)], KIND.value_type)
     column = pa.ListArray.from_arrays(pa.array([0, 2, 3]), entries, KIND, mask=pa.array([True, False]))
-    assert (lookup(column, "a").to_pylist(), flattened(column).rows.tolist()) == ([None, 3.0], [1])
+    assert (lookup_entry(column, "a").to_pylist(), flatten_entries(column).rows.tolist()) == ([None, 3.0], [1])
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,20 @@ import yaml
 
 from jobs.recipe import read_recipe
 from jobs.verbs import dvc as versions
-from jobs.verbs.dvc import FIRST_LINE, damaged_files, deciding_settings, dvc_command, dvc_stages, fixed_part, run_whole
+from jobs.verbs.dvc import (
+    FIRST_LINE,
+    damaged_files,
+    deciding_settings,
+    dvc_command,
+    dvc_stages,
+    fixed_folder,
+    run_and_repair,
+)
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import Table, open_table, read_run
+from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from schemas.versions import PinnedRun, attach, pinned_tables, run_at, standing_versions
+from schemas.versions import PinnedRun, attach_run, list_versions, open_run, pinned_tables
 from tests.pipeline.inspect.test_diff import write_manifest_lineage
 from tests.support.lineage_run import edit, join_dataset, next_version
 from tests.support.report_run import make_run
@@ -43,34 +51,34 @@ def digests(run: Store) -> list[str]:
 
 
 def test_a_digest_opens_its_dataset(run: Store, digests: list[str]) -> None:
-    assert [open_dataset(run_at(f"{run.uri}@{digest[:12]}")).digest for digest in digests] == digests
-    assert [open_dataset(run_at(f"{run.uri}@{digest}")).chunk_tokens for digest in digests] == [256, 512]
-    assert list(standing_versions(run, "tokens")) == ["v-next", "v-tiny"]
-    pinned = run_at(f"{run.uri}@{digests[0]}")
+    assert [open_dataset(open_run(f"{run.uri}@{digest[:12]}")).digest for digest in digests] == digests
+    assert [open_dataset(open_run(f"{run.uri}@{digest}")).chunk_tokens for digest in digests] == [256, 512]
+    assert list(list_versions(run, "tokens")) == ["v-next", "v-tiny"]
+    pinned = open_run(f"{run.uri}@{digests[0]}")
     assert read_run(pinned).tables == dict.fromkeys(
         ("tokens", "tokenizer", "clean", "documents", "dedup", "verdicts"), "v-tiny"
     )
 
 
 def test_the_current_version_and_a_plain_folder_are_the_run_itself(run: Store, digests: list[str]) -> None:
-    assert not isinstance(run_at(f"{run.uri}@{digests[1][:12]}"), PinnedRun)
-    assert not isinstance(run_at(run.uri), PinnedRun)
-    assert run_at("s3://key:secret@host/bucket/run".replace("s3://", "")).uri.endswith("key:secret@host/bucket/run")
+    assert not isinstance(open_run(f"{run.uri}@{digests[1][:12]}"), PinnedRun)
+    assert not isinstance(open_run(run.uri), PinnedRun)
+    assert open_run("s3://key:secret@host/bucket/run".replace("s3://", "")).uri.endswith("key:secret@host/bucket/run")
 
 
 def test_a_folder_with_an_at_sign_is_a_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run@abcdef")
-    assert run_at(run.uri).uri == run.uri
+    assert open_run(run.uri).uri == run.uri
 
 
 def test_any_table_can_be_addressed(run: Store) -> None:
     digest = open_table(run, "dedup")[1].digest
     next_version(run, "dedup", lambda content: content["figures"].update(bait=1))
-    assert read_run(run_at(f"{run.uri}@{digest[:10]}")).tables == {"dedup": "v-tiny", "verdicts": "v-tiny"}
+    assert read_run(open_run(f"{run.uri}@{digest[:10]}")).tables == {"dedup": "v-tiny", "verdicts": "v-tiny"}
 
 
 def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
-    pinned = run_at(f"{run.uri}@{digests[0]}")
+    pinned = open_run(f"{run.uri}@{digests[0]}")
     with pytest.raises(
         ContractError, match=r"train/plan\.json: expected to an earlier version of the run, which is only"
     ):
@@ -90,10 +98,10 @@ def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
     ],
 )
 def test_a_wrong_digest_is_refused(run: Store, digests: list[str], suffix: str, expected: str) -> None:
-    names = [table.manifest.digest[:12] for table in standing_versions(run, "tokens").values()]
+    names = [table.manifest.digest[:12] for table in list_versions(run, "tokens").values()]
     assert sorted(names) == sorted(digest[:12] for digest in digests)
     with pytest.raises(ConfigError, match=expected.format(*names)):
-        run_at(f"{run.uri}@{suffix}")
+        open_run(f"{run.uri}@{suffix}")
 
 
 def test_a_digest_that_two_versions_begin_with_is_refused(run: Store) -> None:
@@ -101,13 +109,13 @@ def test_a_digest_that_two_versions_begin_with_is_refused(run: Store) -> None:
     shutil.copytree(folder / "v-tiny", folder / "v-copy")
     digest = open_table(run, "tokens")[1].digest
     with pytest.raises(ConfigError, match=r"expected one version, got tokens/v-copy, tokens/v-tiny. Give more digits"):
-        run_at(f"{run.uri}@{digest[:12]}")
+        open_run(f"{run.uri}@{digest[:12]}")
 
 
 def test_an_altered_manifest_has_lost_its_address(run: Store, digests: list[str]) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(bait=1))
     with pytest.raises(ConfigError, match="expected a version of this digest, got none"):
-        run_at(f"{run.uri}@{digests[0][:12]}")
+        open_run(f"{run.uri}@{digests[0][:12]}")
 
 
 def test_tables_of_two_pieces_are_refused(run: Store) -> None:
@@ -217,7 +225,7 @@ def test_stages_and_what_they_read_follow_the_recipe(folder: Path) -> None:
 # -------------------------------------------------------------------------------------------------- damaged versions
 
 
-def damage(table: Table) -> Path:
+def damage(table: TableVersion) -> Path:
     """Turn over a bit of a table's first file."""
     path = Path(table.folder.path(table.manifest.paths_of()[0]))
     content = bytearray(path.read_bytes())
@@ -248,12 +256,12 @@ def test_a_damaged_version_no_longer_stands_and_is_made_again(
     run: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], removed: bool
 ) -> None:
     runs = Runs(monkeypatch)
-    table, other = Table(*open_table(run, "tokens")), Table(*open_table(run, "tokenizer"))
+    table, other = TableVersion(*open_table(run, "tokens")), TableVersion(*open_table(run, "tokenizer"))
     path = damage(table)
     if removed:
         path.unlink()
     assert damaged_files(table) == [str(path)]
-    run_whole("recipe.toml", run.uri, [], "tokens")
+    run_and_repair("recipe.toml", run.uri, [], "tokens")
     assert runs.steps == ["tokens", "tokens"]
     assert f"{path}: not what its manifest expected. Tokens are made again" in capsys.readouterr().err
     assert not table.folder.exists("manifest.json")
@@ -268,13 +276,13 @@ def test_a_damaged_version_that_cannot_be_made_again_stays(
     runs, holder = Runs(monkeypatch), run
     if foreign:
         holder = Store(str(tmp_path / "other"))
-        attach(holder, run)
+        attach_run(holder, run)
     else:
         run.write_atomic("takedowns/1.json", b"{}")
-    damage(Table(*open_table(run, "tokens")))
+    damage(TableVersion(*open_table(run, "tokens")))
     why = "it belongs to another run" if foreign else "documents were taken down since"
     with pytest.raises(ContractError, match=rf"expected what its manifest says, got another content, .*{why}"):
-        run_whole("recipe.toml", holder.uri, [], "tokens")
+        run_and_repair("recipe.toml", holder.uri, [], "tokens")
     assert runs.steps == ["tokens"]
     assert open_table(run, "tokens")[1].content.table == "tokens"
 
@@ -318,4 +326,4 @@ def test_a_run_that_dvc_cannot_look_after_is_refused(folder: Path, out: str) -> 
     ],
 )
 def test_the_fixed_part_of_a_pattern(pattern: str, expected: str) -> None:
-    assert fixed_part(pattern) == expected
+    assert fixed_folder(pattern) == expected

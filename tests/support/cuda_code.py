@@ -24,7 +24,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from train.model.loss import slopes_into, sums_of
+from train.model.loss import softmax_sums, write_gradient
 
 TOKENS, VOCABULARY = 4096, 50304
 """Of a chunk."""
@@ -145,8 +145,8 @@ def main() -> None:
         return torch.empty(TOKENS, device=device, dtype=torch.int64)
 
     functions: dict[Callable[..., Any], tuple[Callable[[str], Tensor], ...]] = {
-        sums_of: (logits, places),
-        slopes_into: (logits, numbers, numbers, places, numbers),
+        softmax_sums: (logits, places),
+        write_gradient: (logits, numbers, numbers, places, numbers),
     }
     # Constants would be folded on the device.
     with config.patch({"compile_threads": 1, "joint_graph_constant_folding": False}):

@@ -32,7 +32,7 @@ from datasketch import MinHash, MinHashLSH
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
-from pipeline.engine.worker import Fused
+from pipeline.engine.worker import FusedStages
 from pipeline.extract.extract import EXTRACT
 from pipeline.minhash.stage import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
 from pipeline.run import prepare, run_steps
@@ -160,7 +160,7 @@ def pages() -> list[Document]:
     index = records(DATA / "warc" / "pages-index.jsonl.gz")
     names = {(entry["warc"], entry["offset"]): entry["record_id"] for entry in index}
     config = SourceConfig(paths=(str(DATA / "warc" / "pages-*.warc.gz"),))
-    extract = Fused((EXTRACT,), {EXTRACT.name: EXTRACT.config()}, {})
+    extract = FusedStages((EXTRACT,), {EXTRACT.name: EXTRACT.config()}, {})
     found = []
     for split in find_splits(config):
         with closing(open_stream(split)) as stream:

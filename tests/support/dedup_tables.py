@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from jobs.recipe import recipe_sections
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.stage import Split
-from pipeline.engine.step import gather
+from pipeline.engine.step import combine_parts
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.run import Run, commit, prepare, step_identity
 from pipeline.sources.provenance import domain_of
@@ -27,7 +27,7 @@ from pipeline.stages import MEASURED, SOURCE
 from pipeline.steps.documents import TextConfig, write_row
 from schemas.config import Recipe, build_recipe
 from schemas.ids import doc_id
-from schemas.manifest import Table, read_manifest, read_run, write_run
+from schemas.manifest import TableVersion, read_manifest, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
 
@@ -84,7 +84,7 @@ def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterabl
     else:
         with ProcessPoolExecutor(processes) as pool:
             answers = list(pool.map(write_signed, tasks))
-    built = gather([result for result, _ in answers], TABLES)
+    built = combine_parts([result for result, _ in answers], TABLES)
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for name in reversed(TABLES):
         commit(run, step, folders[name], (name, built[name], {}, timing))
@@ -130,11 +130,11 @@ def rows_of(task: WriteTask) -> Iterator[dict[str, Any]]:
         }
 
 
-def table_of(folder: Path, name: str) -> Table:
+def table_of(folder: Path, name: str) -> TableVersion:
     """A committed table of the run in `folder`."""
     store = Store(str(folder))
     found = store.child(f"{name}/{read_run(store).tables[name]}")
-    return Table(found, read_manifest(found))
+    return TableVersion(found, read_manifest(found))
 
 
 def columns_of(folder: Path, name: str, columns: Sequence[str]) -> pa.Table:

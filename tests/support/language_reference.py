@@ -25,7 +25,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from pipeline.engine.rules import judge_row
+from pipeline.engine.rules import evaluate_row
 from pipeline.language import LABEL_PREFIX, load_model
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.quality.config import QualityConfig
@@ -184,7 +184,7 @@ def dropped(documents: Iterable[Document], settings: Mapping[str, Any] | None = 
         measure(row)
         row["body_chars"] = len(row["_body"])
         numbers[document.lang] += 1
-        broken = judge_row(checks, row)
+        broken = evaluate_row(checks, row)
         if broken is not None:
             rules[document.lang][broken[0]] += 1
     return {lang: Dropped(number, rules[lang]) for lang, number in numbers.most_common()}

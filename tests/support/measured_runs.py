@@ -10,7 +10,7 @@ from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
-from train.monitor.metrics import METRICS_NAME, Heldout, StepMetrics
+from train.monitor.metrics import METRICS_NAME, HeldoutMetrics, StepMetrics
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
 
@@ -56,7 +56,7 @@ def _step(
     step: int, curves: Mapping[str, Curve], names: set[str], counts: Mapping[str, int], every: int
 ) -> StepMetrics:
     losses = {name: curve(step) for name, curve in curves.items() if name in counts}
-    heldout = {name: Heldout(loss=curves[name](step), perplexity=None) for name in names}
+    heldout = {name: HeldoutMetrics(loss=curves[name](step), perplexity=None) for name in names}
     tokens = {name: 64 * counts[name] // sum(counts.values()) for name in losses}
     return StepMetrics(
         step=step,

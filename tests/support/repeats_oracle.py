@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.dedup.repeats.keys import NOWHERE, SEED, SUBSTRING, Known, Places, known_of, tallies
+from pipeline.dedup.repeats.keys import NO_ORDER, SEED, SUBSTRING, KeyOccurrences, KnownRepeats, known_repeats, tallies
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, window_seeds
 
 KNOWN = pa.schema([("key", pa.binary()), ("part", pa.int32()), ("first", pa.binary())])
@@ -36,7 +36,7 @@ def of_part(rows: Sequence[pa.RecordBatch], part: int) -> list[pa.RecordBatch]:
     return [batch.filter(pa.compute.equal(batch.column("part"), part)) for batch in rows]
 
 
-def found_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[Known]:
+def found_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_once: int) -> list[KnownRepeats]:
     """For each text the windows that its part is told of; text i is in part i modulo `parts`, and in order of i."""
     n = config.length
     tokens = [Tokens(text, config.substring_unit) for text in texts]
@@ -46,20 +46,20 @@ def found_by_steps(texts: Sequence[str], config: RepeatsConfig, parts: int, at_o
     for part in range(parts):
         own = range(part, len(texts), parts)
         places = (
-            Places(NOWHERE, scoped(found, SEED, NO_SCOPE)[:, None], np.zeros(len(found), np.int64))
+            KeyOccurrences(NO_ORDER, scoped(found, SEED, NO_SCOPE)[:, None], np.zeros(len(found), np.int64))
             for found in (seeds(tokens[number].codes, n) for number in own)
         )
         seed_rows += tallies(places, part, at_once)
     known_seeds = total_rows(seed_rows, config.min_count, False)
     for part in range(parts):
-        (known,) = known_of(of_part(known_seeds, part), (1,))
+        (known,) = known_repeats(of_part(known_seeds, part), (1,))
         found = []
         for number in range(part, len(texts), parts):
             codes = tokens[number].codes
-            at = np.flatnonzero(known.begins_like(scoped(window_seeds(codes, n), SEED, NO_SCOPE)))
+            at = np.flatnonzero(known.has_first_number(scoped(window_seeds(codes, n), SEED, NO_SCOPE)))
             prints = scoped(grams(codes, n)[at], SUBSTRING, NO_SCOPE)
-            found.append(Places(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
+            found.append(KeyOccurrences(order[number], np.stack([prints, tokens[number].checks(at, n)], axis=1), at))
         window_rows += tallies(iter(found), part, at_once)
     known_windows = total_rows(window_rows, config.min_count, config.keep_first)
-    told = [known_of(of_part(known_windows, part), (2,))[0] for part in range(parts)]
+    told = [known_repeats(of_part(known_windows, part), (2,))[0] for part in range(parts)]
     return [told[number % parts] for number in range(len(texts))]

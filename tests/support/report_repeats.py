@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import PartWriter
-from pipeline.report.facts import collect
+from pipeline.report.facts import collect_facts
 from schemas.manifest import RunFile, make_manifest, part_key, read_run, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -38,7 +38,7 @@ def add_repeats(run: Store) -> None:
         "cut_spans": {"line": 12, SCRIPT: 2},
         "cut_documents": {"line": 4, SCRIPT: 1, "any": 5},
     }
-    digests = {name: table.digest for name, table in collect(run).tables.items()}
+    digests = {name: table.digest for name, table in collect_facts(run).tables.items()}
     inputs = [{"name": name, "bytes": 1, "sha256": digests[name]} for name in ("documents", "text", "dedup")]
     content = {"table": "repeats", "stages": {"repeats": 1}, "config": {}, "inputs": inputs, "files": files}
     how = {"paths": paths, "started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "cpu_seconds": 0.5}

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.dedup.audit.config import AUDIT
 from pipeline.engine.parquet import PartWriter
-from pipeline.engine.part import Books, set_verdict
+from pipeline.engine.part import DropCounter, set_verdict
 from pipeline.engine.rules import COARSE, count_bins
 from pipeline.engine.stage import Drop, PerDocument, Relation
 from pipeline.engine.step import add_figures
@@ -69,17 +69,17 @@ class Tables:
     rows: dict[str, list[list[dict[str, Any]]]] = field(
         default_factory=lambda: {name: [[] for _ in range(PARTS)] for name in MAKERS}
     )
-    books: dict[str, list[Books]] = field(
+    books: dict[str, list[DropCounter]] = field(
         default_factory=lambda: {name: [books_of(name) for _ in range(PARTS)] for name in MAKERS}
     )
 
 
-def books_of(name: str) -> Books:
+def books_of(name: str) -> DropCounter:
     """The books of a part of a table, as the passes open them."""
     if name == "verdicts":
-        return Books([(stage.name, stage.verdicts) for stage in MEASURED], raises=False)
+        return DropCounter([(stage.name, stage.verdicts) for stage in MEASURED], raises=False)
     stages = [stage for stage in STAGES[name] if name == "dedup" or not isinstance(stage, Relation)]
-    return Books([(stage.name, stage.reasons) for stage in stages])
+    return DropCounter([(stage.name, stage.reasons) for stage in stages])
 
 
 @dataclass(frozen=True)

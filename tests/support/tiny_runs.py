@@ -26,8 +26,8 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.rank_pool import shared_pool
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.folder import standing_notes
-from train.checkpoint.metadata import Note
+from train.checkpoint.folder import list_checkpoints
+from train.checkpoint.metadata import CheckpointMetadata
 from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
 from train.monitor.events import Event, read_events
@@ -167,9 +167,9 @@ def metrics(folder: Path) -> list[StepMetrics]:
     return read_metrics(Store(str(folder)))
 
 
-def notes(folder: Path) -> list[Note]:
+def notes(folder: Path) -> list[CheckpointMetadata]:
     """Every checkpoint of a run, oldest first."""
-    return standing_notes(Store(str(folder)))
+    return list_checkpoints(Store(str(folder)))
 
 
 def events(folder: Path, kind: str) -> list[Any]:

@@ -8,7 +8,7 @@ from schemas.storage import Store
 from schemas.tokens import RESERVED, Dataset, Shard, TokenizerContract
 from train.config.train import TrainConfig
 from train.data.batches import Batches, open_batches
-from train.data.order import Order, make_order, open_streams, stage_counts
+from train.data.order import SampleOrder, make_order, open_streams, stage_counts
 from train.data.packing import open_packings
 from train.data.permutation import PackedIndex
 from train.data.stages import NO_SKIPS, SkipList, StagePlan, resolve_stages
@@ -24,7 +24,7 @@ def stages_of(
     return resolve_stages(config, counts, global_batch, steps * global_batch * config.seq_len)
 
 
-def order_of(dataset: Dataset, config: TrainConfig, skip: SkipList = NO_SKIPS, **size: int) -> Order:
+def order_of(dataset: Dataset, config: TrainConfig, skip: SkipList = NO_SKIPS, **size: int) -> SampleOrder:
     """Return the order under these settings."""
     return make_order(dataset, config, stages_of(dataset, config, **size), skip)
 

@@ -15,7 +15,7 @@ from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.takedown import descent_of
 from schemas.tokens import Dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support.tiny_runs import assert_same_bits, copied, make_run, notes, train, trained
 from tests.support.tiny_runs import opened as batches_of
 from tests.support.tiny_takedown import certificates, documents_of, forge, opened, spans_of, take_down
@@ -137,7 +137,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     old: Path, chosen: Removed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, ids = copied(old, tmp_path / "run"), [row["doc_id"].hex() for row in chosen]
-    attach(Store(str(folder / "ladder/small")), Store(str(folder)))
+    attach_run(Store(str(folder / "ladder/small")), Store(str(folder)))
     shutil.copytree(folder / "train", folder / "ladder/small/train")
     with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, got .*tokens of {folder}"):
         take_down(folder / "ladder/small", doc=ids)

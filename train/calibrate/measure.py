@@ -26,7 +26,7 @@ from train.data.rows import Rows
 from train.model.shape import ModelShape
 from train.parallel.mesh import all_gather_single
 from train.parallel.parallelize import SplitModel, use_matrix_units
-from train.parallel.ranks import Ranks, backend_of, device_here, device_of, use_expandable_segments
+from train.parallel.ranks import Ranks, backend_of, device_of, select_device, use_expandable_segments
 from train.plan.search.devices import TABLE, Device, Link, device_named, write_profile
 
 SIDES = (256, 512, 1024)
@@ -316,7 +316,7 @@ def _rank(rank: int, number: int, threads: int, store: str, pipe: Connection) ->
     """Run a rank: join the others, measure, and send the result from rank 0."""
     torch.set_num_threads(threads)
     use_expandable_segments()
-    device = device_here(rank, number)
+    device = select_device(rank, number)
     files = dist.FileStore(store, number)  # type: ignore[attr-defined]
     limit, own = timedelta(seconds=LIMIT), device if device.type == "cuda" else None
     dist.init_process_group(backend_of(device), store=files, rank=rank, world_size=number, timeout=limit, device_id=own)

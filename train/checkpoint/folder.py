@@ -13,7 +13,15 @@ from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Identity, Note, check_identity, folder_name, parse_note
+from train.checkpoint.metadata import (
+    CHECKPOINTS,
+    METADATA_NAME,
+    CheckpointMetadata,
+    Identity,
+    check_identity,
+    folder_name,
+    parse_metadata,
+)
 from train.config.checkpoint import CheckpointConfig
 from train.config.settings import Settings
 from train.data.stages import MASKS_VERSION, SkipList
@@ -21,19 +29,19 @@ from train.dataset_history import as_before
 from train.plan.plan import Plan, listeners, standing_skips
 
 
-def standing_notes(run: Store) -> list[Note]:
+def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
     """The notes of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
-    paths = (folder / NOTE_NAME for folder in _folders(run))
-    notes = (parse_note(path.read_bytes(), str(path)) for path in paths if path.exists())
+    paths = (folder / METADATA_NAME for folder in _folders(run))
+    notes = (parse_metadata(path.read_bytes(), str(path)) for path in paths if path.exists())
     return sorted(notes, key=lambda note: note.step)
 
 
-def remove_halves(run: Store) -> list[str]:
+def remove_incomplete(run: Store) -> list[str]:
     """Remove what a killed process has left: checkpoint folders without a note, whose names are returned, and files
     that it was about to rename."""
     for partial in local_path(run, "train").glob("*.partial"):
         partial.unlink()
-    halves = [folder for folder in _folders(run) if not (folder / NOTE_NAME).exists()]
+    halves = [folder for folder in _folders(run) if not (folder / METADATA_NAME).exists()]
     for folder in halves:
         shutil.rmtree(folder)
     return sorted(folder.name for folder in halves)
@@ -44,7 +52,7 @@ def remove_checkpoint(run: Store, step: int) -> None:
     name = folder_name(step)
     if not run.exists(name):
         return
-    run.delete(f"{name}/{NOTE_NAME}")
+    run.delete(f"{name}/{METADATA_NAME}")
     run.sync(name)
     shutil.rmtree(local_path(run, name))
 
@@ -57,7 +65,7 @@ def steps_kept(steps: list[int], config: CheckpointConfig) -> set[int]:
 
 def keep_newest(run: Store, config: CheckpointConfig) -> list[int]:
     """Remove the checkpoints that retention does not keep, oldest first; returns their steps."""
-    steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / NOTE_NAME).exists()]
+    steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / METADATA_NAME).exists()]
     removed = sorted({*steps} - steps_kept(steps, config))
     for step in removed:
         remove_checkpoint(run, step)
@@ -101,7 +109,7 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
         dataset=dataset.digest,
         tokenizer=digest_of(dataset.tokenizer.model_dump(mode="json")),
         order=plan.order,
-        settings=shape | given | courses(plan) | filled,
+        settings=shape | given | stage_rates(plan) | filled,
         skip_list=skip.digest,
         skip_length=len(skip.indices),
         code_version=version("penstock"),
@@ -111,22 +119,22 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
 RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
-def courses(plan: Plan) -> dict[str, object]:
+def stage_rates(plan: Plan) -> dict[str, object]:
     """The learning rates that stages have of their own."""
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
     names = ("learning_rate", "schedule", "final_lr_share")
     return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}
 
 
-def as_begun(run: Store, settings: Settings) -> Settings:
+def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
     """Settings with automatic number formats as the newest checkpoint of a run has them, if there is one."""
-    notes = standing_notes(run) if run.is_local else []
-    return settings.with_formats_of(notes[-1].identity.settings) if notes else settings
+    notes = list_checkpoints(run) if run.is_local else []
+    return settings.with_precisions_of(notes[-1].identity.settings) if notes else settings
 
 
-def check_goes_on(run: Store, dataset: Dataset, plan: Plan) -> None:
+def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:
     """Raises ContractError if a checkpoint stands that could not go on under a plan, naming all that differs."""
-    if run.is_local and (notes := standing_notes(run)):
+    if run.is_local and (notes := list_checkpoints(run)):
         found = identify(dataset, plan, standing_skips(run, plan.settings))
         note = notes[-1]
         seen = as_before(run, dataset, (note.name, note.step), note.identity.dataset)

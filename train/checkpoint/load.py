@@ -8,23 +8,23 @@ from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.folder import standing_notes
-from train.checkpoint.metadata import Note
+from train.checkpoint.folder import list_checkpoints
+from train.checkpoint.metadata import CheckpointMetadata
 from train.checkpoint.state import read_state
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
 
 
-def find_note(run: Store, step: int | None) -> Note:
+def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     """The note of a checkpoint, None = the last. Raises ContractError if there is none."""
-    notes = {note.step: note for note in standing_notes(run)}
+    notes = {note.step: note for note in list_checkpoints(run)}
     if not notes or (step is not None and step not in notes):
         wanted = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise ContractError(f"{run.uri}: expected {wanted}, got those of steps {sorted(notes)}. Train, or choose one.")
     return notes[max(notes) if step is None else step]
 
 
-def check_tokenizer(note: Note, dataset: Dataset) -> None:
+def check_tokenizer(note: CheckpointMetadata, dataset: Dataset) -> None:
     """Raises ContractError if a checkpoint was trained on another tokenizer than the dataset's."""
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
     if note.identity.tokenizer != contract:
@@ -34,7 +34,7 @@ def check_tokenizer(note: Note, dataset: Dataset) -> None:
         )
 
 
-def check_objective(note: Note, *objectives: str) -> None:
+def check_objective(note: CheckpointMetadata, *objectives: str) -> None:
     """Raises ContractError if a checkpoint was trained on another objective than these."""
     found = note.identity.settings["train.objective"]
     if found not in objectives:
@@ -44,7 +44,7 @@ def check_objective(note: Note, *objectives: str) -> None:
         )
 
 
-def length_of(note: Note) -> int:
+def sequence_length_of(note: CheckpointMetadata) -> int:
     """Tokens of a sequence in the stage that the last step before a checkpoint belongs to."""
     stages = note.identity.settings["train.stages"]
     begun = [stage for stage in stages if stage["first_step"] < max(note.step, 1)]
@@ -63,13 +63,13 @@ def read_tokenizer(dataset: Dataset) -> bytes:
     return data
 
 
-def shape_of(note: Note) -> ModelShape:
+def shape_of(note: CheckpointMetadata) -> ModelShape:
     """The shape of a checkpoint's model."""
     settings = note.identity.settings
     return ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
 
 
-def read_model(run: Store, note: Note, device: torch.device) -> Transformer:
+def read_model(run: Store, note: CheckpointMetadata, device: torch.device) -> Transformer:
     """The model of a checkpoint. Raises ContractError if its files are not as they were written."""
     causal = note.identity.settings["train.objective"] != "mlm"
     model = build_model(shape_of(note), causal=causal).to_empty(device=device)

@@ -15,7 +15,7 @@ from schemas.ids import canonical_json, digest_of
 from train.monitor.guard import GuardState
 
 CHECKPOINTS = "train/checkpoints"
-NOTE_NAME = "checkpoint.json"
+METADATA_NAME = "checkpoint.json"
 
 
 class _Block(BaseModel):
@@ -68,7 +68,7 @@ class Layout(_Block):
         return [f"{name} {old}, found {new}" for name, (old, new) in pairs.items() if old != new]
 
 
-class Progress(_Block):
+class TrainerState(_Block):
     """What the loop has to know beside the tensors; every number comes back as it was, infinite ones included."""
 
     heldout: tuple[tuple[int, float], ...] = ()
@@ -90,7 +90,7 @@ class StateFile(_Block):
     """SHA-256 (hex) of the bytes that were handed to the filesystem."""
 
 
-class Note(_Block):
+class CheckpointMetadata(_Block):
     """`checkpoint.json`."""
 
     step: int
@@ -99,7 +99,7 @@ class Note(_Block):
     """What the checkpoint belongs to."""
     layout: Layout
     """How it was computed."""
-    progress: Progress = Progress()
+    progress: TrainerState = TrainerState()
     """Where the loop stood."""
     files: dict[str, StateFile] = {}
     """Every file of the state, by name."""
@@ -124,24 +124,24 @@ def folder_name(step: int) -> str:
     return f"{CHECKPOINTS}/step-{step:06d}"
 
 
-def parse_note(data: bytes, where: str) -> Note:
+def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """The note in a file. Raises ContractError that says what is wrong with it."""
     try:
-        note = Note.model_validate_json(data)
+        note = CheckpointMetadata.model_validate_json(data)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, found['loc'])) or 'JSON'}: {found['msg']}" for found in error.errors()]
         raise ContractError(
             f"{where}: expected the note of a checkpoint, got {'; '.join(problems[:5])}. It is damaged or of another "
             "version: remove its folder to go on from the checkpoint before."
         ) from error
-    if not where.endswith(f"{note.name}/{NOTE_NAME}"):
+    if not where.endswith(f"{note.name}/{METADATA_NAME}"):
         raise ContractError(
             f"{where}: expected the note of this folder, got one of step {note.step}. Name it so again."
         )
     return note
 
 
-def check_identity(note: Note, found: Identity) -> None:
+def check_identity(note: CheckpointMetadata, found: Identity) -> None:
     """Raises ContractError that names every difference between what a checkpoint belongs to and the run at hand."""
     expected = note.identity
     pairs = {name: (getattr(expected, name), getattr(found, name)) for name in ("dataset", "tokenizer", "order")}

@@ -31,10 +31,10 @@ from torch.distributed.tensor import DTensor
 from schemas.errors import ContractError, PenstockError
 from schemas.storage import Store
 from train.checkpoint.folder import keep_newest, local_path, remove_checkpoint
-from train.checkpoint.metadata import CHECKPOINTS, NOTE_NAME, Note, StateFile
+from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, StateFile
 from train.checkpoint.state import State
 from train.config.checkpoint import CheckpointConfig
-from train.parallel.ranks import CONTROL_TIMEOUT, Ranks, Total
+from train.parallel.ranks import CONTROL_TIMEOUT, PendingSum, Ranks
 
 # Copies of a rank's tensors in the host's memory, from which a checkpoint is written while training goes on.
 #
@@ -114,7 +114,9 @@ def _local(value: Tensor) -> Tensor:
 # out.
 
 
-def write_checkpoint(run: Store, note: Note, state: State, ranks: Ranks, copies: HostCopies | None = None) -> Note:
+def write_checkpoint(
+    run: Store, note: CheckpointMetadata, state: State, ranks: Ranks, copies: HostCopies | None = None
+) -> CheckpointMetadata:
     """Write a checkpoint, its note last; returns the note with its files. All ranks call it together.
 
     Values are those of `copies`, if given, else those that the state has. Raises ContractError if it cannot be written
@@ -146,15 +148,15 @@ def _gathered(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, StateFi
     return {name: part[name] for part in everywhere for name in part}
 
 
-def _commit(run: Store, note: Note) -> Note:
+def _commit(run: Store, note: CheckpointMetadata) -> CheckpointMetadata:
     """Write the note, once the names of all files are durable."""
     run.sync(note.name)
     run.sync(CHECKPOINTS)
-    run.write_atomic(f"{note.name}/{NOTE_NAME}", note.to_bytes())
+    run.write_atomic(f"{note.name}/{METADATA_NAME}", note.to_bytes())
     return note
 
 
-def _cleared(run: Store, note: Note, ranks: Ranks) -> str:
+def _cleared(run: Store, note: CheckpointMetadata, ranks: Ranks) -> str:
     """Remove what was written, on rank 0, while no rank writes; returns what to add to the reason of the failure."""
     try:
         if ranks.rank == 0:
@@ -227,7 +229,7 @@ def _first_cause(error: BaseException) -> BaseException:
 class Saved:
     """A checkpoint that stands."""
 
-    note: Note
+    note: CheckpointMetadata
     seconds: float
     """From the call of `save` until the note was written [s]."""
     stalled: float
@@ -242,14 +244,14 @@ class SaveFailed:
     reason: str
 
 
-Outcome = Saved | SaveFailed
+SaveOutcome = Saved | SaveFailed
 
 
 @dataclass(frozen=True)
 class _Written:
     """What a rank's writing came to."""
 
-    note: Note | None
+    note: CheckpointMetadata | None
     reason: str
     """Why there is no note; empty if there is one."""
     ended: float
@@ -277,8 +279,8 @@ class Saver:
         """Saves that have failed so far."""
         self._run, self._config, self._ranks = run, config, ranks
         self._job: _Job | None = None
-        self._asked: Total | None = None
-        self._last: Outcome | None = None
+        self._asked: PendingSum | None = None
+        self._last: SaveOutcome | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._copies: HostCopies | None = None
         self._writers = ranks
@@ -291,7 +293,7 @@ class Saver:
         if self._copies is not None:
             self._copies.take(state)
 
-    def save(self, note: Note, state: State) -> list[Outcome]:
+    def save(self, note: CheckpointMetadata, state: State) -> list[SaveOutcome]:
         """Write a checkpoint, or begin to; returns what has become known: sync of this save, async of the one before.
 
         async: waits for the save before, copies the state and returns; the tensors may change from then on.
@@ -307,7 +309,7 @@ class Saver:
         self._job = _Job(note.step, began, time.monotonic() - began, written)
         return known if self._pool else self.wait()
 
-    def poll(self) -> list[Outcome]:
+    def poll(self) -> list[SaveOutcome]:
         """The outcome of the save under way, one call after every rank had it; costs nothing when none is under way.
 
         Each call sends what the next one reads, so that no step waits for another rank.
@@ -320,7 +322,7 @@ class Saver:
         self._asked = self._ranks.start_total(int(self._job.written.done()))
         return []
 
-    def wait(self) -> list[Outcome]:
+    def wait(self) -> list[SaveOutcome]:
         """Wait for the save under way, if one is, and return its outcome, the same on every rank.
 
         To be called before checkpoints of this run are read again, as for a rewind.
@@ -343,7 +345,7 @@ class Saver:
             self._last = Saved(written.note, written.ended - job.began, job.stalled)
         return [self._last]
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> list[SaveOutcome]:
         """`wait`, at the end of a run: raises ContractError if the newest save has failed."""
         known = self.wait()
         if isinstance(self._last, SaveFailed):
@@ -357,7 +359,7 @@ class Saver:
             dist.destroy_process_group(self._writers.control)
         self._pool, self._copies = None, None
 
-    def _write(self, note: Note, state: State) -> _Written:
+    def _write(self, note: CheckpointMetadata, state: State) -> _Written:
         """Write a checkpoint and thin out those before it; the same on every rank."""
         try:
             note = write_checkpoint(self._run, note, state, self._writers, self._copies)

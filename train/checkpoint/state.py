@@ -22,7 +22,7 @@ from schemas.errors import ContractError
 from schemas.ids import file_sha256
 from schemas.storage import Store
 from train.checkpoint.folder import local_path
-from train.checkpoint.metadata import Layout, Note, StateFile
+from train.checkpoint.metadata import CheckpointMetadata, Layout, StateFile
 from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
@@ -31,7 +31,7 @@ DIGEST_THREADS = 8
 """Files that a rank digests at once; SHA-256 takes 1.9 GB/s of a core, so a fast disk feeds several."""
 
 
-def read_state(run: Store, note: Note, state: State, ranks: Ranks | None = None) -> None:
+def read_state(run: Store, note: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
     """Fill the tensors of `state`, all or some, from a checkpoint, in place, in any layout.
 
     All ranks call it together, each with the names it has; without `ranks` it is a matter of this process alone.
@@ -58,7 +58,7 @@ def read_state(run: Store, note: Note, state: State, ranks: Ranks | None = None)
         ranks.refuse(error)
 
 
-def stored_shapes(run: Store, note: Note) -> dict[str, torch.Size]:
+def stored_shapes(run: Store, note: CheckpointMetadata) -> dict[str, torch.Size]:
     """Shape of every tensor in a checkpoint, by name."""
     metadata = FileSystemReader(local_path(run, note.name)).read_metadata()
     found = metadata.state_dict_metadata.items()

@@ -64,7 +64,7 @@ class OwnLaw(BaseModel):
         of = f"dataset {self.dataset[:12]}" if self.dataset else "datasets that it does not name"
         return f"fitted to {self.num_runs} runs on {of}"
 
-    def held_if(self, name: str) -> str:
+    def source_of(self, name: str) -> str:
         """Return the source of a parameter, in words."""
         return self.held_from if self._is_held(name) else self.source
 
@@ -227,22 +227,22 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
     return [f"{WEIGHTS}={{{shares}}}", f'{MIX}="{_digest(path)}"']
 
 
-def keep_mix(run: Store, path: str) -> str:
+def copy_mix(run: Store, path: str) -> str:
     """Copy a mix to the run of the plan that uses it; return its path relative to the run.
 
     The name contains the digest, so a later plan with another mix overwrites nothing.
     """
-    name = kept_name(_digest(path))
+    name = mix_path(_digest(path))
     run.write_atomic(name, Path(path).read_bytes())
     return name
 
 
-def kept_name(digest: str) -> str:
+def mix_path(digest: str) -> str:
     """Return the path of the mix with a digest, relative to the run."""
     return f"train/mix-{digest[:12]}.toml"
 
 
-def check_kept(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Raises ConfigError if overrides change the shares of a plan with a mix; `settings` are the plan's."""
     mix = settings.get("train", {}).get("mix")
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):

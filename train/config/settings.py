@@ -24,9 +24,9 @@ SECTIONS: Mapping[str, type[Section]] = {
 """The sections of a recipe that training reads, by name."""
 
 
-FORMATS = (("train", "precision"), ("optim", "muon_precision"))
+PRECISION_FIELDS = (("train", "precision"), ("optim", "muon_precision"))
 """Content fields that are automatic until the device is known."""
-AT_START = (("train", "fp8_scaling"),)
+FIELDS_SET_AT_START = (("train", "fp8_scaling"),)
 """Content fields that are automatic until training starts, since they depend on the installed packages."""
 AUTO = "auto"
 
@@ -77,13 +77,13 @@ class Settings(BaseModel):
             update={name: section for name, section in sections.items() if section != getattr(self, name)}
         )
 
-    def formats_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
+    def with_precisions_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
         """Return the settings with the precisions of `for_device`; execution fields remain automatic."""
-        return self._set_automatic(self.for_device(kind, capability).content(), FORMATS)
+        return self._set_automatic(self.for_device(kind, capability).content(), PRECISION_FIELDS)
 
-    def with_formats_of(self, content: Mapping[str, Any]) -> "Settings":
+    def with_precisions_of(self, content: Mapping[str, Any]) -> "Settings":
         """Return the settings with automatic precisions set to those of `content`, such as a checkpoint's."""
-        return self._set_automatic(content, (*FORMATS, *AT_START))
+        return self._set_automatic(content, (*PRECISION_FIELDS, *FIELDS_SET_AT_START))
 
     def _set_automatic(self, content: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> "Settings":
         changed: dict[str, Any] = {}

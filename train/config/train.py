@@ -14,7 +14,7 @@ def _shares(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
-MODERN, OLDER = (8, 0), (7, 0)
+MIN_BF16_CAPABILITY, MIN_FP16_CAPABILITY = (8, 0), (7, 0)
 """Minimum CUDA compute capability at which auto is bf16, and at which it is fp16."""
 Shares = Annotated[dict[str, float], AfterValidator(_shares)]
 """Share of each source in the samples, in any unit."""
@@ -109,7 +109,12 @@ class TrainConfig(Section):
         precision = "fp32"
         if kind == "cuda":
             precision = next(
-                (name for name, least in (("bf16", MODERN), ("fp16", OLDER)) if (capability or MODERN) >= least), "fp32"
+                (
+                    name
+                    for name, least in (("bf16", MIN_BF16_CAPABILITY), ("fp16", MIN_FP16_CAPABILITY))
+                    if (capability or MIN_BF16_CAPABILITY) >= least
+                ),
+                "fp32",
             )
         return self.model_copy(update={"precision": precision})
 

@@ -19,25 +19,25 @@ from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
 from train.data.document_index import read_table
 from train.data.objective import Objective, cut_spans
-from train.data.order import Order, Samples, heldout_streams, make_order
-from train.data.permutation import Ints, PackedIndex, Pieces, join_pieces, key_of, keys_of, ranges
+from train.data.order import SampleOrder, Samples, heldout_streams, make_order
+from train.data.permutation import Ints, PackedIndex, Pieces, concatenate_ranges, join_pieces, key_of, keys_of
 from train.data.rows import IGNORED, Rows
 from train.data.shards import StreamReader, Tokens
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
-Part = tuple[int, int, int, int]
+DocumentPart = tuple[int, int, int, int]
 """A part of a document: row of a global batch, piece of the row, and the part's tokens [first, stop) in the row."""
 Number = TypeVar("Number", bound=np.integer[Any])
-NEVER_PREDICTED = ("pad", "tombstone")
+NEVER_TARGETS = ("pad", "tombstone")
 """Reserved tokens that are never a target: they replace text or fill space."""
-UNKNOWN = (1 << 32) - 1
+UNKNOWN_GROUP = (1 << 32) - 1
 """The group of a sentinel before it is determined."""
-HELDOUT_INDEX = 1 << 62
+FIRST_HELDOUT_INDEX = 1 << 62
 """Index of the first held-out sample, so that held-out and training samples have different masks."""
 
 
 @dataclass(frozen=True)
-class Heldout:
+class HeldoutRows:
     """Held-out rows of every source that has one."""
 
     sources: tuple[str, ...]
@@ -49,12 +49,12 @@ class Heldout:
 class Batches:
     """The training batches of a dataset in their order, and its held-out samples. Not thread-safe."""
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, order: Order):
+    def __init__(self, dataset: Dataset, config: TrainConfig, order: SampleOrder):
         self.order = order
         self._dataset, self._config = dataset, config
         self._objective = Objective(config, dataset.tokenizer, config.seed)
         self._pad = dataset.tokenizer.reserved["pad"]
-        self._never = [dataset.tokenizer.reserved[name] for name in NEVER_PREDICTED]
+        self._never = [dataset.tokenizer.reserved[name] for name in NEVER_TARGETS]
         self._readers = {
             stream: StreamReader(dataset.folder, shards, dataset.tokenizer.dtype)
             for stream, shards in dataset.streams.items()
@@ -75,7 +75,7 @@ class Batches:
         """Return the rows of any training samples."""
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
 
-    def groups(self, step: int, rows: range, parts: Sequence[Part]) -> torch.Tensor:
+    def groups(self, step: int, rows: range, parts: Sequence[DocumentPart]) -> torch.Tensor:
         """Return the index of the part that each position's loss belongs to, (B, row_length), int64.
 
         A loss belongs to the part that contains the predicted token; len(parts) = no part. A sentinel belongs to the
@@ -92,10 +92,10 @@ class Batches:
                 first = max(first - 1, int(pieces.column[begins[line] + piece])) if causal else first
                 groups[line, first : stop - 1 if causal else stop] = number
         if self._config.objective == "span":
-            groups = grouped_spans(groups, samples.index, self._config)
+            groups = move_groups(groups, samples.index, self._config)
         return torch.from_numpy(groups)
 
-    def heldout(self, number: int | None = None) -> Heldout:
+    def heldout(self, number: int | None = None) -> HeldoutRows:
         """Return the first `number` held-out rows of each source; None = `train.eval_sequences`.
 
         They are the same for every seed, training stage and packing: `train.seq_len` consecutive tokens of the stream.
@@ -108,10 +108,12 @@ class Batches:
         rows = [np.arange(end - own, end) for end, own in zip(ends, taken, strict=True)]
         pieces = [s.pieces(np.arange(n) * seq_len, seq_len) for s, n in zip(streams.values(), taken, strict=True)]
         source = np.repeat(np.arange(len(taken)), taken)
-        place, _ = ranges(np.zeros(len(taken), np.int64), np.array(taken, np.int64))
-        index = HELDOUT_INDEX + (source << STAGE_BITS) + place
+        place, _ = concatenate_ranges(np.zeros(len(taken), np.int64), np.array(taken, np.int64))
+        index = FIRST_HELDOUT_INDEX + (source << STAGE_BITS) + place
         samples = Samples(index, source, join_pieces(pieces, rows), seq_len)
-        return Heldout(tuple(streams), self._rows(samples, [f"{source}/{HELDOUT}" for source in streams], objective))
+        return HeldoutRows(
+            tuple(streams), self._rows(samples, [f"{source}/{HELDOUT}" for source in streams], objective)
+        )
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
@@ -169,14 +171,14 @@ class Batches:
             )
 
 
-def grouped_spans(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
+def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
     """Return the groups of tokens (B, T) in the order of objective = span: those of the targets, elsewhere any."""
     _, moved = cut_spans(
-        groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN)
+        groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)
     )
     moved[:, -1] = moved[:, -2]  # the last sentinel follows the last span; every other sentinel precedes its span
     line = moved[:, :-1]
-    np.copyto(line, moved[:, 1:], where=line == UNKNOWN)
+    np.copyto(line, moved[:, 1:], where=line == UNKNOWN_GROUP)
     return np.maximum(moved, 0)
 
 

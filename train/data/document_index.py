@@ -20,14 +20,14 @@ from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, surt
 from train.data.permutation import Ints
 
-DOCUMENT = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
-KEPT_BATCHES = 1024
+DOCUMENT_COLUMNS = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
+MAX_CACHED_BATCHES = 1024
 """Maximum number of cached record batches of an index file; those of a local file are memory-mapped, not copied."""
-BEHIND_ALL = (1 << 64, b"")
+LAST_KEY = (1 << 64, b"")
 """A key that sorts after those of all documents."""
 
 Row = dict[str, Any]
-Placed = tuple[str, Row, int]
+LocatedDocument = tuple[str, Row, int]
 """Stream of a document, its row of the index, and its first token in the stream."""
 
 
@@ -48,7 +48,7 @@ class IndexFile:
     def batch(self, number: int) -> pa.RecordBatch:
         """Return a record batch. Raises ContractError if it cannot be read."""
         if number not in self._batches:
-            if len(self._batches) >= KEPT_BATCHES:
+            if len(self._batches) >= MAX_CACHED_BATCHES:
                 self._batches.clear()
             try:
                 self._batches[number] = self._reader.get_batch(number)
@@ -108,7 +108,7 @@ class _ShardIndex(IndexFile):
             for place in range(row if later == number else 0, len(column)):
                 if (identifier := column[place].as_py()) != REMOVED_ID:
                     return shuffle_key(self._seed, identifier), identifier
-        return BEHIND_ALL
+        return LAST_KEY
 
     def of_id(self, doc_id: bytes) -> Row | None:
         """Return the document with this id; None if it is not in the shard."""
@@ -124,7 +124,7 @@ class _ShardIndex(IndexFile):
 
 def rows_of(batch: pa.RecordBatch, low: int, high: int) -> Iterator[Row]:
     """Yield the rows [low, high) of a record batch of a document index."""
-    names = [name for name in DOCUMENT if name in batch.schema.names]
+    names = [name for name in DOCUMENT_COLUMNS if name in batch.schema.names]
     yield from batch.select(names).slice(low, high - low).to_pylist()
 
 
@@ -142,7 +142,7 @@ def shuffle_seed(dataset: Dataset) -> int:
     return int(dataset.manifest.content.config.get("tokens", {}).get("seed", 0))
 
 
-class Documents:
+class DocumentIndex:
     """The document index of a dataset; the index of a shard is opened at first use."""
 
     def __init__(self, dataset: Dataset):
@@ -175,7 +175,7 @@ class Documents:
             documents += in_range[bool(documents and in_range and documents[-1][1] == in_range[0][1]) :]
         return documents
 
-    def of_id(self, doc_id: bytes) -> Placed | None:
+    def of_id(self, doc_id: bytes) -> LocatedDocument | None:
         """Return the document with this id; None if the dataset has none."""
         sort_key = shuffle_key(shuffle_seed(self._dataset), doc_id), doc_id
         for stream, shards in self._dataset.streams.items():
@@ -189,9 +189,9 @@ class Documents:
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
         """Return the sort key of the first document of a shard, or of the shards after it."""
         keys = (self._index(stream, number).key(0) for number in filled[place:])
-        return next((key for key in keys if key != BEHIND_ALL), BEHIND_ALL)
+        return next((key for key in keys if key != LAST_KEY), LAST_KEY)
 
-    def of_url(self, url: str) -> list[Placed]:
+    def of_url(self, url: str) -> list[LocatedDocument]:
         """Return the documents with this URL as stored (redacted); if there are none, those with its canonical form.
 
         They are sorted by stream and position.
@@ -202,7 +202,7 @@ class Documents:
         same = [row for row in rows if row["url"] and canonical_url(row["url"]) == canonical_url(url)]
         return sorted(self._all_placed(exact or same), key=lambda placed: (placed[0], placed[2]))
 
-    def of_host(self, host: str) -> Iterator[Placed]:
+    def of_host(self, host: str) -> Iterator[LocatedDocument]:
         """Yield the documents of a registrable domain, or of a host and its subdomains."""
         url = f"http://{host}/"
         stem = surt(url).removesuffix(")/")
@@ -220,12 +220,12 @@ class Documents:
             for batch, first, stop in self._bucket(bucket).rows_between("surt", low, high):
                 yield from batch.slice(first, stop - first).to_pylist()
 
-    def _all_placed(self, rows: Iterator[Row] | list[Row]) -> Iterator[Placed]:
+    def _all_placed(self, rows: Iterator[Row] | list[Row]) -> Iterator[LocatedDocument]:
         for row in rows:
             if found := self._placed(row["stream"], row["shard"], row["doc_id"]):
                 yield found
 
-    def _placed(self, stream: str, number: int, doc_id: bytes) -> Placed | None:
+    def _placed(self, stream: str, number: int, doc_id: bytes) -> LocatedDocument | None:
         row = self._index(stream, number).of_id(doc_id)
         return None if row is None else (stream, row, int(self._begins(stream)[number]) + row["token_offset"])
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.manifest import RUN_NAME, Table, open_table, read_run
+from schemas.manifest import RUN_NAME, TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
-from train.data.document_index import Documents
+from train.data.document_index import DocumentIndex
 from train.data.order import heldout_streams
 from train.data.permutation import Ints
 
@@ -44,7 +44,7 @@ def row_starts(dataset: Dataset, seq_len: int, number: int) -> dict[str, Ints]:
 
 def heldout_documents(dataset: Dataset, seq_len: int, number: int) -> list[HeldoutDocument]:
     """Return every document of the first `number` held-out rows of each source, in the order of the streams."""
-    index, documents = Documents(dataset), []
+    index, documents = DocumentIndex(dataset), []
     for source, starts in row_starts(dataset, seq_len, number).items():
         # A row's last target is the token after its inputs.
         ranges = [(start, start + seq_len + 1) for start in starts.tolist()]
@@ -53,14 +53,14 @@ def heldout_documents(dataset: Dataset, seq_len: int, number: int) -> list[Heldo
     return documents
 
 
-def trained_on(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
+def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
     """Return those of the documents that a dataset trains on."""
-    index = Documents(dataset)
+    index = DocumentIndex(dataset)
     placed = ((doc_id, index.of_id(doc_id)) for doc_id in doc_ids)
     return {doc_id for doc_id, found in placed if found is not None and found[0].endswith(f"/{TRAIN}")}
 
 
-def copies_trained_on(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
+def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
     """Return those of the documents `held` of some runs with a copy, by any run's clusters, in a training stream.
 
     `datasets` are those that are trained on. Only two narrow columns of the clusters are scanned. If all runs have the
@@ -78,10 +78,10 @@ def copies_trained_on(runs: Sequence[Store], datasets: Sequence[Dataset], held: 
         if digest
     }
     held_ids, copied = pa.array(sorted(set(held)), pa.binary(16)), set[bytes]()
-    for table in (Table(*opened) for opened in tables.values()):
+    for table in (TableVersion(*opened) for opened in tables.values()):
         clusters_of_held = _cluster_rows(table, "doc_id", held_ids)
         members = _cluster_rows(table, "cluster", pa.array(sorted({*clusters_of_held.values()}), pa.binary(16)))
-        trained = set[bytes]().union(*(trained_on(members, dataset) for dataset in datasets))
+        trained = set[bytes]().union(*(trained_documents(members, dataset) for dataset in datasets))
         touched = {members[identifier] for identifier in trained}
         copied |= {identifier for identifier, cluster in clusters_of_held.items() if cluster in touched}
     return copied
@@ -106,7 +106,7 @@ def _token_settings(dataset: Dataset) -> Mapping[str, object]:
     return settings
 
 
-def _cluster_rows(table: Table, column: str, values: pa.Array) -> dict[bytes, bytes]:
+def _cluster_rows(table: TableVersion, column: str, values: pa.Array) -> dict[bytes, bytes]:
     """Return the cluster by doc_id of the rows of `dedup` that have one of these values in `column`."""
     clusters_by_id: dict[bytes, bytes] = {}
     for path in table.manifest.paths_of():

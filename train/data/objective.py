@@ -10,7 +10,7 @@ import numpy as np
 
 from schemas.tokens import TokenizerContract
 from train.config.train import TrainConfig
-from train.data.permutation import GOLDEN, Bits, Ints, key_of, keys_of, mix, random_bits
+from train.data.permutation import GOLDEN, Bits, Ints, key_of, keys_of, mix_bits, random_bits
 from train.data.rows import IGNORED
 from train.data.shards import Tokens
 from train.data.stages import num_spans
@@ -56,7 +56,7 @@ class Masking:
         replacement = np.where(choice < self._masked, self._mask, chosen)
         drawn = np.flatnonzero((choice >= self._masked) & (choice < self._changed))
         row, column = np.divmod(places[drawn], width)
-        word = mix(keys[row] + GOLDEN * (column + DRAWN_FROM).astype(np.uint64)) % np.uint64(len(self._words))
+        word = mix_bits(keys[row] + GOLDEN * (column + DRAWN_FROM).astype(np.uint64)) % np.uint64(len(self._words))
         replacement[drawn] = self._words[word.astype(np.int64)]
         ids[places] = replacement
 

@@ -15,7 +15,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config import nearest
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.tokens import HELDOUT, TRAIN, Dataset
@@ -26,7 +26,7 @@ from train.data.permutation import (
     PackedIndex,
     PackedRows,
     Pieces,
-    SourceOrder,
+    RowOrder,
     StreamRows,
     join_pieces,
 )
@@ -117,7 +117,7 @@ class Mixture:
 
 
 ORDER_VERSION = 2
-PROBED = 512
+NUM_PROBED = 512
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class _Stage:
     """Position of every source after the stage's last sample."""
 
 
-class Order:
+class SampleOrder:
     """The order of a run's training samples. The i-th used sample of a stage is the i-th that is not skipped."""
 
     def __init__(
-        self, streams: Mapping[str, SourceOrder], stages: Sequence[StagePlan], skip: SkipList = NO_SKIPS, seed: int = 0
+        self, streams: Mapping[str, RowOrder], stages: Sequence[StagePlan], skip: SkipList = NO_SKIPS, seed: int = 0
     ):
         self.sources = tuple(sorted({source for stage in stages for source in stage.counts}))
         self.streams = [streams[source] for source in self.sources]
@@ -182,10 +182,10 @@ class Order:
         """
         if self.skip.indices:
             streams = dict(zip(self.sources, self.streams, strict=True))
-            return Order(streams, self.stages, NO_SKIPS, self.seed).digest
+            return SampleOrder(streams, self.stages, NO_SKIPS, self.seed).digest
         probe = hashlib.sha256()
         for number in range(len(self._stages)):
-            samples = self._at(number, np.arange(PROBED))
+            samples = self._at(number, np.arange(NUM_PROBED))
             pieces = [getattr(samples.pieces, field.name) for field in fields(Pieces)]
             for values in (samples.index, samples.source, *pieces):
                 probe.update(values.astype("<i8").tobytes())
@@ -217,7 +217,7 @@ class Order:
 
     def at(self, stage: int, number: Ints) -> Samples:
         """Return samples of a stage by their numbers among the used samples."""
-        return self._at(stage, self._stages[stage].skip.pass_over(number))
+        return self._at(stage, self._stages[stage].skip.index_of_used(number))
 
     def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
         """Return, by stage, the numbers of the used samples with one of the stream's tokens [start, stop) as an input.
@@ -240,7 +240,7 @@ class Order:
         mixture = _mixture(tuple(plan.counts.items()))
         which = np.array([self.sources.index(source) for source in plan.counts])
         # Skipped samples after the last used sample do not count: the next stage may use their tokens.
-        end = int(skip.pass_over(np.array([plan.num_samples - 1]))[0]) + 1
+        end = int(skip.index_of_used(np.array([plan.num_samples - 1]))[0]) + 1
         ends = dict(begins)
         for number, taken in zip(which.tolist(), mixture.taken(end), strict=True):
             ends[number] += taken * self.streams[number].width(plan.seq_len)
@@ -278,7 +278,7 @@ def _mixture(counts: tuple[tuple[str, int], ...]) -> Mixture:
     return Mixture(dict(counts))
 
 
-def tokens_drawn(stages: Sequence[StagePlan]) -> dict[str, int]:
+def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
     """Return the tokens that the stages use of each source without skips, including the padding of packed rows."""
     drawn: dict[str, int] = {}
     for stage in stages:
@@ -290,7 +290,7 @@ def tokens_drawn(stages: Sequence[StagePlan]) -> dict[str, int]:
 
 def open_streams(
     dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
-) -> dict[str, SourceOrder]:
+) -> dict[str, RowOrder]:
     """Return the order of every source that a stage uses.
 
     `packings` are the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if lengths or
@@ -321,7 +321,7 @@ def open_streams(
     return {source: PackedRows(order, packings[source]) for source, order in chunks.items()}
 
 
-def stage_counts(streams: Mapping[str, SourceOrder], config: TrainConfig) -> list[dict[str, int]]:
+def stage_counts(streams: Mapping[str, RowOrder], config: TrainConfig) -> list[dict[str, int]]:
     """Return the mixture of every stage: samples of each source per block."""
     by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
     return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
@@ -333,9 +333,9 @@ def make_order(
     stages: Sequence[StagePlan],
     skip: SkipList = NO_SKIPS,
     packings: Mapping[str, PackedIndex] | None = None,
-) -> Order:
+) -> SampleOrder:
     """Return the order of a dataset's training samples. Raises ConfigError if the settings do not fit the dataset."""
-    return Order(open_streams(dataset, config, packings), stages, skip, config.seed)
+    return SampleOrder(open_streams(dataset, config, packings), stages, skip, config.seed)
 
 
 def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
@@ -352,7 +352,7 @@ def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
 
 
 def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[str, int]) -> None:
-    problems = [f"{name!r} is no source{nearest(name, sources)}" for name in weights if name not in sources]
+    problems = [f"{name!r} is no source{suggest_name(name, sources)}" for name in weights if name not in sources]
     problems += [f"{name!r} is not named (0 excludes it)" for name in sources if weights and name not in weights]
     if problems:
         raise ConfigError(

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
-from schemas.takedown import positions_of
+from schemas.takedown import positions_digest
 from schemas.tokens import TRAIN, Dataset
 from train.config.train import TrainConfig
 from train.data.document_index import read_table, shard_documents
-from train.data.permutation import Ints, PackedIndex, ranges
+from train.data.permutation import Ints, PackedIndex, concatenate_ranges
 
 PACKING_VERSION = 2
 SUMMARY = "packing.json"
@@ -91,7 +91,7 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 
 def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
     """Return the folder of a dataset's index at a sequence length."""
-    return run.child(f"train/packing/{digest_of([PACKING_VERSION, positions_of(dataset.manifest), seq_len])[:16]}")
+    return run.child(f"train/packing/{digest_of([PACKING_VERSION, positions_digest(dataset.manifest), seq_len])[:16]}")
 
 
 def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
@@ -107,7 +107,7 @@ def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing 
     names = sorted(dataset.num_tokens(TRAIN))
     sources = [_write_source(folder, dataset, name, number, config.seq_len) for number, name in enumerate(names)]
     packing = Packing(
-        version=PACKING_VERSION, dataset=positions_of(dataset.manifest), seq_len=config.seq_len, sources=sources
+        version=PACKING_VERSION, dataset=positions_digest(dataset.manifest), seq_len=config.seq_len, sources=sources
     )
     folder.write_atomic(SUMMARY, packing.model_dump_json(indent=1).encode())
     return packing
@@ -158,7 +158,7 @@ def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
             f"{where}: expected the summary of a packing index, got {error}. "
             "Remove the folder and run `penstock plan` again."
         ) from error
-    expected = (PACKING_VERSION, positions_of(dataset.manifest), seq_len)
+    expected = (PACKING_VERSION, positions_digest(dataset.manifest), seq_len)
     if (summary.version, summary.dataset, summary.seq_len) != expected:
         raise ContractError(
             f"{where}: expected version, dataset and seq_len {expected}, got "
@@ -208,7 +208,7 @@ def _pack_chunks(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[st
     corners = np.arange(chunks.start, chunks.stop + 1) * size
     points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
     long = np.diff(points)
-    index, which = ranges(np.zeros(len(long), np.int64), -(-long // seq_len))
+    index, which = concatenate_ranges(np.zeros(len(long), np.int64), -(-long // seq_len))
     start = points[which] + index * seq_len
     length = np.minimum(points[which + 1] - start, seq_len)
     closed = np.isin(start + length, edges)

@@ -22,7 +22,7 @@ Bits = NDArray[np.uint64]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def mix(x: Bits) -> Bits:
+def mix_bits(x: Bits) -> Bits:
     """Return SplitMix64's finalizer. Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -39,17 +39,17 @@ def key_of(*parts: int | str) -> np.uint64:
 
 def keys_of(key: np.uint64, index: Ints) -> Bits:
     """Return a key for each index, derived from `key`."""
-    return mix(np.full(index.shape, key) + GOLDEN * (index + 1).astype(np.uint64))
+    return mix_bits(np.full(index.shape, key) + GOLDEN * (index + 1).astype(np.uint64))
 
 
 def random_bits(keys: Bits, number: int) -> Bits:
     """Return `number` random 64-bit numbers of each key, (B, number). Source: Steele et al. 2014, SplitMix64."""
     steps = GOLDEN * np.arange(1, number + 1, dtype=np.uint64)
-    return mix(keys[:, None] + steps)
+    return mix_bits(keys[:, None] + steps)
 
 
 ROUNDS = np.arange(1, 7, dtype=np.uint64) * GOLDEN
-KEPT_TABLES = 8
+MAX_CACHED_TABLES = 8
 """Maximum number of epochs, and of windows of packed rows, whose tables are cached."""
 
 
@@ -58,7 +58,7 @@ def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
     modulus = side.astype(np.uint64)
     for key in keys[::-1] if backwards else keys:
         half = left if backwards else right
-        noise = mix(half.astype(np.uint64) + key)
+        noise = mix_bits(half.astype(np.uint64) + key)
         noise = (noise % modulus).astype(np.int64)
         left, right = ((right - noise) % side, left) if backwards else (right, (left + noise) % side)
     return left * side + right
@@ -71,7 +71,7 @@ def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints
     elements) with cycle walking (section 4) down to `size`; side² exceeds size by at most 2·sqrt(size) + 1.
     """
     side = np.sqrt(size).astype(np.int64) + 1
-    keys = mix(key + ROUNDS[:, None])  # for all rounds at once: in small batches the calls cost most
+    keys = mix_bits(key + ROUNDS[:, None])  # for all rounds at once: in small batches the calls cost most
     out = _feistel(index, side, keys, backwards)
     outside = np.flatnonzero(out >= size)
     while outside.size:
@@ -80,7 +80,7 @@ def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints
     return out
 
 
-def ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+def concatenate_ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     """Return the numbers [first, first + count) of all ranges, concatenated, and the index of each number's range."""
     which = np.repeat(np.arange(len(count)), count)
     return np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count), which
@@ -144,7 +144,7 @@ class ChunkOrder:
             key = np.full(number, key_of(self.seed, self.source, epoch))
             order = permute(np.arange(number), np.full(number, number, np.int64), key)
             begins = np.cumsum(self.sizes[order]) - self.sizes[order]
-            if len(self._slots) >= KEPT_TABLES:
+            if len(self._slots) >= MAX_CACHED_TABLES:
                 self._slots.clear()
             self._slots[epoch] = order, begins, np.argsort(order)
         return self._slots[epoch]
@@ -170,7 +170,7 @@ class ChunkOrder:
         return keys_of(key_of(self.seed, self.source, epoch), window)
 
 
-class SourceOrder(Protocol):
+class RowOrder(Protocol):
     """The order of a source's rows; positions count units, consecutively over all epochs."""
 
     chunks: ChunkOrder
@@ -263,7 +263,7 @@ class PackedRows:
         epoch, within = np.divmod(position, self.num_units)
         row = self._rows(epoch, within)
         first = self.index.row_begins[row]
-        piece, which = ranges(first, self.index.row_begins[row + 1] - first)
+        piece, which = concatenate_ranges(first, self.index.row_begins[row + 1] - first)
         length = self.index.length[piece].astype(np.int64)
         filled = np.cumsum(length) - length
         column = filled - filled[np.searchsorted(which, which)] if len(which) else filled
@@ -274,9 +274,9 @@ class PackedRows:
         """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
-        rows, which = ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
+        rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
         first = self.index.row_begins[rows]
-        piece, of_row = ranges(first, self.index.row_begins[rows + 1] - first)
+        piece, of_row = concatenate_ranges(first, self.index.row_begins[rows + 1] - first)
         begin = self.index.start[piece]
         hit = np.unique(of_row[(begin < stop) & (begin + self.index.length[piece] > start)])
         position = self._positions(epoch, chunk[which[hit]], rows[hit])
@@ -315,7 +315,7 @@ class PackedRows:
             size = int(self.chunks.sizes[window])
             chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))
             rows = self._rows_of_chunks(chunk)
-            if len(self._tables) >= KEPT_TABLES:
+            if len(self._tables) >= MAX_CACHED_TABLES:
                 self._tables.clear()
             self._tables[epoch, window] = np.cumsum(rows) - rows, chunk
         return self._tables[epoch, window]

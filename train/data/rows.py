@@ -71,7 +71,7 @@ class Rows:
         documents_BT = None if self.documents_BT is None else self.documents_BT[chosen]
         return Rows(self.inputs_BT[chosen], targets_BT, documents_BT, self.sources_B[chosen])
 
-    def uncounted(self) -> "Rows":
+    def without_targets(self) -> "Rows":
         """Return the same rows without targets."""
         return replace(self, targets_BT=torch.full_like(self.targets_BT, IGNORED), counted=0)
 
@@ -96,7 +96,7 @@ def document_starts(documents_BT: Tensor) -> Tensor:
     return torch.cat((starts_N, torch.tensor([documents_BT.numel()], dtype=torch.int32)))
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     """Return the rows of several parts, concatenated in their order."""
     documents = [part.documents_BT for part in parts if part.documents_BT is not None]
     return Rows(

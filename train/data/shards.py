@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import Shard
-from train.data.permutation import Ints, ranges
+from train.data.permutation import Ints, concatenate_ranges
 
 Tokens = NDArray[np.unsignedinteger]
 OPEN_SHARDS = 64
@@ -81,7 +81,7 @@ class StreamReader:
         starts = []
         for shard, which, offset, shift, taken in self._spans(start, length):
             low, high = np.searchsorted(shard.documents, [offset, offset + taken])
-            number, span = ranges(low, high - low)
+            number, span = concatenate_ranges(low, high - low)
             starts.append((which[span], shard.documents[number] - (offset - shift)[span]))
         none = np.empty(0, np.int64)
         pieces, places = zip(*starts) if starts else ((none,), (none,))

@@ -178,7 +178,7 @@ class SkipList:
         """The last stage with a skipped sample; 0 if there is none."""
         return int(self._sorted[-1]) >> STAGE_BITS if len(self._sorted) else 0
 
-    def pass_over(self, number: Ints) -> Ints:
+    def index_of_used(self, number: Ints) -> Ints:
         """Return the index of the `number`-th sample that is not skipped, in a stage."""
         # There are _sorted[k] - k used samples before the k-th skipped index.
         used_before = self._sorted - np.arange(len(self._sorted))
@@ -202,7 +202,7 @@ class SkipList:
                 f"got {len(self.indices)} entries, head digest {known.digest[:12]}. "
                 "Restore the file train.skip_file, which may only grow."
             )
-        reached = (stage << STAGE_BITS) + int(known.of_stage(stage).pass_over(np.array([used]))[0])
+        reached = (stage << STAGE_BITS) + int(known.of_stage(stage).index_of_used(np.array([used]))[0])
         late = [index for index in self.indices[length:] if index < reached]
         if late:
             raise ContractError(

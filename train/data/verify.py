@@ -23,12 +23,12 @@ from train.monitor.progress import LongWork
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0
 """A file that was modified this shortly before it was read is read again next time: file clocks are that coarse [s]."""
-KEPT_SECONDS = 1.0
+SAVE_SECONDS = 1.0
 """Minimum time between two writes of the results [s]; a killed check repeats at most this, and its current files."""
 BLOCK_BYTES = 8 << 20
 """Bytes of a read, which is one request on an object store. Measured: 1.7 GB/s of CPU time per core from the page
 cache, the same as for bytes in memory; 1.6 with blocks of 256 KiB."""
-SHOWN = 10
+MAX_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _DatasetFile:
         return [self.size, self.mtime_ns, self.sha256]
 
 
-Promised = tuple[Store, str, str]
+ExpectedFile = tuple[Store, str, str]
 """Folder and path of a file, and its expected SHA-256."""
 
 
@@ -85,7 +85,7 @@ class _Verified:
         with self._lock:
             self._marks[file.name] = file.mark
             self._changed = True
-            if time.monotonic() - self._written_at >= KEPT_SECONDS:
+            if time.monotonic() - self._written_at >= SAVE_SECONDS:
                 self.keep()
 
     def keep(self) -> None:
@@ -95,7 +95,7 @@ class _Verified:
         self._changed, self._written_at = False, time.monotonic()
 
 
-def verify_dataset(run: Store, dataset: Dataset, others: Iterable[Promised] = (), paranoid: bool = False) -> int:
+def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] = (), paranoid: bool = False) -> int:
     """Verify a dataset and return the number of files that were read; the rest have not changed since an earlier check.
 
     Covers every file of the dataset, the tokenizer's model file, and `others`. `paranoid`: earlier results are
@@ -148,16 +148,16 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
 
 
 def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
-    more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+    more = f"\n  and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
     return ContractError(
         f"{dataset.folder.uri}: expected the files of the manifest, got {len(problems)} file(s) that differ. Restore "
         "them, or run the step that writes them again (remove a packing folder).\n  "
-        + "\n  ".join(problems[:SHOWN])
+        + "\n  ".join(problems[:MAX_SHOWN])
         + more
     )
 
 
-def _list_files(dataset: Dataset, others: Iterable[Promised], problems: list[str]) -> Iterator[_DatasetFile]:
+def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
     """Yield every file that exists; the errors of missing files are added to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)

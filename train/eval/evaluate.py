@@ -20,15 +20,22 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.load import check_objective, default_device, find_note, length_of, read_model
-from train.checkpoint.metadata import Note
+from train.checkpoint.load import check_objective, default_device, find_checkpoint, read_model, sequence_length_of
+from train.checkpoint.metadata import CheckpointMetadata
 from train.config.train import TrainConfig
-from train.data.batches import Batches, Heldout
-from train.data.heldout import OBJECTIVES, HeldoutDocument, copies_trained_on, heldout_documents, row_starts, trained_on
-from train.data.order import Order, heldout_streams
+from train.data.batches import Batches, HeldoutRows
+from train.data.heldout import (
+    OBJECTIVES,
+    HeldoutDocument,
+    heldout_documents,
+    row_starts,
+    trained_copies,
+    trained_documents,
+)
+from train.data.order import SampleOrder, heldout_streams
 from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
-from train.model.loss import Tally
+from train.model.loss import LossTally
 
 SEQUENCES = 512
 """Held-out rows of each source that are read where nothing else is asked."""
@@ -37,46 +44,46 @@ BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Candidate:
+class EvaluatedCheckpoint:
     """A checkpoint to be measured."""
 
     name: str
     run: Store
     dataset: Dataset
-    note: Note
+    note: CheckpointMetadata
 
     @property
     def seq_len(self) -> int:
         """Tokens of a row."""
-        return length_of(self.note)
+        return sequence_length_of(self.note)
 
 
 @dataclass(frozen=True)
-class Exam:
+class HeldoutExam:
     """Held-out rows with what may not be asked taken out of their targets."""
 
     dataset: Dataset
-    heldout: Heldout
+    heldout: HeldoutRows
     bytes_per_token: dict[str, float]
     documents: int
     left_out: int
     left_out_targets: int
 
 
-def open_candidate(name: str, step: int | None) -> Candidate:
+def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     """The checkpoint of a run, None = its last. Raises ContractError if it is not of the dataset that stands."""
     run = Store(name)
-    note, dataset = find_note(run, step), open_dataset(run)
+    note, dataset = find_checkpoint(run, step), open_dataset(run)
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
             f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, the run now holds "
             f"{dataset.digest[:12]}, so what it was trained on cannot be told. Train on it, or replay the takedown."
         )
-    return Candidate(name, run, dataset, note)
+    return EvaluatedCheckpoint(name, run, dataset, note)
 
 
-def check_tokenizers(candidates: Sequence[Candidate], exams: Sequence[tuple[str, Dataset]]) -> None:
+def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
     """Raises ContractError if a dataset has not the tokenizer of the checkpoints: their losses mean other things."""
     contracts = [(one.name, digest_of(one.dataset.tokenizer.model_dump(mode="json"))) for one in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
@@ -89,7 +96,9 @@ def check_tokenizers(candidates: Sequence[Candidate], exams: Sequence[tuple[str,
             )
 
 
-def make_exam(on: Dataset, candidates: Sequence[Candidate], number: int, left_out: Iterable[bytes] = ()) -> Exam:
+def make_exam(
+    on: Dataset, candidates: Sequence[EvaluatedCheckpoint], number: int, left_out: Iterable[bytes] = ()
+) -> HeldoutExam:
     """The held-out rows of a dataset for these candidates. Raises ConfigError if there are none."""
     first = candidates[0]
     streams = heldout_streams(on, first.seq_len)
@@ -102,18 +111,20 @@ def make_exam(on: Dataset, candidates: Sequence[Candidate], number: int, left_ou
     stage = StagePlan(
         first_step=0, num_steps=1, seq_len=first.seq_len, global_batch=1, counts=dict.fromkeys(streams, 1)
     )
-    batches = Batches(on, _config_of(first), Order(streams, [stage]))
+    batches = Batches(on, _config_of(first), SampleOrder(streams, [stage]))
     heldout = batches.heldout(number)
     documents = heldout_documents(on, first.seq_len, number)
     others = {one.dataset.digest: one.dataset for one in candidates if one.dataset.digest != on.digest}
-    unfit = {*left_out}.union(*(trained_on([d.doc_id for d in documents], dataset) for dataset in others.values()))
+    unfit = {*left_out}.union(
+        *(trained_documents([d.doc_id for d in documents], dataset) for dataset in others.values())
+    )
     hidden = [document for document in documents if document.doc_id in unfit]
-    asked = without_documents(heldout, hidden, row_starts(on, first.seq_len, number), OBJECTIVES[_objective(first)])
+    asked = mask_documents(heldout, hidden, row_starts(on, first.seq_len, number), OBJECTIVES[_objective(first)])
     lost = int((heldout.rows.targets_BT != IGNORED).sum() - (asked.rows.targets_BT != IGNORED).sum())
-    return Exam(on, asked, batches.bytes_per_token, len(documents), len(hidden), lost)
+    return HeldoutExam(on, asked, batches.bytes_per_token, len(documents), len(hidden), lost)
 
 
-def without_documents(heldout: Heldout, hidden: Sequence[HeldoutDocument], starts: Any, ahead: int) -> Heldout:
+def mask_documents(heldout: HeldoutRows, hidden: Sequence[HeldoutDocument], starts: Any, ahead: int) -> HeldoutRows:
     """The rows with the targets of some documents taken out; `ahead`: how far a target lies behind its position."""
     if not hidden:
         return heldout
@@ -131,13 +142,13 @@ def without_documents(heldout: Heldout, hidden: Sequence[HeldoutDocument], start
 
 
 @torch.no_grad()
-def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
+def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutExam]) -> list[Measurement]:
     """What a checkpoint loses on each of the exams."""
     device = default_device()
     model = read_model(candidate.run, candidate.note, device)
     found = []
     for exam in exams:
-        model.loss.tally = tally = Tally.empty(len(exam.heldout.sources), device)
+        model.loss.tally = tally = LossTally.empty(len(exam.heldout.sources), device)
         for rows in _parts(exam.heldout.rows):
             documents_BT = None if rows.documents_BT is None else rows.documents_BT.to(device)
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
@@ -156,7 +167,7 @@ def measure(candidate: Candidate, exams: Sequence[Exam]) -> list[Measurement]:
             Measurement(
                 run=candidate.name,
                 checkpoint=candidate.note.name,
-                trained_on=candidate.dataset.digest,
+                trained_documents=candidate.dataset.digest,
                 on=exam.dataset.digest,
                 sources=sources,
                 documents=exam.documents,
@@ -177,10 +188,10 @@ def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Ite
     seq_len, runs = candidates[0].seq_len, [*(one.run for one in candidates), *(Store(name) for name in on)]
     held = {one.doc_id for _, dataset in datasets for one in heldout_documents(dataset, seq_len, number)}
     trained = {one.dataset.digest: one.dataset for one in candidates}
-    unfit = copies_trained_on(runs, list(trained.values()), held).union(left_out)
+    unfit = trained_copies(runs, list(trained.values()), held).union(left_out)
     exams = [make_exam(dataset, candidates, number, unfit) for _, dataset in datasets]
     for candidate in candidates:
-        yield from measure(candidate, exams)
+        yield from measure_checkpoint(candidate, exams)
 
 
 def _parts(rows: Rows) -> Iterable[Rows]:
@@ -191,11 +202,11 @@ def _parts(rows: Rows) -> Iterable[Rows]:
         yield Rows(rows.inputs_BT[part], rows.targets_BT[part], documents_BT, rows.sources_B[part])
 
 
-def _objective(candidate: Candidate) -> str:
+def _objective(candidate: EvaluatedCheckpoint) -> str:
     return str(candidate.note.identity.settings["train.objective"])
 
 
-def _config_of(candidate: Candidate) -> TrainConfig:
+def _config_of(candidate: EvaluatedCheckpoint) -> TrainConfig:
     """What decides how held-out rows are read, as the checkpoint was trained."""
     settings = candidate.note.identity.settings
     names = ["objective", "document_mask", *(["mask_share"] if _objective(candidate) != "causal" else [])]
@@ -229,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         left_out, started = read_ids(a.leave_out) if a.leave_out else [], time.monotonic()
         for one in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
             found.append(one)
-            print(told(one, time.monotonic() - started), flush=True)
+            print(describe_measurement(one, time.monotonic() - started), flush=True)
         if a.out:
             folder, _, name = a.out.rpartition("/")
             Store(folder or ".").write_atomic(name, canonical_json([one.model_dump(mode="json") for one in found]))
@@ -239,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def told(found: Measurement, seconds: float) -> str:
+def describe_measurement(found: Measurement, seconds: float) -> str:
     """One measurement as a few lines."""
     lines = [f"{found.run}/{found.checkpoint} on dataset {found.on[:12]}  ({seconds:.1f} s)"]
     for source, one in sorted(found.sources.items()):

@@ -18,10 +18,10 @@ from train.checkpoint.load import (
     check_objective,
     check_tokenizer,
     default_device,
-    find_note,
-    length_of,
+    find_checkpoint,
     read_model,
     read_tokenizer,
+    sequence_length_of,
 )
 from train.model.transformer import Transformer
 from train.trace.documents import open_decoder
@@ -46,14 +46,14 @@ def generate(
     """
     if num_tokens < 0 or temperature < 0:
         raise ConfigError(f"generate: expected num_tokens and temperature >= 0, got {num_tokens} and {temperature}")
-    dataset, note = open_dataset(run), find_note(run, step)
+    dataset, note = open_dataset(run), find_checkpoint(run, step)
     contract = dataset.tokenizer
     check_tokenizer(note, dataset)
     check_objective(note, "causal")
     codec = open_codec(dataset)
     ids = encode_prompt(prompt, contract, codec)
     model = read_model(run, note, default_device())
-    ids = continue_ids(model, ids, num_tokens, length_of(note), Sampler(contract, temperature, seed))
+    ids = continue_ids(model, ids, num_tokens, sequence_length_of(note), Sampler(contract, temperature, seed))
     return codec.decode(ids[len(contract.before) :])
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from schemas.ablation import WITH, WITHOUT, Comparison, Interval, Measurement, SourceLoss, summed
+from schemas.ablation import WITH, WITHOUT, Comparison, DifferenceInterval, Measurement, SourceLoss, sum_losses
 from schemas.errors import ContractError
 
 SHARE = 0.95
@@ -16,12 +16,12 @@ SHARE = 0.95
 MOST_SEEDS = 1000
 
 
-def interval_of(differences: Sequence[float], share: float = SHARE) -> Interval:
+def interval_of(differences: Sequence[float], share: float = SHARE) -> DifferenceInterval:
     """The mean of paired differences and half the width of its Student-t interval; one pair has no interval."""
     number, mean = len(differences), fmean(differences)
     if number < 2:
-        return Interval(mean=mean, half_width=None)
-    return Interval(mean=mean, half_width=width_factor(number, share) * stdev(differences))
+        return DifferenceInterval(mean=mean, half_width=None)
+    return DifferenceInterval(mean=mean, half_width=width_factor(number, share) * stdev(differences))
 
 
 def width_factor(number: int, share: float = SHARE) -> float:
@@ -37,7 +37,7 @@ def seeds_for_half(number: int, share: float = SHARE) -> int | None:
     return next((more for more in range(1, MOST_SEEDS) if width_factor(number + more, share) <= wanted), None)
 
 
-def verdict(found: Interval, number: int, share: float = SHARE) -> str:
+def verdict(found: DifferenceInterval, number: int, share: float = SHARE) -> str:
     """What an interval of differences (without - with, in nats/token) over `number` seeds says of the rules."""
     if found.low is None or found.high is None:
         return "cannot be told with 1 seed: one pair has no scatter; give --seeds 2 or more"
@@ -55,7 +55,7 @@ def verdict(found: Interval, number: int, share: float = SHARE) -> str:
 
 Losses = Mapping[tuple[str, int], Sequence[Measurement]]
 """What every proxy lost, by side and seed: one measurement for each held-out set."""
-FAVOURED = (
+OWN_TEXT_NOTE = (
     "Each dataset is favoured on held-out text of its own kind, so what counts is the text that the model is for; "
     "--on RUN asks about another."
 )
@@ -76,7 +76,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
             raise ContractError(
                 f"held-out text {name!r}: expected documents that neither side is trained on, got none. Hold out more."
             )
-        found.append(_compared(name, "", [[summed(one.values()) for one in pair] for pair in pairs]))
+        found.append(_compared(name, "", [[sum_losses(one.values()) for one in pair] for pair in pairs]))
         if len(sources) > 1:
             found += [_compared(name, source, [[one[source] for one in pair] for pair in pairs]) for source in sources]
     return found
@@ -100,12 +100,12 @@ def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Co
     )
 
 
-def answer_of(comparisons: Sequence[Comparison]) -> str:
+def summarize_comparisons(comparisons: Sequence[Comparison]) -> str:
     """What the comparisons over all sources say, in a sentence each; then what many comparisons at once mean."""
     whole = [one for one in comparisons if not one.source]
-    told = [f"{capital(label_of(one.on))}: {one.answer}{_measured(one)}." for one in whole]
+    told = [f"{capitalize_first(describe_heldout_set(one.on))}: {one.answer}{_measured(one)}." for one in whole]
     found = {one.answer if one.answer in DECIDED else "" for one in whole}
-    return " ".join([*told, *([FAVOURED] if len(found) > 1 else []), *_at_once(comparisons)])
+    return " ".join([*told, *([OWN_TEXT_NOTE] if len(found) > 1 else []), *_at_once(comparisons)])
 
 
 def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
@@ -125,17 +125,17 @@ def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def _again(one: Comparison, share: float) -> Interval:
+def _again(one: Comparison, share: float) -> DifferenceInterval:
     return interval_of([without - ours for ours, without in one.losses], share)
 
 
-def label_of(on: str) -> str:
+def describe_heldout_set(on: str) -> str:
     """A held-out set in words."""
     named = {WITH: "held out of the dataset with the rules", WITHOUT: "held out of the dataset without them"}
     return named.get(on, f"held out of {on}")
 
 
-def capital(text: str) -> str:
+def capitalize_first(text: str) -> str:
     """The text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
 

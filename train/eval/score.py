@@ -29,17 +29,17 @@ from train.checkpoint.load import (
     check_objective,
     check_tokenizer,
     default_device,
-    find_note,
-    length_of,
+    find_checkpoint,
     read_model,
     read_tokenizer,
+    sequence_length_of,
 )
 from train.checkpoint.metadata import CHECKPOINTS
 from train.data.rows import IGNORED
 from train.model.transformer import Transformer
 
 COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexity")
-SCORED = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
+SCORED_SCHEMA = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
 """What is written: a row for every row read, in the same order."""
 ROWS_AT_ONCE = 256
 BATCH_TOKENS = 4096
@@ -48,12 +48,12 @@ MIN_WINDOW = 16
 MAX_NATS = 88.0
 """exp() of more is no float32."""
 
-Marked = Callable[[str], tuple[list[int], list[int]]]
+OffsetEncoder = Callable[[str], tuple[list[int], list[int]]]
 """Text → its ids, and where each begins [code points]."""
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoreWindow:
     """A stretch of a document that goes through the model, and which of its tokens count here."""
 
     document: int
@@ -73,7 +73,7 @@ class Window:
 class CheckpointScorer:
     """A checkpoint on a device, with its tokenizer."""
 
-    def __init__(self, model: Transformer, marked: Marked, contract: TokenizerContract, seq_len: int):
+    def __init__(self, model: Transformer, marked: OffsetEncoder, contract: TokenizerContract, seq_len: int):
         self._model, self._marked, self._seq_len = model, marked, seq_len
         self._after = [contract.reserved[name] for name in contract.after]
         self._before = [contract.reserved[name] for name in contract.before] or self._after
@@ -87,7 +87,7 @@ class CheckpointScorer:
         ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in read]
         first = max(1, len(self._before))
         windows = [
-            Window(number, *bounds)
+            ScoreWindow(number, *bounds)
             for number, document in enumerate(ids)
             for bounds in window_bounds(len(document), first, self._seq_len)
         ]
@@ -102,7 +102,7 @@ class CheckpointScorer:
         ]
 
     @torch.no_grad()
-    def _losses(self, ids: Sequence[Any], windows: Sequence[Window]) -> Iterator[Any]:
+    def _losses(self, ids: Sequence[Any], windows: Sequence[ScoreWindow]) -> Iterator[Any]:
         """The nats of the tokens that count in each window."""
         length = batch_length(windows[0].length, self._seq_len)
         rows = max(1, BATCH_TOKENS // length)
@@ -136,9 +136,9 @@ def batch_length(length: int, seq_len: int) -> int:
     return min(seq_len, max(MIN_WINDOW, 1 << (length - 1).bit_length()))
 
 
-def batches_of(windows: Sequence[Window], seq_len: int) -> Iterator[list[Window]]:
+def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[ScoreWindow]]:
     """The windows in batches of one shape each."""
-    by_length: dict[int, list[Window]] = {}
+    by_length: dict[int, list[ScoreWindow]] = {}
     for window in windows:
         by_length.setdefault(batch_length(window.length, seq_len), []).append(window)
     for length, alike in sorted(by_length.items()):
@@ -174,7 +174,7 @@ def perplexity_of(nats: float, tokens: int) -> float:
     return float(np.float32(math.exp(min(nats / tokens, MAX_NATS))))
 
 
-def open_marked(dataset: Dataset) -> Marked:
+def open_offset_encoder(dataset: Dataset) -> OffsetEncoder:
     """The dataset's tokenizer, with the place where each token begins. Raises ContractError if it is another one."""
     data = read_tokenizer(dataset)
     if dataset.tokenizer.kind == "sentencepiece":
@@ -210,11 +210,11 @@ def open_scorer(path: str) -> CheckpointScorer:
     where = path.rstrip("/")
     named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
     run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)
-    dataset, note = open_dataset(run), find_note(run, step)
+    dataset, note = open_dataset(run), find_checkpoint(run, step)
     check_tokenizer(note, dataset)
     check_objective(note, "causal")
     model = read_model(run, note, default_device())
-    return CheckpointScorer(model, open_marked(dataset), dataset.tokenizer, length_of(note))
+    return CheckpointScorer(model, open_offset_encoder(dataset), dataset.tokenizer, sequence_length_of(note))
 
 
 def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
@@ -242,12 +242,14 @@ def score_files(scorer: CheckpointScorer, inputs: Sequence[str], output: str) ->
     """Write the scores of all rows of the inputs, in their order, as one Parquet file; returns their number."""
     folder, _, name = output.rpartition("/")
     rows = 0
-    with Store(folder or ".").open_output(name) as sink, pq.ParquetWriter(sink, SCORED) as writer:
+    with Store(folder or ".").open_output(name) as sink, pq.ParquetWriter(sink, SCORED_SCHEMA) as writer:
         for uri in inputs:
             for batch in read_texts(uri):
                 found = scorer.score(batch.column("text").to_pylist())
                 identified = zip(batch.column("doc_id").to_pylist(), found)
-                writer.write_batch(pa.RecordBatch.from_pylist([{"doc_id": i} | row for i, row in identified], SCORED))
+                writer.write_batch(
+                    pa.RecordBatch.from_pylist([{"doc_id": i} | row for i, row in identified], SCORED_SCHEMA)
+                )
                 rows += batch.num_rows
     return rows
 

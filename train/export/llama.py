@@ -22,8 +22,15 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from train.checkpoint.load import check_objective, check_tokenizer, find_note, length_of, read_model, read_tokenizer
-from train.checkpoint.metadata import Note
+from train.checkpoint.load import (
+    check_objective,
+    check_tokenizer,
+    find_checkpoint,
+    read_model,
+    read_tokenizer,
+    sequence_length_of,
+)
+from train.checkpoint.metadata import CheckpointMetadata
 from train.export.tokenizer import TokenizerFile, generation_settings, json_bytes, special_ids, tokenizer_files
 from train.model.attention import HIGH_TURNS, LOW_TURNS
 from train.model.shape import ModelShape
@@ -32,8 +39,8 @@ from train.model.transformer import build_model
 MAX_SHARD_BYTES = 5_000_000_000
 """Largest file of weights, as `transformers` writes them; a parameter is never cut."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-OUTSIDE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-IN_LAYER = {
+TOP_LEVEL_NAMES = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+LAYER_NAMES = {
     "attention_norm": "input_layernorm",
     "attention.query": "self_attn.q_proj",
     "attention.key": "self_attn.k_proj",
@@ -117,9 +124,9 @@ def _names(shape: ModelShape) -> dict[str, str]:
         module, _, kind = name.rpartition(".")
         if module.startswith("blocks."):
             _, layer, inner = module.split(".", 2)
-            named[name] = f"model.layers.{layer}.{IN_LAYER[inner]}.{kind}"
+            named[name] = f"model.layers.{layer}.{LAYER_NAMES[inner]}.{kind}"
         else:
-            named[name] = f"{OUTSIDE[module]}.{kind}"
+            named[name] = f"{TOP_LEVEL_NAMES[module]}.{kind}"
     return named
 
 
@@ -264,18 +271,18 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
 # The export of a checkpoint: its model and the dataset's tokenizer as a Llama folder.
 
 
-def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Note:
+def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> CheckpointMetadata:
     """Write the model of a checkpoint (None: the last one) into a new folder; returns the note of the checkpoint.
 
     Raises ConfigError if Llama has no such model or the folder holds something, ContractError if files are amiss.
     """
-    dataset, note = open_dataset(run), find_note(run, step)
+    dataset, note = open_dataset(run), find_checkpoint(run, step)
     check_tokenizer(note, dataset)
     check_objective(note, "causal", "span")
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
     model = read_model(run, note, torch.device("cpu"))
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    export_llama(state, model.shape, length_of(note), tokenizer, folder)
+    export_llama(state, model.shape, sequence_length_of(note), tokenizer, folder)
     return note
 
 

@@ -18,13 +18,13 @@ from train.data.permutation import Ints
 from train.data.shards import OpenShard
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
-KINDS = {"uint16": ("<u2", 8), "uint32": ("<i4", 4)}
+EXPORT_TYPES = {"uint16": ("<u2", 8), "uint32": ("<i4", 4)}
 """What the ids of our shards become, and Megatron's code for it; it has no uint32."""
 BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedSource:
     """What was written for one source."""
 
     source: str
@@ -34,7 +34,7 @@ class Exported:
     num_tokens: int
 
 
-def export_megatron(run: Store, folder: Store) -> list[Exported]:
+def export_megatron(run: Store, folder: Store) -> list[ExportedSource]:
     """Write the training documents of every source of a run's dataset into a folder, in the order of the shards.
 
     One shard is open at a time. The .idx is written last, so a source without one is not whole. Raises ContractError
@@ -44,9 +44,9 @@ def export_megatron(run: Store, folder: Store) -> list[Exported]:
     return [_export(dataset, source, folder) for source in sorted(dataset.num_tokens(TRAIN))]
 
 
-def _export(dataset: Dataset, source: str, folder: Store) -> Exported:
+def _export(dataset: Dataset, source: str, folder: Store) -> ExportedSource:
     stream = f"{source}/{TRAIN}"
-    kind, code = KINDS[dataset.tokenizer.dtype]
+    kind, code = EXPORT_TYPES[dataset.tokenizer.dtype]
     folder.delete(f"{source}.idx")  # an older one would make half a .bin look whole
     with folder.open_output(f"{source}.bin") as sink:
         for shard in dataset.streams[stream]:
@@ -64,7 +64,7 @@ def _export(dataset: Dataset, source: str, folder: Store) -> Exported:
         for first in range(0, number + 1, BLOCK):
             sink.write(np.arange(first, min(first + BLOCK, number + 1), dtype="<i8").tobytes())
     folder.sync(f"{source}.idx")
-    return Exported(source, source, number, dataset.num_tokens(TRAIN)[source])
+    return ExportedSource(source, source, number, dataset.num_tokens(TRAIN)[source])
 
 
 def _documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, Ints]]:

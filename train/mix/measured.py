@@ -14,7 +14,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
-from train.data.order import heldout_streams, open_streams, tokens_drawn
+from train.data.order import heldout_streams, open_streams, tokens_by_source
 from train.data.packing import open_packings
 from train.monitor.metrics import METRICS_NAME, StepMetrics, read_metrics
 from train.plan.plan import PLAN_NAME, Plan, read_plan
@@ -176,7 +176,7 @@ class MeasuredRun:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Share of each source in the samples of the whole plan; 0 = left out."""
-        drawn = tokens_drawn(self.plan.stages)
+        drawn = tokens_by_source(self.plan.stages)
         return {name: drawn.get(name, 0) / self.plan.num_tokens for name in self.unique}
 
     @cached_property
@@ -243,7 +243,7 @@ def measured_run(run: Store) -> MeasuredRun:
             f"{run.uri}: expected sources to mix, got one in use: {', '.join(rows)}{more}. "
             "Give a second source a weight in train.weights."
         )
-    if unread := sorted(rows.keys() - {name for name, tokens in tokens_drawn(plan.stages).items() if tokens}):
+    if unread := sorted(rows.keys() - {name for name, tokens in tokens_by_source(plan.stages).items() if tokens}):
         raise ConfigError(
             f"{run.uri}: expected a row of every source in use, got none of {', '.join(unread)} in {plan.steps:,} "
             "steps. Train for longer, or leave it out with weight 0 in train.weights."

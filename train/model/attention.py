@@ -23,7 +23,7 @@ from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from train.model.cpu_attention import MOST, attend_in_tiles
+from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
 from train.model.shape import ModelShape
 
 # Masks of documents that share a row. A CUDA device in 16 bits uses FlashAttention (`varlen_attn`), or FlexAttention
@@ -39,7 +39,7 @@ MIN_FLASH_CAPABILITY = (8, 0)
 """Lowest CUDA compute capability (Ampere) that these kernels run on."""
 FLASH_3 = ("FA3", "flash_attn_interface", (9, 0))
 """FlashAttention 3: its name in torch, the module that contains its kernels, and the only capability (Hopper)."""
-NARROW = (torch.bfloat16, torch.float16)
+KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes that both kernels support; in float32 their tiles exceed the shared memory of a GPU."""
 
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -47,7 +47,7 @@ _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(var
 
 
 @dataclass(frozen=True)
-class Documents:
+class RowDocuments:
     """The documents of a batch's rows, and the dtype in which attention is computed."""
 
     numbers_BT: Tensor
@@ -58,17 +58,17 @@ class Documents:
     """Dtype of queries, keys and values."""
 
 
-def takes_starts(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
+def uses_flash_attention(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if FlashAttention computes this attention, from the offsets where documents start."""
-    if device.type != "cuda" or dtype not in NARROW:
+    if device.type != "cuda" or dtype not in KERNEL_DTYPES:
         return False
     return shape.positions == "rope" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
 
 
-def takes_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
+def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if attention takes documents as blocks (CUDA) or as their numbers (CPU), without a mask matrix."""
     if device.type == "cuda":
-        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in NARROW
+        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
     return shape.positions == "rope" and device.type == "cpu"
 
 
@@ -86,7 +86,7 @@ def activate_flash_3(device: torch.device) -> bool:
     return True
 
 
-def attend_from_starts(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tensor, causal: bool) -> Tensor:
+def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tensor, causal: bool) -> Tensor:
     """Return the attention output within documents, (B, H, T, K), from FlashAttention's variable-length kernel.
 
     The maximum document length is passed as the row length: it only sizes the grid, and the true length would become a
@@ -100,7 +100,7 @@ def attend_from_starts(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N:
     return y_BHTK
 
 
-def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
+def document_mask(documents_BT: Tensor, causal: bool) -> Tensor:
     """Return the boolean mask within documents, (B, 1, T, T): True where a query may attend to a key.
 
     That is a key of the same document and, if `causal`, not after the query.
@@ -109,12 +109,12 @@ def seen_in_document(documents_BT: Tensor, causal: bool) -> Tensor:
     return (visible_BTT.tril() if causal else visible_BTT)[:, None]
 
 
-def blocks_in_document(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
+def document_blocks(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
     """Return the same mask in the form of the device's kernel: document numbers (CPU) or blocks."""
-    return documents_BT if documents_BT.device.type == "cpu" else flex_blocks(documents_BT, causal)
+    return documents_BT if documents_BT.device.type == "cpu" else flex_block_mask(documents_BT, causal)
 
 
-def flex_blocks(documents_BT: Tensor, causal: bool) -> BlockMask:
+def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
     """Return the same mask for FlexAttention: the blocks with any visible pair, and those with visible pairs only.
 
     Document numbers never decrease in a row, so those at the ends of a block decide; no T × T matrix is made.
@@ -155,62 +155,62 @@ Rotation = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionMask:
     """The attention mask and the positions of a batch's rows; the same for all layers."""
 
     positions_T: Tensor
     """Index of each position in its row, int64."""
     rotation: Rotation | None
     """Cosines and sines of these positions, float32, each (T, 1, K/2); None without rotary positions."""
-    seen_B1TT: Tensor | None
+    mask_B1TT: Tensor | None
     """True where a query (rows) may attend to a key (columns); or additive, 0 there and -inf elsewhere.
 
     None = no mask but that of `causal`."""
     causal: bool
     """True if a position attends only to itself and to earlier positions."""
     blocks: BlockMask | Tensor | None = None
-    """`seen_B1TT` in the form of FlexAttention, or on a CPU the document numbers of the rows, (B, T)."""
+    """`mask_B1TT` in the form of FlexAttention, or on a CPU the document numbers of the rows, (B, T)."""
     starts_N: Tensor | None = None
-    """`seen_B1TT` in the form of FlashAttention: offsets of document starts in the concatenated rows, and their end.
+    """`mask_B1TT` in the form of FlashAttention: offsets of document starts in the concatenated rows, and their end.
 
     At most one of the three is not None."""
     distances_LD: Tensor | None = None
     """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
 
 
-Core = Callable[[Tensor, Tensor, Tensor, Look], Tensor]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMask], Tensor]
 """An attention function: (queries (B, H, T, K), keys and values (B, G, T, K), mask) to the output, (B, H, T, K)."""
 
 
-def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Look) -> Tensor:
+def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) -> Tensor:
     """Return scaled dot-product attention, (B, H, T, K), from the fastest kernel for the device and the mask."""
-    grouped, seen_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], mask.seen_B1TT
+    grouped, mask_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], mask.mask_B1TT
     if mask.starts_N is not None:
-        return attend_from_starts(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, mask.causal)
+        return attend_varlen(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, mask.causal)
     if isinstance(mask.blocks, BlockMask):
         y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=mask.blocks, enable_gqa=grouped)
         return y_BHTK
     # Up to two tiles gain nothing (4 heads of 24, 8 rows of 256: 0.99 of a step's time on one core, 1.03 on two).
-    long = mask.causal and seen_B1TT is None and q_BHTK.shape[2] > 2 * MOST
+    long = mask.causal and mask_B1TT is None and q_BHTK.shape[2] > 2 * MAX_TILE_QUERIES
     if q_BHTK.device.type == "cpu" and (long or mask.blocks is not None):
         return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, mask.blocks, mask.causal)
     return F.scaled_dot_product_attention(
-        q_BHTK, k_BGTK, v_BGTK, attn_mask=seen_B1TT, is_causal=seen_B1TT is None and mask.causal, enable_gqa=grouped
+        q_BHTK, k_BGTK, v_BGTK, attn_mask=mask_B1TT, is_causal=mask_B1TT is None and mask.causal, enable_gqa=grouped
     )
 
 
-def added_mask(mask: Look, x_BTD: Tensor) -> Look:
+def additive_mask(mask: AttentionMask, x_BTD: Tensor) -> AttentionMask:
     """Return the mask with an additive matrix, in the dtype that attention is computed in.
 
     It is made once for all layers: from a boolean matrix SDPA would make one in every layer and keep them all.
     """
-    if mask.seen_B1TT is None or mask.distances_LD is not None:
+    if mask.mask_B1TT is None or mask.distances_LD is not None:
         return mask
-    added_B1TT = torch.zeros_like(mask.seen_B1TT, dtype=number_format(x_BTD)).masked_fill_(~mask.seen_B1TT, -torch.inf)
-    return replace(mask, seen_B1TT=added_B1TT)
+    added_B1TT = torch.zeros_like(mask.mask_B1TT, dtype=compute_dtype(x_BTD)).masked_fill_(~mask.mask_B1TT, -torch.inf)
+    return replace(mask, mask_B1TT=added_B1TT)
 
 
-def number_format(x_BTD: Tensor) -> torch.dtype:
+def compute_dtype(x_BTD: Tensor) -> torch.dtype:
     """Return the dtype of matrix products with a residual stream: autocast's where it is on, else the stream's."""
     kind = x_BTD.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
@@ -240,10 +240,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(query_width, shape.d_model, bias=shape.bias)
         self.query_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
         self.key_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps) if shape.qk_norm else None
-        self.relative = Relative(shape) if shape.positions == "relative" else None
-        self.core: Core = attend
+        self.relative = RelativeAttention(shape) if shape.positions == "relative" else None
+        self.core: AttentionFunction = attend
 
-    def forward(self, x_BTD: Tensor, mask: Look) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
         """Return the attention output of each position, (B, T, D)."""
         q_BTHK = self.query(x_BTD).unflatten(-1, (-1, self.head_dim))
         k_BTGK = self.key(x_BTD).unflatten(-1, (-1, self.head_dim))
@@ -262,7 +262,7 @@ class Attention(nn.Module):
         return y_BTD
 
 
-class Relative(nn.Module):
+class RelativeAttention(nn.Module):
     """Attention with relative positions: each distance i - j of a query and a key has its own embedding.
 
     A score is (q + u)·k + (q + v)·r, with r a projection of the distance's sinusoids and u, v learned for each head.
@@ -276,7 +276,7 @@ class Relative(nn.Module):
         self.content_bias = nn.Parameter(torch.empty(shape.query_width))
         self.distance_bias = nn.Parameter(torch.empty(shape.query_width))
 
-    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Look) -> Tensor:
+    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) -> Tensor:
         """Return the attention output, (B, H, T, K). Raises ValueError if the mask has no distances."""
         if mask.distances_LD is None:
             raise ValueError(
@@ -287,8 +287,8 @@ class Relative(nn.Module):
         r_LHK = self.distance(mask.distances_LD.type_as(q_BHTK)).unflatten(-1, (-1, self.head_dim))
         # Products in the dtype of the queries: a sum with a float32 parameter would be float32 again.
         by_distance_BHTL = (q_BHTK + v_H1K).type_as(q_BHTK) @ r_LHK.permute(1, 2, 0).type_as(q_BHTK)
-        scores_BHTT = shifted(by_distance_BHTL) / math.sqrt(self.head_dim)
-        visible = mask.seen_B1TT
+        scores_BHTT = align_distances(by_distance_BHTL) / math.sqrt(self.head_dim)
+        visible = mask.mask_B1TT
         if visible is None and mask.causal:
             visible = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool, device=q_BHTK.device).tril()
         if visible is not None:
@@ -298,7 +298,7 @@ class Relative(nn.Module):
         return F.scaled_dot_product_attention(content, k_BGTK, v_BGTK, attn_mask=scores_BHTT, enable_gqa=grouped)
 
 
-def shifted(by_distance_BHTL: Tensor) -> Tensor:
+def align_distances(by_distance_BHTL: Tensor) -> Tensor:
     """Return scores with a column for each key, (B, H, T, T), from a column for each distance, T - 1 first.
 
     Column j of row i is distance i - j, at index T - 1 - i + j: read with rows of L - 1, each row starts one earlier.
@@ -311,7 +311,7 @@ def shifted(by_distance_BHTL: Tensor) -> Tensor:
 def sinusoids(length: int, causal: bool, width: int, device: torch.device) -> Tensor:
     """Return sines, then cosines of the distances from length - 1 down to -1 or -length, float32, (L, D).
 
-    No pair has the last distance; `shifted` requires it. Source: Vaswani et al. 2017, arXiv 1706.03762, 3.5.
+    No pair has the last distance; `align_distances` requires it. Source: Vaswani et al. 2017, arXiv 1706.03762, 3.5.
     """
     distances_L = torch.arange(length - 1, -2 if causal else -length - 1, -1, dtype=torch.float32, device=device)
     pairs = torch.arange(0, width, 2, dtype=torch.float32, device=device)

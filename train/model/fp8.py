@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schemas.errors import ConfigError
-from train.model.attention import number_format
+from train.model.attention import compute_dtype
 from train.model.transformer import Transformer
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
@@ -49,14 +49,14 @@ def has_torchao() -> bool:
     return find_spec("torchao") is not None
 
 
-def with_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False) -> None:
-    """Switch the layers' matrix products to fp8, except the matrices of `stays_wide`, the head and the embedding.
+def enable_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False) -> None:
+    """Switch the layers' matrix products to fp8, except the matrices of `unquantized_matrices`, the head and the embedding.
 
     `scaling`: tensor = this module's products; row or gather = torchao, with a scale per row or an all-gather in fp8.
     `emulated`: torchao runs without fp8 matrix units, as on a CPU. Raises ConfigError if torchao is required and is
     not installed.
     """
-    wide = set(stays_wide(model))
+    wide = set(unquantized_matrices(model))
     if scaling != "tensor":
         _with_torchao(model, scaling, emulated, wide)
         return
@@ -87,7 +87,7 @@ def compute_scales(model: Transformer) -> None:
     precompute_float8_dynamic_scale_for_fsdp(model)
 
 
-def stays_wide(model: Transformer) -> list[str]:
+def unquantized_matrices(model: Transformer) -> list[str]:
     """Return the names of the layers' matrices that fp8 excludes, since one of their sizes is no multiple of 16."""
     return [
         name for name, module in _matrices(model) if module.in_features % MULTIPLE or module.out_features % MULTIPLE
@@ -105,7 +105,7 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias, (..., outputs), in the dtype of autocast or of x."""
-        dtype = number_format(x)
+        dtype = compute_dtype(x)
         y: Tensor = _Product.apply(x.flatten(0, -2), self.weight, dtype)  # type: ignore[no-untyped-call]
         y = y.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(dtype)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from train.data.rows import IGNORED
-from train.model.attention import number_format
+from train.model.attention import compute_dtype
 
 # The loss of one chunk of logits, whose gradient overwrites them: in eager operations, or in two compiled functions.
 #
@@ -30,8 +30,8 @@ from train.model.attention import number_format
 #
 # Shape suffixes: n tokens of a chunk (m: those of them in use), V vocabulary (of this rank).
 
-Sums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-Slopes = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+SumsFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+GradientFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PlainChunkLoss:
         log_z_m = most_m + self._sums_m.log()
         return log_z_m - at_target_m, log_z_m
 
-    def into_slopes(self, shares_m: Tensor, factors_m: Tensor) -> None:
+    def write_gradient(self, shares_m: Tensor, factors_m: Tensor) -> None:
         """Replace the logits by their gradient, from the exponentials that `losses` computed."""
         row = slice(len(shares_m))
         powers_mV = self._wide_nV[row].mul_((shares_m / self._sums_m)[:, None])
@@ -93,7 +93,7 @@ class FusedChunkLoss:
         number, size = len(targets_m), len(self._logits_nV)
         targets_n = F.pad(targets_m, (0, size - number), value=IGNORED) if number < size else targets_m
         columns_n, own_n = _target_columns(targets_n, self._logits_nV.shape[1], self._part)
-        most_n, sums_n, at_target_n = compiled()[0](self._logits_nV, columns_n)
+        most_n, sums_n, at_target_n = compiled_functions()[0](self._logits_nV, columns_n)
         at_target_n = at_target_n.masked_fill(~own_n, 0.0)
         if self._part is not None:
             whole_n = most_n.clone()
@@ -103,14 +103,14 @@ class FusedChunkLoss:
         self._log_z_n, self._columns_n = most_n + sums_n.log(), columns_n.masked_fill(~own_n, -1)
         return (self._log_z_n - at_target_n)[:number], self._log_z_n[:number]
 
-    def into_slopes(self, shares_m: Tensor, factors_m: Tensor) -> None:
+    def write_gradient(self, shares_m: Tensor, factors_m: Tensor) -> None:
         """Replace the logits by their gradient."""
         padding = len(self._logits_nV) - len(shares_m)
         shares_n, factors_n = (F.pad(x, (0, padding)) if padding else x for x in (shares_m, factors_m))
-        compiled()[1](self._logits_nV, self._log_z_n, shares_n, self._columns_n, factors_n)
+        compiled_functions()[1](self._logits_nV, self._log_z_n, shares_n, self._columns_n, factors_n)
 
 
-def sums_of(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's largest logit, its sum of exponentials relative to that, and its logit in a given column.
 
     All are float32. `columns_n`: the columns."""
@@ -122,7 +122,7 @@ def sums_of(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tenso
     return most_n1.squeeze(1), sums_n1.squeeze(1), at_column_n1.squeeze(1)
 
 
-def slopes_into(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
+def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
     """Replace each logit by exp(logit − log Z) · share, minus the factor in the token's column (−1 = none)."""
     columns_V = torch.arange(logits_nV.shape[1], device=logits_nV.device)
     at_target_nV = torch.where(columns_V == columns_n[:, None], factors_n[:, None], 0.0)
@@ -131,9 +131,9 @@ def slopes_into(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n:
 
 
 @cache
-def compiled() -> tuple[Sums, Slopes]:
-    """Return `sums_of` and `slopes_into`, compiled for each chunk size."""
-    return torch.compile(sums_of, dynamic=False), torch.compile(slopes_into, dynamic=False)
+def compiled_functions() -> tuple[SumsFunction, GradientFunction]:
+    """Return `softmax_sums` and `write_gradient`, compiled for each chunk size."""
+    return torch.compile(softmax_sums, dynamic=False), torch.compile(write_gradient, dynamic=False)
 
 
 def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
@@ -152,12 +152,12 @@ def _target_columns(targets_n: Tensor, num_here: int, part: VocabularyPart | Non
     return columns_n.masked_fill(~own_n, 0), own_n
 
 
-GROUPS_AT_ONCE = 64
+MAX_GROUPS = 64
 """Maximum number of rows in a one-hot matrix of groups and positions."""
 
 
 @dataclass
-class Tally:
+class LossTally:
     """Sums over the targets that were added so far, by source or another group, on this rank; float64."""
 
     losses_S: Tensor
@@ -188,7 +188,7 @@ class Tally:
             self.counts_S.index_add_(0, groups_N, counts_N)
             return
         # A few groups at a time keep the one-hot matrix small.
-        for groups_G in torch.unique(groups_N).split(GROUPS_AT_ONCE):
+        for groups_G in torch.unique(groups_N).split(MAX_GROUPS):
             chosen_GN = (groups_G[:, None] == groups_N).double()
             self.losses_S[groups_G] += chosen_GN @ losses_N
             self.counts_S[groups_G] += chosen_GN @ counts_N
@@ -212,7 +212,7 @@ class HeadLoss:
         self.z_loss, self.chunk_tokens, self.part = z_loss, chunk_tokens, part
         self.fused, self.multiple = fused, multiple
         self.scale: float | Tensor = 1.0
-        self.tally: Tally | None = None
+        self.tally: LossTally | None = None
         self.num_targets: int | None = None
         """Number of next targets that are not IGNORED; None = a CPU counts them, and CUDA computes every row."""
 
@@ -280,7 +280,7 @@ def _chunked_loss(
     Those are for the stream and the matrix. `settings`: the head, and the number of tokens in a chunk.
     """
     head, size = settings
-    dtype = number_format(x_ND)
+    dtype = compute_dtype(x_ND)
     wide = torch.promote_types(dtype, torch.float32)
     matrix_PD, x_ND = _pad_to_multiple(weight_VD.to(dtype), head.multiple), x_ND.to(dtype)
     total, losses_N = x_ND.new_zeros((), dtype=wide), x_ND.new_zeros(len(x_ND), dtype=wide)
@@ -303,7 +303,7 @@ def _chunked_loss(
         if gradient_ND is not None and gradient_PD is not None:
             # A clone: torch would recompile for the same tensor passed twice.
             shares_n = factors_n * (1 + 2 * head.z_loss * log_z_n) if head.z_loss else factors_n.clone()
-            chunk.into_slopes(shares_n, factors_n)
+            chunk.write_gradient(shares_n, factors_n)
             torch.mm(gradient_nP, matrix_PD, out=gradient_ND[part])
             if dtype == wide:
                 gradient_PD.addmm_(gradient_nP.T, x_ND[part])

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from schemas.errors import ConfigError
 from train.config.plan import PlanConfig
 
-AS_GIVEN = (
+COPIED_FIELDS = (
     "activation",
     "bias",
     "positions",
@@ -23,11 +23,11 @@ AS_GIVEN = (
 """Fields that a plan copies from its settings unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
-COLUMNS = 128
+LOGIT_TILE = 128
 """Columns of logits in a tile on a CUDA device."""
-FFW, WIDE = 256, 512
+FFW_MULTIPLE, WIDE_MODEL = 256, 512
 """From a width of WIDE, a gated hidden width is a multiple of FFW: tiles of a GPU, also over a tensor axis."""
-CLOSE = 0.02
+MAX_SIZE_ERROR = 0.02
 """Maximum relative error in the number of parameters of a wide model, if any shape has so small an error."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 """A relative error of a tenth in size costs as much as a factor of two in the aspect ratio."""
@@ -116,7 +116,7 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
 
 def padded_columns(columns: int, cuda: bool) -> int:
     """Return the columns of logits that a device computes: on CUDA whole tiles of COLUMNS. FLOP counts exclude them."""
-    return -(-columns // COLUMNS) * COLUMNS if cuda else columns
+    return -(-columns // LOGIT_TILE) * LOGIT_TILE if cuda else columns
 
 
 def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int:
@@ -166,8 +166,8 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
 
     best = min(shapes, key=distance_to)
     # Hidden widths rise in large steps, so a wide model may have to deviate from the aspect ratio.
-    near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= CLOSE]
-    return min(near, key=distance_to) if near and best.d_model >= WIDE else best
+    near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= MAX_SIZE_ERROR]
+    return min(near, key=distance_to) if near and best.d_model >= WIDE_MODEL else best
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
@@ -209,7 +209,11 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
     num_kv_heads = plan.num_kv_heads or divisors[-1]
     # 4·d, or two thirds of it so that three matrices have as many weights as two.
     # Source: Shazeer 2020, arXiv 2002.05202, 3.
-    gated = (8 * d_model // 3 + FFW // 2) // FFW * FFW if d_model >= WIDE else -(-8 * d_model // 3 // 16) * 16
+    gated = (
+        (8 * d_model // 3 + FFW_MULTIPLE // 2) // FFW_MULTIPLE * FFW_MULTIPLE
+        if d_model >= WIDE_MODEL
+        else -(-8 * d_model // 3 // 16) * 16
+    )
     ffw = 4 * d_model if plan.activation == "gelu" else gated
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
@@ -232,5 +236,5 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
         head_dim=plan.head_dim or d_model // num_heads,
         d_ffw=plan.d_ffw or ffw,
         tie_embeddings=tied,
-        **{name: getattr(plan, name) for name in AS_GIVEN},
+        **{name: getattr(plan, name) for name in COPIED_FIELDS},
     )

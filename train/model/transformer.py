@@ -22,16 +22,16 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from train.model.attention import (
     Attention,
-    Documents,
-    Look,
-    added_mask,
-    blocks_in_document,
-    number_format,
+    AttentionMask,
+    RowDocuments,
+    additive_mask,
+    compute_dtype,
+    document_blocks,
+    document_mask,
     rotation_table,
-    seen_in_document,
     sinusoids,
-    takes_blocks,
-    takes_starts,
+    uses_blocks,
+    uses_flash_attention,
 )
 from train.model.loss import HeadLoss
 from train.model.shape import ModelShape
@@ -40,7 +40,7 @@ Recompute = Literal["none", "full", "selective"]
 
 
 @dataclass(frozen=True)
-class Span:
+class LayerSpan:
     """Layers [first, stop) of a model of `num_layers`: a pipeline stage, or the whole model."""
 
     first: int
@@ -87,7 +87,7 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x_BTD: Tensor, mask: Look) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
         """Return the residual stream after this layer, (B, T, D)."""
         # Recomputation is inside the module, not a wrapper: parameter names get no prefix, and FSDP gathers the
         # weights of the block before it starts.
@@ -101,7 +101,7 @@ class Block(nn.Module):
             y_BTD = checkpoint(self._layer, x_BTD, mask, use_reentrant=False, preserve_rng_state=False)
         return y_BTD
 
-    def _layer(self, x_BTD: Tensor, mask: Look) -> Tensor:
+    def _layer(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask)
         x_BTD = x_BTD + self.ffn(self.ffn_norm(x_BTD))
         return x_BTD
@@ -131,7 +131,7 @@ _PRODUCTS = {
 class Transformer(nn.Module):
     """Token ids to logits or the loss; for a range of layers, the residual stream before them to the one after."""
 
-    def __init__(self, shape: ModelShape, span: Span, causal: bool, recompute: Callable[[int], Recompute]):
+    def __init__(self, shape: ModelShape, span: LayerSpan, causal: bool, recompute: Callable[[int], Recompute]):
         """`recompute` returns for every layer how much of it is recomputed in the backward pass."""
         super().__init__()
         self.shape, self.span, self.causal = shape, span, causal
@@ -143,7 +143,7 @@ class Transformer(nn.Module):
         if span.ends and not (shape.tie_embeddings and span.begins):
             # A tied matrix in the last pipeline stage is a copy of the embedding, which the layout keeps equal.
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        self.look: Callable[[int, Documents | None, torch.device], Look] = self.look_at
+        self.attention_mask: Callable[[int, RowDocuments | None, torch.device], AttentionMask] = self.look_at
         self.loss = HeadLoss()
         self._compiled = False
 
@@ -168,8 +168,8 @@ class Transformer(nn.Module):
         the float32 logits (B, T, V) of the token at (mlm) or after (otherwise) each position.
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
-        documents = None if documents_BT is None else Documents(documents_BT, starts_N, number_format(x_BTD))
-        mask = added_mask(self.look(x.shape[1], documents, x.device), x_BTD)
+        documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
+        mask = additive_mask(self.attention_mask(x.shape[1], documents, x.device), x_BTD)
         for block in self.blocks.values():
             x_BTD = self._run_layer(block, x_BTD, mask)
         if self.norm is None:
@@ -180,7 +180,7 @@ class Transformer(nn.Module):
             return F.linear(x_BTD, weight_VD).float()  # type: ignore[arg-type]
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
 
-    def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: Look) -> Tensor:
+    def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
         """Return the stream after a layer."""
         y_BTD: Tensor
         if not self._compiled or torch.is_grad_enabled():
@@ -197,39 +197,39 @@ class Transformer(nn.Module):
         """The layers of this part of the model, in order."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
-    def look_at(self, num_positions: int, documents: Documents | None, device: torch.device) -> Look:
+    def look_at(self, num_positions: int, documents: RowDocuments | None, device: torch.device) -> AttentionMask:
         """Return the attention mask of whole rows, in the form of the device's fastest kernel."""
         positions_T = torch.arange(num_positions, device=device)
         if documents is None:
-            return self.look_from(positions_T, None)
-        if documents.starts_N is not None and takes_starts(device, self.shape, documents.dtype):
+            return self.mask_of_positions(positions_T, None)
+        if documents.starts_N is not None and uses_flash_attention(device, self.shape, documents.dtype):
             # The number of documents differs between batches, and must not become a constant of the compiled layers.
             torch._dynamo.maybe_mark_dynamic(documents.starts_N, 0)
-            return replace(self.look_from(positions_T, None), starts_N=documents.starts_N)
-        if not takes_blocks(device, self.shape, documents.dtype):
-            return self.look_from(positions_T, documents.numbers_BT)
-        blocks = blocks_in_document(documents.numbers_BT, self.causal)
-        return replace(self.look_from(positions_T, None), blocks=blocks)
+            return replace(self.mask_of_positions(positions_T, None), starts_N=documents.starts_N)
+        if not uses_blocks(device, self.shape, documents.dtype):
+            return self.mask_of_positions(positions_T, documents.numbers_BT)
+        blocks = document_blocks(documents.numbers_BT, self.causal)
+        return replace(self.mask_of_positions(positions_T, None), blocks=blocks)
 
-    def look_from(self, positions_T: Tensor, documents_BT: Tensor | None) -> Look:
+    def mask_of_positions(self, positions_T: Tensor, documents_BT: Tensor | None) -> AttentionMask:
         """Return the attention mask of these positions as a matrix: within documents, or within the whole row."""
         shape, device = self.shape, positions_T.device
-        seen_B1TT = None if documents_BT is None else seen_in_document(documents_BT, self.causal)
+        mask_B1TT = None if documents_BT is None else document_mask(documents_BT, self.causal)
         if shape.positions == "relative":
             distances_LD = sinusoids(len(positions_T), self.causal, shape.d_model, device)
-            return Look(positions_T, None, seen_B1TT, self.causal, distances_LD=distances_LD)
-        return Look(positions_T, rotation_table(positions_T, shape), seen_B1TT, self.causal)
+            return AttentionMask(positions_T, None, mask_B1TT, self.causal, distances_LD=distances_LD)
+        return AttentionMask(positions_T, rotation_table(positions_T, shape), mask_B1TT, self.causal)
 
 
 def build_model(
     shape: ModelShape,
-    span: Span | None = None,
+    span: LayerSpan | None = None,
     causal: bool = True,
     recompute: Callable[[int], Recompute] = lambda layer: "none",
 ) -> Transformer:
     """Return the model, or a range of its layers, without storage: shapes and names only, on the meta device."""
     with torch.device("meta"):
-        return Transformer(shape, span or Span(0, shape.num_layers, shape.num_layers), causal, recompute)
+        return Transformer(shape, span or LayerSpan(0, shape.num_layers, shape.num_layers), causal, recompute)
 
 
 def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:

@@ -154,7 +154,7 @@ class EarlyStop(_Event):
     _number = field_validator("heldout_loss", mode="before")(finite)
 
 
-class Begun(_Event):
+class Started(_Event):
     """A process that began a run, without a checkpoint; what events there are before belong to another one."""
 
     kind: Literal["begun"] = "begun"
@@ -192,7 +192,7 @@ class Stopped(_Event):
     """The error, as the user reads it."""
 
 
-Event = Begun | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
+Event = Started | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 
@@ -236,5 +236,5 @@ def count_rewinds(events: Iterable[Event]) -> int:
     """How often a run was rewound, also when the process was killed before its next checkpoint could say so."""
     rewinds = 0
     for event in events:
-        rewinds = 0 if isinstance(event, Begun) else rewinds + isinstance(event, Rewound)
+        rewinds = 0 if isinstance(event, Started) else rewinds + isinstance(event, Rewound)
     return rewinds

@@ -26,14 +26,14 @@ MAX_SPIKES_IN_A_ROW = 8
 class Verdict(StrEnum):
     """What is to be done about a step whose loss and gradient are known, before the update."""
 
-    GO_ON = "go on"
+    PROCEED = "go on"
     """Make the update."""
     SKIP = "skip"
     """Not finite: make no update."""
     SPIKE = "spike"
     """Report the documents of the step and make the update; or rewind, as `on_spike` says."""
     STOP = "stop"
-    """End the run: `why_stopped` says why."""
+    """End the run: `stop_error` says why."""
 
 
 class GuardState(BaseModel):
@@ -67,7 +67,7 @@ Quantity = Literal["loss", "gradient"]
 """What may leave its band."""
 
 
-class Level(NamedTuple):
+class Band(NamedTuple):
     """Where losses [nats/token], or norms of the gradient, lay before a step."""
 
     mean: float
@@ -78,11 +78,11 @@ class Level(NamedTuple):
     """Largest value that is no spike."""
 
 
-class Levels(NamedTuple):
+class Bands(NamedTuple):
     """The band of each quantity; None = it is not watched, or its window is not full yet."""
 
-    loss: Level | None
-    gradient: Level | None
+    loss: Band | None
+    gradient: Band | None
 
     def left(self, loss: float, grad_norm: float) -> tuple[Quantity, ...]:
         """What lies above its band."""
@@ -94,22 +94,22 @@ class Levels(NamedTuple):
         return above
 
 
-def levels(state: GuardState, config: GuardConfig) -> Levels:
+def bands_of(state: GuardState, config: GuardConfig) -> Bands:
     """The bands that the steps up to here have set."""
     window = config.spike_window
-    return Levels(
+    return Bands(
         _level(state.losses[-window:], config.spike_sigmas, window, lambda mean: MIN_DEVIATION),
         _level(state.norms[-window:], config.grad_sigmas, window, lambda mean: MIN_NORM_SHARE * mean),
     )
 
 
-def _level(values: Sequence[float], sigmas: float | None, number: int, least: Callable[[float], float]) -> Level | None:
+def _level(values: Sequence[float], sigmas: float | None, number: int, least: Callable[[float], float]) -> Band | None:
     if sigmas is None or len(values) < number:
         return None
     mean = math.fsum(values) / number
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
     deviation = max(deviation, least(mean))
-    return Level(mean, deviation, mean + sigmas * deviation)
+    return Band(mean, deviation, mean + sigmas * deviation)
 
 
 def after_step(
@@ -125,7 +125,7 @@ def after_step(
         state = state.model_copy(update={"non_finite": counted, "skipped": state.skipped + 1})
         return state, Verdict.STOP if counted > config.max_non_finite else Verdict.SKIP
     state = state.model_copy(update={"non_finite": 0})
-    above = levels(state, config).left(loss, grad_norm)
+    above = bands_of(state, config).left(loss, grad_norm)
     if above and config.rewinds:
         return state, Verdict.STOP if state.rewinds >= config.max_rewinds else Verdict.SPIKE
     if above and state.spikes < MAX_SPIKES_IN_A_ROW:
@@ -135,7 +135,7 @@ def after_step(
         losses = (*(() if "loss" in above else losses), loss)[-config.spike_window :]
     if config.grad_sigmas is not None:
         norms = (*(() if "gradient" in above else norms), grad_norm)[-config.spike_window :]
-    return state.model_copy(update={"losses": losses, "norms": norms, "spikes": 0}), Verdict.GO_ON
+    return state.model_copy(update={"losses": losses, "norms": norms, "spikes": 0}), Verdict.PROCEED
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
@@ -153,12 +153,12 @@ def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
     return restored.model_copy(update={"rewinds": state.rewinds + 1})
 
 
-def at_new_stage(state: GuardState) -> GuardState:
+def after_stage_change(state: GuardState) -> GuardState:
     """The state at the beginning of a stage: other data or lengths have a level of their own."""
     return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 
 
-def why_stopped(state: GuardState, config: GuardConfig, step: int) -> ContractError:
+def stop_error(state: GuardState, config: GuardConfig, step: int) -> ContractError:
     """The error that ends a run at `step`, for the state that came with Verdict.STOP."""
     if state.non_finite > config.max_non_finite:
         return ContractError(

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import UNWRITABLE, ContractError
 from schemas.storage import Store
-from train.monitor.metrics import METRICS_NAME, SCALARS, Heldout, StepMetrics, read_metrics
+from train.monitor.metrics import METRICS_NAME, SCALARS, HeldoutMetrics, StepMetrics, read_metrics
 
 # A file that grows by whole lines, written by one process and read by anyone at any time.
 #
@@ -80,7 +80,7 @@ class Journal:
 
 TENSORBOARD_NAME = "train/tensorboard"
 TABLE_NAME = "train/metrics.parquet"
-NO_SCALARS = "no more scalars until the run is started again"
+SCALARS_STOPPED = "no more scalars until the run is started again"
 ARROW = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -93,17 +93,19 @@ def metrics_schema(sources: Sequence[str]) -> pa.Schema:
     fields = [_column(StepMetrics, name, name) for name in SCALARS]
     fields += [_field(f"loss.{name}", float, _text(StepMetrics, "losses")) for name in sources]
     fields += [_field(f"tokens.{name}", int, _text(StepMetrics, "source_tokens")) for name in sources]
-    fields += [_column(Heldout, key, f"heldout.{name}.{key}") for name in sources for key in Heldout.model_fields]
+    fields += [
+        _column(HeldoutMetrics, key, f"heldout.{name}.{key}") for name in sources for key in HeldoutMetrics.model_fields
+    ]
     return pa.schema(fields)
 
 
-def _column(model: type[StepMetrics] | type[Heldout], key: str, name: str) -> pa.Field:
+def _column(model: type[StepMetrics] | type[HeldoutMetrics], key: str, name: str) -> pa.Field:
     annotation = model.model_fields[key].annotation
     kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind in ARROW]
     return _field(name, kinds[0], _text(model, key))
 
 
-def _text(model: type[StepMetrics] | type[Heldout], key: str) -> str:
+def _text(model: type[StepMetrics] | type[HeldoutMetrics], key: str) -> str:
     return " ".join((model.model_fields[key].description or "").split())
 
 
@@ -189,7 +191,7 @@ class MetricsLog:
         try:
             self._scalars = Scalars(self._run, after_step + 1)
         except OSError as error:
-            self._say(TENSORBOARD_NAME, error, NO_SCALARS)
+            self._say(TENSORBOARD_NAME, error, SCALARS_STOPPED)
 
     def write(self, record: StepMetrics) -> None:
         """Append one step; a full disk is said and does not end the run."""
@@ -231,7 +233,7 @@ class MetricsLog:
         except OSError as error:
             # The thread that writes has died of it; closing the file would raise the same error again.
             self._scalars = None
-            self._say(TENSORBOARD_NAME, error, NO_SCALARS)
+            self._say(TENSORBOARD_NAME, error, SCALARS_STOPPED)
 
     def _write_table(self) -> None:
         try:

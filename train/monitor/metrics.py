@@ -18,7 +18,7 @@ METRICS_NAME = "train/metrics.jsonl"
 MANIFEST_NAME = "train/manifest.json"
 
 
-class Heldout(BaseModel):
+class HeldoutMetrics(BaseModel):
     """The held-out sequences of one source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -75,7 +75,7 @@ class StepMetrics(BaseModel):
     """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
     source_tokens: dict[str, int] = {}
     """Targets of each source, Σ = tokens."""
-    heldout: dict[str, Heldout] = {}
+    heldout: dict[str, HeldoutMetrics] = {}
     """The held-out sequences of each source."""
 
     @field_validator("losses", mode="before")
@@ -148,7 +148,7 @@ def finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def by_source(
+def metrics_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Mean loss and number of targets of each source that has any, from sums over the global batch."""
@@ -159,14 +159,14 @@ def by_source(
 
 def heldout_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
-) -> dict[str, Heldout]:
+) -> dict[str, HeldoutMetrics]:
     """The held-out figures of each source that has targets, from sums over all of them [nats, targets, bytes]."""
     found = {}
     for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
         if count:
             size = num_bytes[number] if num_bytes else 0
             bits = total / (math.log(2) * size) if size else None
-            found[name] = Heldout(
+            found[name] = HeldoutMetrics(
                 loss=finite(total / count), perplexity=_exp(total / count), bits_per_byte=finite(bits)
             )
     return found

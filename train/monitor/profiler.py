@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from schemas.errors import ConfigError, storage_problem
+from schemas.errors import ConfigError, describe_storage_error
 from schemas.storage import Store
 
 PROFILE_FOLDER = "train/profile"
@@ -18,14 +18,14 @@ NUM_OPERATORS = 30
 """Operators that the table lists."""
 
 
-class Window(NamedTuple):
+class ProfileWindow(NamedTuple):
     """The steps to record, both included."""
 
     first: int
     last: int
 
 
-def parse_window(text: str, steps: int) -> Window | None:
+def parse_window(text: str, steps: int) -> ProfileWindow | None:
     """The steps that `train.profile` names, of a run of `steps`; None for an empty text.
 
     Raises ConfigError if it is not FIRST-LAST, or if the run has no such steps.
@@ -33,7 +33,7 @@ def parse_window(text: str, steps: int) -> Window | None:
     if not text:
         return None
     match = re.fullmatch(r"([0-9]+)-([0-9]+)", text.strip())
-    window = Window(int(match[1]), int(match[2])) if match else Window(0, 0)
+    window = ProfileWindow(int(match[1]), int(match[2])) if match else ProfileWindow(0, 0)
     if not 1 <= window.first <= window.last:
         raise ConfigError(
             f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Correct it."
@@ -43,13 +43,13 @@ def parse_window(text: str, steps: int) -> Window | None:
     return window
 
 
-class Profile:
+class StepProfiler:
     """Records the steps of a window as they come; on leaving the context, what was recorded by then is written.
 
     A run that is resumed inside the window records the rest of it, and names the files after what they hold.
     """
 
-    def __init__(self, run: Store, window: Window | None):
+    def __init__(self, run: Store, window: ProfileWindow | None):
         """`window`: None = nothing is recorded, as on every rank but the first."""
         self._run, self._window = run, window
         self._profiler: Any = None
@@ -107,6 +107,6 @@ class Profile:
             table = profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATORS)
             self._run.write_atomic(f"{name}.txt", table.encode())
         except OSError as error:
-            if storage_problem(error) is None:
+            if describe_storage_error(error) is None:
                 raise
             print(f"penstock: {self._run.path(name)}: not written: {error}", file=sys.stderr, flush=True)

@@ -93,13 +93,13 @@ def scaled(number: float, unit: str) -> str:
     return f"{number:,.0f} {unit}"
 
 
-RECENT = 100
+RECENT_STEPS = 100
 """Steps whose duration the time left is reckoned by."""
 REDRAW_SECONDS = 1.0
 """Time between two lines that a terminal sees but does not keep."""
 
 
-class Progress:
+class ProgressPrinter:
     """Prints the lines of a run; `close` after use."""
 
     def __init__(self, steps: int, log_every: int, stream: TextIO | None = None):
@@ -108,7 +108,7 @@ class Progress:
         self._stream = stream or sys.stdout
         self._columns = _columns(self._stream)
         self._since: list[StepMetrics] = []
-        self._ends: deque[float] = deque(maxlen=RECENT + 1)
+        self._ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._started = self._drawn = time.monotonic()
         self._standing = False
 

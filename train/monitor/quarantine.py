@@ -93,13 +93,13 @@ def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
 # A loss is compared with what the document's source had in the steps before, so that code and prose are judged alike;
 # and the mean of few targets counts for less, as it scatters by chance.
 
-MANY_TARGETS = 32
+PRIOR_TARGETS = 32
 """Targets of which a mean scatters by chance about as much as documents of a source do among each other: with 3
 nats/token between tokens and 0.5 between documents, (3 / 0.5)² = 36. A choice, not measured on a corpus."""
 OUTLIER = 3.5
 """Deviations above the median beyond which a value is an outlier, a deviation being NORMAL · the median absolute one.
 Source: Iglewicz and Hoaglin 1993, "How to detect and handle outliers", section 3.2.2 (modified z-score)."""
-NORMAL = 1.4826
+MAD_TO_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 MAX_SHARE = 0.1
 """Share of a batch's documents that may be blamed at most, though always one."""
@@ -120,10 +120,10 @@ class OwnLoss:
 
 
 @dataclass(frozen=True)
-class Blame:
+class Attribution:
     """The documents that a spike is blamed on."""
 
-    culprits: tuple[OwnLoss, ...]
+    documents_blamed: tuple[OwnLoss, ...]
     """The worst first."""
     limit: float
     """Largest excess that is no outlier [nats/token]."""
@@ -152,10 +152,10 @@ class SourceLevels:
 
 def excess_of(loss: float, targets: int, level: float) -> float:
     """How far the mean loss of so many targets lies above a level: the difference · √(targets / (targets + 32))."""
-    return (loss - level) * math.sqrt(targets / (targets + MANY_TARGETS))
+    return (loss - level) * math.sqrt(targets / (targets + PRIOR_TARGETS))
 
 
-def of_documents(parts: Iterable[tuple[str, str, float | None, int]], levels: SourceLevels) -> list[OwnLoss]:
+def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: SourceLevels) -> list[OwnLoss]:
     """The documents that parts belong to, given by (doc_id, source, loss, targets); without targets it is none."""
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for doc_id, source, loss, targets in parts:
@@ -168,7 +168,7 @@ def of_documents(parts: Iterable[tuple[str, str, float | None, int]], levels: So
     ]
 
 
-def blame(documents: Sequence[OwnLoss]) -> Blame:
+def attribute_spike(documents: Sequence[OwnLoss]) -> Attribution:
     """Whom a spike is blamed on: outliers by their excess, at most a tenth of the documents; without any, the worst.
 
     Nobody, if no document lies above its source. Raises ValueError without documents.
@@ -177,14 +177,14 @@ def blame(documents: Sequence[OwnLoss]) -> Blame:
         raise ValueError("no document to blame")
     excesses = [document.excess for document in documents]
     median = statistics.median(excesses)
-    deviation = NORMAL * statistics.median(abs(excess - median) for excess in excesses)
+    deviation = MAD_TO_DEVIATION * statistics.median(abs(excess - median) for excess in excesses)
     limit = median + OUTLIER * max(deviation, MIN_DEVIATION)
     ranked = sorted(documents, key=lambda document: (-document.excess, document.doc_id))
     above = [document for document in ranked if document.excess > max(limit, 0.0)]
     most = max(1, math.floor(MAX_SHARE * len(documents)))
     if ranked[0].excess <= 0:
-        return Blame((), limit, "none lies above its source")
+        return Attribution((), limit, "none lies above its source")
     if not above:
-        return Blame((ranked[0],), limit, "the worst of its batch, in which none is an outlier")
+        return Attribution((ranked[0],), limit, "the worst of its batch, in which none is an outlier")
     more = "" if len(above) <= most else f"; of {len(above)} such the worst {most}"
-    return Blame(tuple(above[:most]), limit, f"an outlier among {len(documents)} documents{more}")
+    return Attribution(tuple(above[:most]), limit, f"an outlier among {len(documents)} documents{more}")

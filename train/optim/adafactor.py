@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.optim.parameter import Member, UpdateInputs, chunks, local, squared_norms, total_over_shards
+from train.optim.parameter import (
+    ShardedParameter,
+    UpdateInputs,
+    chunk_members,
+    local_tensor,
+    squared_norms,
+    total_over_shards,
+)
 
 EPS = 1e-30
 """Added to squared gradients (ε₁). Source: Shazeer and Stern 2018, section 9."""
@@ -25,14 +32,14 @@ class Adafactor:
     on every such rank. A checkpoint of them can therefore be read into any layout.
     """
 
-    members: Sequence[Member]
+    members: Sequence[ShardedParameter]
 
     def __post_init__(self) -> None:
         for member in self.members:
             if member.is_matrix:
                 num_rows, num_columns = member.parameter.shape
-                member.state["row_mean"] = local(member.parameter).new_zeros(num_rows)
-                member.state["column_mean"] = local(member.parameter).new_zeros(num_columns)
+                member.state["row_mean"] = local_tensor(member.parameter).new_zeros(num_rows)
+                member.state["column_mean"] = local_tensor(member.parameter).new_zeros(num_columns)
             else:
                 member.state["exp_avg_sq"] = torch.zeros_like(member.parameter)
 
@@ -40,7 +47,7 @@ class Adafactor:
         """Make an update."""
         # Until the first update that is not skipped the count is 0; the result is then not stored.
         weight = inputs.count.double().clamp(min=1).pow(-DECAY).float()
-        for members in chunks(self.members):
+        for members in chunk_members(self.members):
             gradients = dict(zip([m.name for m in members], inputs.scaled(members), strict=True))
             matrices = [m for m in members if m.is_matrix]
             sums = [_sum_squares(m, gradients[m.name]) for m in matrices]
@@ -63,7 +70,7 @@ class Adafactor:
             inputs.store(values, updated)
 
 
-def _sum_squares(member: Member, gradient: Tensor) -> Tensor:
+def _sum_squares(member: ShardedParameter, gradient: Tensor) -> Tensor:
     """Return squared gradients summed over each row, then over each column of this rank's shard; else 0, float64."""
     num_rows, num_columns = member.parameter.shape
     rows, columns = member.region
@@ -74,7 +81,7 @@ def _sum_squares(member: Member, gradient: Tensor) -> Tensor:
     return sums
 
 
-def _direction(member: Member, gradient: Tensor) -> Tensor:
+def _direction(member: ShardedParameter, gradient: Tensor) -> Tensor:
     """Return the gradient divided by the root of its second moment, in the gradient's memory; not yet clipped."""
     if not member.is_matrix:
         return gradient.mul_(member.held("exp_avg_sq").rsqrt())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.optim.parameter import Member, UpdateInputs, chunks, squared_norms, total_over_shards
+from train.optim.parameter import ShardedParameter, UpdateInputs, chunk_members, squared_norms, total_over_shards
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Lamb:
     rate: with a rate in proportion to its norm, a bias that is initially zero would remain zero.
     """
 
-    members: Sequence[Member]
+    members: Sequence[ShardedParameter]
     beta1: float
     beta2: float
     eps: float
@@ -29,12 +29,12 @@ class Lamb:
 
     def update(self, inputs: UpdateInputs) -> None:
         """Make an update."""
-        for members in chunks(self.members):
+        for members in chunk_members(self.members):
             values, directions = [m.values for m in members], self._directions(members, inputs)
             torch._foreach_mul_(directions, trust_ratios(members, values, directions))
             inputs.store(values, torch._foreach_add(values, directions, alpha=-inputs.rate))
 
-    def _directions(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
+    def _directions(self, members: Sequence[ShardedParameter], inputs: UpdateInputs) -> list[Tensor]:
         """Return Adam's directions with weight decay, in the gradients' memory."""
         gradients = inputs.scaled(members)
         held_first, held_second = [m.held("exp_avg") for m in members], [m.held("exp_avg_sq") for m in members]
@@ -58,7 +58,9 @@ class Lamb:
         return gradients
 
 
-def trust_ratios(members: Sequence[Member], values: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
+def trust_ratios(
+    members: Sequence[ShardedParameter], values: Sequence[Tensor], directions: Sequence[Tensor]
+) -> list[Tensor]:
     """Return each whole matrix's norm divided by that of its direction, 0-d; 1 for vectors and if a norm is zero."""
     squares = torch.stack([squared_norms(values), squared_norms(directions)], dim=1)
     totals = torch.stack(total_over_shards(members, list(squares)))
@@ -79,7 +81,7 @@ class AdamW:
     shrinks the weights by learning rate x decay).
     """
 
-    members: Sequence[Member]
+    members: Sequence[ShardedParameter]
     beta1: float
     beta2: float
     eps: float

@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from train.optim.parameter import Coordinate, Member, Region, UpdateInputs, chunks, region_at, shard_axes, sharing
+from train.optim.parameter import (
+    Coordinate,
+    Region,
+    ShardedParameter,
+    UpdateInputs,
+    chunk_members,
+    region_at,
+    shard_axes,
+    sharing_coordinates,
+)
 
 # Gathering whole matrices from shards: each goes to one of the ranks that share it, and the result is scattered back.
 #
@@ -17,23 +26,23 @@ from train.optim.parameter import Coordinate, Member, Region, UpdateInputs, chun
 # receives no more numbers than it holds. Along a single mesh axis that is one all-to-all. On meshes that split a matrix
 # by several axes, it is one per axis: shards move to the owner's index along the first axis, then along the next.
 
-Piece = tuple[int, int]
+ShardKey = tuple[int, int]
 """A shard: the index of its matrix in the list, and the index of its rank among the ranks that share the matrix."""
 
 
-class Exchange:
+class MatrixExchange:
     """The routes of the shards of some matrices with the same mesh and axes, computed once."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[ShardedParameter]) -> None:
         first = members[0].parameter
         self.members, self.axes = members, shard_axes(first)
         self.mesh = first.device_mesh if isinstance(first, DTensor) and self.axes else None
-        self.ranks: list[Coordinate] = sharing(first) if self.mesh and isinstance(first, DTensor) else [()]
+        self.ranks: list[Coordinate] = sharing_coordinates(first) if self.mesh and isinstance(first, DTensor) else [()]
         here = tuple(self.mesh.get_coordinate() or ()) if self.mesh else ()
         self.here = self.ranks.index(here)
         self.owned = [i for i in range(len(members)) if i % len(self.ranks) == self.here]
         """Indices of the matrices that this rank owns."""
-        self.regions: dict[Piece, Region] = {
+        self.regions: dict[ShardKey, Region] = {
             (i, r): region_at(m.parameter, rank) if isinstance(m.parameter, DTensor) and self.mesh else m.region
             for i, m in enumerate(members)
             for r, rank in enumerate(self.ranks)
@@ -58,7 +67,7 @@ class Exchange:
             held = self._hop(axis, held, coming, leaving, like)
         return [held[i, self.here] for i in range(len(self.members))]
 
-    def _stops(self, hops: int) -> dict[Piece, Coordinate]:
+    def _stops(self, hops: int) -> dict[ShardKey, Coordinate]:
         """Return each shard's rank after so many hops: its owner's index along the first `hops` axes."""
         completed = self.axes[:hops]
         return {
@@ -70,12 +79,12 @@ class Exchange:
         }
 
     def _route(
-        self, before: Mapping[Piece, Coordinate], after: Mapping[Piece, Coordinate], axis: int
-    ) -> tuple[list[list[Piece]], list[list[Piece]]]:
+        self, before: Mapping[ShardKey, Coordinate], after: Mapping[ShardKey, Coordinate], axis: int
+    ) -> tuple[list[list[ShardKey]], list[list[ShardKey]]]:
         """Return the shards that this rank sends to, and receives from, each index along the axis in a hop."""
         here, size = self.ranks[self.here], self.mesh.size(axis) if self.mesh else 1
-        leaving: list[list[Piece]] = [[] for _ in range(size)]
-        coming: list[list[Piece]] = [[] for _ in range(size)]
+        leaving: list[list[ShardKey]] = [[] for _ in range(size)]
+        coming: list[list[ShardKey]] = [[] for _ in range(size)]
         for shard, stop in before.items():
             if stop == here:
                 leaving[after[shard][axis]].append(shard)
@@ -86,11 +95,11 @@ class Exchange:
     def _hop(
         self,
         axis: int,
-        held: Mapping[Piece, Tensor],
-        leaving: Sequence[Sequence[Piece]],
-        coming: Sequence[Sequence[Piece]],
+        held: Mapping[ShardKey, Tensor],
+        leaving: Sequence[Sequence[ShardKey]],
+        coming: Sequence[Sequence[ShardKey]],
         like: Tensor,
-    ) -> dict[Piece, Tensor]:
+    ) -> dict[ShardKey, Tensor]:
         """Return the shards that this rank holds after an all-to-all along an axis."""
         shapes = {p: [bounds.stop - bounds.start for bounds in self.regions[p]] for ps in coming for p in ps}
         sizes = {p: shape[0] * shape[1] for p, shape in shapes.items()}
@@ -108,11 +117,11 @@ class Exchange:
         return {p: shard.view(shapes[p]) for p, shard in zip(order, shards, strict=True)}
 
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic x -> ax + bx³ + cx⁵, which maps singular values to about 1. Source: Jordan 2024."""
 ITERATIONS = 5
 """Number of iterations of the quintic. Source: Jordan 2024."""
-TINY = 1e-7
+MIN_NORM = 1e-7
 """Minimum norm by which a matrix is divided."""
 
 
@@ -127,14 +136,14 @@ class Muon:
     section 2.2.
     """
 
-    members: Sequence[Member]
+    members: Sequence[ShardedParameter]
     momentum: float
     precision: torch.dtype
     """Dtype of the iteration, and of the matrices that are sent for it."""
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[MatrixExchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Member]] = {}
+        groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[ShardedParameter]] = {}
         # Large matrices first: they are assigned in turn, and equal shapes are adjacent.
         for member in sorted(self.members, key=lambda m: (-m.parameter.numel(), tuple(m.parameter.shape))):
             member.state["momentum"] = torch.zeros_like(member.parameter)
@@ -143,8 +152,8 @@ class Muon:
             groups.setdefault((mesh, axes), []).append(member)
         for (mesh, _), members in groups.items():
             first = members[0].parameter
-            num_ranks = len(sharing(first)) if mesh and isinstance(first, DTensor) else 1
-            self.exchanges.extend(Exchange(run) for run in chunks(members, num_ranks << 24))
+            num_ranks = len(sharing_coordinates(first)) if mesh and isinstance(first, DTensor) else 1
+            self.exchanges.extend(MatrixExchange(run) for run in chunk_members(members, num_ranks << 24))
 
     def update(self, inputs: UpdateInputs) -> None:
         """Make an update; it does not depend on its number."""
@@ -157,17 +166,17 @@ class Muon:
                 torch._foreach_add_([p for p, _ in alike], [v for _, v in alike], alpha=1 - inputs.rate * decay)
             inputs.store([m.values for m in members], pieces)
 
-    def _orthogonal_shards(self, exchange: Exchange, inputs: UpdateInputs) -> list[Tensor]:
+    def _orthogonal_shards(self, exchange: MatrixExchange, inputs: UpdateInputs) -> list[Tensor]:
         """Return this rank's shards of the orthogonal matrices, in the dtype of the weights."""
         gradients = self._apply_momentum(exchange.members, inputs)
         wholes = exchange.gather([gradient.to(self.precision) for gradient in gradients])
         for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
             alike = [i for i, whole in wholes.items() if whole.shape == shape]
-            wholes.update(zip(alike, orthogonal(torch.stack([wholes[i] for i in alike])), strict=True))
+            wholes.update(zip(alike, orthogonalize(torch.stack([wholes[i] for i in alike])), strict=True))
         like = gradients[0].new_empty(0, dtype=self.precision)
         return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
 
-    def _apply_momentum(self, members: Sequence[Member], inputs: UpdateInputs) -> list[Tensor]:
+    def _apply_momentum(self, members: Sequence[ShardedParameter], inputs: UpdateInputs) -> list[Tensor]:
         """Return the gradients with Nesterov momentum, in their memory, and update the momentum."""
         held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
         momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
@@ -176,17 +185,17 @@ class Muon:
         return gradients
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Return nearly orthogonal matrices with the same singular vectors, (number, m, n), in the same precision.
 
     Their singular values are roughly between 0.7 and 1.2; those below a thousandth of the matrix's norm become
     smaller. Source: Jordan 2024 (Newton-Schulz iteration of fifth order).
     """
-    a, b, c = COEFFICIENTS
+    a, b, c = QUINTIC
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     length = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
-    x = x / length.clamp(min=TINY)
+    x = x / length.clamp(min=MIN_NORM)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

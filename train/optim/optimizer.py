@@ -12,17 +12,17 @@ from train.config.optim import OptimConfig
 from train.optim.adafactor import Adafactor
 from train.optim.adam import AdamW, Lamb
 from train.optim.muon import Muon
-from train.optim.parameter import Gradients, Member, UpdateInputs, local, region_of
+from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-EMBEDDING = "embedding.weight"
+EMBEDDING_NAME = "embedding.weight"
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """An update rule for some parameters; it allocates their state at construction."""
 
     @property
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[ShardedParameter]:
         """The parameters, in the order of the model."""
 
     def update(self, inputs: UpdateInputs) -> None:
@@ -33,12 +33,12 @@ class Rule(Protocol):
 class Optimizer:
     """Update rules, and the number of updates made."""
 
-    rules: list[Rule]
+    rules: list[UpdateRule]
     count: Tensor = field(init=False)
     """Number of updates made, 0-d float32 on the parameters' device; a skipped update does not count."""
 
     def __post_init__(self) -> None:
-        device = next((local(member.parameter).device for member in self.members), torch.device("cpu"))
+        device = next((local_tensor(member.parameter).device for member in self.members), torch.device("cpu"))
         self.count = torch.zeros((), device=device)
 
     @property
@@ -47,7 +47,7 @@ class Optimizer:
         return int(self.count.item())
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[ShardedParameter]:
         """Every parameter."""
         return [member for rule in self.rules for member in rule.members]
 
@@ -58,9 +58,9 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
     Parameters, by name, are plain tensors or DTensors on any meshes; ranks that share parameters must name them in the
     same order. Matrices decay, the embedding only with `decay_embeddings`, gains and biases never.
     """
-    members = [Member(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
+    members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
-        if member.is_matrix and (config.decay_embeddings or member.name != EMBEDDING):
+        if member.is_matrix and (config.decay_embeddings or member.name != EMBEDDING_NAME):
             member.weight_decay = config.weight_decay
     betas = config.beta1, config.beta2, config.eps
     if config.optimizer == "adamw":
@@ -89,7 +89,7 @@ def set_step(optimizer: Optimizer, step: int) -> None:
     """Set the number of updates made, and look up all local tensors again, since state may have been restored."""
     optimizer.count.fill_(step)
     for member in optimizer.members:
-        member.look_up_again()
+        member.reset_lookups()
 
 
 @torch.no_grad()

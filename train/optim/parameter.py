@@ -26,7 +26,7 @@ Coordinate = tuple[int, ...]
 """A rank's position in a mesh: an index per axis."""
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor: the same memory, detached from the graph."""
     return without_wrapper(tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
@@ -36,7 +36,7 @@ def without_wrapper(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_tensor", tensor)
 
 
-def as_stored(tensor: Tensor) -> Tensor:
+def without_torchao_wrapper(tensor: Tensor) -> Tensor:
     """Return the same tensor for a checkpoint: without torchao's wrapper, with the same placement."""
     if not isinstance(tensor, DTensor) or (held := tensor.to_local()) is (plain := without_wrapper(held)):
         return tensor
@@ -87,7 +87,7 @@ def region_of(name: str, tensor: Tensor) -> Region:
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     region = region_at(tensor, _coordinate(tensor))
-    expected, actual = tuple(bounds.stop - bounds.start for bounds in region), tuple(local(tensor).shape)
+    expected, actual = tuple(bounds.stop - bounds.start for bounds in region), tuple(local_tensor(tensor).shape)
     if expected != actual:
         raise ContractError(
             f"optim: expected a shard of {name} of shape {expected}, by its placement {tensor.placements}, got "
@@ -105,7 +105,7 @@ def _coordinate(tensor: DTensor) -> Coordinate:
     return tuple(coordinate)
 
 
-def sharing(tensor: DTensor) -> list[Coordinate]:
+def sharing_coordinates(tensor: DTensor) -> list[Coordinate]:
     """Return the mesh coordinates that together hold a copy of the tensor, including this rank's, in order."""
     here, axes = _coordinate(tensor), shard_axes(tensor)
     sizes = [range(tensor.device_mesh.size(axis)) if axis in axes else (here[axis],) for axis in range(len(here))]
@@ -113,7 +113,7 @@ def sharing(tensor: DTensor) -> list[Coordinate]:
 
 
 @dataclass
-class Member:
+class ShardedParameter:
     """A parameter of an optimizer, with this rank's shard and its state."""
 
     name: str
@@ -144,20 +144,20 @@ class Member:
     def _once(self, key: str, tensor: Tensor) -> Tensor:
         shard = self._locals.get(key)
         if shard is None:
-            shard = self._locals[key] = local(tensor)
+            shard = self._locals[key] = local_tensor(tensor)
         return shard
 
-    def look_up_again(self) -> None:
+    def reset_lookups(self) -> None:
         """Discard the local tensors that were looked up."""
         self._locals.clear()
 
 
-def chunks(members: Sequence[Member], max_numel: int = 1 << 24) -> Iterator[list[Member]]:
+def chunk_members(members: Sequence[ShardedParameter], max_numel: int = 1 << 24) -> Iterator[list[ShardedParameter]]:
     """Yield runs of members with at most `max_numel` elements, or of a single member, to bound temporary memory.
 
     Whole parameters are counted, not shards: ranks that share them have the same runs.
     """
-    run: list[Member] = []
+    run: list[ShardedParameter] = []
     for member in members:
         if run and sum(m.parameter.numel() for m in run) + member.parameter.numel() > max_numel:
             yield run
@@ -167,7 +167,7 @@ def chunks(members: Sequence[Member], max_numel: int = 1 << 24) -> Iterator[list
         yield run
 
 
-def total_over_shards(members: Sequence[Member], parts: Sequence[Tensor]) -> list[Tensor]:
+def total_over_shards(members: Sequence[ShardedParameter], parts: Sequence[Tensor]) -> list[Tensor]:
     """Return, for each member, the sum of its part (1-D, float64) over the ranks that share a copy of it."""
     totals = list(parts)
     groups: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
@@ -245,7 +245,7 @@ class Gradients:
             numbers = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             if numbers.stride() != self._strides[name]:
                 # Multi-tensor kernels may ignore strides and read memory in order, as torch's fused AdamW on CPU does.
-                numbers = torch.empty_like(local(parameter)).copy_(numbers)
+                numbers = torch.empty_like(local_tensor(parameter)).copy_(numbers)
             self.taken[name] = numbers
         return self.taken
 
@@ -256,7 +256,7 @@ class Gradients:
             num_shards = 1
             if isinstance(parameter, DTensor):
                 num_shards = math.prod(parameter.device_mesh.size(axis) for axis in shard_axes(parameter))
-            self._strides[name] = local(parameter).stride()
+            self._strides[name] = local_tensor(parameter).stride()
             self._counts[name] = world_size / self._num_stages / num_shards * self._copies.get(name, 1)
 
     @torch.no_grad()
@@ -268,7 +268,7 @@ class Gradients:
         by_count: dict[float, list[Tensor]] = {}
         for name, gradient in self.taken.items():
             by_count.setdefault(self._counts[name], []).append(gradient)
-        device = next((local(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
+        device = next((local_tensor(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
         total = torch.zeros((), dtype=torch.float64, device=device)
         for count, gradients in by_count.items():
             total += squared_norms(gradients).sum() / count
@@ -304,11 +304,11 @@ class UpdateInputs:
     found_inf: Tensor
     """1 if the update is skipped, since loss or gradient is not finite; else 0; 0-d float32."""
 
-    def of(self, members: Sequence[Member]) -> list[Tensor]:
+    def of(self, members: Sequence[ShardedParameter]) -> list[Tensor]:
         """Return the gradients of some members, unscaled."""
         return [self.gradients[member.name] for member in members]
 
-    def scaled(self, members: Sequence[Member]) -> list[Tensor]:
+    def scaled(self, members: Sequence[ShardedParameter]) -> list[Tensor]:
         """Return the gradients of some members divided by `grad_scale`, in place; call it once for each member."""
         gradients = self.of(members)
         if self.grad_scale is not None and gradients:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from train.config.optim import OptimConfig
 
-Heldout = Sequence[tuple[int, float]]
+HeldoutLosses = Sequence[tuple[int, float]]
 """Held-out losses in the order of their evaluation: (updates made before, loss)."""
 
 
 @dataclass(frozen=True)
-class StageCourse:
+class StageSchedule:
     """The settings of a training stage's learning rate."""
 
     first_step: int
@@ -32,7 +32,7 @@ class StageCourse:
 
 
 @dataclass(frozen=True)
-class Course:
+class ScheduleInputs:
     """The inputs of a learning rate besides `[optim]` and the held-out losses."""
 
     steps: int
@@ -41,11 +41,11 @@ class Course:
     """Number of updates over which the rate rises linearly from zero."""
     peak_rate: float
     """Rate at the end of the warm-up."""
-    stages: tuple[StageCourse, ...] = ()
+    stages: tuple[StageSchedule, ...] = ()
     """Training stages of the run; updates outside them have the run's schedule."""
 
 
-def learning_rate(step: int, course: Course, config: OptimConfig, heldout: Heldout = ()) -> float:
+def learning_rate(step: int, course: ScheduleInputs, config: OptimConfig, heldout: HeldoutLosses = ()) -> float:
     """Return the learning rate of update `step` (1 = first). A warm-up also scales the rate of a stage within it.
 
     Sources: Loshchilov 2017, arXiv 1608.03983, equation 5 (cosine, one cycle); Hu et al. 2024, arXiv 2404.06395, 4.1
@@ -66,7 +66,7 @@ def learning_rate(step: int, course: Course, config: OptimConfig, heldout: Heldo
     return peak * _decay(stage.schedule, progress, stage.final_lr_share)
 
 
-def _share(step: int, course: Course, config: OptimConfig, heldout: Heldout) -> float:
+def _share(step: int, course: ScheduleInputs, config: OptimConfig, heldout: HeldoutLosses) -> float:
     """Return the run's schedule at a step after the warm-up, as a share of the peak rate."""
     if config.schedule == "inverse_sqrt":
         return math.sqrt(max(1, course.warmup_steps) / step)
@@ -94,7 +94,7 @@ def _decay(schedule: str, progress: float, final_share: float) -> float:
     return final_share + (1 - final_share) * left
 
 
-def _reductions(step: int, heldout: Heldout, patience: int) -> int:
+def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
     """Return how often `patience` consecutive held-out losses before update `step` had no new minimum."""
     lowest, without, reductions = math.inf, 0, 0
     for _, loss in (entry for entry in heldout if entry[0] < step):

@@ -30,7 +30,7 @@ from train.parallel.mesh import all_gather_single
 # lies in its buffer. DDP cuts its buckets anew behind the first step, so a ring's sums would differ in a resumed run.
 
 
-class Wire:
+class CountedGroup:
     """The group of ranks that hold the same gradients."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -40,7 +40,7 @@ class Wire:
         """Bytes that left this rank. A sum costs 2·(n-1)·ceil(N/n) numbers, as a ring's all-reduce does; a gathering
         costs (n-1)·N; N numbers of a rank, n ranks."""
 
-    def sum_bytes(self, count: int, itemsize: int) -> int:
+    def all_reduce_bytes(self, count: int, itemsize: int) -> int:
         """What the sum of so many numbers of so many bytes costs."""
         return 2 * (self.size - 1) * -(-count // self.size) * itemsize
 
@@ -60,7 +60,7 @@ class Wire:
         for other in others:
             total += other
         all_gather_single(sent, total.to(dtype), group=self.group)
-        self.bytes_sent += self.sum_bytes(values.numel(), sent.element_size())
+        self.bytes_sent += self.all_reduce_bytes(values.numel(), sent.element_size())
         return sent[: values.numel()].float()
 
     def gather(self, values: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ Updates = list[tuple[Tensor, Tensor]]
 """Tensors of states, and what they become."""
 
 
-class Piece(NamedTuple):
+class BufferEntry(NamedTuple):
     """One parameter's gradient in a buffer."""
 
     name: str
@@ -97,7 +97,7 @@ class Buffer(NamedTuple):
 
     values: Tensor
     """All of them, flat."""
-    pieces: Sequence[Piece]
+    pieces: Sequence[BufferEntry]
     """What lies there, in order and without gaps."""
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -108,14 +108,14 @@ class Buffer(NamedTuple):
 class Method(Protocol):
     """One way of summing."""
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, piece: BufferEntry, device: torch.device) -> State:
         """What is remembered of a piece before the first step."""
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """The flat sum in float32, and the updates of the states. A sum is not finite if any gradient is not."""
 
 
-class Cast:
+class RoundedSum:
     """Every number sent, rounded to a type; summed in float32; nothing remembered.
 
     Of float16, numbers below 6e-8 become zero and those above 65504 infinite; bfloat16 has float32's range.
@@ -124,11 +124,11 @@ class Cast:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, piece: BufferEntry, device: torch.device) -> State:
         """Nothing."""
         return {}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """The sum of the rounded gradients, itself rounded."""
         return wire.sum(buffer.values, self._dtype), []
 
@@ -143,7 +143,7 @@ class PowerSGD:
     def __init__(self, rank: int, seed: int) -> None:
         self._rank, self._seed = rank, seed
 
-    def _shape(self, piece: Piece) -> tuple[int, int, int] | None:
+    def _shape(self, piece: BufferEntry) -> tuple[int, int, int] | None:
         """Rows, columns and rank of a matrix that becomes smaller by factors; None of anything else."""
         if len(piece.shape) < 2 or not piece.size:
             return None
@@ -151,15 +151,15 @@ class PowerSGD:
         rank = min(self._rank, rows, columns)
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, piece: BufferEntry, device: torch.device) -> State:
         """No error, and the same random right factor on every rank."""
         if not (shape := self._shape(piece)):
             return {}
-        random = torch.Generator().manual_seed(counter_key(self._seed, 0, piece.name))
+        random = torch.Generator().manual_seed(random_key(self._seed, 0, piece.name))
         right = torch.randn(shape[1], shape[2], generator=random).to(device)
         return {"error": torch.zeros(piece.shape, device=device), "right": right}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """The sum over the ranks of their projections on a common left factor."""
         parts = {piece.name: part for piece, part in zip(buffer.pieces, buffer.split(buffer.values), strict=True)}
         shapes = {piece.name: shape for piece in buffer.pieces if (shape := self._shape(piece))}
@@ -190,14 +190,14 @@ class TopK:
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, piece: BufferEntry, device: torch.device) -> State:
         """No error."""
         return {"error": torch.zeros(piece.shape, device=device)}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """The sum of what the ranks chose; values and places travel in one message."""
         values = _with_errors(buffer, states)
-        places = [largest(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
+        places = [largest_indices(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
         begins, chosen = _begins(buffer, places), torch.cat(places)
         rows = wire.gather(torch.cat([values[begins + chosen].view(torch.int32), chosen.int()]))
         result = torch.zeros_like(values)
@@ -212,16 +212,18 @@ class RandomK:
     def __init__(self, share: float, seed: int) -> None:
         self._share, self._seed = share, seed
 
-    def fresh(self, piece: Piece, device: torch.device) -> State:
+    def fresh(self, piece: BufferEntry, device: torch.device) -> State:
         """No error."""
         return {"error": torch.zeros(piece.shape, device=device)}
 
-    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: Wire) -> tuple[Tensor, Updates]:
+    def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """The sum at this step's places."""
         values = _with_errors(buffer, states)
         device = values.device
         places = [
-            at_random(piece.size, num_kept(self._share, piece.size), counter_key(self._seed, step, piece.name), device)
+            random_indices(
+                piece.size, num_kept(self._share, piece.size), random_key(self._seed, step, piece.name), device
+            )
             for piece in buffer.pieces
         ]
         chosen = _begins(buffer, places) + torch.cat(places)
@@ -236,7 +238,7 @@ def num_kept(share: float, size: int) -> int:
     return math.ceil(Fraction(str(share)) * size)
 
 
-def largest(values: Tensor, count: int) -> Tensor:
+def largest_indices(values: Tensor, count: int) -> Tensor:
     """Places of the numbers of largest magnitude, NaN above all; of equals, the first.
 
     `topk` leaves open which of equals it takes, so it is given keys that are never equal: the bits of the magnitude
@@ -248,7 +250,7 @@ def largest(values: Tensor, count: int) -> Tensor:
     return keys.topk(count, sorted=False).indices
 
 
-def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
+def random_indices(size: int, count: int, key: int, device: torch.device) -> Tensor:
     """`count` different places below `size`: one in each of as many equal stretches, rising.
 
     Every place is as likely as any other of its stretch, which is all that Stich's definition 2.1 asks of a random
@@ -261,7 +263,7 @@ def at_random(size: int, count: int, key: int, device: torch.device) -> Tensor:
     return begin + (noise & 0x7FFF_FFFF_FFFF_FFFF) % width
 
 
-def counter_key(seed: int, step: int, name: str) -> int:
+def random_key(seed: int, step: int, name: str) -> int:
     """A number below 2^63 of a seed, a step and a piece."""
     digest = hashlib.sha256(f"{seed}/{step}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
@@ -279,7 +281,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def _sum_all(tensors: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
+def _sum_all(tensors: Mapping[str, Tensor], wire: CountedGroup) -> dict[str, Tensor]:
     """The sum over the ranks of each tensor, in one message."""
     if not tensors:
         return {}
@@ -313,16 +315,16 @@ def _begins(buffer: Buffer, places: Sequence[Tensor]) -> Tensor:
 # Both hooks sum and never average. FSDP2 calls its hook *behind* its own all-reduce if its mesh has a replicate axis;
 # so the model is sharded over the mesh `shard` alone, and the hook is the only sum between replicas.
 
-Named = Iterable[tuple[str, nn.Parameter]]
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
 """Parameters by the names they have in a checkpoint."""
 
 
 def method_of(layout: LayoutConfig, seed: int) -> Method:
     """The method that the settings name."""
     methods: dict[str, Method] = {
-        "none": Cast(torch.float32),
-        "fp16": Cast(torch.float16),
-        "bf16": Cast(torch.bfloat16),
+        "none": RoundedSum(torch.float32),
+        "fp16": RoundedSum(torch.float16),
+        "bf16": RoundedSum(torch.bfloat16),
         "powersgd": PowerSGD(layout.compress_rank, seed),
         "topk": TopK(layout.compress_share),
         "randomk": RandomK(layout.compress_share, seed),
@@ -336,14 +338,14 @@ class Compressor:
     def __init__(self, method: Method, group: dist.ProcessGroup, device: torch.device) -> None:
         self.bytes_plain = 0
         """Bytes that would have left this rank in this step without compression."""
-        self._method, self._device, self._wire = method, device, Wire(group)
+        self._method, self._device, self._wire = method, device, CountedGroup(group)
         self._states: dict[str, State] = {}
         self._step: int | None = None
         self._updates: Updates = []
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that have left this rank in this step, as `Wire` counts them."""
+        """Bytes that have left this rank in this step, as `CountedGroup` counts them."""
         return self._wire.bytes_sent
 
     def start(self, step: int) -> None:
@@ -357,7 +359,7 @@ class Compressor:
             old.copy_(new)
         self._updates = []
 
-    def remember(self, pieces: Iterable[Piece]) -> None:
+    def remember(self, pieces: Iterable[BufferEntry]) -> None:
         """Make room for what is remembered of pieces."""
         self._states |= {piece.name: self._method.fresh(piece, self._device) for piece in pieces}
 
@@ -377,7 +379,7 @@ class Compressor:
                 state["error"].mul_(factor)
 
     @torch.no_grad()
-    def sum(self, values: Tensor, pieces: Sequence[Piece]) -> None:
+    def sum(self, values: Tensor, pieces: Sequence[BufferEntry]) -> None:
         """Replace flat gradients by their sum over the group; what is to be remembered of it waits for `keep`."""
         if self._step is None:
             raise ContractError("compress: expected a step, got a gradient before the first. Call start(step).")
@@ -389,12 +391,12 @@ class Compressor:
         total, updates = self._method.sum(Buffer(values, pieces), self._states, self._step, self._wire)
         self._updates += updates
         values.copy_(total)
-        self.bytes_plain += self._wire.sum_bytes(values.numel(), values.element_size())
+        self.bytes_plain += self._wire.all_reduce_bytes(values.numel(), values.element_size())
 
 
-def compress_ddp(model: DistributedDataParallel, named: Named, compressor: Compressor) -> None:
+def compress_ddp(model: DistributedDataParallel, named: NamedParameters, compressor: Compressor) -> None:
     """Sum the gradients of a model through the compressor, whose group is the model's."""
-    pieces = {id(weight): Piece(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
+    pieces = {id(weight): BufferEntry(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
     compressor.remember(pieces.values())
     stream = torch.cuda.Stream() if next(model.parameters()).is_cuda else None  # type: ignore[no-untyped-call]
 
@@ -412,7 +414,7 @@ def compress_ddp(model: DistributedDataParallel, named: Named, compressor: Compr
     model.register_comm_hook(compressor, hook)
 
 
-def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compressor) -> None:
+def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compressor: Compressor) -> None:
     """Sum the sharded gradients of models through the compressor, whose group is one of the mesh axis `replicate`.
 
     The models are sharded over the axis `shard`; weights that are equal on all replicas stay so.
@@ -428,7 +430,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: Named, compressor: Compres
             # The buffer holds the parameters in torch's own order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]
             pieces = [
-                Piece(names[id(weight)], tuple(p.padded_sharded_param_size))
+                BufferEntry(names[id(weight)], tuple(p.padded_sharded_param_size))
                 for weight, p in weights
                 if weight.requires_grad
             ]
@@ -444,7 +446,7 @@ def param_groups(module: FSDPModule) -> list[Any]:
     return [one] if one is not None else list(groups or ())
 
 
-def _sum_shard(compressor: Compressor, pieces: Sequence[Piece], values: Tensor) -> None:
+def _sum_shard(compressor: Compressor, pieces: Sequence[BufferEntry], values: Tensor) -> None:
     """The hook of FSDP2: `values` is what the reduce-scatter left, and what torch goes on with."""
     if values.is_cuda:
         # Allocated on the stream of the reduce-scatter, used on that of the hook.

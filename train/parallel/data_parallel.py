@@ -42,7 +42,7 @@ class _Rows(NamedTuple):
 class ShardedStates:
     """The parameters as each rank's optimiser sees them.
 
-    A step is: sum the gradients over the ranks, `link_gradients()`, `optimizer.step()`, `gather()`. The parameters must
+    A step is: sum the gradients over the ranks, `view_gradients()`, `optimizer.step()`, `gather()`. The parameters must
     be the same on all ranks, and keep their memory: they are loaded by copying into them.
     """
 
@@ -79,7 +79,7 @@ class ShardedStates:
             local, self._mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
         )
 
-    def link_gradients(self) -> None:
+    def view_gradients(self) -> None:
         """Make the gradients of the shards this rank's rows of the parameters' gradients, sharing their memory."""
         for name, parameter in self._whole.items():
             gradient = parameter.grad
@@ -114,14 +114,14 @@ def _split(values: Tensor, bucket: list[_Rows]) -> tuple[Tensor, ...]:
 # Source: Zhao et al. 2023, arXiv 2304.11277 (fully sharded data parallelism); Rajbhandari et al. 2020, arXiv
 # 1910.02054.
 
-NUMBERS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+NUMBER_FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Number format of gathered weights, and so of matrix products, by `train.precision`."""
 
 
 def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) -> None:
     """Shard a model, or a stage of one, layer by layer over the mesh's states."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    if (number := NUMBERS[precision]) is not None:
+    if (number := NUMBER_FORMATS[precision]) is not None:
         # Inputs are not cast: the rotary table is passed along in float32, and bf16 would blur high positions.
         policy = MixedPrecisionPolicy(number, torch.float32, cast_forward_inputs=False)
     pinned = torch.cuda.is_available()

@@ -11,7 +11,7 @@ from train.config.layout import AXES, SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape
 
-IN_ROUNDS = ("interleaved", "zero_bubble")
+ROUND_SCHEDULES = ("interleaved", "zero_bubble")
 """Schedules whose micro-batches go round the ranks in equal rounds."""
 
 
@@ -68,7 +68,7 @@ def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int
         return min(micro_batches, ranks - rank)
     if layout.schedule == "zbv":
         return min(2 * micro_batches, 2 * ranks, micro_batches + rank + 1)
-    if layout.schedule in IN_ROUNDS:
+    if layout.schedule in ROUND_SCHEDULES:
         in_round = micro_batches // max(1, micro_batches // ranks)
         # A zero bubble forwards fewer, and holds what the weights' gradients still want of `rank` others.
         ahead = 2 * (ranks - 1 - rank) if layout.schedule == "interleaved" else ranks - 1
@@ -80,7 +80,7 @@ def check_layout(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> None:
     """Raise ConfigError that names everything in which model, sequences or batch do not go into the layout."""
-    problems = list(problems_of(shape, settings, world_size, seq_lens, global_batch))
+    problems = list(layout_problems(shape, settings, world_size, seq_lens, global_batch))
     if problems:
         raise ConfigError(
             f"layout: {len(problems)} thing(s) that do not go into {world_size} rank(s); nothing was started\n  "
@@ -88,7 +88,7 @@ def check_layout(
         )
 
 
-def problems_of(
+def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
     """Everything that does not go into the layout, a line each: the same on every type of device."""
@@ -201,7 +201,7 @@ def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch:
             f"found {shown}. {small if rows >= layout.pipeline else large}."
         )
     rounds = max(1, number // layout.pipeline)
-    if layout.schedule in IN_ROUNDS and number % rounds:
+    if layout.schedule in ROUND_SCHEDULES and number % rounds:
         yield (
             f"layout.micro_batch: expected micro-batches for {rounds} equal rounds with schedule = {layout.schedule}, "
             f"found {shown}. Take another micro_batch or train.global_batch."

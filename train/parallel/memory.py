@@ -21,7 +21,7 @@ from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_
 
 
 @dataclass(frozen=True)
-class Stream:
+class LayerMemory:
     """A micro-batch as one rank sees it, and the number format that it is computed in."""
 
     shape: ModelShape
@@ -147,7 +147,7 @@ BUCKET = 64 << 20
 """Bytes of weights that zero1 gathers at once."""
 
 
-class RankNeeds:
+class RankMemory:
     """What one place of a pipeline, or a rank that has all of the model, holds, and when."""
 
     def __init__(
@@ -176,7 +176,7 @@ class RankNeeds:
         self.in_flight = chunks_in_flight(layout, place, self.micro_batches) / len(stages) if last else 1
         self.width = 4 if settings.train.precision == "fp32" else 2
         rows = min(layout.rows_at_once, self.most_rows)
-        self.stream = Stream(shape, settings, seq_len, rows, self.width, self.whole and self.width < 4, cuda)
+        self.stream = LayerMemory(shape, settings, seq_len, rows, self.width, self.whole and self.width < 4, cuda)
         self.matrices = matrix_params_of_layer(shape) // layout.tensor
         self.layer = params_of_layer(shape) - matrix_params_of_layer(shape) + self.matrices
         self.vocabulary = -(-shape.vocab_size // layout.tensor) * shape.d_model
@@ -268,10 +268,10 @@ class RankNeeds:
     def _activations(self) -> int:
         kept = self.in_flight * self.layers * self.stream.kept(self._mode())
         if self.settings.layout.activation_checkpointing == "budget":
-            kept = self.kept_of_layers(self.recomputed())
+            kept = self.kept_layer_bytes(self.recomputed())
         return round(kept) + self._outside() + self.stream.mask()
 
-    def kept_of_layers(self, recomputed: int) -> int:
+    def kept_layer_bytes(self, recomputed: int) -> int:
         """What the layers keep if so many of them compute everything again."""
         stream, chosen = self.stream, min(recomputed, self.layers)
         return round(self.in_flight * ((self.layers - chosen) * stream.saved() + chosen * stream.kept("full")))
@@ -279,7 +279,7 @@ class RankNeeds:
     def recomputed(self) -> int:
         """How many layers compute everything again, so that the rank keeps no more than the budget; all, if need be."""
         budget = self.settings.layout.activation_budget or 0
-        return next((n for n in range(self.layers) if self.kept_of_layers(n) <= budget), self.layers)
+        return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
 
     def _outside(self) -> int:
         """What the last norm keeps."""
@@ -421,7 +421,7 @@ def memory_of_rank(
     settings = settings.for_device(device)
     axes = axes_of(settings.layout, world_size)
     batch, cuda = (seq_len, global_batch), device == "cuda"
-    ranks = [RankNeeds(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
+    ranks = [RankMemory(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
     return max((_offloaded(rank.moments(), settings, cuda) for rank in ranks), key=lambda memory: memory.peak)
 
 
@@ -444,8 +444,8 @@ def layers_to_recompute(
     settings = settings.for_device(device)
     axes, budget = axes_of(settings.layout, world_size), settings.layout.activation_budget or 0
     batch, cuda = (seq_len, global_batch), device == "cuda"
-    ranks = [RankNeeds(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
-    least = max(rank.kept_of_layers(rank.layers) for rank in ranks)
+    ranks = [RankMemory(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
+    least = max(rank.kept_layer_bytes(rank.layers) for rank in ranks)
     if least > budget:
         raise ConfigError(
             f"layout.activation_budget: expected {budget:,} bytes of activations at most, got {least:,} although "
@@ -457,5 +457,5 @@ def layers_to_recompute(
 def checkpoint_bytes(shape: ModelShape, settings: Settings) -> int:
     """Bytes of weights and optimiser states of the whole model, in float32."""
     alone = settings.model_copy(update={"layout": LayoutConfig(data="ddp")}).for_device("cpu")
-    whole = RankNeeds(shape, alone, axes_of(alone.layout, 1), 0, (1, 1), False)
+    whole = RankMemory(shape, alone, axes_of(alone.layout, 1), 0, (1, 1), False)
     return 4 * whole.params + whole.states()

@@ -41,7 +41,7 @@ class Mesh:
         return self.place("replicate") * self.axes["shard"] + self.place("shard")
 
     @property
-    def speaks(self) -> bool:
+    def is_group_leader(self) -> bool:
         """Whether this rank counts among those that read the same rows."""
         return not any(self.place(axis) for axis in ("pipeline", "context", "tensor"))
 

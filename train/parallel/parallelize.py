@@ -14,20 +14,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
-from train.data.rows import Rows, joined
+from train.data.rows import Rows, concatenate_rows
 from train.model.attention import activate_flash_3
-from train.model.fp8 import compute_scales, with_fp8
-from train.model.loss import HeadLoss, Tally
-from train.model.shape import COLUMNS, ModelShape
-from train.model.transformer import Recompute, Span, Transformer, build_model, initial_weight
+from train.model.fp8 import compute_scales, enable_fp8
+from train.model.loss import HeadLoss, LossTally
+from train.model.shape import LOGIT_TILE, ModelShape
+from train.model.transformer import LayerSpan, Recompute, Transformer, build_model, initial_weight
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
-from train.parallel.data_parallel import NUMBERS, ShardedStates, shard, sharded_modules
+from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, sharded_modules
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
 from train.parallel.memory import layers_to_recompute
 from train.parallel.mesh import build_mesh
 from train.parallel.pipeline import Pipeline
 from train.parallel.ranks import Ranks
-from train.parallel.tensor_context import part_of_rows, share_matrices, share_sequences
+from train.parallel.tensor_context import apply_context_parallel, apply_tensor_parallel, context_part
 
 
 class SplitModel:
@@ -85,21 +85,21 @@ class SplitModel:
 
     def _part(self, layers: range, modes: Mapping[int, Recompute]) -> Transformer:
         layout, train = self.settings.layout, self.settings.train
-        span = Span(layers.start, layers.stop, self.shape.num_layers)
+        span = LayerSpan(layers.start, layers.stop, self.shape.num_layers)
         model = build_model(self.shape, span, train.objective != "mlm", modes.__getitem__)
         kind = self.ranks.device.type
         model.loss = HeadLoss(
             self.settings.optim.z_loss,
             layout.chunk_on(kind),
             fused=bool(layout.compile),
-            multiple=COLUMNS if kind == "cuda" else 1,
+            multiple=LOGIT_TILE if kind == "cuda" else 1,
         )
         if layout.context > 1:
-            share_sequences(model, self.mesh.group("context"), layout.context_by)
+            apply_context_parallel(model, self.mesh.group("context"), layout.context_by)
         if layout.tensor > 1:
-            share_matrices(model, self.mesh.along("tensor"))
+            apply_tensor_parallel(model, self.mesh.along("tensor"))
         if train.precision == "fp8":
-            with_fp8(model, train.fp8_scaling, emulated=kind == "cpu")
+            enable_fp8(model, train.fp8_scaling, emulated=kind == "cpu")
         if layout.compile:
             model.compile_layers()
         if self._sharded:
@@ -124,7 +124,7 @@ class SplitModel:
             for name, parameter in part.named_parameters()
         }
 
-    def to_update(self) -> Mapping[str, nn.Parameter]:
+    def parameters_to_update(self) -> Mapping[str, nn.Parameter]:
         """What an optimiser works on: the parameters, or this rank's rows of them where states alone are shared."""
         return self.parameters if self._shares is None else self._shares.shards
 
@@ -132,7 +132,7 @@ class SplitModel:
     def updating(self) -> Iterator[None]:
         """Within it the optimiser makes its update."""
         if self._shares is not None:
-            self._shares.link_gradients()
+            self._shares.view_gradients()
         yield
         if self._shares is not None:
             self._shares.gather()
@@ -171,7 +171,7 @@ class SplitModel:
         compiled = bool(self.settings.layout.compile)
         size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
         if self.mesh.axes["context"] > 1:
-            rows = part_of_rows(rows, self.mesh.axes["context"], self.mesh.place("context"))
+            rows = context_part(rows, self.mesh.axes["context"], self.mesh.place("context"))
         # A pipeline needs micro-batches of one size; elsewhere the last may be smaller.
         equal = compiled or self._pipeline is not None
         rows = rows.padded(size * number if equal else size * (number - 1) + 1)
@@ -180,17 +180,17 @@ class SplitModel:
     def part_of(self, rows: Rows) -> list[Rows]:
         """This rank's micro-batches of rows that every rank has; where rows are too few, of one that counts nowhere."""
         here = self.rows_here(len(rows))
-        mine = rows.part(here.start, here.stop) if here else rows.part(0, 1).uncounted()
+        mine = rows.part(here.start, here.stop) if here else rows.part(0, 1).without_targets()
         return self.micro_batches(mine, len(rows))
 
     # --------------------------------------------------------------------------------------------------------- step
 
-    def backward(self, rows: list[Rows], scale: float) -> Tally:
+    def backward(self, rows: list[Rows], scale: float) -> LossTally:
         """Make the gradient of (sum of losses · scale) over all ranks; returns the losses, the same on every rank."""
-        tally = Tally.empty(self._num_sources, self.ranks.device)
+        tally = LossTally.empty(self._num_sources, self.ranks.device)
         self._begin(scale, tally)
         if self._pipeline is not None:
-            self._pipeline.run(joined(rows), len(rows), self._stream)
+            self._pipeline.run(concatenate_rows(rows), len(rows), self._stream)
             self._add_tied_gradients()
         else:
             self._backward_in_turn(rows)
@@ -207,9 +207,9 @@ class SplitModel:
                 total.backward()
 
     @torch.no_grad()
-    def measure(self, rows: list[Rows], num_sources: int) -> Tally:
+    def measure(self, rows: list[Rows], num_sources: int) -> LossTally:
         """The losses of rows over all ranks, without a gradient; the same on every rank."""
-        tally = Tally.empty(num_sources, self.ranks.device)
+        tally = LossTally.empty(num_sources, self.ranks.device)
         self._begin(1.0, tally)
         if self._pipeline is not None:
             self._pipeline.measure(rows, self._stream)
@@ -224,14 +224,14 @@ class SplitModel:
                 module.reshard()
         return self._over_all_ranks(tally)
 
-    def _over_all_ranks(self, tally: Tally) -> Tally:
+    def _over_all_ranks(self, tally: LossTally) -> LossTally:
         sums = torch.stack((tally.losses_S, tally.counts_S))
         if self.mesh.axes["tensor"] > 1 and self.mesh.place("tensor"):
             sums.zero_()  # every rank of the tensor axis has counted the same rows
         dist.all_reduce(sums)
-        return Tally(sums[0], sums[1])
+        return LossTally(sums[0], sums[1])
 
-    def _begin(self, scale: float, tally: Tally) -> None:
+    def _begin(self, scale: float, tally: LossTally) -> None:
         for part in self.parts:
             part.loss.scale, part.loss.tally = scale, tally
 
@@ -247,14 +247,14 @@ class SplitModel:
 
     def _number_format(self) -> AbstractContextManager[object]:
         """Autocast where weights stay in fp32 and FSDP2 is not there to gather them in another format."""
-        number = NUMBERS[self.settings.train.precision]
+        number = NUMBER_FORMATS[self.settings.train.precision]
         if number is None or self._sharded:
             return nullcontext()
         return torch.autocast(self.ranks.device.type, number)
 
     @property
     def _stream(self) -> torch.dtype:
-        return NUMBERS[self.settings.train.precision] or torch.float32
+        return NUMBER_FORMATS[self.settings.train.precision] or torch.float32
 
     # --------------------------------------------------------------------------------------------- tied embeddings
 

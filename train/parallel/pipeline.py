@@ -29,21 +29,21 @@ from train.model.transformer import Transformer
 from train.parallel.layout import stages_of
 from train.parallel.mesh import Mesh
 
-ALONE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-SEVERAL = {
+SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MULTI_STAGE = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-FIRST_SPLIT = (2, 13)
+FIRST_SPLIT_BACKWARD = (2, 13)
 """First torch whose backward pass of weights alone is right: 2.11 fails at nodes with several outputs or in Python."""
 
 
 def check_schedule(layout: LayoutConfig) -> None:
     """Raises ConfigError for a schedule whose gradients this torch does not compute."""
     version = torch.__version__
-    if layout.schedule in SPLIT_BACKWARD and tuple(map(int, version.split(".")[:2])) < FIRST_SPLIT:
-        first = ".".join(map(str, FIRST_SPLIT))
+    if layout.schedule in SPLIT_BACKWARD and tuple(map(int, version.split(".")[:2])) < FIRST_SPLIT_BACKWARD:
+        first = ".".join(map(str, FIRST_SPLIT_BACKWARD))
         raise ConfigError(
             f"layout.schedule: expected torch {first} or newer for {layout.schedule}, got {version}. "
             "Set interleaved, or install a newer torch."
@@ -99,10 +99,10 @@ class Pipeline:
             ]
             name = self._layout.schedule
             settings: dict[str, Any] = {"loss_fn": _as_it_is, "scale_grads": False}
-            if name in ALONE:
-                self._schedules[key] = ALONE[name](built[0], number, **settings)
+            if name in SINGLE_STAGE:
+                self._schedules[key] = SINGLE_STAGE[name](built[0], number, **settings)
             else:
-                self._schedules[key] = SEVERAL[name](built, number, **settings)
+                self._schedules[key] = MULTI_STAGE[name](built, number, **settings)
         return self._schedules[key]
 
     def _stage(self, part: Transformer, stage: int, rows: int, width: int, stream: torch.dtype) -> PipelineStage:

@@ -41,7 +41,7 @@ def device_of(cuda: bool, num_devices: int, local_rank: int, local_size: int) ->
     return torch.device("cuda", local_rank)
 
 
-def device_here(local_rank: int, local_size: int) -> torch.device:
+def select_device(local_rank: int, local_size: int) -> torch.device:
     """`device_of` on this machine; a GPU becomes the current device of this process."""
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     device = device_of(cuda, torch.cuda.device_count(), local_rank, local_size)
@@ -55,7 +55,7 @@ def backend_of(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-def place_by_torchrun() -> tuple[int, int] | None:
+def torchrun_placement() -> tuple[int, int] | None:
     """The number of this rank among those of its machine, and how many they are; None = torchrun has not set them."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
@@ -123,11 +123,11 @@ class Ranks:
         """The same sum, sent but not waited for; every rank starts its sums in the same order."""
         sums = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
-            return Total(sums, None)
-        return Total(sums, dist.all_reduce(sums, group=self.control, async_op=True))
+            return PendingSum(sums, None)
+        return PendingSum(sums, dist.all_reduce(sums, group=self.control, async_op=True))
 
 
-class Total:
+class PendingSum:
     """A sum over all ranks on its way."""
 
     def __init__(self, sums: torch.Tensor, work: Any):
@@ -164,13 +164,13 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
     return call
 
 
-def place_on_machine(store: Any, rank: int, world_size: int) -> tuple[int, int]:
+def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]:
     """The number of this rank among those of its machine, and how many they are.
 
     As torchrun has set it: containers may share a hostname, or have several on one machine. Else ranks with one
     hostname count as those of one machine.
     """
-    if (place := place_by_torchrun()) is not None:
+    if (place := torchrun_placement()) is not None:
         return place
     store.set(f"host/{rank}", socket.gethostname())
     hosts = [store.get(f"host/{other}").decode() for other in range(world_size)]
@@ -189,9 +189,9 @@ def open_ranks() -> Iterator[Ranks]:
     if dist.is_torchelastic_launched():
         store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         store = dist.PrefixStore(agreed_start(store, rank, world_size), store)  # type: ignore[attr-defined]
-        place = place_on_machine(store, rank, world_size)
+        place = machine_placement(store, rank, world_size)
     try:
-        device = device_here(*place)
+        device = select_device(*place)
     except PenstockError as error:
         raise error if place[0] == 0 else FirstRankFailed(str(error)) from error
     dist.init_process_group(

@@ -25,13 +25,13 @@ from torch.distributed.tensor.parallel import (
 )
 
 from train.data.rows import Rows
-from train.model.attention import Core, Documents, Look
+from train.model.attention import AttentionFunction, AttentionMask, RowDocuments
 from train.model.loss import HeadLoss, VocabularyPart
 from train.model.transformer import Transformer
 from train.parallel.mesh import all_gather_single, reduce_scatter_single
 
 
-def part_of_rows(rows: Rows, parts: int, part: int) -> Rows:
+def context_part(rows: Rows, parts: int, part: int) -> Rows:
     """The rows with this rank's positions of inputs, targets and groups; the documents of the whole rows stay."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
@@ -39,52 +39,52 @@ def part_of_rows(rows: Rows, parts: int, part: int) -> Rows:
     return Rows(rows.inputs_BT[:, mine], rows.targets_BT[:, mine], rows.documents_BT, groups)
 
 
-def share_sequences(model: Transformer, group: dist.ProcessGroup, by: str) -> None:
+def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str) -> None:
     """Let attention see whole sequences although this rank holds a part of them."""
     parts, part = dist.get_world_size(group), dist.get_rank(group)
 
-    def look(width: int, documents: Documents | None, device: torch.device) -> Look:
+    def attention_mask(width: int, documents: RowDocuments | None, device: torch.device) -> AttentionMask:
         if by == "heads":
             whole = model.look_at(parts * width, documents, device)
         else:
             numbers_BT = None if documents is None else documents.numbers_BT
-            whole = model.look_from(torch.arange(parts * width, device=device), numbers_BT)
+            whole = model.mask_of_positions(torch.arange(parts * width, device=device), numbers_BT)
         mine = slice(part * width, (part + 1) * width)
         rotation = None if whole.rotation is None else (whole.rotation[0][mine], whole.rotation[1][mine])
-        seen_B1TT = whole.seen_B1TT
-        if by == "keys" and seen_B1TT is None and whole.causal:
-            seen_B1TT = (whole.positions_T[:, None] >= whole.positions_T)[None, None]
-        if by == "keys" and seen_B1TT is not None:
-            seen_B1TT = seen_B1TT[:, :, mine]
-        return replace(whole, positions_T=whole.positions_T[mine], rotation=rotation, seen_B1TT=seen_B1TT)
+        mask_B1TT = whole.mask_B1TT
+        if by == "keys" and mask_B1TT is None and whole.causal:
+            mask_B1TT = (whole.positions_T[:, None] >= whole.positions_T)[None, None]
+        if by == "keys" and mask_B1TT is not None:
+            mask_B1TT = mask_B1TT[:, :, mine]
+        return replace(whole, positions_T=whole.positions_T[mine], rotation=rotation, mask_B1TT=mask_B1TT)
 
-    model.look = look
-    share = by_heads if by == "heads" else by_keys
+    model.attention_mask = attention_mask
+    share = attend_by_heads if by == "heads" else attend_by_keys
     for block in model.layers:
         block.attention.core = share(block.attention.core, group)
 
 
-def by_heads(core: Core, group: dist.ProcessGroup) -> Core:
+def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
     """Attention over whole sequences, each rank with its share of the heads."""
     parts = dist.get_world_size(group)
 
-    def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, look: Look) -> Tensor:
+    def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
         if k_BGtK.shape[1] % parts:  # too few key-value heads to share: as many as there are query heads
             times = q_BHtK.shape[1] // k_BGtK.shape[1]
             k_BGtK, v_BGtK = k_BGtK.repeat_interleave(times, 1), v_BGtK.repeat_interleave(times, 1)
         heads = [_to_heads(x, group, parts) for x in (q_BHtK, k_BGtK, v_BGtK)]
-        return _to_positions(core(heads[0], heads[1], heads[2], look), group, parts)
+        return _to_positions(core(heads[0], heads[1], heads[2], attention_mask), group, parts)
 
     return attend
 
 
-def by_keys(core: Core, group: dist.ProcessGroup) -> Core:
+def attend_by_keys(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
     """Attention of this rank's queries over all keys."""
 
-    def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, look: Look) -> Tensor:
+    def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
         k_CBGtK, v_CBGtK = _gather(torch.stack((k_BGtK, v_BGtK)), group).unbind(1)
         k_BGTK, v_BGTK = (x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in (k_CBGtK, v_CBGtK))
-        return core(q_BHtK, k_BGTK, v_BGTK, look)
+        return core(q_BHtK, k_BGTK, v_BGTK, attention_mask)
 
     return attend
 
@@ -154,7 +154,7 @@ def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 # section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
 
 
-def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
+def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     """Split the matrices of a model over the ranks of a mesh, and set its look and loss for that."""
     sequence = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
     attention = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
@@ -186,9 +186,9 @@ def share_matrices(model: Transformer, mesh: DeviceMesh) -> None:
     if model.embedding is not None:
         model.embedding.register_forward_hook(lambda module, inputs, x_BTD: _waited(x_BTD))
     # The stream of a later stage of a pipeline holds a part of the positions.
-    look, times = model.look, mesh.size() if model.embedding is None else 1
-    model.look = lambda width, documents, device: look(width * times, documents, device)
-    model.loss = SharedHeadLoss(model.loss, mesh)
+    attention_mask, times = model.attention_mask, mesh.size() if model.embedding is None else 1
+    model.attention_mask = lambda width, documents, device: attention_mask(width * times, documents, device)
+    model.loss = VocabularyParallelLoss(model.loss, mesh)
 
 
 class _Waited(torch.autograd.Function):
@@ -210,7 +210,7 @@ def _waited(x: Tensor) -> Tensor:
     return cast(Tensor, _Waited.apply(x))  # type: ignore[no-untyped-call]
 
 
-class SharedHeadLoss(HeadLoss):
+class VocabularyParallelLoss(HeadLoss):
     """The loss where the vocabulary and the positions of the stream are shared by the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):

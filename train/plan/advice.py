@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from train.config.plan import OwnLaw, PlanConfig
 from train.config.settings import Settings
-from train.data.order import tokens_drawn
+from train.data.order import tokens_by_source
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, num_parameters
 from train.plan.plan import Plan
@@ -66,13 +66,13 @@ def _budget_formula(sizing: PlanConfig) -> str:
 
 def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
     """Yield the expected loss of this run, and the parameters of an own law with their intervals."""
-    own, data = plan.settings.plan.own_law, repeats.repeated(tokens_drawn(plan.stages), unique)
+    own, data = plan.settings.plan.own_law, repeats.repeated(tokens_by_source(plan.stages), unique)
     if own is None:
         formula, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
     else:
         formula, source = "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
         for name, unit in OWN_NUMBERS.items():
-            yield f"own_law.{name}", getattr(law_in(own), name), unit, own.told(name), own.held_if(name)
+            yield f"own_law.{name}", getattr(law_in(own), name), unit, own.told(name), own.source_of(name)
     if (loss := _loss(plan, own, data)) <= math.log(plan.shape.vocab_size):
         yield "expected_loss", loss, "nats/token", formula, source
 
@@ -112,7 +112,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
 
     `unique`: unique tokens of each source.
     """
-    own, drawn = plan.settings.plan.own_law, tokens_drawn(plan.stages)
+    own, drawn = plan.settings.plan.own_law, tokens_by_source(plan.stages)
     epochs = {source: tokens / unique[source] for source, tokens in drawn.items()}
     lines = _distrust(plan, own) if own else []
     if max(epochs.values()) > NEAR:

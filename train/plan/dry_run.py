@@ -15,8 +15,8 @@ from train.parallel.layout import (
     axes_problem,
     data_ranks,
     layers_of,
+    layout_problems,
     num_micro_batches,
-    problems_of,
     rows_of,
     stages_of,
 )
@@ -34,7 +34,7 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = 
     """
     settings = settings.for_device(device)
     lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
-    problems = list(problems_of(plan.shape, settings, world_size, lengths, plan.global_batch))
+    problems = list(layout_problems(plan.shape, settings, world_size, lengths, plan.global_batch))
     lines = [f"{world_size} rank(s), nothing was started"]
     lines += [f"!! {problem}" for problem in problems]
     lines += _model(plan, settings, device)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from schemas.tokens import TRAIN, Dataset
 from train.config.settings import Settings
-from train.data.order import tokens_drawn
+from train.data.order import tokens_by_source
 from train.data.packing import PackedSource
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token, num_parameters
-from train.parallel.layout import axes_of, data_ranks, problems_of
+from train.parallel.layout import axes_of, data_ranks, layout_problems
 from train.parallel.memory import SOURCES, Memory, memory_of_rank
 from train.plan import rules
 from train.plan.advice import flops_rows, size_figures
@@ -67,7 +67,7 @@ def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) 
 
 
 def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
-    total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_drawn(plan.stages), plan.settings.train.seq_len
+    total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_by_source(plan.stages), plan.settings.train.seq_len
     unique = {source: number * seq_len for source, number in offer.samples.items()}
     worth = repeats.repeated(drawn, unique).worth
     repeated = "Σ U + U·R*·(1 − exp(−(D/U − 1)/R*)), R* = 15.39"
@@ -187,7 +187,7 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
     needs = []
     for stage in stages:
         length, batch = row_length(settings.train, stage.seq_len), stage.global_batch
-        if any(problems_of(shape, settings, world_size, [length], batch)):
+        if any(layout_problems(shape, settings, world_size, [length], batch)):
             return None
         if data_ranks(axes_of(settings.layout, world_size)) > batch:
             return None

@@ -13,9 +13,9 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings, load_settings
-from train.data.order import Order, open_streams, stage_counts, tokens_drawn
+from train.data.order import SampleOrder, open_streams, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
-from train.data.permutation import SourceOrder
+from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.plan import rules
@@ -54,7 +54,7 @@ def peak_of(settings: Settings) -> float | None:
     if not settings.cluster.device:
         return settings.train.peak_flops
     device = device_of(settings.cluster.device)
-    precision = computed_in(settings.formats_for(device.kind, device.capability))
+    precision = computed_in(settings.with_precisions_for(device.kind, device.capability))
     if precision not in device.peak_flops:
         raise ConfigError(
             f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
@@ -99,7 +99,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
         )
         for candidate in result.best
     )
-    raw = plan.settings.formats_for(device.kind, device.capability).to_json()
+    raw = plan.settings.with_precisions_for(device.kind, device.capability).to_json()
     chosen = raw | {"layout": raw.get("layout", {}) | offers[0].layout}
     settings = load_settings(chosen, [], "the fastest layout")
     # The earlier estimates are for the previous layout and for the world sizes of plan.world_sizes.
@@ -178,7 +178,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     sized = Plan(
         dataset=dataset.digest,
         tokenizer=dataset.tokenizer.sha256,
-        order=Order(streams, stages, NO_SKIPS, train.seed).digest,
+        order=SampleOrder(streams, stages, NO_SKIPS, train.seed).digest,
         shape=shape,
         num_params=num_params,
         stages=stages,
@@ -194,7 +194,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
 
 
 def _offered(
-    streams: Mapping[str, SourceOrder],
+    streams: Mapping[str, RowOrder],
     counts: Mapping[str, int],
     settings: Settings,
     packing: Packing | None,
@@ -215,8 +215,8 @@ def _power_of_two(sequences: float, most: int) -> int:
     return max(1, min(1 << max(0, round(math.log2(sequences))), most))
 
 
-def _check_epochs(streams: Mapping[str, SourceOrder], stages: tuple[StagePlan, ...], max_epochs: float) -> None:
-    drawn = tokens_drawn(stages)
+def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...], max_epochs: float) -> None:
+    drawn = tokens_by_source(stages)
     lengths = {
         source: stream.num_units * stages[0].seq_len // stream.width(stages[0].seq_len)
         for source, stream in streams.items()

@@ -38,7 +38,7 @@ def place(plan: Plan, here: Here) -> tuple[Plan, list[str]]:
     If no micro-batch is set, it is searched for together with recomputation on a CUDA device of the table. Raises
     ConfigError if the device cannot train with these settings.
     """
-    settings = plan.settings.formats_for(here.kind, here.capability)
+    settings = plan.settings.with_precisions_for(here.kind, here.capability)
     check_blocks(plan.shape, settings, here.kind)
     lines = []
     if settings.layout.micro_batch is None and here.kind == "cuda":

@@ -13,13 +13,13 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.config.plan import PlanConfig, check_kept
+from train.config.plan import PlanConfig, check_mix_overrides
 from train.config.settings import AUTO, Settings, load_settings
-from train.data.order import Order, heldout_streams, make_order
+from train.data.order import SampleOrder, heldout_streams, make_order
 from train.data.packing import open_packings
 from train.data.stages import NO_SKIPS, SkipList, StagePlan, read_skip_list, row_length
 from train.model.shape import ModelShape
-from train.optim.schedule import Course, StageCourse
+from train.optim.schedule import ScheduleInputs, StageSchedule
 from train.parallel.layout import axes_of, check_layout, data_ranks
 from train.plan.rules import Figure
 
@@ -101,14 +101,14 @@ class Plan(BaseModel):
         return sum(stage.num_tokens for stage in self.stages)
 
     @property
-    def course(self) -> Course:
+    def course(self) -> ScheduleInputs:
         """The stages and the peak from which, with `[optim]`, the learning rate of each step follows."""
         given = self.settings.train.stages
         stages = [
-            StageCourse(plan.first_step + 1, plan.num_steps, own.learning_rate, own.schedule, own.final_lr_share)
+            StageSchedule(plan.first_step + 1, plan.num_steps, own.learning_rate, own.schedule, own.final_lr_share)
             for plan, own in zip(self.stages, given, strict=False)
         ]
-        return Course(self.steps, self.warmup_steps, self.learning_rate, tuple(stages))
+        return ScheduleInputs(self.steps, self.warmup_steps, self.learning_rate, tuple(stages))
 
 
 def write_plan(run: Store, plan: Plan) -> None:
@@ -144,7 +144,7 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     Raises ConfigError that lists every wrong name, ContractError if the plan was made for another dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
-    check_kept(raw, overrides)
+    check_mix_overrides(raw, overrides)
     free = PlanConfig.fields_of("execution")
     names = [text.partition("=")[0].strip().partition(".") for text in overrides]
     sized = [
@@ -167,7 +167,7 @@ def check_overrides(run: Store, overrides: Sequence[str]) -> None:
     """
     if run.exists(PLAN_NAME):
         settings = run.read_json(PLAN_NAME)["settings"]
-        check_kept(settings, overrides)
+        check_mix_overrides(settings, overrides)
         load_settings(settings, overrides, run.uri)
 
 
@@ -208,7 +208,7 @@ def standing_skips(run: Store, settings: Settings) -> SkipList:
     return read_skip_list(run, name)
 
 
-def standing_order(run: Store, dataset: Dataset, plan: Plan) -> Order:
+def standing_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
     """Return the order of a plan's samples with the run's current skip list and packed rows."""
     train = plan.settings.train
     skip, packings = standing_skips(run, plan.settings), open_packings(run, dataset, train)

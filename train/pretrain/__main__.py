@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.errors import PenstockError
-from schemas.locks import training
+from schemas.locks import lock_training
 from schemas.storage import Store
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks
 from train.pretrain.loop import train
 
-LOST = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
+LOST_CONNECTION = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
 """What a collective says when a rank of it has died."""
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as held:
         try:
             ranks = held.enter_context(open_ranks())
-            ranks.on_first(lambda: held.enter_context(training(run, "penstock train")))
+            ranks.on_first(lambda: held.enter_context(lock_training(run, "penstock train")))
             return train(run, arguments.overrides, ranks)
         except PenstockError as error:
             if not isinstance(error, FirstRankFailed):
@@ -42,10 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             ErrorHandler().record_exception(error)  # where torchrun and `train.launch` look for it
             return 2
         except RuntimeError as error:
-            if ranks is None or not LOST.search(str(error)):
+            if ranks is None or not LOST_CONNECTION.search(str(error)):
                 raise
             # The rank that died has said why, if it could; a page of what met the others would bury it.
-            print(f"penstock: rank {ranks.rank} has lost another one ({LOST.findall(str(error))[0]})", file=sys.stderr)
+            print(
+                f"penstock: rank {ranks.rank} has lost another one ({LOST_CONNECTION.findall(str(error))[0]})",
+                file=sys.stderr,
+            )
             return 1
         except KeyboardInterrupt:
             print("penstock: stopped at once; the last complete checkpoint stands", file=sys.stderr)

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from train.checkpoint.save import Outcome, SaveFailed
+from train.checkpoint.save import SaveFailed, SaveOutcome
 from train.data.batches import Batches
 from train.data.stages import row_length
 from train.monitor.events import (
     EVENTS_NAME,
-    Begun,
     EarlyStop,
     Event,
     EventLog,
@@ -21,35 +20,36 @@ from train.monitor.events import (
     Skipped,
     Spike,
     SpikeDocument,
+    Started,
     Undone,
 )
 from train.monitor.guard import (
+    Bands,
     GuardState,
-    Levels,
     Verdict,
     after_heldout,
     after_rewind,
+    after_stage_change,
     after_step,
-    at_new_stage,
-    levels,
+    bands_of,
 )
 from train.monitor.log_files import MetricsLog
-from train.monitor.metrics import StepMetrics, by_source, flops_utilisation
-from train.monitor.progress import Progress
+from train.monitor.metrics import StepMetrics, flops_utilisation, metrics_by_source
+from train.monitor.progress import ProgressPrinter
 from train.monitor.quarantine import QUARANTINE_NAME
 from train.parallel.ranks import Ranks
-from train.pretrain.setup import Setup
-from train.pretrain.spikes import LeftOut
-from train.pretrain.step import Learner, Measured
+from train.pretrain.setup import TrainingSetup
+from train.pretrain.spikes import Exclusion
+from train.pretrain.step import Learner, StepResult
 
-SHOWN = 5
+MAX_SHOWN_DOCUMENTS = 5
 """Documents of a spike that its line names."""
 
 
-class Record:
+class TrainingLog:
     """The record of a run from its checkpoint, or from its beginning; close it with the context."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, sources: Sequence[str], rewinds: int):
+    def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
         """`rewinds`: of the whole run, which a killed process may have made behind its last checkpoint."""
         note = setup.note
         self.guard = (note.progress.guard if note else GuardState()).model_copy(update={"rewinds": rewinds})
@@ -61,10 +61,10 @@ class Record:
         if ranks.rank == 0:
             self._log = MetricsLog(setup.run, self._sources, note.step if note else 0)
             self._events = EventLog(setup.run)
-            self._progress = Progress(setup.plan.steps, setup.settings.train.log_every)
+            self._progress = ProgressPrinter(setup.plan.steps, setup.settings.train.log_every)
         now = setup.layout.model_dump()
         if note is None:
-            self.tell(Begun(step=0, layout=now))
+            self.tell(Started(step=0, layout=now))
         else:
             before = note.layout.model_dump()
             self.tell(Resumed(step=note.step, checkpoint=note.name, layout=now, layout_before=before))
@@ -102,12 +102,12 @@ class Record:
         """Step `step` (1 = first) is about to be computed."""
         self._mark = ""
         if any(stage.first_step == step - 1 for stage in self._setup.plan.stages[1:]):
-            self.guard = at_new_stage(self.guard)
+            self.guard = after_stage_change(self.guard)
 
-    def judge(self, step: int, measured: Measured, loss_scale: float | None) -> Verdict:
+    def judge(self, step: int, measured: StepResult, loss_scale: float | None) -> Verdict:
         """What is to be done about a step, the same on every rank; `loss_scale` is that of fp16."""
         config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
-        known = levels(self.guard, config)
+        known = bands_of(self.guard, config)
         self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
         if verdict is Verdict.SKIP:
             self.tell(Skipped(step=step, loss=loss, grad_norm=norm, loss_scale=loss_scale))
@@ -157,7 +157,7 @@ class Record:
         if self._log is not None:
             self._log.sync()
 
-    def saved(self, outcomes: Sequence[Outcome]) -> None:
+    def saved(self, outcomes: Sequence[SaveOutcome]) -> None:
         """Take note of saves that have come to an end."""
         for outcome in outcomes:
             if isinstance(outcome, SaveFailed):
@@ -167,7 +167,7 @@ class Record:
         """Training stood still for a save."""
         self._stall += seconds
 
-    def rewind(self, step: int, to_step: int, checkpoint: str, left_out: LeftOut, restored: GuardState) -> None:
+    def rewind(self, step: int, to_step: int, checkpoint: str, left_out: Exclusion, restored: GuardState) -> None:
         """Training goes back from `step` to the state of `to_step`, to go on without some samples."""
         samples, doc_ids = left_out.samples, tuple(document.doc_id for document in left_out.documents)
         if self._log is not None:
@@ -181,7 +181,7 @@ class Record:
         self.say(f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{kept_out}")
 
 
-def spike_of(step: int, loss: float, grad_norm: float, known: Levels) -> Spike | None:
+def spike_of(step: int, loss: float, grad_norm: float, known: Bands) -> Spike | None:
     """A step above what its windows allow, without its documents; None if it is not."""
     left, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
     first = known.loss if "loss" in left else known.gradient
@@ -197,7 +197,7 @@ def describe_spike(event: Spike) -> str:
     measured = [document for document in event.documents if document.loss is not None]
     shown = ", ".join(
         f"{document.url or document.doc_id} ({document.source}: loss {document.loss:.4f} of {document.targets} tokens)"
-        for document in measured[:SHOWN]
+        for document in measured[:MAX_SHOWN_DOCUMENTS]
     )
     worst = f", the worst {shown}" if shown else ""
     said = " and ".join(above[quantity] for quantity in event.left)
@@ -205,12 +205,12 @@ def describe_spike(event: Spike) -> str:
 
 
 def step_metrics(
-    setup: Setup, batches: Batches, learner: Learner, measured: Measured, values: Mapping[str, Any]
+    setup: TrainingSetup, batches: Batches, learner: Learner, measured: StepResult, values: Mapping[str, Any]
 ) -> StepMetrics:
     """The line of a step from what was measured; `values`: step, learning_rate, loss_scale, skipped, and its times."""
     step, seconds = int(values["step"]), max(float(values["step_seconds"]), 1e-9)
     stage = batches.order.place(step - 1)[0]
-    losses, tokens = by_source(batches.order.sources, measured.losses, measured.counts)
+    losses, tokens = metrics_by_source(batches.order.sources, measured.losses, measured.counts)
     plan, total, compressor = setup.plan.stages[stage], round(sum(measured.counts)), learner.model.compressor
     positions = plan.global_batch * row_length(setup.settings.train, plan.seq_len) / seconds
     compressed = compressor is not None and setup.settings.layout.compress != "none"

@@ -13,18 +13,18 @@ import torch
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.checkpoint.metadata import Note
+from train.checkpoint.metadata import CheckpointMetadata
 from train.monitor.events import Interrupted
 from train.monitor.guard import Verdict
 from train.monitor.metrics import TrainManifest, last_metrics, write_train_manifest
-from train.monitor.profiler import Profile
+from train.monitor.profiler import StepProfiler
 from train.optim.schedule import learning_rate
 from train.parallel.ranks import Interruption, Ranks
-from train.pretrain.run import Made, Run
-from train.pretrain.setup import Setup, describe, prepare
+from train.pretrain.run import LaunchedStep, TrainingRun
+from train.pretrain.setup import TrainingSetup, describe, prepare
 
 
-def pretrain(setup: Setup, ranks: Ranks) -> int:
+def pretrain(setup: TrainingSetup, ranks: Ranks) -> int:
     """Train up to the run's end; returns 0, or 128 + SIGINT if a user broke it off. SIGTERM: a checkpoint, and 0."""
     torch.set_num_threads(setup.layout.threads)
     settings, plan = setup.settings, setup.plan
@@ -32,8 +32,8 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
     by_sigterm = False
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
-        run = Run(setup, ranks, stack, lambda: interruption.asked)
-        profile = stack.enter_context(Profile(setup.run, setup.window))
+        run = TrainingRun(setup, ranks, stack, lambda: interruption.asked)
+        profile = stack.enter_context(StepProfiler(setup.run, setup.window))
         if settings.checkpoint.first and setup.note is None:
             run.save()
         ended = run.record.ended
@@ -48,7 +48,7 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
                 stage = run.batches.order.stage_of(run.step)
                 scale = run.learner.loss_scale.scale if run.learner.loss_scale else None
                 measured = run.learner.compute(step, fed.rows, stage.global_batch, fed.num_targets)
-                made = Made(step, fed.rows, measured, scale)
+                made = LaunchedStep(step, fed.rows, measured, scale)
                 if step < plan.steps:
                     run.feed.request(step)
                 if not run.defers:
@@ -73,12 +73,12 @@ def pretrain(setup: Setup, ranks: Ranks) -> int:
             run.save()
         note = run.finish_saves()
         if run.step < plan.steps and not ended:
-            return interrupted(run, note, signal.SIGTERM if by_sigterm else signal.SIGINT)
-    ranks.on_first(lambda: print(conclude(setup, note, run.step), flush=True))
+            return report_interruption(run, note, signal.SIGTERM if by_sigterm else signal.SIGINT)
+    ranks.on_first(lambda: print(write_end(setup, note, run.step), flush=True))
     return 0
 
 
-def interrupted(run: Run, note: Note | None, asked: signal.Signals) -> int:
+def report_interruption(run: TrainingRun, note: CheckpointMetadata | None, asked: signal.Signals) -> int:
     """Tell of a run that was asked to stop; returns the exit code."""
     standing = note.name if note else None
     run.record.tell(Interrupted(step=run.step, signal=asked.name, checkpoint=standing))
@@ -86,7 +86,7 @@ def interrupted(run: Run, note: Note | None, asked: signal.Signals) -> int:
     return 0 if asked == signal.SIGTERM else 128 + asked
 
 
-def conclude(setup: Setup, note: Note | None, step: int) -> str:
+def write_end(setup: TrainingSetup, note: CheckpointMetadata | None, step: int) -> str:
     """Write the manifest of a run at its end; returns what to say. Raises ContractError if no checkpoint stands."""
     last = last_metrics(setup.run, step)
     if note is None or note.step != step:

@@ -5,30 +5,30 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from train.checkpoint.folder import identify, standing_notes
-from train.checkpoint.metadata import Note
+from train.checkpoint.folder import identify, list_checkpoints
+from train.checkpoint.metadata import CheckpointMetadata
 from train.checkpoint.save import Saver
 from train.data.prefetch import Prefetch
 from train.data.rows import Rows
 from train.monitor.events import SpikeDocument, Stopped, count_rewinds, read_events
-from train.monitor.guard import GuardState, Verdict, why_stopped
-from train.monitor.metrics import Heldout, StepMetrics, finite, heldout_by_source
+from train.monitor.guard import GuardState, Verdict, stop_error
+from train.monitor.metrics import HeldoutMetrics, StepMetrics, finite, heldout_by_source
 from train.parallel.ranks import Ranks
-from train.pretrain.log import Record, step_metrics
-from train.pretrain.setup import Setup
-from train.pretrain.spikes import documents_of, keep_out, leave_out
-from train.pretrain.step import Asked, Feed, Learner, Measured
+from train.pretrain.log import TrainingLog, step_metrics
+from train.pretrain.setup import TrainingSetup
+from train.pretrain.spikes import exclude_spike, measure_documents, skip_quarantined
+from train.pretrain.step import Feed, Learner, StepResult, StopSignals
 
 
 @dataclass
-class Made:
+class LaunchedStep:
     """A step whose work has been launched."""
 
     step: int
     """Its number, 1 = first."""
     rows: Rows
     """Those of this rank."""
-    measured: Measured
+    measured: StepResult
     """What it finds out, perhaps still on its way from the device."""
     loss_scale: float | None
     """Factor of its loss in fp16."""
@@ -38,16 +38,16 @@ class Made:
     """Verdict of the guard; None = it has not judged the step yet."""
 
 
-class Run:
+class TrainingRun:
     """Everything that a loop of steps works with; what is opened is closed by the stack it is given."""
 
-    def __init__(self, setup: Setup, ranks: Ranks, stack: ExitStack, asked: Asked):
+    def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, asked: StopSignals):
         """`asked`: whether this process was asked to stop."""
         self.setup, self._ranks, self._stack, self._asked = setup, ranks, stack, asked
-        self._pending: Made | None = None
+        self._pending: LaunchedStep | None = None
         self._clock = 0.0
         if setup.settings.guard.quarantine:
-            ranks.on_first(lambda: keep_out(setup, setup.note.step if setup.note else 0))
+            ranks.on_first(lambda: skip_quarantined(setup, setup.note.step if setup.note else 0))
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
@@ -55,20 +55,20 @@ class Run:
         rewinds = 0 if setup.note is None else told
         self.step, self.saved = 0, -1
         self._take(setup.note)
-        self.record = stack.enter_context(Record(setup, ranks, self.batches.order.sources, rewinds))
+        self.record = stack.enter_context(TrainingLog(setup, ranks, self.batches.order.sources, rewinds))
         self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks)))
         self._saver.prepare(self.learner.state())
         self.feed = self._open_feed()
 
     def _open_feed(self) -> Feed:
         rows = Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type)
-        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.speaks, self._asked))
+        return self._stack.enter_context(Feed(rows, self._ranks, self.learner.model.mesh.is_group_leader, self._asked))
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
-    def _take(self, note: Note | None) -> None:
+    def _take(self, note: CheckpointMetadata | None) -> None:
         """Take the state of a checkpoint, or the one that a run begins with."""
         self.step = self.saved = note.step if note else 0
         if note is None:
@@ -76,7 +76,7 @@ class Run:
             self.learner.begin()
             return
         same = not note.layout.differences(self.setup.layout)
-        if left := self.learner.go_on(self.setup.run, note, same):
+        if left := self.learner.load_checkpoint(self.setup.run, note, same):
             self._ranks.on_first(
                 lambda: print(
                     f"penstock: {note.name} was computed in another layout: what compression remembered there is "
@@ -103,7 +103,7 @@ class Run:
         if self._pending is None:
             self._clock = time.perf_counter()
 
-    def judge(self, made: Made) -> list[SpikeDocument]:
+    def judge(self, made: LaunchedStep) -> list[SpikeDocument]:
         """Ask the guard about a step; returns the documents of a spike.
 
         Raises ContractError where the guard stops the run.
@@ -112,12 +112,12 @@ class Run:
         made.verdict = self.record.judge(made.step, made.measured, made.loss_scale)
         documents = self._look_into(made.step, made.rows) if self.record.saw_spike else []
         if made.verdict is Verdict.STOP:
-            error = why_stopped(self.record.guard, self.setup.settings.guard, made.step)
+            error = stop_error(self.record.guard, self.setup.settings.guard, made.step)
             self.record.tell(Stopped(step=made.step, reason=str(error)))
             self._ranks.refuse(error)
         return documents
 
-    def launched(self, made: Made) -> None:
+    def launched(self, made: LaunchedStep) -> None:
         """The work of a step is launched: write the line of the one before, and keep this one's figures for later."""
         self.settle()
         self.step, self._pending = made.step, made
@@ -150,7 +150,7 @@ class Run:
             self.record.sync()
         except OSError as error:
             self.record.say(f"penstock: metrics are behind the checkpoint of step {self.step}: {error}")
-        note = Note(
+        note = CheckpointMetadata(
             step=self.step,
             identity=identify(self.setup.dataset, self.setup.plan, self.batches.order.skip),
             layout=self.setup.layout,
@@ -164,18 +164,18 @@ class Run:
         """Take note of a save that has come to an end."""
         self.record.saved(self._saver.poll())
 
-    def finish_saves(self) -> Note | None:
+    def finish_saves(self) -> CheckpointMetadata | None:
         """Wait for the last save; returns the newest checkpoint. Raises ContractError if the last save failed."""
         self.record.saved(self._saver.wait())
         self._saver.finish()
-        notes = self._ranks.on_first(lambda: standing_notes(self.setup.run))
+        notes = self._ranks.on_first(lambda: list_checkpoints(self.setup.run))
         return notes[-1] if notes else None
 
     # --------------------------------------------------------------------------------------------------------- rewind
 
     def _look_into(self, step: int, rows: Rows) -> list[SpikeDocument]:
         """Measure the documents of the spike in a step, whose gradient stands and stays as it is, and tell of them."""
-        documents = documents_of(self.setup, self._ranks, self.learner, step, rows)
+        documents = measure_documents(self.setup, self._ranks, self.learner, step, rows)
         self.record.tell_spike(step, documents)
         return documents
 
@@ -188,10 +188,10 @@ class Run:
         self.feed.drop()
         self.feed.close()
         bad, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
-        notes = self._ranks.on_first(lambda: [note for note in standing_notes(run) if note.step < bad])
+        notes = self._ranks.on_first(lambda: [note for note in list_checkpoints(run) if note.step < bad])
         note = notes[-1] if notes else None
         after = note.step if note else 0
-        left_out = self._ranks.on_first(lambda: leave_out(self.setup, bad, after, documents, rewinds + 1))
+        left_out = self._ranks.on_first(lambda: exclude_spike(self.setup, bad, after, documents, rewinds + 1))
         self.learner.drop()
         self._take(note)
         restored = note.progress.guard if note else GuardState()
@@ -211,7 +211,7 @@ class Run:
             self.record.write(line.model_copy(update={"heldout_loss": finite(loss), "heldout": heldout}))
         return ends
 
-    def _measure_heldout(self) -> tuple[float | None, dict[str, Heldout]]:
+    def _measure_heldout(self) -> tuple[float | None, dict[str, HeldoutMetrics]]:
         """Mean held-out loss [nats/token], and the figures of each source; None and nothing if none is held out."""
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}

@@ -4,32 +4,32 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import ContractError
-from train.data.order import Order
+from train.data.order import SampleOrder
 from train.data.rows import Rows
 from train.data.stages import STAGE_BITS, append_to_skip_list
 from train.monitor.events import SpikeDocument
 from train.monitor.metrics import read_metrics
 from train.monitor.quarantine import (
-    Blame,
+    Attribution,
     Quarantined,
     SourceLevels,
-    blame,
+    attribute_spike,
     excess_of,
-    of_documents,
+    merge_parts,
     quarantine,
     read_quarantine,
 )
 from train.parallel.ranks import Ranks
 from train.plan.plan import skip_name, standing_order
-from train.pretrain.setup import Setup
+from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner
 from train.trace import Trace
 
-ORIGIN = {"doc_id", "url", "source", "split", "offset", "length"}
+ORIGIN_FIELDS = {"doc_id", "url", "source", "split", "offset", "length"}
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Exclusion:
     """What training goes on without behind a spike."""
 
     samples: tuple[int, ...]
@@ -38,17 +38,19 @@ class LeftOut:
     """Documents that are in no batch from now on."""
 
 
-def _trace(setup: Setup, order: Order) -> Trace:
+def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
     return Trace(setup.dataset, order, setup.settings.train.objective == "causal")
 
 
-def levels_before(setup: Setup, step: int) -> SourceLevels:
+def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
     """What each source had in the last `guard.spike_window` steps before one."""
     before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
     return SourceLevels(before[-setup.settings.guard.spike_window :])
 
 
-def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: Rows) -> list[SpikeDocument]:
+def measure_documents(
+    setup: TrainingSetup, ranks: Ranks, learner: Learner, step: int, rows: Rows
+) -> list[SpikeDocument]:
     """Every part of a document in the batch of a step with its own loss under the weights as they are, worst first.
 
     `rows` are this rank's. One forward pass of all ranks, of which the gradient knows nothing; the same on every rank.
@@ -56,7 +58,7 @@ def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: 
     # A reader and an order of its own: those of the run are being used by the thread that reads ahead.
     batches = setup.open_batches()
     parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
-    levels = ranks.on_first(lambda: levels_before(setup, step))
+    levels = ranks.on_first(lambda: source_levels_before(setup, step))
     number = batches.order.stage_of(step - 1).global_batch
     places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
     groups_BT = batches.groups(step - 1, learner.model.rows_here(number), places)
@@ -71,7 +73,7 @@ def documents_of(setup: Setup, ranks: Ranks, learner: Learner, step: int, rows: 
     return sorted(found, key=lambda document: -document.excess if document.excess is not None else float("inf"))
 
 
-def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
+def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
     """`samples` and all others behind step `after` that a run has to skip never to see documents again, any epoch.
 
     Those that move up in their place are looked at again. Raises ContractError if the documents are in most of them.
@@ -90,20 +92,22 @@ def without(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after:
     return found
 
 
-def keep_out(setup: Setup, after: int) -> int:
+def skip_quarantined(setup: TrainingSetup, after: int) -> int:
     """Skip what holds a quarantined document behind step `after` and is not skipped yet; returns how many samples.
 
     So a list is followed that a killed process had just written, or that another run handed on.
     """
     doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
     order = standing_order(setup.run, setup.dataset, setup.plan)
-    samples = without(_trace(setup, order), doc_ids, [], after) if doc_ids else []
+    samples = samples_to_skip(_trace(setup, order), doc_ids, [], after) if doc_ids else []
     if samples:
         _write(setup, [], samples, "quarantined documents")
     return len(samples)
 
 
-def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int) -> LeftOut:
+def exclude_spike(
+    setup: TrainingSetup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int
+) -> Exclusion:
     """Skip the samples of the spike in `step`, and quarantine its culprits if the settings want that; for one rank.
 
     Training goes on from `after`; `rewind`: the number of this one in the run. A process that is killed between the two
@@ -113,24 +117,24 @@ def leave_out(setup: Setup, step: int, after: int, documents: Sequence[SpikeDocu
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
     reason = f"spike in step {step}"
     if setup.settings.guard.quarantine:
-        levels = levels_before(setup, step)
-        own = of_documents(((one.doc_id, one.source, one.loss, one.targets) for one in documents), levels)
-        listed = _lines(blame(own), documents, step, rewind) if own else []
+        levels = source_levels_before(setup, step)
+        own = merge_parts(((one.doc_id, one.source, one.loss, one.targets) for one in documents), levels)
+        listed = _lines(attribute_spike(own), documents, step, rewind) if own else []
         # The samples that move up may hold what was quarantined before.
         doc_ids = [line.doc_id for line in (*read_quarantine(setup.run), *listed)]
-        more = without(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
+        more = samples_to_skip(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
         reason += f", with {len(more)} more samples of quarantined documents" if more else ""
         samples += more
     _write(setup, listed, samples, reason)
-    return LeftOut(tuple(samples), tuple(listed))
+    return Exclusion(tuple(samples), tuple(listed))
 
 
-def _lines(found: Blame, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
+def _lines(found: Attribution, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
     """The lines of the list for the documents that a spike is blamed on."""
     known = {document.doc_id: document for document in documents}
     return [
         Quarantined(
-            **known[culprit.doc_id].model_dump(include=ORIGIN),
+            **known[culprit.doc_id].model_dump(include=ORIGIN_FIELDS),
             step=step,
             rewind=rewind,
             loss=culprit.loss,
@@ -139,11 +143,11 @@ def _lines(found: Blame, documents: Sequence[SpikeDocument], step: int, rewind: 
             limit=found.limit,
             why=found.why,
         )
-        for culprit in found.culprits
+        for culprit in found.documents_blamed
     ]
 
 
-def _write(setup: Setup, listed: Sequence[Quarantined], samples: list[int], reason: str) -> None:
+def _write(setup: TrainingSetup, listed: Sequence[Quarantined], samples: list[int], reason: str) -> None:
     name = skip_name(setup.settings)
     try:
         if listed:

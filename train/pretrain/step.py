@@ -10,32 +10,32 @@ import torch
 from torch import Tensor
 
 from schemas.storage import Store
-from train.checkpoint.metadata import Note, Progress
+from train.checkpoint.metadata import CheckpointMetadata, TrainerState
 from train.checkpoint.state import State, read_state, stored_shapes
-from train.data.batches import Heldout
+from train.data.batches import HeldoutRows
 from train.data.prefetch import Prefetch
 from train.data.rows import Rows
 from train.data.stages import row_length
-from train.model.loss import Tally
+from train.model.loss import LossTally
 from train.monitor.guard import GuardState
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
-from train.optim.parameter import Gradients, as_stored
+from train.optim.parameter import Gradients, without_torchao_wrapper
 from train.optim.schedule import LossScale, first_loss_scale
 from train.parallel.parallelize import SplitModel
-from train.parallel.ranks import Ranks, Total
+from train.parallel.ranks import PendingSum, Ranks
 from train.plan.plan import Plan
 
-REMEMBERED = "compress."
+COMPRESSION_PREFIX = "compress."
 """What the names of the tensors begin with that compression remembers."""
 
 
-class Measured:
+class StepResult:
     """What a step has found out before its update, the same on every rank; the first figure asked for waits for it.
 
     Until then it is on its way from the device, beside the work that was launched afterwards.
     """
 
-    def __init__(self, tally: Tally, norm: Tensor, scale: float):
+    def __init__(self, tally: LossTally, norm: Tensor, scale: float):
         """`norm`: of the gradient of the loss times `scale`."""
         found = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
@@ -91,7 +91,7 @@ class Learner:
         longest = max(plan.stages, key=lambda stage: stage.seq_len)
         largest = row_length(plan.settings.train, longest.seq_len), longest.global_batch
         self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, largest)
-        updated = self.model.to_update()
+        updated = self.model.parameters_to_update()
         self.optimizer = make_optimizer(updated, plan.settings.optim)
         self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
         self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
@@ -108,7 +108,7 @@ class Learner:
         if self.loss_scale is not None:
             self.loss_scale = first_loss_scale(self.settings.optim)
 
-    def go_on(self, run: Store, note: Note, same_layout: bool) -> list[str]:
+    def load_checkpoint(self, run: Store, note: CheckpointMetadata, same_layout: bool) -> list[str]:
         """Take the state of a checkpoint; returns the names of what was left behind.
 
         That is what compression remembers of each rank, which another layout has no use for.
@@ -116,10 +116,10 @@ class Learner:
         state, left = self.state(), list[str]()
         if not same_layout:
             self._forget()
-            state = {name: value for name, value in state.items() if not name.startswith(REMEMBERED)}
+            state = {name: value for name, value in state.items() if not name.startswith(COMPRESSION_PREFIX)}
         read_state(run, note, state, self._ranks)  # compares digests before anything is unpickled
         if not same_layout:
-            left = sorted(name for name in stored_shapes(run, note) if name.startswith(REMEMBERED))
+            left = sorted(name for name in stored_shapes(run, note) if name.startswith(COMPRESSION_PREFIX))
         set_step(self.optimizer, note.step - note.progress.guard.skipped)
         if self.loss_scale is not None and note.progress.loss_scale is not None:
             growth = self.settings.optim.loss_scale_steps
@@ -128,7 +128,10 @@ class Learner:
 
     def state(self) -> State:
         """The tensors of a checkpoint by name, the very ones in use."""
-        weights = {f"model.{name}": as_stored(parameter.data) for name, parameter in self.model.parameters.items()}
+        weights = {
+            f"model.{name}": without_torchao_wrapper(parameter.data)
+            for name, parameter in self.model.parameters.items()
+        }
         return weights | self._states()
 
     def _states(self) -> dict[str, Tensor]:
@@ -142,23 +145,23 @@ class Learner:
         for name, value in self._remembered().items():
             value.copy_(self._first.get(name, torch.zeros(())))
 
-    def progress(self, guard: GuardState, heldout: tuple[tuple[int, float], ...]) -> Progress:
+    def progress(self, guard: GuardState, heldout: tuple[tuple[int, float], ...]) -> TrainerState:
         """What a checkpoint's note says beside the tensors."""
         if self.loss_scale is None:
-            return Progress(heldout=heldout, guard=guard)
+            return TrainerState(heldout=heldout, guard=guard)
         scale = self.loss_scale
-        return Progress(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
+        return TrainerState(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
 
-    def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> Measured:
+    def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> StepResult:
         """Make the gradient of step `step` (1 = first) from this rank's rows of a batch of `num_rows`."""
         if self.model.compressor is not None:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         tally = self.model.backward(self.model.micro_batches(rows, num_rows), scale / max(num_targets, 1))
         self._gradients.take()
-        return Measured(tally, self._gradients.norm(), scale)
+        return StepResult(tally, self._gradients.norm(), scale)
 
-    def update(self, rate: float, measured: Measured) -> None:
+    def update(self, rate: float, measured: StepResult) -> None:
         """Clip the gradient and make the update at learning rate `rate`; none where a figure is not finite.
 
         The host waits for the figures only if it has to know of it: for a loss scale, or for compressed gradients.
@@ -191,11 +194,11 @@ class Learner:
         for parameter in self.model.parameters.values():
             parameter.grad = None
 
-    def measure(self, heldout: Heldout) -> Tally:
+    def measure(self, heldout: HeldoutRows) -> LossTally:
         """The losses of held-out rows, by their sources."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
-    def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> Tally:
+    def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
         """The losses of this rank's rows of a batch of `num_rows`, by group of each position; gradients stay."""
         return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)
 
@@ -206,12 +209,12 @@ class Learner:
 # were asked to stop. They are requested one step ahead, so that no step waits for the slowest rank; a signal that
 # arrives after the request takes effect one step later.
 
-Asked = Callable[[], tuple[bool, bool]]
+StopSignals = Callable[[], tuple[bool, bool]]
 """Whether this process was asked to stop by SIGTERM, and by SIGINT."""
 
 
 @dataclass(frozen=True)
-class Fed:
+class StepInput:
     """What a step begins with."""
 
     rows: Rows
@@ -230,24 +233,24 @@ class Fed:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class RequestedStep:
     """A step that was requested."""
 
     step: int
     rows: Rows | Exception
-    total: Total
+    total: PendingSum
 
 
 class Feed:
     """Rows and sums, one step ahead. Every rank requests the same steps in the same order."""
 
-    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, asked: Asked):
+    def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, asked: StopSignals):
         """`counts`: whether this rank's rows count, rather than those of another rank that reads the same."""
         self._rows, self._ranks, self._counts, self._asked = rows, ranks, counts, asked
-        self._ahead: Ahead | None = None
+        self._ahead: RequestedStep | None = None
         self._waited = 0.0
 
-    def request(self, step: int) -> Ahead:
+    def request(self, step: int) -> RequestedStep:
         """Take the rows of a step (0 = first) as soon as they are read, and start its sums; returns both.
 
         An error of reading is raised by `take`: the sums are started all the same, since every rank takes part in them.
@@ -259,10 +262,10 @@ class Feed:
         except Exception as error:
             rows = error
         number = rows.num_targets if isinstance(rows, Rows) and self._counts else 0
-        self._ahead = Ahead(step, rows, self._ranks.start_total(number, *self._asked()))
+        self._ahead = RequestedStep(step, rows, self._ranks.start_total(number, *self._asked()))
         return self._ahead
 
-    def take(self, step: int) -> Fed:
+    def take(self, step: int) -> StepInput:
         """What a step (0 = first) begins with, requested now if it was not before."""
         ahead = self._ahead
         if ahead is None or ahead.step != step:
@@ -272,7 +275,7 @@ class Feed:
         if isinstance(ahead.rows, Exception):
             raise ahead.rows
         num_targets, by_sigterm, by_sigint = ahead.total.wait()
-        return Fed(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
+        return StepInput(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
 
     def drop(self) -> None:
         """Drop what was requested; on every rank, and returns once all have requested it."""

@@ -12,13 +12,13 @@ from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.monitor.progress import LongWork
 from train.plan.plan import Plan, read_plan
-from train.trace.documents import Detail, Details, Texts, documents_containing
+from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
 from train.trace.layout import layout_of_step
-from train.trace.trace import Appearance, FoundDocument, Seen, Trace, open_trace, seen_by, standing_steps
+from train.trace.trace import Appearance, Exposure, FoundDocument, Trace, checkpoint_steps, exposure_of, open_trace
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnswerOptions:
     """What is wanted of every document beside its place."""
 
     details: bool = True
@@ -28,7 +28,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Place:
+class RowSelection:
     """The part of a step's global batch that is asked for."""
 
     rank: int | None = None
@@ -40,16 +40,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Told:
+class TracedDocument:
     """A part or a document with what was wanted of it."""
 
     place: Appearance | FoundDocument
-    detail: Detail
+    detail: DocumentDetail
     text: str | None
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, without what was not asked for."""
-        found = asdict(self.place) | {"title": self.detail.title, "signals": plain(self.detail.signals)}
+        found = asdict(self.place) | {"title": self.detail.title, "signals": to_json_value(self.detail.signals)}
         return found | ({} if self.text is None else {"text": self.text})
 
 
@@ -62,7 +62,7 @@ class StepAnswer:
     """Rows of the global batch that were asked for."""
     layout: str | None
     """Where the layout is written that rank and micro-batch were taken by."""
-    parts: list[Told]
+    parts: list[TracedDocument]
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -76,9 +76,9 @@ class DocumentsAnswer:
 
     num_documents: int
     """How many were found; `documents` may be fewer."""
-    seen: Seen
+    seen: Exposure
     """When any of them is seen."""
-    documents: list[tuple[Told, Seen]]
+    documents: list[tuple[TracedDocument, Exposure]]
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -86,22 +86,22 @@ class DocumentsAnswer:
         return {"num_documents": self.num_documents, "seen": asdict(self.seen), "documents": documents}
 
 
-class Answers:
+class TraceAnswers:
     """Answers about a run; what they need is opened when first needed."""
 
-    def __init__(self, run: Store, wanted: Wanted):
+    def __init__(self, run: Store, wanted: AnswerOptions):
         """Raises ContractError if there is no plan, or it does not belong to the dataset."""
-        self.run, self._wanted, self._known = run, wanted, dict[str, Detail]()
+        self.run, self._wanted, self._known = run, wanted, dict[str, DocumentDetail]()
         self.dataset: Dataset = open_dataset(run)
         self._plan: Plan = read_plan(run, self.dataset)
         self.trace: Trace = open_trace(run, self.dataset, self._plan)
 
     @cached_property
-    def details(self) -> Details:
+    def details(self) -> DetailReader:
         """The tables behind the dataset."""
-        return Details(self.dataset)
+        return DetailReader(self.dataset)
 
-    def step(self, step: int, place: Place) -> StepAnswer:
+    def step(self, step: int, place: RowSelection) -> StepAnswer:
         """The documents of a step. Raises ConfigError if there is no such step, rank or micro-batch."""
         self.trace.check_step(step)
         stage = next(stage for stage in self._plan.stages if stage.first_step < step <= stage.end)
@@ -146,23 +146,27 @@ class Answers:
         return self._documents((found for one in ids for found in self.trace.steps_of_document(one)), limit)
 
     def _documents(self, found: Iterable[FoundDocument], limit: int | None) -> DocumentsAnswer:
-        checkpoints, documents, parts = standing_steps(self.run), list[tuple[Told, Seen]](), list[Appearance]()
+        checkpoints, documents, parts = (
+            checkpoint_steps(self.run),
+            list[tuple[TracedDocument, Exposure]](),
+            list[Appearance](),
+        )
         number = 0
         for document in found:
             number += 1
             parts += document.appearances
             if limit is None or number <= limit:
-                documents.append((self._told(document), seen_by(document.appearances, checkpoints)))
-        return DocumentsAnswer(number, seen_by(parts, checkpoints), documents)
+                documents.append((self._told(document), exposure_of(document.appearances, checkpoints)))
+        return DocumentsAnswer(number, exposure_of(parts, checkpoints), documents)
 
-    def _told(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> Told:
-        detail = self._known.get(place.doc_id, Detail())
+    def _told(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> TracedDocument:
+        detail = self._known.get(place.doc_id, DocumentDetail())
         if self._wanted.details and place.doc_id not in self._known:
             detail = self._known[place.doc_id] = self.details.of(place.split, place.offset, place.doc_id)
         text = self._text(place) if self._wanted.text else None
         if work is not None:
             work.add(1)
-        return Told(place, detail, text)
+        return TracedDocument(place, detail, text)
 
     @cached_property
     def _texts(self) -> Texts:
@@ -177,14 +181,14 @@ class Answers:
         return self._texts.read(stream, begin + first, begin + stop)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value of a table as a JSON value; what is not finite is null, bytes are hex."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in value.items()}
+        return {str(name): to_json_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [to_json_value(one) for one in value]
     return value if isinstance(value, int | str | bool | None) else str(value)

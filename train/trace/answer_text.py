@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from train.trace.answer import DocumentsAnswer, StepAnswer, Told
+from train.trace.answer import DocumentsAnswer, StepAnswer, TracedDocument
 from train.trace.trace import Appearance, FoundDocument
 
 # What a trace found as text for people.
@@ -29,7 +29,7 @@ def print_steps(found: Sequence[FoundDocument], listed: int = LISTED) -> str:
     blocks = []
     for document in found:
         head = f"{document.doc_id}  {document.stream}  {document.num_tokens} tokens  {record_of(document)}"
-        blocks.append(shown(f"{head}  {document.url or ''}".rstrip()))
+        blocks.append(replace_control_characters(f"{head}  {document.url or ''}".rstrip()))
         rows = [("step", "row", "sample", "epoch", "tokens of document", "tokens of row")]
         for seen in document.appearances[:listed]:
             place = (str(seen.step), str(seen.row), str(seen.sample), str(seen.epoch))
@@ -54,10 +54,10 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Cells in columns, a line a row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return "\n".join(f"  {shown(line)}".rstrip() for line in lines)
+    return "\n".join(f"  {replace_control_characters(line)}".rstrip() for line in lines)
 
 
-def shown(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Text from the web without control characters, which a terminal would obey."""
     if text.isprintable():
         return text
@@ -98,16 +98,16 @@ def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
     return "\n".join(blocks)
 
 
-def _about(told: Told, with_signals: bool) -> Iterator[str]:
+def _about(told: TracedDocument, with_signals: bool) -> Iterator[str]:
     """What is known of a document beside its place, if anything."""
     place, detail = told.place, told.detail
     if with_signals and (detail.title or detail.signals):
-        yield f"{place.doc_id[:12]}  {shown(detail.title or 'no title')}"
+        yield f"{place.doc_id[:12]}  {replace_control_characters(detail.title or 'no title')}"
         yield from _wrapped(f"{name} {_value(value)}" for name, value in detail.signals.items())
     if told.text is not None:
         part = f" [{place.doc_start}, {place.doc_stop})" if isinstance(place, Appearance) else ""
         yield f"{place.doc_id[:12]}{part} text:"
-        yield from (f"  | {shown(line)}" for line in told.text.splitlines())
+        yield from (f"  | {replace_control_characters(line)}" for line in told.text.splitlines())
 
 
 def _wrapped(words: Iterator[str], width: int = 116) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return shown(" ".join(f"{name} {_value(one)}" for name, one in value.items())) or "none"
+        return replace_control_characters(" ".join(f"{name} {_value(one)}" for name, one in value.items())) or "none"
     if isinstance(value, list | tuple):
         return " ".join(_value(one) for one in value) or "none"
-    return shown(str(value))
+    return replace_control_characters(str(value))

@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Detail:
+class DocumentDetail:
     """What the tables say of a document."""
 
     title: str | None = None
@@ -44,7 +44,7 @@ class Detail:
     """Everything that was measured, by column."""
 
 
-def table_behind(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
+def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
     """Folder and manifest of the table that the version in `folder` was made of; None if it does not stand any more.
 
     It lies in the same run, or in one that this run stands on: a manifest names it as if it lay here in any case.
@@ -58,7 +58,7 @@ def table_behind(folder: Store, made: Manifest, name: str) -> tuple[Store, Manif
     return next(((table, read_manifest(table)) for table in found), None)
 
 
-class Details:
+class DetailReader:
     """The tables that a dataset was made of, as far as they stand."""
 
     def __init__(self, dataset: Dataset):
@@ -77,7 +77,7 @@ class Details:
         """Tables that are not there, so that what they say is not shown."""
         return [name for name in ("documents", "clean") if name not in self._tables]
 
-    def of(self, split: str, offset: int, doc_id: str) -> Detail:
+    def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail:
         """What the tables say of the document of this id, whose record begins at `offset` of a file."""
         found: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
@@ -85,7 +85,7 @@ class Details:
                 row = self._part(name, self._parts[split]).row(bytes.fromhex(doc_id), offset, columns)
                 found |= {column: value for column, value in row.items() if value is not None}
         title = found.pop("title", None)
-        return Detail(title, found)
+        return DocumentDetail(title, found)
 
     def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
         """The whole row of `documents`; empty if the table or the row is not there."""
@@ -95,7 +95,7 @@ class Details:
 
     def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
         """Open the version of a table that another was made of, if it stands."""
-        if (found := table_behind(*made, name)) is not None:
+        if (found := origin_table(*made, name)) is not None:
             self._tables[name] = found
 
     def _part(self, name: str, number: int) -> "_Part":
@@ -208,9 +208,9 @@ def open_decoder(dataset: Dataset) -> Decode:
 ROWS_AT_ONCE = 2048
 
 
-def scan_of(dataset: Dataset) -> str:
+def describe_scan(dataset: Dataset) -> str:
     """What a scan would read, in words."""
-    table = table_behind(dataset.folder, dataset.manifest, "clean")
+    table = origin_table(dataset.folder, dataset.manifest, "clean")
     if table is not None:
         return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"
     return f"no clean text stands: decoding {_num_tokens(dataset):,} tokens of the shards"
@@ -221,7 +221,7 @@ def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
 
     Shows how far it is on standard error. Raises ContractError if a file cannot be read.
     """
-    table = table_behind(dataset.folder, dataset.manifest, "clean")
+    table = origin_table(dataset.folder, dataset.manifest, "clean")
     return _in_shards(dataset, text) if table is None else _in_table(*table, text)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.checkpoint.folder import standing_notes
+from train.checkpoint.folder import list_checkpoints
 from train.config.layout import AXES, LayoutConfig
 from train.parallel.layout import axes_of, data_ranks, num_micro_batches, rows_of
 from train.plan.plan import Plan
@@ -68,7 +68,7 @@ def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) 
     many ranks there are, or its layout does not go into `ranks`.
     """
     layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
-    notes = standing_notes(run) if run.is_local and ranks is None else []
+    notes = list_checkpoints(run) if run.is_local and ranks is None else []
     if notes:
         note = next((note for note in notes if note.step >= step), notes[-1])
         size = int(note.layout.settings.get("micro_batch", layout.rows_at_once))

@@ -13,9 +13,9 @@ from typing import Any
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.checkpoint.folder import standing_notes
-from train.data.document_index import Documents, Placed, Row
-from train.data.order import Order, Samples
+from train.checkpoint.folder import list_checkpoints
+from train.data.document_index import DocumentIndex, LocatedDocument, Row
+from train.data.order import SampleOrder, Samples
 from train.data.stages import SkipList
 from train.plan.plan import Plan, read_plan, standing_order
 
@@ -60,7 +60,7 @@ class Appearance:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenRange:
     """A piece of a row of a step, with the token behind it if that is a target."""
 
     step: int
@@ -92,7 +92,7 @@ class Piece:
             doc_stop=stop - begin,
             row_start=self.column + first - self.start,
             row_stop=self.column + stop - self.start,
-            cluster=hex_of(document.get("cluster")),
+            cluster=id_to_hex(document.get("cluster")),
         )
 
 
@@ -120,7 +120,7 @@ class FoundDocument:
     """Duplicate cluster, hex; empty if it is not known."""
 
 
-def hex_of(identifier: Any) -> str:
+def id_to_hex(identifier: Any) -> str:
     """An id as hex; empty for None."""
     return "" if identifier is None else bytes(identifier).hex()
 
@@ -128,10 +128,10 @@ def hex_of(identifier: Any) -> str:
 class Trace:
     """The order of a run joined with the documents of its dataset."""
 
-    def __init__(self, dataset: Dataset, order: Order, predicts_next: bool = True):
+    def __init__(self, dataset: Dataset, order: SampleOrder, predicts_next: bool = True):
         """`predicts_next`: whether the token behind a piece is a target, as for objective = causal."""
         self._order, self._behind = order, int(predicts_next)
-        self.documents = Documents(dataset)
+        self.documents = DocumentIndex(dataset)
         self.num_steps = order.stages[-1].end
 
     def check_step(self, step: int) -> None:
@@ -172,10 +172,10 @@ class Trace:
         order = self._order
         streams, skip = dict(zip(order.sources, order.streams, strict=True)), SkipList((*order.skip.indices, *samples))
         found = copy(self)
-        found._order = Order(streams, order.stages, skip, order.seed)
+        found._order = SampleOrder(streams, order.stages, skip, order.seed)
         return found
 
-    def found(self, placed: Placed) -> FoundDocument:
+    def found(self, placed: LocatedDocument) -> FoundDocument:
         """A document of the index with each of its appearances in the steps, in order."""
         stream, document, _ = placed
         key = lambda part: (part.step, part.row, part.piece)  # noqa: E731
@@ -184,7 +184,7 @@ class Trace:
             stream=stream,
             doc_id=document["doc_id"].hex(),
             appearances=sorted(self._appearances(placed), key=key),
-            cluster=hex_of(document.get("cluster")),
+            cluster=id_to_hex(document.get("cluster")),
             **named,
         )
 
@@ -204,14 +204,16 @@ class Trace:
         """Every document of a registrable domain, or of a host and those below it, by SURT."""
         return (self.found(placed) for placed in self.documents.of_host(host))
 
-    def _covering(self, source: str, pieces: Sequence[Piece]) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
+    def _covering(
+        self, source: str, pieces: Sequence[TokenRange]
+    ) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
         """The documents that pieces of a source touch, and where each begins and ends in the stream."""
         ranges = [(piece.start, piece.stop) for piece in pieces if piece.source == source]
         documents = self.documents.covering(f"{source}/{TRAIN}", ranges)
         begins = [begin for _, begin in documents]
         return documents, begins, [begin + row["num_tokens"] for row, begin in documents]
 
-    def _appearances(self, placed: Placed) -> Iterator[Appearance]:
+    def _appearances(self, placed: LocatedDocument) -> Iterator[Appearance]:
         """Each time the steps see a document that begins at a token of its stream."""
         stream, document, begin = placed
         (source, _, split), end = stream.rpartition("/"), begin + document["num_tokens"]
@@ -225,7 +227,7 @@ class Trace:
                 if piece.start < end and piece.stop > begin:
                     yield piece.appearance(document, begin)
 
-    def _pieces(self, samples: Samples, places: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    def _pieces(self, samples: Samples, places: Sequence[tuple[int, int]]) -> Iterator[TokenRange]:
         """The pieces of samples, which are used at these (step, row)."""
         pieces, last, number = samples.pieces, -1, 0
         columns = (pieces.row, pieces.column, pieces.epoch, pieces.start, pieces.length, pieces.closed)
@@ -234,7 +236,7 @@ class Trace:
             last, stop = row, start + length + (0 if closed else self._behind)
             source = self._order.sources[int(samples.source[row])]
             step, place = places[row]
-            yield Piece(step, place, number, int(samples.index[row]), source, epoch, column, start, stop)
+            yield TokenRange(step, place, number, int(samples.index[row]), source, epoch, column, start, stop)
 
 
 def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
@@ -272,7 +274,7 @@ def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Exposure:
     """When a run sees something, by its plan, and what that means for its checkpoints that stand."""
 
     steps: tuple[int, ...]
@@ -303,7 +305,7 @@ class Seen:
         return "; ".join([*words, f"last clean checkpoint {clean}"])
 
 
-def seen_by(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Seen:
+def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
     """When a run sees something, from all its appearances and the steps of the checkpoints that stand.
 
     A checkpoint of step s has made s updates, so it saw a step k if k <= s.
@@ -312,7 +314,7 @@ def seen_by(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Se
     steps, standing = sorted({step for step, _ in found}), sorted(checkpoints)
     saw = [step for step in standing if steps and step >= steps[0]]
     clean = [step for step in standing if not steps or step < steps[0]]
-    return Seen(
+    return Exposure(
         steps=tuple(steps),
         epochs=tuple(sorted({epoch for _, epoch in found})),
         trained=standing[-1] if standing else None,
@@ -322,6 +324,6 @@ def seen_by(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Se
     )
 
 
-def standing_steps(run: Store) -> list[int]:
+def checkpoint_steps(run: Store) -> list[int]:
     """The steps of the checkpoints that stand in a run, oldest first; only mounted storage has any."""
-    return [note.step for note in standing_notes(run)] if run.is_local else []
+    return [note.step for note in list_checkpoints(run)] if run.is_local else []

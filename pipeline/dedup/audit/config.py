@@ -37,6 +37,6 @@ class AuditConfig(Section):
 AUDIT = Relation(name="audit", version=1, config=AuditConfig)
 
 
-def wanted(recipe: Recipe) -> bool:
+def is_enabled(recipe: Recipe) -> bool:
     """Whether the recipe asks for an audit and looks for near copies; exact copies need none."""
     return recipe.section("audit", AuditConfig).documents > 0 and recipe.section("dedup", DedupConfig).near

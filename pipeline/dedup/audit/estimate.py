@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Share:
+class ShareEstimate:
     """A share 0..1 with its interval of 95 %, and what it was taken over; None where there was nothing."""
 
     value: float | None
@@ -44,19 +44,19 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def simple_share(hits: int, pairs: int, is_all: bool = False) -> Share:
+def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
     """A share of independent pairs; `is_all`: there are no others, so that nothing is left to chance."""
     if not pairs:
-        return Share(None, None, None, 0)
+        return ShareEstimate(None, None, None, 0)
     value = hits / pairs
     return _share(value, (value, value) if is_all else wilson(value, pairs), pairs)
 
 
-def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> Share:
+def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
     """The share of the weight that is a hit, from the sums of each group (groups,)."""
     total = float(weights.sum())
     if not pairs or not total:
-        return Share(None, None, None, 0)
+        return ShareEstimate(None, None, None, 0)
     value = min(1.0, float(hits.sum()) / total)
     return _share(value, (value, value) if is_all else wilson(value, effective_groups(hits, weights)), pairs)
 
@@ -82,16 +82,16 @@ def theory(jaccard: Numbers, bands: int, rows: int) -> Numbers:
     return found
 
 
-def _share(value: float, interval: tuple[float, float], pairs: int) -> Share:
+def _share(value: float, interval: tuple[float, float], pairs: int) -> ShareEstimate:
     low, high = interval
-    return Share(round(value, DIGITS), round(min(low, value), DIGITS), round(max(high, value), DIGITS), pairs)
+    return ShareEstimate(round(value, DIGITS), round(min(low, value), DIGITS), round(max(high, value), DIGITS), pairs)
 
 
 # What the pairs of a sample add up to: recall at each similarity and the measured curve of candidates, by bins.
 #
 # Sums are kept by document, so that pairs can be grouped afterwards into those that depend on each other.
 
-BELOW = 0.1
+RECALL_MARGIN = 0.1
 """How far below the least similarity of a copy recall is told."""
 
 
@@ -101,7 +101,7 @@ def bin_edges(min_jaccard: float) -> list[float]:
     return sorted({*steps, *([min_jaccard] if min_jaccard >= FLOOR else [])})
 
 
-class Tally:
+class PairTally:
     """Weighted pairs by document and bin."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
@@ -145,7 +145,7 @@ class Tally:
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
         """For each similarity from a little below `min_jaccard` on, the share in one cluster, and the share that shared
         a key, of the pairs that reach it."""
-        edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - BELOW - 1e-9]
+        edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [
             {
                 "jaccard": edge,
@@ -178,7 +178,7 @@ class Tally:
             )
         return found
 
-    def _share(self, hits: Numbers, bins: npt.NDArray[np.bool_], is_all: bool) -> Share:
+    def _share(self, hits: Numbers, bins: npt.NDArray[np.bool_], is_all: bool) -> ShareEstimate:
         members = np.unique(self._groups, return_inverse=True)[1]
         found, total = (
             np.bincount(members, sums[:, bins].sum(axis=1)).astype(np.float64) for sums in (hits, self._weights)

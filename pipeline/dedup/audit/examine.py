@@ -14,24 +14,24 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.dedup.audit.config import AuditConfig
-from pipeline.dedup.audit.estimate import Tally, bin_edges, simple_share
+from pipeline.dedup.audit.estimate import PairTally, bin_edges, simple_share
 from pipeline.dedup.audit.pairs import (
+    AuditSample,
     Pairs,
     Rows,
-    Sample,
     all_pairs,
-    concatenated,
+    concatenate_pairs,
     estimates,
     jaccard_of,
     read_sample,
     share_a_key,
 )
-from pipeline.dedup.audit.sample import ANCHORED, JOINED, SAMPLED, UNIFORM, Chosen
+from pipeline.dedup.audit.sample import ANCHORED, JOINED, SAMPLED, UNIFORM, AuditSamples
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.stage import Row
-from pipeline.minhash.fast import mixed
+from pipeline.minhash.fast import mix_bits
 from pipeline.minhash.stage import SignatureConfig
 from schemas.manifest import Counts
 from schemas.storage import Store
@@ -47,7 +47,7 @@ CLUSTER = "cluster"
 class ExamineTask:
     """The samples, how deduplication ran, and where the pairs go."""
 
-    chosen: Chosen
+    chosen: AuditSamples
     audit: AuditConfig
     dedup: DedupConfig
     signature: SignatureConfig
@@ -65,19 +65,19 @@ class ExamineTask:
 
 
 @dataclass
-class Listed:
+class ListedPairs:
     """The pairs of one sample with the lowest hashes."""
 
     kind: str
     pairs: Pairs
 
-    def add(self, sample: Sample, found: Pairs) -> None:
+    def add(self, sample: AuditSample, found: Pairs) -> None:
         """Take pairs in, and forget those of the highest hashes where there are too many."""
-        self.pairs = concatenated([self.pairs, found])
+        self.pairs = concatenate_pairs([self.pairs, found])
         if len(self.pairs.a) > MAX_LISTED:
             a, b = self.pairs.a, self.pairs.b
             heads = np.frombuffer(b"".join(doc[:8] for doc in sample.docs), "<u8")
-            keys = mixed(mixed(heads[a]) * np.uint64(3) ^ heads[b])
+            keys = mix_bits(mix_bits(heads[a]) * np.uint64(3) ^ heads[b])
             self.pairs = self.pairs.take(np.lexsort((b, a, keys))[:MAX_LISTED])
 
 
@@ -86,7 +86,7 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 
     def fill(output: PartOutput) -> None:
         sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
-        listed: list[Listed] = []
+        listed: list[ListedPairs] = []
         output.figures |= {
             "min_jaccard": task.min_jaccard,
             "bands_rows": None if task.layout is None else list(task.layout),
@@ -104,7 +104,7 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
     return write_part(PartTarget(0, {"audit": TableTarget(task.folder, AUDIT)}), fill)
 
 
-def precision(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:
+def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
     """How similar the joined documents are to the one they were joined with, and to the first of their cluster."""
     chosen = task.chosen
     gone = sample.without_text | sample.too_long
@@ -126,15 +126,15 @@ def precision(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[s
             "earlier_snapshots": len(wanted) - len(here) - len(missing),
             "jaccard": {f"{step / 20:.2f}": int(count) for step, count in enumerate(np.bincount(steps)) if count},
         }
-        listed.append(Listed(kind, pairs))
+        listed.append(ListedPairs(kind, pairs))
     return found
 
 
-def recall_uniform(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:
+def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
     """Recall on all pairs of documents that were drawn alike: without bias, but with few pairs in a large run."""
     rows = np.array(sorted(sample.row[doc] for doc in task.chosen.uniform if doc in sample.row), np.int64)
-    tally = Tally(np.arange(len(sample.docs)), bin_edges(task.min_jaccard), task.layout)
-    kept = Listed(UNIFORM, concatenated([]))
+    tally = PairTally(np.arange(len(sample.docs)), bin_edges(task.min_jaccard), task.layout)
+    kept = ListedPairs(UNIFORM, concatenate_pairs([]))
     for pairs in all_pairs(sample, rows):
         tally.add(pairs, np.ones(len(pairs.a)), share_a_key(sample, pairs.a, pairs.b), _joined(sample, pairs))
         kept.add(sample, pairs)
@@ -143,7 +143,7 @@ def recall_uniform(task: ExamineTask, sample: Sample, listed: list[Listed]) -> d
     return {"documents": len(rows), "is_all": is_all, **_said(task, tally, is_all)}
 
 
-def recall_anchored(task: ExamineTask, sample: Sample, listed: list[Listed]) -> dict[str, Any]:
+def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
     """Recall on the pairs that a second hash family finds: many pairs in a run of any size."""
     groups: Rows = np.arange(len(sample.docs))
     here = [
@@ -152,11 +152,11 @@ def recall_anchored(task: ExamineTask, sample: Sample, listed: list[Listed]) -> 
     ]
     for rows in here:
         groups[rows] = rows[:1].sum()
-    tally = Tally(groups, bin_edges(task.min_jaccard), task.layout)
+    tally = PairTally(groups, bin_edges(task.min_jaccard), task.layout)
     found = [pairs for rows in here for pairs in all_pairs(sample, rows)]
-    pairs = concatenated(found)
+    pairs = concatenate_pairs(found)
     tally.add(pairs, 1 / pairs.jaccard, share_a_key(sample, pairs.a, pairs.b), _joined(sample, pairs))
-    kept = Listed(ANCHORED, concatenated([]))
+    kept = ListedPairs(ANCHORED, concatenate_pairs([]))
     kept.add(sample, pairs)
     listed.append(kept)
     return {
@@ -168,12 +168,12 @@ def recall_anchored(task: ExamineTask, sample: Sample, listed: list[Listed]) -> 
     }
 
 
-def _joined(sample: Sample, pairs: Pairs) -> npt.NDArray[np.bool_]:
+def _joined(sample: AuditSample, pairs: Pairs) -> npt.NDArray[np.bool_]:
     found: npt.NDArray[np.bool_] = sample.cluster[pairs.a] == sample.cluster[pairs.b]
     return found
 
 
-def _said(task: ExamineTask, tally: Tally, is_all: bool) -> dict[str, Any]:
+def _said(task: ExamineTask, tally: PairTally, is_all: bool) -> dict[str, Any]:
     return {
         "pairs": tally.pairs_from(0.0),
         "copies": tally.pairs_from(task.min_jaccard),
@@ -182,7 +182,7 @@ def _said(task: ExamineTask, tally: Tally, is_all: bool) -> dict[str, Any]:
     }
 
 
-def rows_of(task: ExamineTask, sample: Sample, listed: Listed) -> Iterator[Row]:
+def rows_of(task: ExamineTask, sample: AuditSample, listed: ListedPairs) -> Iterator[Row]:
     """The rows AUDIT of the listed pairs, sorted, each pair once."""
     pairs = listed.pairs.take(np.unique(np.stack([listed.pairs.a, listed.pairs.b]), axis=1, return_index=True)[1])
     a, b = pairs.a, pairs.b

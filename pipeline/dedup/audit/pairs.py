@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Sample:
+class AuditSample:
     """The documents that can be compared, sorted by doc_id; everything else is by row."""
 
     docs: Sequence[bytes]
@@ -59,14 +59,14 @@ class Pairs:
         return Pairs(self.a[places], self.b[places], self.jaccard[places])
 
 
-def concatenated(parts: Sequence[Pairs]) -> Pairs:
+def concatenate_pairs(parts: Sequence[Pairs]) -> Pairs:
     """All pairs of the parts."""
     nothing = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     columns = zip(*((part.a, part.b, part.jaccard) for part in (nothing, *parts)))
     return Pairs(*map(np.concatenate, columns))
 
 
-def read_sample(table: pa.Table, signature: SignatureConfig) -> Sample:
+def read_sample(table: pa.Table, signature: SignatureConfig) -> AuditSample:
     """The sample from rows SAMPLED in any order."""
     from scipy.sparse import csr_matrix
 
@@ -80,7 +80,7 @@ def read_sample(table: pa.Table, signature: SignatureConfig) -> Sample:
     sets = csr_matrix((np.ones(len(places), np.int32), places, starts), shape=(len(docs), max(1, len(distinct))))
     first: dict[bytes, int] = {}
     long = missing.column("num_shingles").is_valid()
-    return Sample(
+    return AuditSample(
         docs=docs,
         scope=table.column("scope").to_numpy(),
         cluster=_codes(table.column("cluster")),
@@ -107,7 +107,7 @@ def _matrix(column: pa.ChunkedArray, value: str) -> Any:
     )
 
 
-def all_pairs(sample: Sample, rows: Rows) -> Iterator[Pairs]:
+def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
     """Every pair of these documents (ascending rows) that are of one scope and as similar as FLOOR, in blocks."""
     step = max(1, BLOCK_CELLS // max(1, len(rows)))
     for start in range(0, len(rows), step):
@@ -118,7 +118,7 @@ def all_pairs(sample: Sample, rows: Rows) -> Iterator[Pairs]:
         yield Pairs(left[a], right[b], found[a, b])
 
 
-def jaccards(sample: Sample, left: Rows, right: Rows) -> Numbers:
+def jaccards(sample: AuditSample, left: Rows, right: Rows) -> Numbers:
     """The true Jaccard similarity of each of `left` with each of `right` (left, right)."""
     one, one_of = np.unique(sample.same[left], return_inverse=True)
     other, other_of = np.unique(sample.same[right], return_inverse=True)
@@ -128,7 +128,7 @@ def jaccards(sample: Sample, left: Rows, right: Rows) -> Numbers:
     return found
 
 
-def jaccard_of(sample: Sample, a: Rows, b: Rows) -> Numbers:
+def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
     """The true Jaccard similarity of document a[i] and document b[i] (pairs,)."""
     common: Rows = np.zeros(len(a), np.int64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
@@ -144,7 +144,7 @@ def _ratio(common: Any, one: Any, other: Any) -> Any:
     return np.where(union > 0, common / np.maximum(union, 1), 1.0)
 
 
-def share_a_key(sample: Sample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
+def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
     """Whether document a[i] and document b[i] share a key, so that they were candidates (pairs,)."""
     found = np.zeros(len(a), bool)
     for column in sample.keys.T:
@@ -152,7 +152,7 @@ def share_a_key(sample: Sample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
     return found
 
 
-def estimates(sample: Sample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
+def estimates(sample: AuditSample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
     """The similarity that the signatures of document a[i] and document b[i] say (pairs,)."""
     found = np.zeros(len(a), np.float64)
     for start in range(0, len(a), PAIRS_AT_ONCE):

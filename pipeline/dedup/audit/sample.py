@@ -22,8 +22,8 @@ from pipeline.dedup.audit.config import AuditConfig
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import big_endian, binary_array, rows_of_bytes
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
-from pipeline.engine.parquet import Part, apply_cuts, measured
-from pipeline.minhash.fast import mixed
+from pipeline.engine.parquet import Part, apply_cuts, read_measured
+from pipeline.minhash.fast import mix_bits
 from pipeline.minhash.stage import SignatureConfig, shingle_hashes
 from pipeline.text.words import Codes
 from schemas.errors import ContractError
@@ -65,19 +65,21 @@ class ProposeTask:
     """Those that deduplication joined with another."""
 
 
-def hashes(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
+def hash_values(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
     """Numbers in [0, 2^63), one for each value, independent for every purpose."""
     digest = hashlib.blake2b(f"audit {purpose} {seed}".encode(), digest_size=8).digest()
-    found: Keys = (mixed(mixed(values) ^ np.uint64(int.from_bytes(digest, "little"))) >> np.uint64(1)).view(np.int64)
+    found: Keys = (mix_bits(mix_bits(values) ^ np.uint64(int.from_bytes(digest, "little"))) >> np.uint64(1)).view(
+        np.int64
+    )
     return found
 
 
 def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
     """The hash of each doc_id."""
-    return hashes(rows_of_bytes(doc_ids, DOC_ID_BYTES)[:, :8].copy().view("<u8")[:, 0], seed, purpose)
+    return hash_values(rows_of_bytes(doc_ids, DOC_ID_BYTES)[:, :8].copy().view("<u8")[:, 0], seed, purpose)
 
 
-def cut(share: float) -> int:
+def hash_limit(share: float) -> int:
     """The hashes below this number are the lowest `share` of all."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
@@ -86,11 +88,11 @@ def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
     """The documents of a part (PROPOSALS) that may belong to a sample of all parts."""
     size = task.audit.documents
     enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
-    joined_cut, uniform_cut = (cut(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
-    anchored_cut = cut(OVERSAMPLE * size / max(1, task.num_documents))
+    joined_cut, uniform_cut = (hash_limit(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
+    anchored_cut = hash_limit(OVERSAMPLE * size / max(1, task.num_documents))
     columns = {"documents": ["anchor", *task.dedup.scope], "clusters": ["cluster", "leader"]}
     anchored: list[pa.RecordBatch] = []
-    for batch in measured(task.part, columns):
+    for batch in read_measured(task.part, columns):
         keys = document_keys(batch.column("doc_id"), task.audit.seed, JOINED)
         joined = batch.column("leader").is_valid().to_numpy(zero_copy_only=False) & (keys <= joined_cut)
         yield _rows(JOINED, batch, keys, joined)
@@ -114,7 +116,7 @@ def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.Re
     """The documents of the chosen anchors, with group and key."""
     batch = batch.filter(batch.column("anchor").is_valid())
     anchors = batch.column("anchor").to_numpy().view(np.uint64)
-    ranks = hashes(anchors, task.audit.seed, "anchor")
+    ranks = hash_values(anchors, task.audit.seed, "anchor")
     chosen = ranks <= limit
     batch = batch.filter(pa.array(chosen))
     group = np.concatenate([big_endian(part, 8) for part in (anchors[chosen], scopes_of(batch, task.dedup))], axis=1)
@@ -142,7 +144,7 @@ def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordB
 
 
 @dataclass(frozen=True)
-class Chosen:
+class AuditSamples:
     """The samples of a run."""
 
     joined: Sequence[tuple[bytes, bytes, bytes]]
@@ -163,7 +165,7 @@ class Chosen:
         return sorted({*joined, *self.uniform, *(doc for group in self.anchored for doc in group)})
 
 
-def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> Chosen:
+def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> AuditSamples:
     """The samples, from the proposals with the lowest keys: at least `audit.documents` of each kind, if there are as
     many, and of the anchors those with the lowest ranks, `count` being the size of the whole group."""
     by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
@@ -182,7 +184,7 @@ def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: i
             break
         anchored.append(sorted(row["doc"] for row in members))
         capped += [total] if total > audit.group else []
-    return Chosen(
+    return AuditSamples(
         joined=[(row["doc"], row["leader"], row["cluster"]) for row in joined[:size]],
         uniform=[row["doc"] for row in uniform[:size]],
         anchored=anchored,
@@ -227,7 +229,7 @@ class TextsTask:
     signature: SignatureConfig
 
 
-def sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
+def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
     """The wanted documents (SAMPLED) that this part holds. Raises ContractError if its tables are not of one run."""
     names = list(dict.fromkeys(["doc_id", "language", "text_digest", "signature", *key_columns(task.dedup)]))
     found = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))

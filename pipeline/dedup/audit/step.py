@@ -21,17 +21,17 @@ from pipeline.dedup.audit.sample import (
     TextsTask,
     choose,
     propose,
-    sampled,
+    read_sampled,
 )
 from pipeline.dedup.config import DedupConfig
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import PartResult
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, persisted
-from pipeline.engine.step import Build, Built, gather
+from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
+from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.minhash.stage import SignatureConfig
 
 
-def build_audit(build: Build) -> dict[str, Built]:
+def build_audit(build: StepContext) -> dict[str, TableResult]:
     """The table `audit`: one part with the pairs that were looked at; its manifest has what they say."""
     audit, dedup = build.recipe.section("audit", AuditConfig), build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
@@ -39,19 +39,19 @@ def build_audit(build: Build) -> dict[str, Built]:
     clusters = build.inputs["clusters"].manifest.content
     sizes = clusters.counts.rows_in, int(clusters.figures["joined_documents"])
     tasks = [ProposeTask(part, audit, dedup, *sizes) for part in parts]
-    proposals = persisted(frame_of_tasks(build.spark, propose, tasks, PROPOSALS_DDL))
-    chosen = choose(lowest(proposals, audit), audit, *sizes)
+    proposals = persist_on_disk(dataframe_from_tasks(build.spark, propose, tasks, PROPOSALS_DDL))
+    chosen = choose(lowest_proposals(proposals, audit), audit, *sizes)
     proposals.unpersist()
     wanted = chosen.wanted()
     fetches = [TextsTask(part, wanted, dedup, signature) for part in parts]
-    texts = frame_of_tasks(build.spark, sampled, fetches, SAMPLED_DDL)
+    texts = dataframe_from_tasks(build.spark, read_sampled, fetches, SAMPLED_DDL)
     task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"])
     one = texts.repartitionById(1, F.lit(0))
-    answers = answers_of_partitions(one, lambda number, batches: examine(task, batches).to_json())
-    return gather([PartResult.from_json(answer) for answer in answers], ("audit",))
+    answers = run_partitions(one, lambda number, batches: examine(task, batches).to_json())
+    return combine_parts([PartResult.from_json(answer) for answer in answers], ("audit",))
 
 
-def lowest(proposals: DataFrame, audit: AuditConfig) -> Any:
+def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
     """The `audit.documents` proposals with the lowest keys of each sample as an Arrow table; of the anchors one group
     more, each row with the size of its whole group."""
     of_anchor = proposals.where(F.col("sample") == ANCHORED)

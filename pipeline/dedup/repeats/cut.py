@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.text.spans import Span, append_span, select, union
+from pipeline.text.spans import Span, append_span, map_visible_spans, union
 
 Cut = tuple[int, int, str]
 _SPACE = re.compile(r"\s+")
@@ -71,9 +71,9 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
     return [(start, end, int(kinds[start])) for start, end in pairwise(edges)]
 
 
-def placed(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
+def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
     """The cuts as places of the text of which the visible spans are all that they were made in."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))
-    return sorted((*span, kind) for kind, wanted in by_kind.items() for span in select(visible, wanted))
+    return sorted((*span, kind) for kind, wanted in by_kind.items() for span in map_visible_spans(visible, wanted))

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, big_endian, binary_array, order_columns, orders, rows_of_bytes
-from pipeline.dedup.keys import scopes_of, words
+from pipeline.dedup.keys import scopes_of, sort_words
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, units_of, window_seeds
 from pipeline.dedup.totals import TALLIES
-from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, measured
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, read_measured
 from pipeline.engine.stage import Cutoffs, Row
 from pipeline.text.words import Codes, Ints
 from schemas.config import Recipe
@@ -30,7 +30,7 @@ POSITION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class KeyOccurrences:
     """Where keys stand in one document."""
 
     order: Bytes
@@ -41,9 +41,9 @@ class Places:
     """(places,) where in the document."""
 
 
-def tallies(found: Iterator[Places], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
+def tallies(found: Iterator[KeyOccurrences], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
     """The places of a part's documents as TALLIES; `first` is the order of a document and a position in it."""
-    held: list[Places] = []
+    held: list[KeyOccurrences] = []
     size = 0
     for places in found:
         if len(places.keys):
@@ -56,14 +56,14 @@ def tallies(found: Iterator[Places], part: int, at_once: int = PLACES_AT_ONCE) -
         yield tally(held, part)
 
 
-def tally(held: list[Places], part: int) -> pa.RecordBatch:
+def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
     """One row (TALLIES) for each key of some documents, of which each has at least one."""
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
     positions = np.concatenate([places.positions for places in held])
     rank = np.empty(len(held), np.int64)
-    rank[np.lexsort(words(orders))] = np.arange(len(held))
+    rank[np.lexsort(sort_words(orders))] = np.arange(len(held))
     ranking = np.lexsort((positions, rank[document], *keys.T[::-1]))
     ranked = keys[ranking]
     begins = np.flatnonzero(np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1)))
@@ -95,7 +95,7 @@ ELSEWHERE = -1
 Bools = npt.NDArray[np.bool_]
 
 
-class Known:
+class KnownRepeats:
     """Keys of one width, sorted, and the document and position of each one's first place if that is in this part."""
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
@@ -110,14 +110,14 @@ class Known:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def begins_like(self, numbers: Codes) -> Bools:
+    def has_first_number(self, numbers: Codes) -> Bools:
         """Whether a key has this first number."""
         if not len(self):
             return np.zeros(len(numbers), bool)
         found: Bools = self._leading[self._near(numbers)] == numbers
         return found
 
-    def stands_elsewhere(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
+    def is_repeat(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
         """(places,) whether a key of a document is a repeat and its first place is not this one."""
         if not len(self):
             return np.zeros(len(keys), bool)
@@ -137,7 +137,7 @@ class Known:
         return np.minimum(np.searchsorted(self._leading, numbers), len(self) - 1)
 
 
-def known_of(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[Known]:
+def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
     """What the rows (key, part, first) of a part say, for the keys of each of these numbers of 64 bits.
 
     `first` is null where the first place is not in this part.
@@ -152,10 +152,10 @@ def known_of(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[
     return [_joined(held[number], number) for number in numbers]
 
 
-def _joined(held: list[tuple[Codes, Bytes, Ints]], number: int) -> Known:
+def _joined(held: list[tuple[Codes, Bytes, Ints]], number: int) -> KnownRepeats:
     nothing = np.zeros((0, number), np.uint64), np.zeros((0, DOC_ID_BYTES), np.uint8), np.zeros(0, np.int64)
     keys, documents, positions = (np.concatenate(columns) for columns in zip(nothing, *held))
-    return Known(keys, documents, positions)
+    return KnownRepeats(keys, documents, positions)
 
 
 def _rows_of(batch: pa.RecordBatch, number: int) -> tuple[Codes, Bytes, Ints]:
@@ -173,12 +173,12 @@ def _rows_of(batch: pa.RecordBatch, number: int) -> tuple[Codes, Bytes, Ints]:
 
 
 SUBSTRING, SEED = "substring", "seed"
-NOWHERE = np.zeros(1, np.uint8)
+NO_ORDER = np.zeros(1, np.uint8)
 """In place of an order: who is first does not matter."""
 Paths = Mapping[str, Mapping[str, str]]
 
 
-class Judge(Protocol):
+class Reevaluator(Protocol):
     """What measures and judges documents again after their cuts; `passes` has one."""
 
     @property
@@ -200,7 +200,7 @@ class Judge(Protocol):
         """End what it has started."""
 
 
-MakeJudge = Callable[[Recipe, Any, Cutoffs, bool, bool], Judge]
+MakeReevaluator = Callable[[Recipe, Any, Cutoffs, bool, bool], Reevaluator]
 """(recipe, model paths, cut-offs, whether the run has scores, whether a record may have killed the worker)"""
 
 
@@ -213,7 +213,7 @@ class RepeatsTask:
     models: Paths
     cutoffs: Cutoffs
     folder: Store
-    make_judge: MakeJudge
+    make_reevaluator: MakeReevaluator
 
     @property
     def config(self) -> RepeatsConfig:
@@ -241,7 +241,7 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
     """The documents of a part that deduplication keeps."""
     columns: dict[str, list[str]] = {**order_columns(task.dedup), "text": ["text", "cuts"], "dedup": ["drop_stage"]}
     columns["documents"] = [*columns["documents"], *task.dedup.scope]
-    for whole in measured(task.part, columns, TEXTS_AT_ONCE):
+    for whole in read_measured(task.part, columns, TEXTS_AT_ONCE):
         batch = whole.filter(whole.column("drop_stage").is_null())
         if not batch.num_rows:
             continue
@@ -255,13 +255,13 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
     """The tallies (TALLIES) of the lines, paragraphs and sentences of a part."""
     config = task.config
 
-    def places() -> Iterator[Places]:
+    def places() -> Iterator[KeyOccurrences]:
         for document in documents_of(task):
             for kind in config.units:
                 if kind != SUBSTRING:
                     units = units_of(document.body, kind, config)
                     keys = scoped(units.keys, kind, document.scope)
-                    yield Places(document.order, keys[:, None], units.starts)
+                    yield KeyOccurrences(document.order, keys[:, None], units.starts)
 
     yield from tallies(places(), task.part.ordinal)
 
@@ -270,11 +270,11 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
     """The tallies (TALLIES) of the seeds of a part."""
     config = task.config
 
-    def places() -> Iterator[Places]:
+    def places() -> Iterator[KeyOccurrences]:
         for document in documents_of(task):
             found = seeds(Tokens(document.body, config.substring_unit).codes, config.length)
             keys = scoped(found, SEED, document.scope)
-            yield Places(NOWHERE, keys[:, None], np.zeros(len(keys), np.int64))
+            yield KeyOccurrences(NO_ORDER, keys[:, None], np.zeros(len(keys), np.int64))
 
     yield from tallies(places(), task.part.ordinal)
 
@@ -282,16 +282,16 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The tallies (TALLIES) of the windows of a part whose seed is among the rows."""
     config = task.config
-    (known,) = known_of(rows, (1,))
+    (known,) = known_repeats(rows, (1,))
 
-    def places() -> Iterator[Places]:
+    def places() -> Iterator[KeyOccurrences]:
         for document in documents_of(task) if len(known) else ():
             tokens = Tokens(document.body, config.substring_unit)
-            wanted = known.begins_like(scoped(window_seeds(tokens.codes, config.length), SEED, document.scope))
+            wanted = known.has_first_number(scoped(window_seeds(tokens.codes, config.length), SEED, document.scope))
             positions = np.flatnonzero(wanted)
             if len(positions):
                 prints = scoped(grams(tokens.codes, config.length)[positions], SUBSTRING, document.scope)
                 keys = np.stack([prints, tokens.checks(positions, config.length)], axis=1)
-                yield Places(document.order, keys, positions)
+                yield KeyOccurrences(document.order, keys, positions)
 
     yield from tallies(places(), task.part.ordinal)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import xxhash
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.minhash.fast import mixed
+from pipeline.minhash.fast import mix_bits
 from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.spans import Span
 from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys
@@ -96,7 +96,7 @@ def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
     for place in range(config.sentences):
-        keys = keys * _SENTENCE_FACTOR + mixed(single.keys[place : place + count])
+        keys = keys * _SENTENCE_FACTOR + mix_bits(single.keys[place : place + count])
     edges = np.concatenate(([0], np.cumsum(sizes + 1)))
     long = edges[config.sentences :][:count] - edges[:count] - 1 >= config.min_unit_chars
     return Units(keys[long], single.starts[:count][long], single.ends[config.sentences - 1 :][:count][long])
@@ -131,7 +131,7 @@ def _between(separators: Sequence[tuple[int, int]], size: int) -> Ints:
 
 def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
     """The keys so that those of another kind or another scope are others."""
-    return mixed(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
+    return mix_bits(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
 
 
 # Runs of words or bytes that stand elsewhere: fingerprints of all windows of n units, of which few leave the worker.
@@ -222,15 +222,15 @@ def grams(codes: Codes, n: int) -> Codes:
     found = np.zeros(count, np.uint64)
     while True:
         if n & size:
-            found = mixed(found * _WINDOW_FACTOR + level[done : done + count])
+            found = mix_bits(found * _WINDOW_FACTOR + level[done : done + count])
             done += size
         if done == n:
             return found
-        level = mixed(level[:-size] * _WINDOW_FACTOR + level[size:]) if len(level) > size else level[:0]
+        level = mix_bits(level[:-size] * _WINDOW_FACTOR + level[size:]) if len(level) > size else level[:0]
         size *= 2
 
 
-def windowed(values: Codes, width: int, take: np.ufunc) -> Codes:
+def sliding_extremes(values: Codes, width: int, take: np.ufunc) -> Codes:
     """The least or greatest (`take`) of every `width` neighbours (len(values) - width + 1,)."""
     size = 1
     while 2 * size <= width:
@@ -245,7 +245,7 @@ def window_seeds(codes: Codes, n: int) -> Codes:
     if len(codes) < n:
         return np.zeros(0, np.uint64)
     k = n // 2
-    return windowed(grams(codes, k), n - k + 1, np.minimum)
+    return sliding_extremes(grams(codes, k), n - k + 1, np.minimum)
 
 
 def seeds(codes: Codes, n: int) -> Codes:
@@ -258,14 +258,14 @@ def seeds(codes: Codes, n: int) -> Codes:
     k = n // 2
     width = n - k + 1
     hashes = grams(codes, k)
-    least = windowed(hashes, width, np.minimum)
+    least = sliding_extremes(hashes, width, np.minimum)
     # a k-gram is a seed if it is the least of one of the windows that hold it
-    best = windowed(np.pad(least, width - 1), width, np.maximum)
+    best = sliding_extremes(np.pad(least, width - 1), width, np.maximum)
     found: Codes = hashes[best == hashes]
     return found
 
 
-def covered(places: Ints, n: int) -> Ints:
+def covered_runs(places: Ints, n: int) -> Ints:
     """The runs (runs, 2) that windows of n tokens cover together, given their places in ascending order."""
     if not len(places):
         return np.zeros((0, 2), np.int64)

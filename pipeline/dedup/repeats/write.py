@@ -8,13 +8,21 @@ import pyarrow as pa
 
 from pipeline.dedup.keys import scopes_of
 from pipeline.dedup.repeats.config import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
-from pipeline.dedup.repeats.cut import Cut, cuts_of, placed
-from pipeline.dedup.repeats.keys import NOWHERE, SUBSTRING, Document, Judge, Known, RepeatsTask, known_of
-from pipeline.dedup.repeats.units import Tokens, covered, grams, scoped, units_of
-from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, measured
-from pipeline.engine.part import Books, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
+from pipeline.dedup.repeats.cut import Cut, cuts_in_whole_text, cuts_of
+from pipeline.dedup.repeats.keys import (
+    NO_ORDER,
+    SUBSTRING,
+    Document,
+    KnownRepeats,
+    Reevaluator,
+    RepeatsTask,
+    known_repeats,
+)
+from pipeline.dedup.repeats.units import Tokens, covered_runs, grams, scoped, units_of
+from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, read_measured
+from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.stage import Drop, Row
-from pipeline.text.spans import Span, between, without
+from pipeline.text.spans import Span, complement, without
 from schemas.tables import REPEATS as REPEATS_SCHEMA
 
 ANY = "any"
@@ -22,7 +30,7 @@ ANY = "any"
 
 
 def passages_of(
-    document: Document, units: Known, windows: Known, config: RepeatsConfig
+    document: Document, units: KnownRepeats, windows: KnownRepeats, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
     """The spans of a document that stand elsewhere, by kind in the order of the settings [code points]."""
     found: list[tuple[str, list[Span]]] = []
@@ -32,37 +40,37 @@ def passages_of(
         else:
             all_units = units_of(document.body, kind, config)
             keys = scoped(all_units.keys, kind, document.scope)
-            gone = units.stands_elsewhere(keys[:, None], all_units.starts, document.doc_id)
+            gone = units.is_repeat(keys[:, None], all_units.starts, document.doc_id)
             spans = list(zip(all_units.starts[gone].tolist(), all_units.ends[gone].tolist()))
         found.append((kind, spans))
     return found
 
 
-def repeated_runs(document: Document, windows: Known, config: RepeatsConfig) -> list[Span]:
+def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
     """The spans of a document that windows cover which stand elsewhere [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)
     prints = scoped(grams(tokens.codes, config.length), SUBSTRING, document.scope)
-    near = np.flatnonzero(windows.begins_like(prints))
+    near = np.flatnonzero(windows.has_first_number(prints))
     keys = np.stack([prints[near], tokens.checks(near, config.length)], axis=1)
-    gone = windows.stands_elsewhere(keys, near, document.doc_id)
-    return tokens.chars(covered(near[gone], config.length))
+    gone = windows.is_repeat(keys, near, document.doc_id)
+    return tokens.chars(covered_runs(near[gone], config.length))
 
 
 def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
     """Cut and re-evaluate one part, given its repeats (key, part, first), and write it."""
-    units, windows = known_of(rows, (1, 2))
+    units, windows = known_repeats(rows, (1, 2))
 
     def fill(output: PartOutput) -> None:
-        judge = task.make_judge(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
-        output.books = Books([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
+        judge = task.make_reevaluator(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
+        output.books = DropCounter([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
         try:
-            for batch in measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
+            for batch in read_measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
                 written = rows_of(batch, task, units, windows)
-                rejudge(written, batch, judge)
+                reevaluate(written, batch, judge)
                 for row in written:
-                    enter(row, output.books)
+                    count_row(row, output.books)
                     output.write(row)
         finally:
             judge.close()
@@ -71,14 +79,14 @@ def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bo
     return write_part(PartTarget(task.part.ordinal, {REPEATS.name: TableTarget(task.folder, REPEATS_SCHEMA)}), fill)
 
 
-def columns_for(task: RepeatsTask, judge: Judge) -> dict[str, Sequence[str]]:
+def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str]]:
     """The stored columns that cutting and judging look at, by table."""
     own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
     others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
     return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
 
 
-def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: Known, windows: Known) -> list[Row]:
+def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windows: KnownRepeats) -> list[Row]:
     """The rows of a batch with their cuts; those to be judged again have `_rest`, what is left, and `_without`."""
     columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
@@ -90,14 +98,14 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: Known, windows: Kno
             continue
         row |= {"cuts": [], "body_chars": stored["body_chars"], "num_bytes": stored["num_bytes"]}
         body = apply_cuts(stored["text"], stored["cuts"] or [])
-        document = Document(stored["doc_id"], body, scope, NOWHERE)
+        document = Document(stored["doc_id"], body, scope, NO_ORDER)
         passages = passages_of(document, units, windows, task.config)
         if task.config.on_substring == "drop":
             passages = without_runs(row, passages, len(body), task.config)
         cuts = cuts_of(body, passages)
         if cuts:
-            visible = between([(cut["start"], cut["end"]) for cut in stored["cuts"] or []], len(stored["text"]))
-            cut_row(row, stored["text"], body, (cuts, placed(cuts, visible)))
+            visible = complement([(cut["start"], cut["end"]) for cut in stored["cuts"] or []], len(stored["text"]))
+            cut_row(row, stored["text"], body, (cuts, cuts_in_whole_text(cuts, visible)))
             left = row["body_chars"]
             if left < task.config.min_left_chars:
                 set_verdict(row, REPEATS.name, Drop(NOTHING_LEFT, left, task.config.min_left_chars))
@@ -125,7 +133,7 @@ def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -
     row["num_bytes"] = len(row["_rest"].encode("utf-8", "surrogatepass"))
 
 
-def rejudge(rows: list[Row], batch: pa.RecordBatch, judge: Judge) -> None:
+def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> None:
     """Signals and verdicts of the rows of a batch that were cut and not dropped for it."""
     again = [number for number, row in enumerate(rows) if "_rest" in row and row.get("drop_stage") is None]
     names = list(dict.fromkeys(["doc_id", *(name for columns in judge.columns.values() for name in columns)]))
@@ -141,7 +149,7 @@ def rejudge(rows: list[Row], batch: pa.RecordBatch, judge: Judge) -> None:
         rows[number] |= {name: row[name] for name in REPEATS_SCHEMA.names if name in row and name not in kept}
 
 
-def enter(row: Row, books: Books) -> None:
+def count_row(row: Row, books: DropCounter) -> None:
     """Count one row, and what was cut from it by kind of unit."""
     kept = row.get("drop_stage") is None
     books.enter(row, row["body_chars"] if kept else row["_chars"])

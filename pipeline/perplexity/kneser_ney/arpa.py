@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.engine.parquet import HashingSink, unique_name
-from pipeline.perplexity.kneser_ney.estimate import FIRST_WORD, Floats, Ints, Level, Words
+from pipeline.perplexity.kneser_ney.estimate import FIRST_WORD, Floats, Ints, OrderNgrams, Words
 from schemas.storage import Store
 
 # Arrays between workers: columns of a scratch file, and letters that Spark's shuffle carries.
@@ -24,17 +24,17 @@ from schemas.storage import Store
 # groups it took 2.7 to 2.9 s (two cores, warm) and leaves them in hash order, for every later step to sort or hash.
 
 PIECE_BYTES = 1 << 20
-LETTER = pa.schema(
+MESSAGE = pa.schema(
     [
         *(pa.field(name, pa.int32()) for name in ("target", "source", "level", "piece")),
         pa.field("payload", pa.binary()),
     ]
 )
-LETTER_DDL = "target int, source int, level int, piece int, payload binary"
-Letters = dict[tuple[int, int], memoryview]
+MESSAGE_DDL = "target int, source int, level int, piece int, payload binary"
+Messages = dict[tuple[int, int], memoryview]
 
 
-def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
+def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
     """The name of a new file with these columns of one length."""
     path = unique_name(stem, "arrow")
     table = pa.table(columns)
@@ -44,7 +44,7 @@ def written(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic]
     return path
 
 
-def columns_of(folder: Store, path: str) -> pa.Table:
+def read_columns(folder: Store, path: str) -> pa.Table:
     """The columns of a file, in one chunk each."""
     with folder.open_input(path) as stream:
         return pa.ipc.open_file(stream).read_all().combine_chunks()
@@ -52,16 +52,16 @@ def columns_of(folder: Store, path: str) -> pa.Table:
 
 def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
     """The name of a new file with these n-grams and their counts."""
-    return written(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
+    return write_columns(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
 
 
 def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
     """The n-grams and counts of a file."""
-    columns = [column.to_numpy() for column in columns_of(folder, path).columns]
+    columns = [column.to_numpy() for column in read_columns(folder, path).columns]
     return np.stack(columns[:-1]), columns[-1]
 
 
-def letter(target: int, source: int, level: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
+def message_rows(target: int, source: int, level: int, *arrays: npt.NDArray[np.generic]) -> Iterator[pa.RecordBatch]:
     """The pieces of a letter from a source to a target; none if there is nothing to say."""
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for piece, start in enumerate(range(0, len(payload), PIECE_BYTES)):
@@ -69,10 +69,10 @@ def letter(target: int, source: int, level: int, *arrays: npt.NDArray[np.generic
         ends = pa.array([0, len(view)], pa.int32()).buffers()[1]
         cell = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(view)])
         places = [pa.array([value], pa.int32()) for value in (target, source, level, piece)]
-        yield pa.RecordBatch.from_arrays([*places, cell], schema=LETTER)
+        yield pa.RecordBatch.from_arrays([*places, cell], schema=MESSAGE)
 
 
-def received(batches: Iterable[pa.RecordBatch]) -> Letters:
+def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
     """The letters of one target by (level, source), in that order."""
     pieces: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
@@ -82,14 +82,14 @@ def received(batches: Iterable[pa.RecordBatch]) -> Letters:
     return {key: memoryview(b"".join(payload for _, payload in sorted(pieces.pop(key)))) for key in sorted(pieces)}
 
 
-def gram_arrays(payload: memoryview, order: int) -> tuple[Words, Ints]:
+def message_grams(payload: memoryview, order: int) -> tuple[Words, Ints]:
     """The n-grams and counts of a letter that was written from these two arrays."""
     number = len(payload) // (4 * order + 8)
     grams = np.frombuffer(payload, np.uint32, number * order).reshape(order, number)
     return grams, np.frombuffer(payload, np.uint8, offset=4 * number * order).view(np.int64)
 
 
-SPECIAL = [b"<unk>", b"<s>", b"</s>"]
+SPECIAL_WORDS = [b"<unk>", b"<s>", b"</s>"]
 LINES = 1 << 17
 COPY_BYTES = 4 << 20
 
@@ -101,9 +101,9 @@ class Lexicon:
         # np.unique hashes: 1.2 s for 14 million ids, a sort of 32-bit integers 0.05 s (process time).
         known = np.sort(np.concatenate([np.arange(FIRST_WORD, dtype=np.uint32), ids]))
         self._ids = known[np.concatenate([[True], known[1:] != known[:-1]])]
-        found = [pa.array(SPECIAL, pa.binary())]
+        found = [pa.array(SPECIAL_WORDS, pa.binary())]
         for path, first in files:
-            words = columns_of(folder, path)["word"].combine_chunks()
+            words = read_columns(folder, path)["word"].combine_chunks()
             low, high = np.searchsorted(self._ids, [first, first + len(words)])
             found.append(words.take(pa.array(self._ids[low:high] - first)))
         self._words = pa.concat_arrays(found)
@@ -113,7 +113,7 @@ class Lexicon:
         return self._words.take(pa.array(np.searchsorted(self._ids, ids)))
 
 
-def spelled(level: Level, below: pa.Array, lexicon: Lexicon) -> pa.Array:
+def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Array:
     """N-grams of order 2 or more as text: the first word before the text of the n-gram without it."""
     return pc.binary_join_element_wise(lexicon.words(level.grams[-1]), below.take(pa.array(level.suffix)), b" ")
 

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Tally:
+class CountsOfCounts:
     """Sums over n-grams of one order: the only thing about them that the driver ever sees."""
 
     number: int = 0
@@ -67,7 +67,7 @@ class Tally:
         )
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
+        return CountsOfCounts(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Discounts:
         return shares
 
 
-def estimated(order: int, tally: Tally, fallback: Sequence[float] | None) -> tuple[Discounts, str | None]:
+def estimate_discounts(
+    order: int, tally: CountsOfCounts, fallback: Sequence[float] | None
+) -> tuple[Discounts, str | None]:
     """The discounts of an order, and why the closed form failed if the fallback stands in for it.
 
     Raises ContractError if it fails and there is no fallback.
@@ -121,7 +123,7 @@ Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
 UNK, BOS, EOS = 0, 1, 2
 FIRST_WORD = 3
-MIX = np.uint64(0x9E3779B97F4A7C15)
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 
 
@@ -164,23 +166,23 @@ def _ranks(keys: Keys) -> Keys:
     return ranks
 
 
-def news(grams: Words) -> Flags:
+def new_gram_mask(grams: Words) -> Flags:
     """Where sorted columns differ from the one before them in the first 1, 2, ... rows, (rows, columns)."""
     new = np.ones(grams.shape, np.bool_)
     new[:, 1:] = grams[:, 1:] != grams[:, :-1]
     return np.logical_or.accumulate(new, axis=0)
 
 
-def combined(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
+def combine_counts(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
     """The distinct n-grams in suffix order, with the sums of their counts."""
     order = suffix_order(grams, bits)
     grams = grams[:, order]
-    starts = np.flatnonzero(news(grams)[-1])
+    starts = np.flatnonzero(new_gram_mask(grams)[-1])
     return np.ascontiguousarray(grams[:, starts]), np.add.reduceat(counts[order], starts) if len(starts) else counts
 
 
 @dataclass(frozen=True)
-class Level:
+class OrderNgrams:
     """The distinct n-grams of one order in suffix order."""
 
     grams: Words
@@ -194,7 +196,7 @@ class Level:
 
     def where(self, rows: Flags) -> "Level":
         """Those n-grams of the level."""
-        return Level(self.grams[:, rows], self.counts[rows], self.raw[rows], self.suffix[rows])
+        return OrderNgrams(self.grams[:, rows], self.counts[rows], self.raw[rows], self.suffix[rows])
 
     def kept(self, threshold: int, num_allowed: int) -> Flags:
         """Those that pruning leaves; ids from `num_allowed` on may not stay, sentence ends always do."""
@@ -202,10 +204,10 @@ class Level:
         return keep | (self.grams[0] == EOS) if len(self.grams) == 1 else keep
 
 
-def levels(grams: Words, counts: Ints) -> list[Level]:
+def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
     """The n-grams of every order, from 1 on, that the distinct sorted n-grams of the highest order contain."""
-    new = news(grams)
-    found: list[Level] = []
+    new = new_gram_mask(grams)
+    found: list[OrderNgrams] = []
     below: npt.NDArray[np.intp] = np.zeros(grams.shape[1], np.intp)
     for order in range(1, len(grams) + 1):
         starts = np.flatnonzero(new[order - 1])
@@ -217,7 +219,7 @@ def levels(grams: Words, counts: Ints) -> list[Level]:
             extensions = np.add.reduceat(new[order], starts, dtype=np.int64)
             adjusted = np.where(grams[order - 1, starts] == BOS, raw, extensions)
         own = np.ascontiguousarray(grams[:order, starts[valid]])
-        found.append(Level(own, adjusted[valid], raw[valid], below[starts[valid]]))
+        found.append(OrderNgrams(own, adjusted[valid], raw[valid], below[starts[valid]]))
         place = np.zeros(grams.shape[1], np.intp)
         place[starts[valid]] = 1
         below = np.cumsum(place) - 1
@@ -231,16 +233,16 @@ def owner_keys(grams: Words) -> Keys:
     return keys
 
 
-def owners(grams: Words, bounds: Keys) -> Ints:
+def owner_parts(grams: Words, bounds: Keys) -> Ints:
     """The part of each n-gram; parts are ranges of suffix order that begin at the bounds."""
     return np.searchsorted(bounds, owner_keys(grams), side="right")
 
 
-def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
+def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
     """A number in [0, number) for each column, from a hash of its ids; 16 bits if that is enough, to sort faster."""
     mixed = np.full(grams.shape[1], len(grams), np.uint64)
     for row in grams:
-        mixed = (mixed ^ row) * MIX
+        mixed = (mixed ^ row) * HASH_FACTOR
         mixed ^= mixed >> HALF
     return (mixed % np.uint64(number)).astype(np.uint16 if number <= 1 << 16 else np.uint32)
 
@@ -252,7 +254,7 @@ def buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
 
 
 @dataclass(frozen=True)
-class Sums:
+class ContextSums:
     """What the n-grams of one part get back, in the order in which they were sent."""
 
     mass: Ints
@@ -262,33 +264,33 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Answers:
+class BucketSums:
     """What one bucket of contexts finds."""
 
-    sums: list[Sums]
+    sums: list[ContextSums]
     """One for each part that sent something, in the order given."""
-    owners: Ints
+    owner_parts: Ints
     """The part of each distinct context, as an n-gram of its own; ascending."""
     freed: Floats
     """Of each distinct context, in suffix order."""
 
 
-def sent(level: Level, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
+def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
     """The contexts of n-grams with their adjusted counts, negative if pruned: one pair for each bucket."""
     contexts = level.grams[1:]
     counts = np.where(kept, level.counts, -level.counts)
-    bucket = buckets(contexts, number)
+    bucket = context_buckets(contexts, number)
     order = np.argsort(bucket, kind="stable")
     cuts = np.searchsorted(bucket[order], np.arange(1, number))
     return [(contexts[:, rows], counts[rows]) for rows in np.split(order, cuts)]
 
 
-def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> Answers:
+def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> BucketSums:
     """The sums of one bucket over the contexts that the parts have sent."""
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
     order = suffix_order(grams, bits)
-    new = news(grams[:, order])[-1]
+    new = new_gram_mask(grams[:, order])[-1]
     starts = np.flatnonzero(new)
     signed_sorted = signed[order]
 
@@ -306,8 +308,8 @@ def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bou
     context = np.empty(len(order), np.intp)
     context[order] = np.cumsum(new) - 1
     cuts = np.cumsum([len(part[1]) for part in parts])[:-1]
-    sums = [Sums(mass[rows], freed[rows]) for rows in np.split(context, cuts)]
-    return Answers(sums, owners(grams[:, order[starts]], bounds), freed)
+    sums = [ContextSums(mass[rows], freed[rows]) for rows in np.split(context, cuts)]
+    return BucketSums(sums, owner_parts(grams[:, order[starts]], bounds), freed)
 
 
 # Probabilities and back-offs of one part, order by order, from counts and the sums of contexts.
@@ -320,7 +322,7 @@ def summed(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bou
 class Unigrams:
     """What every part must know of the unigrams."""
 
-    tally: Tally
+    tally: CountsOfCounts
     discounts: Discounts
     vocabulary: int
     """Words that share the freed mass: all that are kept, <unk> and </s>, without <s>."""
@@ -345,7 +347,7 @@ class Unigrams:
         values[words == BOS] = 1.0
         return values
 
-    def complete(self, level: Level, part: int, bounds: Keys) -> tuple[Level, Flags]:
+    def complete(self, level: OrderNgrams, part: int, bounds: Keys) -> tuple[OrderNgrams, Flags]:
         """The unigrams of a part with the whole counts of those that lie in other parts too, and which it writes.
 
         It writes those that it owns, even if it holds none of their n-grams; the first part has <unk> and <s> too.
@@ -359,34 +361,36 @@ class Unigrams:
         counts = np.concatenate([extra[:, 1], level.counts])[first]
         raw = np.concatenate([extra[:, 2], level.raw])[first]
         grams = words.astype(np.uint32).reshape(1, -1)
-        return Level(grams, counts, raw, np.zeros(len(words), np.intp)), owners(grams, bounds) == part
+        return OrderNgrams(grams, counts, raw, np.zeros(len(words), np.intp)), owner_parts(grams, bounds) == part
 
 
-def interpolated(level: Level, sums: Sequence[Sums], discounts: Discounts, below: Floats) -> Floats:
+def interpolate_probabilities(
+    level: OrderNgrams, sums: Sequence[ContextSums], discounts: Discounts, below: Floats
+) -> Floats:
     """The probabilities of n-grams of order 2 or more; `below` are those of the level below."""
     mass, freed = np.zeros(len(level.counts), np.int64), np.zeros(len(level.counts))
-    bucket = buckets(level.grams[1:], len(sums))
+    bucket = context_buckets(level.grams[1:], len(sums))
     order = np.argsort(bucket, kind="stable")
-    check(len(order), sum(len(part.mass) for part in sums), len(level.grams))
+    check_sums(len(order), sum(len(part.mass) for part in sums), len(level.grams))
     if len(order):
         mass[order] = np.concatenate([part.mass for part in sums])
         freed[order] = np.concatenate([part.freed for part in sums])
     return (level.counts - discounts.of(level.counts)) / mass + freed * below[level.suffix]
 
 
-def backed_off(grams: Words, freed: Sequence[Floats]) -> Floats:
+def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
     """The back-off weight of each n-gram: what it frees as a context, 1 if nothing can follow it."""
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
-    bucket = buckets(grams[:, follows], len(freed))
+    bucket = context_buckets(grams[:, follows], len(freed))
     order = follows[np.argsort(bucket, kind="stable")]
-    check(len(order), sum(map(len, freed)), len(grams))
+    check_sums(len(order), sum(map(len, freed)), len(grams))
     if len(order):
         weights[order] = np.concatenate(freed)
     return weights
 
 
-def check(here: int, found: int, order: int) -> None:
+def check_sums(here: int, found: int, order: int) -> None:
     """Raise ContractError if the sums that came back are not those of the n-grams that wait for them."""
     if here != found:
         raise ContractError(
@@ -394,18 +398,18 @@ def check(here: int, found: int, order: int) -> None:
         )
 
 
-def kept_level(level: Level, keep: Flags, below: Flags) -> Level:
+def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
     """The level without what pruning leaves out, above a level pruned likewise."""
     rows = np.flatnonzero(keep)
     place = np.cumsum(below) - 1
-    return Level(level.grams[:, rows], level.counts[rows], level.raw[rows], place[level.suffix[rows]])
+    return OrderNgrams(level.grams[:, rows], level.counts[rows], level.raw[rows], place[level.suffix[rows]])
 
 
 # What the driver works out from the few numbers that parts report, and what the parts need to know of it.
 
 
 @dataclass(frozen=True)
-class Plan:
+class EstimationPlan:
     """What every part knows once the words have their ids."""
 
     folder: Store
@@ -430,7 +434,7 @@ class Plan:
         """The words whose n-grams may lie in more than one part."""
         return sorted({int(bound) >> 32 for bound in self.bounds})
 
-    def kept(self, level: Level) -> Flags:
+    def kept(self, level: OrderNgrams) -> Flags:
         """Those of a level that pruning leaves."""
         return level.kept(self.thresholds[len(level.grams) - 1], self.num_allowed)
 
@@ -439,7 +443,7 @@ class Plan:
 class Smoothing:
     """What every part knows once the counts of counts are known."""
 
-    tallies: list[Tally]
+    tallies: list[CountsOfCounts]
     discounts: list[Discounts]
     unigrams: Unigrams
     fallbacks: dict[int, str]
@@ -450,33 +454,35 @@ class Smoothing:
         return [tally.kept + 2 * (order == 1) for order, tally in enumerate(self.tallies, 1)]
 
 
-def plan_of(config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int) -> Plan:
+def make_plan(
+    config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int
+) -> EstimationPlan:
     """The plan for a vocabulary whose files were reported in the order of ids."""
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
     num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
-    return Plan(folder, files, config.order, config.thresholds(), num_allowed, int(firsts[-1]), partitions)
+    return EstimationPlan(folder, files, config.order, config.thresholds(), num_allowed, int(firsts[-1]), partitions)
 
 
-def bounds_of(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
+def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
     """Bounds that cut sampled owner keys into parts of about one size; some may coincide and are then one."""
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
     places = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
     return np.unique(keys[places])
 
 
-def smoothing_of(config: TrainLmConfig, plan: Plan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
+def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
     """How to smooth what the parts have counted. Raises ContractError if the counts of counts allow no discounts."""
     shared: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    tallies = [Tally()] * config.order
+    tallies = [CountsOfCounts()] * config.order
     for answer in answers:
-        tallies = [tally + Tally(**found) for tally, found in zip(tallies, answer["tallies"])]
+        tallies = [tally + CountsOfCounts(**found) for tally, found in zip(tallies, answer["tallies"])]
         for word, count, raw in answer["shared"]:
             shared[word] = (shared[word][0] + count, shared[word][1] + raw)
     both = np.array(list(shared.values()), np.int64).reshape(-1, 2)
-    level = Level(np.array([list(shared)], np.uint32), both[:, 0], both[:, 1], np.zeros(len(both), np.intp))
-    tallies[0] += Tally.of(level.counts, plan.kept(level))
-    found = [estimated(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
+    level = OrderNgrams(np.array([list(shared)], np.uint32), both[:, 0], both[:, 1], np.zeros(len(both), np.intp))
+    tallies[0] += CountsOfCounts.of(level.counts, plan.kept(level))
+    found = [estimate_discounts(order, tally, config.discount_fallback) for order, tally in enumerate(tallies, 1)]
     discounts = [item for item, _ in found]
     words = max(tallies[0].kept + 1, config.vocab_pad or 0)
     unigrams = Unigrams(tallies[0], discounts[0], words, config.interpolate_unigrams, dict(shared))

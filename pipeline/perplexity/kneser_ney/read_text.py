@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError, ContractError
-from schemas.storage import resolve
+from schemas.storage import resolve_uri
 
 RANGE_BYTES = 32 << 20
 BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Range:
+class ByteRange:
     """The lines of a file that begin in [start, end); a compressed file is one range."""
 
     uri: str
@@ -29,7 +29,7 @@ class Range:
     end: int | None
 
 
-def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[Range]:
+def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[ByteRange]:
     """The ranges of all files that the paths and patterns of a setting stand for.
 
     Raises ConfigError that names each wrong one.
@@ -40,22 +40,22 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
         files = find_splits(SourceConfig.model_validate({"name": "text", "paths": paths, "format": "jsonl"}))
     except ConfigError as error:
         raise ConfigError(str(error).replace("source.paths", f"train_lm.{setting}", 1)) from error
-    ranges: list[Range] = []
+    ranges: list[ByteRange] = []
     for file in files:
         if file.name.lower().endswith(".gz"):
-            ranges.append(Range(file.uri, file.name, 0, None))
+            ranges.append(ByteRange(file.uri, file.name, 0, None))
             continue
         for start in range(0, max(1, file.size), range_bytes):
-            ranges.append(Range(file.uri, file.name, start, min(start + range_bytes, file.size)))
+            ranges.append(ByteRange(file.uri, file.name, start, min(start + range_bytes, file.size)))
     return ranges
 
 
-def lines_of(part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
+def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
     """The lines of a range, as arrays of binary without line ends; a last line without one counts as a line.
 
     Raises ContractError if a compressed file is broken.
     """
-    fs, path = resolve(part.uri)
+    fs, path = resolve_uri(part.uri)
     if part.end is None:
         try:
             with fs.open_input_stream(path, compression="gzip") as stream:
@@ -71,7 +71,7 @@ def lines_of(part: Range, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
         yield from _lines(stream, part.end - stream.tell(), block_bytes)
 
 
-def _skip_line(stream: Any, block_bytes: int, part: Range) -> bool:
+def _skip_line(stream: Any, block_bytes: int, part: ByteRange) -> bool:
     """Move behind the line that the byte before the range belongs to; whether another begins in the range."""
     at = stream.tell()
     while block := stream.read(block_bytes):
@@ -113,7 +113,7 @@ def _split(text: bytes) -> pa.Array:
 
 def sha256_of(uri: str) -> str:
     """The SHA-256 (hex) of a file as it lies there, read in blocks."""
-    fs, path = resolve(uri)
+    fs, path = resolve_uri(uri)
     digest = hashlib.sha256()
     with fs.open_input_stream(path, compression=None) as stream:
         while block := stream.read(BLOCK_BYTES):
@@ -140,7 +140,7 @@ class Chunk:
     """The numbers of all words, sentence after sentence; 0 ends a sentence."""
 
 
-def chunks(lines: Iterable[pa.Array], num_tokens: int, reserved: Literal["refuse", "skip"]) -> Iterator[Chunk]:
+def make_chunks(lines: Iterable[pa.Array], num_tokens: int, reserved: Literal["refuse", "skip"]) -> Iterator[Chunk]:
     """The lines (binary or string arrays; nulls are left out) as chunks of about `num_tokens` words.
 
     Raises ContractError if reserved words are to be refused and one occurs.

@@ -17,13 +17,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.engine.parquet import unique_name
-from pipeline.engine.part import Answer
-from pipeline.engine.spark import answers_of_partitions, frame_of_tasks, run_tasks, task_context
+from pipeline.engine.part import TaskResult
+from pipeline.engine.spark import dataframe_from_tasks, run_partitions, run_tasks, task_context
 from pipeline.perplexity.kneser_ney import worker as parts
-from pipeline.perplexity.kneser_ney.arpa import LETTER_DDL, write_arpa
+from pipeline.perplexity.kneser_ney.arpa import MESSAGE_DDL, write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.estimate import EOS, Plan, Smoothing, bounds_of, plan_of, smoothing_of
-from pipeline.perplexity.kneser_ney.read_text import Range, find_ranges, lines_of, sha256_of
+from pipeline.perplexity.kneser_ney.estimate import (
+    EOS,
+    EstimationPlan,
+    Smoothing,
+    make_plan,
+    make_smoothing,
+    part_bounds,
+)
+from pipeline.perplexity.kneser_ney.read_text import ByteRange, find_ranges, read_lines, sha256_of
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 
@@ -32,21 +39,21 @@ from schemas.storage import Store
 # Words are rows of the JVM: distinct, sorted and joined to ids there. N-grams travel as letters, arrays of ids that a
 # worker has sorted and another merges. Between jobs everything lies in scratch files, so no job repeats an earlier one.
 
-Numbered = tuple[int, str]
+NumberedFile = tuple[int, str]
 """A part or chunk and its file."""
 
 
-def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[Answer]) -> DataFrame:
+def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult]) -> DataFrame:
     """The distinct words of every chunk, with their numbers there: (chunk, number, word)."""
 
-    def read(task: Numbered) -> Iterator[pa.RecordBatch]:
+    def read(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return parts.chunk_words(folder, *task)
 
     tasks = list(enumerate(chunk["words"] for chunk in chunks))
-    return frame_of_tasks(spark, read, tasks, "chunk int, number int, word binary")
+    return dataframe_from_tasks(spark, read, tasks, "chunk int, number int, word binary")
 
 
-def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[Range], partitions: int) -> list[Answer]:
+def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange], partitions: int) -> list[TaskResult]:
     """Write the vocabulary in the order of ids: words that may stay before others, then by their bytes.
 
     All words may stay if there are no `limits`, files that list those that may. Where Spark's sampled ranges cut that
@@ -56,74 +63,80 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[Range], p
     if not limits:
         listed = distinct.withColumn("outside", F.lit(False))
     else:
-        allowed = frame_of_tasks(words.sparkSession, parts.listed_words, limits, "word binary").distinct()
+        allowed = dataframe_from_tasks(words.sparkSession, parts.allowed_words, limits, "word binary").distinct()
         listed = distinct.join(allowed.withColumn("known", F.lit(True)), "word", "left")
         listed = listed.withColumn("outside", F.col("known").isNull())
     columns = ["outside", "word"]
     ordered = listed.select(columns).repartitionByRange(partitions, *columns).sortWithinPartitions(*columns)
-    return answers_of_partitions(ordered, lambda _, batches: parts.write_vocabulary(folder, batches))
+    return run_partitions(ordered, lambda _, batches: parts.write_vocabulary(folder, batches))
 
 
-def encoded(plan: Plan, words: DataFrame, chunks: Sequence[Answer]) -> tuple[list[Numbered], Plan]:
+def encode_chunks(
+    plan: EstimationPlan, words: DataFrame, chunks: Sequence[TaskResult]
+) -> tuple[list[NumberedFile], EstimationPlan]:
     """The chunks rewritten with the ids of words, and the plan with the bounds of its parts, from samples of them."""
 
     def read(task: tuple[str, int]) -> Iterator[pa.RecordBatch]:
         return parts.word_ids(plan.folder, *task)
 
-    ids = frame_of_tasks(words.sparkSession, read, plan.vocabulary, "word binary, id long")
+    ids = dataframe_from_tasks(words.sparkSession, read, plan.vocabulary, "word binary, id long")
     numbers = words.join(ids, "word").select("chunk", "number", "id")
     # Every chunk has a sentence end, so none is empty: Spark leaves out the partitions of a join without rows.
     ends = words.sparkSession.range(len(chunks)).select(F.col("id").cast("int"), F.lit(0), F.lit(EOS).cast("long"))
     placed = numbers.union(ends).repartitionById(len(chunks), F.col("chunk"))
     lines = [chunk["line"] for chunk in chunks]
 
-    def encode(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+    def encode(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         return parts.encode_chunk(plan, lines[number], batches)
 
-    answers = complete(answers_of_partitions(placed, encode), len(chunks))
-    bounds = bounds_of((answer["sample"] for answer in answers), plan.partitions)
+    answers = check_complete(run_partitions(placed, encode), len(chunks))
+    bounds = part_bounds((answer["sample"] for answer in answers), plan.partitions)
     return list(enumerate(answer["path"] for answer in answers)), replace(plan, bounds=bounds)
 
 
-def counted(spark: SparkSession, plan: Plan, lines: Sequence[Numbered]) -> list[Answer]:
+def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[NumberedFile]) -> list[TaskResult]:
     """What each part reports of its n-grams, which it has written."""
 
-    def count(task: Numbered) -> Iterator[pa.RecordBatch]:
+    def count(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return parts.count_chunk(plan, *task)
 
-    letters = mailed(frame_of_tasks(spark, count, lines, LETTER_DDL), plan.partitions)
-    return complete(
-        answers_of_partitions(letters, lambda _, batches: parts.merge_counts(plan, batches)), plan.partitions
+    letters = shuffle_by_target(dataframe_from_tasks(spark, count, lines, MESSAGE_DDL), plan.partitions)
+    return check_complete(
+        run_partitions(letters, lambda _, batches: parts.merge_counts(plan, batches)), plan.partitions
     )
 
 
-def finished(spark: SparkSession, plan: Plan, smoothing: Smoothing, answers: Sequence[Answer]) -> list[Answer]:
+def write_sections(
+    spark: SparkSession, plan: EstimationPlan, smoothing: Smoothing, answers: Sequence[TaskResult]
+) -> list[TaskResult]:
     """The sections that each part has written, after its contexts went to their buckets and came back as sums."""
 
     grams = list(enumerate(answer["path"] for answer in answers))
 
-    def send(task: Numbered) -> Iterator[pa.RecordBatch]:
+    def send(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return parts.send_contexts(plan, *task)
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return parts.answer_contexts(plan, smoothing, task_context().partitionId(), batches)
+        return parts.sum_bucket_contexts(plan, smoothing, task_context().partitionId(), batches)
 
-    def finish(number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
-        return parts.finish_part(plan, smoothing, grams[number][1], number, batches)
+    def finish(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        return parts.write_part_sections(plan, smoothing, grams[number][1], number, batches)
 
-    asked = mailed(frame_of_tasks(spark, send, grams, LETTER_DDL), max(1, plan.order - 1) * plan.partitions)
-    answered = mailed(asked.mapInArrow(answer, LETTER_DDL), plan.partitions)
-    return complete(answers_of_partitions(answered, finish), plan.partitions)
+    asked = shuffle_by_target(
+        dataframe_from_tasks(spark, send, grams, MESSAGE_DDL), max(1, plan.order - 1) * plan.partitions
+    )
+    answered = shuffle_by_target(asked.mapInArrow(answer, MESSAGE_DDL), plan.partitions)
+    return check_complete(run_partitions(answered, finish), plan.partitions)
 
 
-def complete(answers: list[Answer], number: int) -> list[Answer]:
+def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
     """The answers themselves. Raises ContractError if a part has given none."""
     if len(answers) != number:
         raise ContractError(f"train_lm: expected {number} parts, got {len(answers)} answers. Run it again.")
     return answers
 
 
-def mailed(letters: DataFrame, number: int) -> DataFrame:
+def shuffle_by_target(letters: DataFrame, number: int) -> DataFrame:
     """Letters in the partition of their target."""
     return letters.repartitionById(number, F.col("target"))
 
@@ -161,7 +174,7 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
     training = _Training(spark, config, out)
     ranges = find_ranges(config.input)
 
-    def write(folder: Store) -> list[Answer]:
+    def write(folder: Store) -> list[TaskResult]:
         return run_tasks(spark, partial(_chunk_range, folder, config), ranges, "text", None)
 
     files = [part for part in ranges if part.start == 0]
@@ -169,7 +182,7 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
     return training.run(write, {part.name: answer["sha256"] for part, answer in zip(files, digests)})
 
 
-def train_lm_on(
+def train_lm_on_frame(
     spark: SparkSession, lines: DataFrame, inputs: Mapping[str, str], config: TrainLmConfig, out: str
 ) -> LmReport:
     """Train on the column `sentences` (string or binary, nulls left out) of a DataFrame, otherwise as `train_lm`.
@@ -180,20 +193,20 @@ def train_lm_on(
         raise ConfigError(f"train_lm.input: expected to be read, got {config.input} and a DataFrame. Leave one out.")
     text = lines.select(F.col("sentences").cast("binary").alias("sentences"))
 
-    def write(folder: Store) -> list[Answer]:
-        def chunk(_: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+    def write(folder: Store) -> list[TaskResult]:
+        def chunk(_: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
             return parts.write_chunks((batch.column(0) for batch in batches), folder, config)
 
-        return answers_of_partitions(text, chunk)
+        return run_partitions(text, chunk)
 
     return _Training(spark, config, out).run(write, inputs)
 
 
-def _chunk_range(folder: Store, config: TrainLmConfig, part: Range, retried: bool) -> Answer:
-    return parts.write_chunks(lines_of(part), folder, config)
+def _chunk_range(folder: Store, config: TrainLmConfig, part: ByteRange, retried: bool) -> TaskResult:
+    return parts.write_chunks(read_lines(part), folder, config)
 
 
-def _digest(part: Range, retried: bool) -> Answer:
+def _digest(part: ByteRange, retried: bool) -> TaskResult:
     return {"sha256": sha256_of(part.uri)}
 
 
@@ -217,7 +230,7 @@ class _Training:
         self.seconds[step] = round(now - self._since, 2)
         self._since = now
 
-    def run(self, write: Callable[[Store], list[Answer]], inputs: Mapping[str, str]) -> LmReport:
+    def run(self, write: Callable[[Store], list[TaskResult]], inputs: Mapping[str, str]) -> LmReport:
         """Train on the chunks that `write` makes of the text."""
         try:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
@@ -227,7 +240,7 @@ class _Training:
         self._write_manifest(report, inputs)
         return report
 
-    def _model(self, chunks: list[Answer], inputs: Mapping[str, str]) -> LmReport:
+    def _model(self, chunks: list[TaskResult], inputs: Mapping[str, str]) -> LmReport:
         spark, config = self.spark, self.config
         tokens, sentences = (sum(chunk[key] for chunk in chunks) for key in ("tokens", "sentences"))
         if not sentences:
@@ -237,14 +250,14 @@ class _Training:
         number = config.partitions or max(cores, -(-tokens // TOKENS_PER_PART))
         words = word_frame(spark, self.scratch, chunks)
         vocabulary = vocabulary_files(self.scratch, words, self.limits, number)
-        plan = plan_of(config, self.scratch, vocabulary, number)
+        plan = make_plan(config, self.scratch, vocabulary, number)
         self.done("vocabulary")
-        lines, plan = encoded(plan, words, chunks)
+        lines, plan = encode_chunks(plan, words, chunks)
         self.done("ids")
-        counts = counted(spark, plan, lines)
-        smoothing = smoothing_of(config, plan, counts)
+        counts = count_ngrams(spark, plan, lines)
+        smoothing = make_smoothing(config, plan, counts)
         self.done("counts")
-        sections = [answer["sections"] for answer in finished(spark, plan, smoothing, counts)]
+        sections = [answer["sections"] for answer in write_sections(spark, plan, smoothing, counts)]
         self.done("probabilities")
         found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
         if found != smoothing.lines():

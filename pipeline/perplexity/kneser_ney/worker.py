@@ -9,39 +9,39 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.perplexity.kneser_ney.arpa import (
-    Letters,
     Lexicon,
-    columns_of,
-    gram_arrays,
-    letter,
+    Messages,
+    gram_texts,
+    join_messages,
+    message_grams,
+    message_rows,
+    read_columns,
     read_grams,
-    received,
-    spelled,
+    write_columns,
     write_grams,
     write_section,
-    written,
 )
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.estimate import (
     FIRST_WORD,
+    ContextSums,
+    CountsOfCounts,
+    EstimationPlan,
     Flags,
     Floats,
-    Plan,
     Smoothing,
-    Sums,
-    Tally,
-    backed_off,
-    combined,
-    interpolated,
-    kept_level,
-    levels,
+    backoff_weights,
+    combine_counts,
+    contexts_by_bucket,
+    interpolate_probabilities,
+    kept_ngrams,
+    ngrams_by_order,
     owner_keys,
-    owners,
-    sent,
-    summed,
+    owner_parts,
+    sum_contexts,
     windows,
 )
-from pipeline.perplexity.kneser_ney.read_text import Range, chunks, lines_of, split_words
+from pipeline.perplexity.kneser_ney.read_text import ByteRange, make_chunks, read_lines, split_words
 from schemas.storage import Store
 
 Answer = dict[str, Any]
@@ -52,12 +52,12 @@ WORD_ROWS = 1 << 16
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
     """Write the sentences as chunks of word numbers; their files and sizes."""
     answer: Answer = {"chunks": [], "rows": 0}
-    for chunk in chunks(lines, config.chunk_tokens, config.reserved_words):
+    for chunk in make_chunks(lines, config.chunk_tokens, config.reserved_words):
         sentences = int((chunk.line == 0).sum())
         answer["chunks"].append(
             {
-                "words": written(folder, "words", {"word": chunk.words}),
-                "line": written(folder, "line", {"number": chunk.line}),
+                "words": write_columns(folder, "words", {"word": chunk.words}),
+                "line": write_columns(folder, "line", {"number": chunk.line}),
                 "sentences": sentences,
                 "tokens": len(chunk.line) - sentences,
             }
@@ -68,7 +68,7 @@ def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig
 
 def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatch]:
     """The words of a chunk with their numbers: rows (chunk, number, word)."""
-    words = columns_of(folder, path)["word"].combine_chunks()
+    words = read_columns(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
         numbers = pa.array(np.arange(start + 1, start + 1 + len(rows), dtype=np.int32))
@@ -76,9 +76,9 @@ def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatc
         yield pa.RecordBatch.from_arrays([chunk, numbers, rows], ["chunk", "number", "word"])
 
 
-def listed_words(part: Range) -> Iterator[pa.RecordBatch]:
+def allowed_words(part: ByteRange) -> Iterator[pa.RecordBatch]:
     """The words of a vocabulary file, with repetitions."""
-    for lines in lines_of(part):
+    for lines in read_lines(part):
         yield pa.RecordBatch.from_arrays([split_words(lines).flatten()], ["word"])
 
 
@@ -89,87 +89,89 @@ def write_vocabulary(folder: Store, batches: Iterator[pa.RecordBatch]) -> Answer
         words.append(batch.column("word"))
         outside += int(np.count_nonzero(batch.column("outside").to_numpy(zero_copy_only=False)))
     merged = pa.concat_arrays(words)
-    path = written(folder, "vocabulary", {"word": merged})
+    path = write_columns(folder, "vocabulary", {"word": merged})
     return {"path": path, "words": len(merged), "allowed": len(merged) - outside}
 
 
 def word_ids(folder: Store, path: str, first: int) -> Iterator[pa.RecordBatch]:
     """The words of a vocabulary file with their ids: rows (word, id)."""
-    words = columns_of(folder, path)["word"].combine_chunks()
+    words = read_columns(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
         ids = pa.array(np.arange(first + start, first + start + len(rows), dtype=np.int64))
         yield pa.RecordBatch.from_arrays([rows, ids], ["word", "id"])
 
 
-def encode_chunk(plan: Plan, path: str, batches: Iterator[pa.RecordBatch]) -> Answer:
+def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBatch]) -> Answer:
     """Write a chunk with ids for numbers, as rows (number, id) give them; a sample says where its n-grams lie."""
     pairs = [(batch.column("number").to_numpy(), batch.column("id").to_numpy()) for batch in batches]
-    numbers = columns_of(plan.folder, path)["number"].to_numpy()
+    numbers = read_columns(plan.folder, path)["number"].to_numpy()
     ids = np.zeros(sum(len(number) for number, _ in pairs), np.uint32)
     for number, identifier in pairs:
         ids[number] = identifier
     line = ids[numbers]
     keys = np.sort(owner_keys(windows(line, min(plan.order, 2))))
     sample = keys[np.linspace(0, len(keys) - 1, SAMPLES).astype(np.int64)] if len(keys) else keys
-    return {"path": written(plan.folder, "ids", {"id": line}), "sample": sample.tolist()}
+    return {"path": write_columns(plan.folder, "ids", {"id": line}), "sample": sample.tolist()}
 
 
-def count_chunk(plan: Plan, number: int, path: str) -> Iterator[pa.RecordBatch]:
+def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
     """The n-grams of a chunk with their counts, to the parts that own them."""
-    grams = windows(columns_of(plan.folder, path)["id"].to_numpy(), plan.order)
-    grams, counts = combined(grams, np.ones(grams.shape[1], np.int64), plan.bits)
-    cuts = np.searchsorted(owners(grams, plan.bounds), np.arange(plan.partitions + 1))
+    grams = windows(read_columns(plan.folder, path)["id"].to_numpy(), plan.order)
+    grams, counts = combine_counts(grams, np.ones(grams.shape[1], np.int64), plan.bits)
+    cuts = np.searchsorted(owner_parts(grams, plan.bounds), np.arange(plan.partitions + 1))
     for target, (start, end) in enumerate(pairwise(cuts)):
-        yield from letter(target, number, plan.order, grams[:, start:end], counts[start:end])
+        yield from message_rows(target, number, plan.order, grams[:, start:end], counts[start:end])
 
 
-def merge_counts(plan: Plan, batches: Iterator[pa.RecordBatch]) -> Answer:
+def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Answer:
     """Write the n-grams of one part; tallies of all orders, and what it has of the shared words."""
-    found = [gram_arrays(payload, plan.order) for payload in received(batches).values()]
+    found = [message_grams(payload, plan.order) for payload in join_messages(batches).values()]
     grams = np.concatenate([np.zeros((plan.order, 0), np.uint32), *(part[0] for part in found)], axis=1)
     counts = np.concatenate([np.zeros(0, np.int64), *(part[1] for part in found)])
     del found
-    grams, counts = combined(grams, counts, plan.bits)
+    grams, counts = combine_counts(grams, counts, plan.bits)
     path = write_grams(plan.folder, "grams", grams, counts)
-    steps = levels(grams, counts)
+    steps = ngrams_by_order(grams, counts)
     shared = np.isin(steps[0].grams[0], plan.shared())
     rows = zip(*(column[shared].tolist() for column in (steps[0].grams[0], steps[0].counts, steps[0].raw)))
     own = steps[0].where(~shared)
-    tallies = [Tally.of(level.counts, plan.kept(level)) for level in [own, *steps[1:]]]
+    tallies = [CountsOfCounts.of(level.counts, plan.kept(level)) for level in [own, *steps[1:]]]
     return {"path": path, "tallies": [vars(tally) for tally in tallies], "shared": list(rows), "rows": len(counts)}
 
 
-def send_contexts(plan: Plan, number: int, path: str) -> Iterator[pa.RecordBatch]:
+def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
     """The contexts of a part's n-grams with their counts, to the buckets of their order."""
-    for order, level in enumerate(levels(*read_grams(plan.folder, path)), 1):
+    for order, level in enumerate(ngrams_by_order(*read_grams(plan.folder, path)), 1):
         if order == 1:
             continue
-        for bucket, (contexts, counts) in enumerate(sent(level, plan.kept(level), plan.partitions)):
-            yield from letter((order - 2) * plan.partitions + bucket, number, order, contexts, counts)
+        for bucket, (contexts, counts) in enumerate(contexts_by_bucket(level, plan.kept(level), plan.partitions)):
+            yield from message_rows((order - 2) * plan.partitions + bucket, number, order, contexts, counts)
 
 
-def answer_contexts(
-    plan: Plan, smoothing: Smoothing, number: int, batches: Iterator[pa.RecordBatch]
+def sum_bucket_contexts(
+    plan: EstimationPlan, smoothing: Smoothing, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Back to the parts: the sums of what they sent, and what their own n-grams free as contexts (negative level)."""
-    letters = received(batches)
+    letters = join_messages(batches)
     if not letters:
         return
     bucket, order = number % plan.partitions, number // plan.partitions + 2
-    asked = [gram_arrays(payload, order - 1) for payload in letters.values()]
-    found = summed(asked, smoothing.discounts[order - 1], plan.bits, plan.bounds)
+    asked = [message_grams(payload, order - 1) for payload in letters.values()]
+    found = sum_contexts(asked, smoothing.discounts[order - 1], plan.bits, plan.bounds)
     for (_, source), sums in zip(letters, found.sums):
-        yield from letter(source, bucket, order, sums.mass, sums.freed)
+        yield from message_rows(source, bucket, order, sums.mass, sums.freed)
     cuts = np.searchsorted(found.owners, np.arange(plan.partitions + 1))
     for target, (start, end) in enumerate(pairwise(cuts)):
-        yield from letter(target, bucket, 1 - order, found.freed[start:end])
+        yield from message_rows(target, bucket, 1 - order, found.freed[start:end])
 
 
-def finish_part(plan: Plan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]) -> Answer:
+def write_part_sections(
+    plan: EstimationPlan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]
+) -> Answer:
     """Write the lines of one part, a file for each order."""
-    letters = received(batches)
-    steps = levels(*read_grams(plan.folder, path))
+    letters = join_messages(batches)
+    steps = ngrams_by_order(*read_grams(plan.folder, path))
     unigrams, owned = smoothing.unigrams.complete(steps[0], number, plan.bounds)
     if plan.order > 1:
         steps[1] = replace(steps[1], suffix=np.searchsorted(unigrams.grams[0], steps[1].grams[0]))
@@ -186,13 +188,15 @@ def finish_part(plan: Plan, smoothing: Smoothing, path: str, number: int, batche
             values = smoothing.unigrams.probabilities(level.grams[0], level.counts)
             texts = lexicon.words(level.grams[0, keep])
         else:
-            values = interpolated(level, _sums(plan, letters, order), smoothing.discounts[order - 1], values)
-            texts = spelled(kept_level(level, keep, below), texts, lexicon)
+            values = interpolate_probabilities(
+                level, _sums(plan, letters, order), smoothing.discounts[order - 1], values
+            )
+            texts = gram_texts(kept_ngrams(level, keep, below), texts, lexicon)
         own = owned if order == 1 else np.ones(len(values), np.bool_)
         weights = None
         if order < plan.order:
             weights = np.ones(len(values))
-            weights[own] = backed_off(level.grams[:, own], _freed(plan, letters, order))
+            weights[own] = backoff_weights(level.grams[:, own], _freed(plan, letters, order))
             weights = weights[keep & own]
         lines = texts if own.all() else texts.filter(pa.array(own[keep]))
         name = write_section(plan.folder, f"section-{order}", lines, values[keep & own], weights)
@@ -200,14 +204,14 @@ def finish_part(plan: Plan, smoothing: Smoothing, path: str, number: int, batche
     return {"sections": sections, "rows": sum(section["lines"] for section in sections)}
 
 
-def _sums(plan: Plan, letters: Letters, order: int) -> list[Sums]:
+def _sums(plan: EstimationPlan, letters: Messages, order: int) -> list[ContextSums]:
     """What every bucket says about the contexts of a part's n-grams; half the letter is masses, half shares."""
     payloads = [letters.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     halves = [(payload[: len(payload) // 2], payload[len(payload) // 2 :]) for payload in payloads]
-    return [Sums(np.frombuffer(mass, np.int64), np.frombuffer(freed, np.float64)) for mass, freed in halves]
+    return [ContextSums(np.frombuffer(mass, np.int64), np.frombuffer(freed, np.float64)) for mass, freed in halves]
 
 
-def _freed(plan: Plan, letters: Letters, order: int) -> list[Floats]:
+def _freed(plan: EstimationPlan, letters: Messages, order: int) -> list[Floats]:
     """What every bucket says about a part's n-grams as contexts."""
     payloads = [letters.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]

@@ -16,34 +16,34 @@ from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from jobs.verbs import ablate
 from jobs.verbs import ablate as branch
 from jobs.verbs.ablate import _left_out, branch_recipe, change_of, make_branch, same_dataset, steps_of
-from jobs.verbs.proxies import Wanted, check_alike, default_size, plan_pairs, proxy_recipe
+from jobs.verbs.proxies import ProxySize, check_pair, default_size, plan_pairs, proxy_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.inspect.diff import KEPT, compare, open_side
-from pipeline.inspect.without_rules import BEYOND, leave_out, rules_of
+from pipeline.inspect.diff import KEPT, compare_runs, open_compared_run
+from pipeline.inspect.without_rules import UNREACHABLE_LIMIT, leave_out_rules, rules_of
 from pipeline.lineage.read import read_lineage
 from pipeline.quality.rules import RULES
 from pipeline.quality.stage import checks
-from pipeline.report.facts import collect
+from pipeline.report.facts import collect_facts
 from pipeline.report.losses import ablations
 from pipeline.report.page import write_report
 from pipeline.run import prepare, relative_path, run_folders, run_steps, version_folders
 from pipeline.stages import STEPS
-from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, Interval, Measurement, SourceLoss
+from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, DifferenceInterval, Measurement, SourceLoss
 from schemas.config import Recipe, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support import tiny_dataset
 from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import trained
-from train.data.heldout import copies_trained_on
+from train.data.heldout import trained_copies
 from train.eval.evaluate import evaluate
 from train.eval.evaluate import main as evaluate_main
-from train.eval.paired import answer_of, compare_sides, interval_of, seeds_for_half, verdict, width_factor
+from train.eval.paired import compare_sides, interval_of, seeds_for_half, summarize_comparisons, verdict, width_factor
 from train.monitor.metrics import read_train_manifest
 
 RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
@@ -57,7 +57,7 @@ def load(values: Any) -> Recipe:
 def left(section: str, given: dict[str, Any], *words: str) -> dict[str, Any]:
     """What of a section's settings is set once the rules are left out; defaults are not."""
     values = load(SOURCE | {section: given}).to_json()
-    made = leave_out(values, words, load)
+    made = leave_out_rules(values, words, load)
     load(made)
     return {key: value for key, value in made.get(section, {}).items() if key not in ("families", "cut_lines")}
 
@@ -77,12 +77,12 @@ OTHERS = DATATROVE[:3]
         ("quality", {"rules": ["c4", "fineweb"]}, "quality.c4", {"rules": ["fineweb"]}),
         ("quality", {"min_words": 3, "max_short_lines": 1}, "quality.fineweb", {"min_words": 3, "rules": OTHERS}),
         ("quality", {}, "quality.gopher_short_doc", {"min_words": 0}),
-        ("quality", {}, "quality.fineweb_short_lines", {"max_short_lines": BEYOND}),
+        ("quality", {}, "quality.fineweb_short_lines", {"max_short_lines": UNREACHABLE_LIMIT}),
         (
             "quality",
             {"by_language": {"de": {"max_short_lines": 0.5, "min_words": 9}, "fr": {"max_short_lines": 0.4}}},
             "quality.fineweb_short_lines",
-            {"by_language": {"de": {"min_words": 9}}, "max_short_lines": BEYOND},
+            {"by_language": {"de": {"min_words": 9}}, "max_short_lines": UNREACHABLE_LIMIT},
         ),
         ("language", {}, "language.language_not_wanted", {"languages": []}),
         ("language", {"min_score": 0.5}, "language.language_uncertain", {"min_score": 0.0}),
@@ -147,13 +147,13 @@ def test_a_rule_is_left_out_by_the_settings_that_decide(
 def test_rules_are_left_out_together_and_what_is_measured_stays() -> None:
     assert left("quality", {}, "quality.fineweb", "quality.c4") == {"rules": DATATROVE[:2]}
     values = load(SOURCE | {"quality": {"rules": ["c4", "boilerplate"]}}).to_json()
-    made = load(leave_out(values, ["quality.boilerplate"], load))
+    made = load(leave_out_rules(values, ["quality.boilerplate"], load))
     assert made["quality"].content() == load(values)["quality"].content()  # or the documents would be read again
 
 
 def test_the_one_rule_drops_nothing_any_more_and_the_others_do_as_before() -> None:
     before = load(SOURCE)
-    after = load(leave_out(before.to_json(), ["quality.gopher_stop_words"], load))
+    after = load(leave_out_rules(before.to_json(), ["quality.gopher_stop_words"], load))
     found = [checks(recipe["quality"], {}, {}) for recipe in (before, after)]
     for old, new in zip(*found, strict=True):
         if old.reason == "gopher_stop_words":
@@ -166,7 +166,7 @@ def test_the_one_rule_drops_nothing_any_more_and_the_others_do_as_before() -> No
 def test_a_rule_that_is_off_is_no_rule_of_the_recipe() -> None:
     values = load(SOURCE).to_json()
     assert "quality.fineweb_short_lines" in rules_of(load(values))
-    made = leave_out(values, ["quality.fineweb_short_lines"], load)
+    made = leave_out_rules(values, ["quality.fineweb_short_lines"], load)
     assert "quality.fineweb_short_lines" not in rules_of(load(made))
     for dialect, sets in RULES.items():  # a limit that two rules share would switch both off
         settings = [rule.setting for rules in sets.values() for rule in rules]
@@ -217,7 +217,7 @@ def test_steps_are_made_again_from_the_first_that_a_change_touches() -> None:
     before = load(SOURCE)
 
     def again(word: str) -> list[str]:
-        after = load(leave_out(before.to_json(), [word], load))
+        after = load(leave_out_rules(before.to_json(), [word], load))
         return [name for name, made in steps_of(before, after) if made]
 
     assert again("quality.c4") == ["verdicts", "dedup", "clean", "tokenizer", "tokens"]
@@ -246,8 +246,8 @@ def test_intervals_by_hand() -> None:
     assert found.mean == 2.0
     assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
     assert found.low == pytest.approx(2 - 2.484138, abs=1e-6)
-    assert interval_of([0.5, 0.5]) == Interval(mean=0.5, half_width=0.0)
-    assert interval_of([0.5]) == Interval(mean=0.5, half_width=None)
+    assert interval_of([0.5, 0.5]) == DifferenceInterval(mean=0.5, half_width=0.0)
+    assert interval_of([0.5]) == DifferenceInterval(mean=0.5, half_width=None)
     assert interval_of([1.0, 2.0], share=0.5).half_width == pytest.approx(0.5)  # t of 1 degree at 75 % is 1
     # 12.706205 / sqrt(2) = 8.984644; the next is 4.302653 / sqrt(3) = 2.484138
     assert width_factor(2) == pytest.approx(8.984644, abs=1e-6)
@@ -297,7 +297,7 @@ def test_seeds_are_compared_in_pairs_over_all_and_by_source() -> None:
     # Bits of web: 0.25 nats x 300 targets over ln 2 and 900 bytes.
     assert web.bits is not None
     assert web.bits.mean == pytest.approx(0.25 * 300 / (math.log(2) * 900))
-    answer = answer_of([whole, books, web])
+    answer = summarize_comparisons([whole, books, web])
     assert answer.startswith("Held out of the dataset with the rules: cannot be told with 2 seeds (interval -0.4853 to")
     assert answer.endswith("; 1 more seed would be needed for half the width (mean +0.1500 nats/token).")
     for one in losses.values():
@@ -325,7 +325,7 @@ def pairs_of(differences: list[float], left_out: int = 0) -> dict[tuple[str, int
 def together(**sets: list[float]) -> str:
     """The answer about several sets, by the differences on each."""
     found = [one for name, several in sets.items() for one in compare_sides([name], [1, 2, 3], pairs_of(several))]
-    return answer_of(found)
+    return summarize_comparisons(found)
 
 
 def test_the_answer_says_what_many_comparisons_at_once_mean() -> None:
@@ -363,11 +363,11 @@ def test_each_side_is_favoured_unless_all_say_the_same() -> None:
 
 
 def test_sizes_of_proxies_where_none_is_asked_for() -> None:
-    assert default_size(Wanted(3, None, None, ()), 1e6) == (200_000, 1e6)
-    assert default_size(Wanted(3, None, None, ()), 1e8) == (5e6, 1e8)
-    assert default_size(Wanted(3, None, None, ()), 1e12) == (1e7, 2e8)
-    assert default_size(Wanted(3, 1e5, None, ()), 1e12) == (1e5, 2e6)
-    assert default_size(Wanted(3, None, 5000, ()), 1e6) == (200_000, 5000)
+    assert default_size(ProxySize(3, None, None, ()), 1e6) == (200_000, 1e6)
+    assert default_size(ProxySize(3, None, None, ()), 1e8) == (5e6, 1e8)
+    assert default_size(ProxySize(3, None, None, ()), 1e12) == (1e7, 2e8)
+    assert default_size(ProxySize(3, 1e5, None, ()), 1e12) == (1e5, 2e6)
+    assert default_size(ProxySize(3, None, 5000, ()), 1e6) == (200_000, 5000)
     big = {"plan": {"usd": 5, "activation": "gelu"}, "train": {"steps": 9, "seq_len": 64}, "layout": {"tensor": 2}}
     big |= {"guard": {"patience": 3, "min_improvement": 0.1, "grad_sigmas": 6.0}}  # none ends before the others
     found = proxy_recipe(big | {"source": {"paths": ["x"]}, "cluster": {"gpus": 8}})
@@ -421,7 +421,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
 def losses(sides: dict[str, Store], tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]:
     """Three pairs, trained, and three proxies more on the filtered side; what each lost on both sides' held-out."""
     folder = Store(str(tmp_path_factory.mktemp("proxies")))
-    pairs = plan_pairs(sides, folder, Wanted(6, None, None, ASKED))
+    pairs = plan_pairs(sides, folder, ProxySize(6, None, None, ASKED))
     plans = [proxy.plan for pair in pairs for proxy in pair.proxies.values()]
     assert len({(plan.num_params, plan.steps, plan.num_tokens, plan.learning_rate) for plan in plans}) == 1
     assert len({plan.order for plan in plans}) == 12
@@ -442,7 +442,7 @@ def test_a_filter_that_keeps_noise_out_is_worth_it(losses: dict[tuple[str, int],
     assert (whole.on, whole.source, whole.answer) == (WITH, "", "worth it")
     assert whole.nats.mean > 0.1
     assert {one.answer for one in found if one.on == WITH} == {"worth it"}
-    assert "Held out of the dataset with the rules: worth it (+" in answer_of(found)
+    assert "Held out of the dataset with the rules: worth it (+" in summarize_comparisons(found)
     (one,) = {(one.documents, one.left_out) for key, several in losses.items() for one in several[:1]}
     assert one[1] < one[0] == 15
 
@@ -457,13 +457,13 @@ def test_the_same_dataset_with_other_seeds_makes_no_difference(losses: dict[tupl
 
 @pytest.mark.dist
 def test_proxies_that_are_not_alike_are_no_pair(sides: dict[str, Store], tmp_path: Path) -> None:
-    (pair,) = plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 3000, ASKED))
+    (pair,) = plan_pairs(sides, Store(str(tmp_path)), ProxySize(1, None, 3000, ASKED))
     plan = pair.proxies[WITH].plan
     assert plan.num_tokens == pytest.approx(3000, rel=0.05)
     with pytest.raises(ContractError, match=r"expected proxies alike in learning rate, got 0\.01 and 0\.5"):
-        check_alike([plan, plan.model_copy(update={"learning_rate": 0.5})])
+        check_pair([plan, plan.model_copy(update={"learning_rate": 0.5})])
     with pytest.raises(ConfigError, match="found another; remove the folder"):
-        plan_pairs(sides, Store(str(tmp_path)), Wanted(1, None, 6000, ASKED))
+        plan_pairs(sides, Store(str(tmp_path)), ProxySize(1, None, 6000, ASKED))
 
 
 # ------------------------------------------------------------------------------------ the other dataset, on real Spark
@@ -528,14 +528,14 @@ def test_a_branch_is_a_run_like_any_other(run: Store, same_session: None) -> Non
     ours, theirs = open_dataset(run), open_dataset(folder)
     assert ours.tokenizer == theirs.tokenizer
     assert not same_dataset(ours.manifest, theirs.manifest)
-    found = compare(open_side(run), open_side(folder), 0)
+    found = compare_runs(open_compared_run(run), open_compared_run(folder), 0)
     dropped = open_table(run, "verdicts")[1].content.counts.dropped
     rules = [name for name in dropped if name.startswith("quality/gopher_") and dropped[name]]
     into = {rule: count for (_, rule), count in found.moved(out=False).items()}
     assert into
     assert set(into) <= {*rules, "dedup/exact_duplicate", "dedup/near_duplicate"}
     assert not [key for key in found.documents if key[1] == KEPT and not key[2].startswith("dedup/")]
-    assert collect(folder).stale == []
+    assert collect_facts(folder).stale == []
     found = read_lineage(folder)
     assert found.breaks == ()
     assert "The chain is broken" not in Path(write_report(folder, None)).read_text()
@@ -569,11 +569,11 @@ def test_documents_whose_copies_the_other_side_trains_on_are_left_out(run: Store
         if any(places.get(other) == "train" for other in alike for places in placed)
     }
     assert 0 < len(expected) < len(clusters)
-    assert copies_trained_on(runs, datasets, clusters) == expected
+    assert trained_copies(runs, datasets, clusters) == expected
     # A copy that the run dropped and the branch trains on speaks against the one that stays.
     copies = {document for document in expected if not any(document in places for places in placed[:1])}
     assert copies & {document for document, split in placed[1].items() if split == "train"}
-    assert copies_trained_on([run, run], [datasets[0], datasets[0]], clusters) == set()
+    assert trained_copies([run, run], [datasets[0], datasets[0]], clusters) == set()
 
 
 def members(run: Store) -> dict[bytes, set[bytes]]:
@@ -634,7 +634,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     refused(ContractError, f"{tmp_path}/none: expected a table 'tokens', got an empty run", on=[f"{tmp_path}/none"])
     # A run on the dataset of another one has no clusters, by which copies are found.
     attached = Store(str(tmp_path / "attached"))
-    attach(attached, run, ("tokens", "tokenizer"))
+    attach_run(attached, run, ("tokens", "tokenizer"))
     refused(ConfigError, f"no clusters and no dedup; it stands on the dataset of {run.uri}: ablate that", of=attached)
     assert not attached.exists("ablations")
 
@@ -653,8 +653,8 @@ def test_copies_that_another_run_knows_of_are_left_out(run: Store, same_session:
         if any(placed.get(copy) == "train" for one in alike for copy in one.get(document, ()))
     }
     assert {document for document in expected if document not in placed}  # copies that the run itself dropped
-    assert copies_trained_on([run, run, other], datasets, held) == expected
-    assert copies_trained_on([run, run], datasets, held) == set()
+    assert trained_copies([run, run, other], datasets, held) == expected
+    assert trained_copies([run, run], datasets, held) == set()
 
 
 @pytest.mark.spark

@@ -77,7 +77,7 @@ def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     assert written.law.deviation < 0.06
     assert written.law.held == ("alpha", "beta")
     assert written.law.told("alpha") == written.law.told("exponent") == "held, not fitted"
-    assert written.law.held_if("alpha") == PUBLISHED.source
+    assert written.law.source_of("alpha") == PUBLISHED.source
     assert written.law.told("floor").startswith("90 % between ")
 
 

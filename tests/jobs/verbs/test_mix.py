@@ -23,7 +23,7 @@ from tests.support import tiny_dataset
 from tests.support.measured_runs import STEPS, run_of
 from tests.support.report_run import whole_run
 from tests.support.tiny_runs import trained
-from train.config.plan import check_kept, keep_mix, kept_name, mix_overrides
+from train.config.plan import check_mix_overrides, copy_mix, mix_overrides, mix_path
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
 from train.plan.make_plan import make_plan
@@ -280,15 +280,15 @@ def test_a_plan_that_follows_a_mix_keeps_its_shares(given_run: Path, tmp_path: P
     dataset = open_dataset(run)
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=0.75, web_tail=0.25)))
     plan = planned(folder, *mix_overrides(str(path), dataset))
-    assert keep_mix(run, str(path)) == kept_name(plan.settings.train.mix) == f"train/mix-{file_sha256(path)[:12]}.toml"
-    assert read_mix(str(folder / kept_name(plan.settings.train.mix))) == read_mix(str(path))
+    assert copy_mix(run, str(path)) == mix_path(plan.settings.train.mix) == f"train/mix-{file_sha256(path)[:12]}.toml"
+    assert read_mix(str(folder / mix_path(plan.settings.train.mix))) == read_mix(str(path))
     standing = plan.settings.to_json()
-    check_kept(standing, ["train.eval_every=7"])
+    check_mix_overrides(standing, ["train.eval_every=7"])
     with pytest.raises(
         ConfigError, match=r"expected the shares of mix [0-9a-f]{12}, which the plan follows\. Plan again"
     ):
-        check_kept(standing, ['train.weights={"web+head"=1,"web+tail"=1}'])
-    check_kept(planned(folder).settings.to_json(), ['train.weights={"web+head"=1,"web+tail"=1}'])
+        check_mix_overrides(standing, ['train.weights={"web+head"=1,"web+tail"=1}'])
+    check_mix_overrides(planned(folder).settings.to_json(), ['train.weights={"web+head"=1,"web+tail"=1}'])
 
 
 @pytest.mark.parametrize(

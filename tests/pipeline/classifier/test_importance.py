@@ -10,18 +10,18 @@ import pyarrow as pa
 import pytest
 from scipy import stats
 
-from pipeline.classifier.columns import gumbel, uniform
+from pipeline.classifier.columns import gumbel_draws, uniform_draws
 from pipeline.classifier.importance import (
     IMPORTANCE,
-    Bag,
     ImportanceConfig,
     ImportanceModel,
+    NgramCounts,
     load_importance,
     poisson_log_ratio,
     save_importance,
 )
-from pipeline.classifier.linear import buckets_of, new_vocabulary, ngram_codes, word_keys_of
-from pipeline.engine.rules import FINE, count_bins, judge, quantile
+from pipeline.classifier.linear import hash_buckets, new_vocabulary, ngram_codes, word_keys_of
+from pipeline.engine.rules import FINE, count_bins, evaluate_checks, quantile
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
@@ -33,12 +33,12 @@ BUCKETS = 1 << 16
 
 
 def buckets(text: str, max_n: int = 2, count: int = BUCKETS) -> list[int]:
-    return buckets_of(ngram_codes(word_keys_of(text, new_vocabulary()), max_n), count).tolist()
+    return hash_buckets(ngram_codes(word_keys_of(text, new_vocabulary()), max_n), count).tolist()
 
 
-def bag(*texts: str) -> Bag:
+def bag(*texts: str) -> NgramCounts:
     counts = np.bincount([b for text in texts for b in buckets(text)], minlength=BUCKETS)
-    return Bag(counts, sum(len(text.split()) for text in texts), len(texts))
+    return NgramCounts(counts, sum(len(text.split()) for text in texts), len(texts))
 
 
 MODEL = ImportanceModel(bag("a b a"), bag("b c", "b"), 2, 0.5)
@@ -90,7 +90,7 @@ def test_a_text_without_words_has_no_weight_per_word(books: str) -> None:
     assert (row["importance"], row["importance_words"]) == ({"books": None}, 0)
     stored = pa.array([to_entries(row["importance"])], KIND)
     batch = pa.RecordBatch.from_arrays([pa.array(["en"]), stored], ["language", "importance"])
-    assert not judge(IMPORTANCE.checks(config(min_importance={"books": 5}), {}, {}), batch).broken.any()
+    assert not evaluate_checks(IMPORTANCE.checks(config(min_importance={"books": 5}), {}, {}), batch).broken.any()
 
 
 def test_without_a_model_nothing_is_measured() -> None:
@@ -99,7 +99,7 @@ def test_without_a_model_nothing_is_measured() -> None:
 
 
 def test_log_shares_are_those_of_the_counts() -> None:
-    target, raw = Bag(np.array([3, 0, 1]), 4, 1), Bag(np.array([1, 1, 2]), 4, 2)
+    target, raw = NgramCounts(np.array([3, 0, 1]), 4, 1), NgramCounts(np.array([1, 1, 2]), 4, 2)
     found = ImportanceModel(target, raw, 1, 1.0).log_ratios()
     assert found == pytest.approx(np.log(np.array([4 / 7, 1 / 7, 2 / 7]) / np.array([2 / 7, 2 / 7, 3 / 7])))
 
@@ -134,7 +134,7 @@ def test_thresholds_and_quantiles_compare_the_weight_per_word() -> None:
     (wanted,) = IMPORTANCE.quantiles(settings)
     checks = IMPORTANCE.checks(settings, {}, {wanted.name: {"en": 0.5}})
     batch = batch_of([0.25, 0.2499, 0.5, 0.4999], [10] * 4)
-    verdict = judge(checks, batch)
+    verdict = evaluate_checks(checks, batch)
     assert [check.reason for check in checks] == ["importance_low", "importance_quantile"]
     assert verdict.broken.tolist() == [[False, True, False, False], [True, True, False, True]]
 
@@ -148,11 +148,11 @@ def test_resampling_draws_in_proportion_to_the_weights() -> None:
     batch = batch_of(weights, words)
     values = wanted.value(batch)
     doc_ids = batch.column("doc_id").to_pylist()
-    noise = gumbel(uniform(doc_ids, settings.seed, "books"))
+    noise = gumbel_draws(uniform_draws(doc_ids, settings.seed, "books"))
     assert values == pytest.approx(np.array(weights) * 2 + noise)
     cutoff = quantile(count_bins(values, FINE), share, FINE)
     (check,) = IMPORTANCE.checks(settings, {}, {wanted.name: {"en": cutoff}})
-    kept = ~judge([check], batch).broken[0]
+    kept = ~evaluate_checks([check], batch).broken[0]
     assert check.reason == "importance_resampled"
     assert kept.sum() == pytest.approx(number * (1 - share), abs=5)
     # expected: times t with a share exp(-w t) left of each kind until a quarter is drawn; then the kind's share drawn

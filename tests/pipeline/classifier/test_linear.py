@@ -12,19 +12,19 @@ import xxhash
 from pipeline.classifier.linear import (
     Examples,
     LinearModel,
-    buckets_of,
-    fit_line,
+    document_vector,
+    fit_platt,
     fit_weights,
+    hash_buckets,
     is_arrow,
     keys_of_row,
     load_linear,
     logistic,
-    minimise,
+    minimize,
     new_vocabulary,
     ngram_codes,
     read_model,
     save_linear,
-    vector_of,
     word_keys_of,
     write_model,
 )
@@ -78,17 +78,17 @@ def test_codes_of_ngrams_are_what_they_have_always_been() -> None:
     assert ngram_codes(words, 3).tolist() == [*singles, *pairs, triple]
     assert ngram_codes(words[:1], 3).tolist() == singles[:1]
     assert ngram_codes(words[:0], 3).tolist() == []
-    assert buckets_of(np.array(pairs, np.uint64), 10_000).tolist() == [(p >> 32) * 10_000 >> 32 for p in pairs]
+    assert hash_buckets(np.array(pairs, np.uint64), 10_000).tolist() == [(p >> 32) * 10_000 >> 32 for p in pairs]
     assert keys("a b c") == [one, two, three]
     assert one == 0xD24EC4F1A98C6E5B  # published: XXH64("a")
 
 
 def test_buckets_fill_evenly_and_stay_in_range() -> None:
     codes = ngram_codes(np.array(xx(*(f"w{i}" for i in range(20_000))), np.uint64), 1)
-    counts = np.bincount(buckets_of(codes, 100), minlength=100)
+    counts = np.bincount(hash_buckets(codes, 100), minlength=100)
     assert len(counts) == 100
     assert abs(counts - 200).max() < 5 * math.sqrt(200)
-    assert buckets_of(np.array([0, MASK], np.uint64), 7).tolist() == [0, 6]
+    assert hash_buckets(np.array([0, MASK], np.uint64), 7).tolist() == [0, 6]
 
 
 def test_keys_of_a_row_are_taken_once() -> None:
@@ -99,16 +99,16 @@ def test_keys_of_a_row_are_taken_once() -> None:
 
 
 def test_the_vector_has_length_one_and_dampened_counts() -> None:
-    buckets, values = vector_of(np.array(xx("a", "a", "a", "b"), np.uint64), 1 << 20, 1)
+    buckets, values = document_vector(np.array(xx("a", "a", "a", "b"), np.uint64), 1 << 20, 1)
     assert len(buckets) == 2
     norm = math.hypot(1 + math.log(3), 1)
     assert sorted(values.tolist()) == pytest.approx([1 / norm, (1 + math.log(3)) / norm])
-    assert [part.tolist() for part in vector_of(np.zeros(0, np.uint64), 8, 2)] == [[], []]
+    assert [part.tolist() for part in document_vector(np.zeros(0, np.uint64), 8, 2)] == [[], []]
 
 
 def test_a_probability_by_hand() -> None:
     words = np.array(xx("a", "b"), np.uint64)
-    first, second = buckets_of(ngram_codes(words, 1), 64).tolist()
+    first, second = hash_buckets(ngram_codes(words, 1), 64).tolist()
     assert first != second
     weights = np.zeros(64, np.float32)
     weights[first], weights[second] = 3.0, -1.0
@@ -129,11 +129,11 @@ def test_the_solver_finds_a_known_minimum() -> None:
         away = point - np.array([1.0, -2.0, 3.0])
         return float((scale * away**2).sum()) / 2, scale * away
 
-    found = minimise(bowl, np.zeros(3), 1e-9, 100)
+    found = minimize(bowl, np.zeros(3), 1e-9, 100)
     assert found.point == pytest.approx([1, -2, 3], abs=1e-8)
     assert found.gradient <= 1e-9
-    assert minimise(bowl, np.zeros(3), 1e-9, 2).steps == 2
-    assert minimise(bowl, np.array([1.0, -2.0, 3.0]), 1e-9, 100).steps == 0
+    assert minimize(bowl, np.zeros(3), 1e-9, 2).steps == 2
+    assert minimize(bowl, np.array([1.0, -2.0, 3.0]), 1e-9, 100).steps == 0
 
 
 def test_weights_match_scipys_minimum_and_are_the_same_bits_twice() -> None:
@@ -164,12 +164,12 @@ def test_a_line_through_overlapping_margins_and_through_separable_ones() -> None
     # margins in {-1, 1}; 3 of 4 on each side agree: targets are smoothed, so the odds at 1 are below 3
     margins = [1.0] * 4 + [-1.0] * 4
     labels = [True, True, True, False, False, False, False, True]
-    scale, offset = fit_line(margins, labels)
+    scale, offset = fit_platt(margins, labels)
     high, low = 5 / 6, 1 / 6
     expected = (3 * high + low) / 4
     assert offset == pytest.approx(0, abs=1e-9)
     assert scale == pytest.approx(math.log(expected / (1 - expected)), abs=1e-6)
-    scale, offset = fit_line([2.0, 3.0, -2.0], [True, True, False])
+    scale, offset = fit_platt([2.0, 3.0, -2.0], [True, True, False])
     assert math.isfinite(scale)
     assert scale > 0
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.classifier.columns import entry, gumbel, log_odds, pareto_shape, uniform
-from pipeline.classifier.linear import LinearModel, buckets_of, new_vocabulary, ngram_codes, save_linear, word_keys_of
+from pipeline.classifier.columns import entry_values, gumbel_draws, log_odds, pareto_shape, uniform_draws
+from pipeline.classifier.linear import LinearModel, hash_buckets, new_vocabulary, ngram_codes, save_linear, word_keys_of
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
-from pipeline.engine.rules import judge
+from pipeline.engine.rules import evaluate_checks
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
@@ -31,7 +31,7 @@ def wiki(tmp_path: Path) -> str:
     weights = np.zeros(1 << 10, np.float32)
     for word, weight in (("good", 2.0), ("bad", -2.0)):
         codes = ngram_codes(word_keys_of(word, new_vocabulary()), 1)
-        weights[buckets_of(codes, len(weights))] = weight
+        weights[hash_buckets(codes, len(weights))] = weight
     save_linear(LinearModel(weights, 1, 1.0, 0.0), tmp_path / "wiki.arrow")
     return str(tmp_path / "wiki.arrow")
 
@@ -116,7 +116,7 @@ def test_a_threshold_is_inclusive_and_null_breaks_nothing(value: float | None, b
     limit = 0.5 if value in (0.5, 0.25) else 0.3
     checks = CLASSIFIER.checks(config(min_score={"wiki": limit}), {}, {})
     scores = {"other": 0.0} if value is None else {"wiki": value}
-    verdict = judge(checks, batch_of([scores, None]))
+    verdict = evaluate_checks(checks, batch_of([scores, None]))
     assert verdict.broken.tolist() == [[broken, False]]
     assert checks[0].reason == "classifier_score"
 
@@ -127,7 +127,7 @@ def test_a_quantile_compares_log_odds_with_the_language_s_cut_off() -> None:
     assert (quantile.share, quantile.column) == (0.9, "classifier_scores")
     cutoffs = {quantile.name: {"en": math.log(3)}}  # the odds of 0.75
     (check,) = CLASSIFIER.checks(settings, {}, cutoffs)
-    verdict = judge([check], batch_of([{"wiki": 0.7499}, {"wiki": 0.7501}]))
+    verdict = evaluate_checks([check], batch_of([{"wiki": 0.7499}, {"wiki": 0.7501}]))
     assert verdict.broken.tolist() == [[True, False]]
     assert check.reason == "classifier_quantile"
     (check,) = CLASSIFIER.checks(settings, {}, {})  # no document of any language was measured
@@ -160,7 +160,7 @@ def test_the_draw_is_gpt3s_rule() -> None:
 def test_documents_stay_with_the_theoretical_probability(score: float) -> None:
     number = 20_000
     (check,) = CLASSIFIER.checks(config(min_alpha={"wiki": 9}), {}, {})
-    verdict = judge([check], batch_of([{"wiki": score}] * number))
+    verdict = evaluate_checks([check], batch_of([{"wiki": score}] * number))
     expected = (2 - float(np.float32(score))) ** -9
     error = math.sqrt(expected * (1 - expected) / number)
     assert abs((~verdict.broken[0]).mean() - expected) <= 4 * error
@@ -169,20 +169,21 @@ def test_documents_stay_with_the_theoretical_probability(score: float) -> None:
 
 def test_draws_follow_from_doc_id_seed_and_name_alone() -> None:
     doc_ids = [number.to_bytes(16, "big") for number in range(1000)]
-    first = uniform(doc_ids, 1, "a")
+    first = uniform_draws(doc_ids, 1, "a")
     assert first.tolist() == [(shuffle_key(1, doc_id + b"a") + 0.5) / 2**63 for doc_id in doc_ids]
-    assert uniform(doc_ids[::-1], 1, "a").tolist() == first[::-1].tolist()
+    assert uniform_draws(doc_ids[::-1], 1, "a").tolist() == first[::-1].tolist()
     assert ((first > 0) & (first < 1)).all()
-    for other in (uniform(doc_ids, 2, "a"), uniform(doc_ids, 1, "b")):
+    for other in (uniform_draws(doc_ids, 2, "a"), uniform_draws(doc_ids, 1, "b")):
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.15
-    assert abs(gumbel(first).mean() - 0.5772) < 4 * math.pi / math.sqrt(6 * 1000)
+    assert abs(gumbel_draws(first).mean() - 0.5772) < 4 * math.pi / math.sqrt(6 * 1000)
 
 
 def test_a_smaller_alpha_keeps_all_that_a_larger_one_keeps() -> None:
     random = np.random.default_rng(5)
     batch = batch_of([{"wiki": value} for value in random.random(2000)])
     broken = [
-        judge(CLASSIFIER.checks(config(min_alpha={"wiki": alpha}), {}, {}), batch).broken[0] for alpha in (2.0, 9.0)
+        evaluate_checks(CLASSIFIER.checks(config(min_alpha={"wiki": alpha}), {}, {}), batch).broken[0]
+        for alpha in (2.0, 9.0)
     ]
     assert (broken[1] | ~broken[0]).all()
     assert 0 < broken[0].sum() < broken[1].sum()
@@ -210,8 +211,8 @@ def test_checks_stand_in_a_fixed_order() -> None:
 def test_a_stored_score_is_what_is_compared() -> None:
     checks = CLASSIFIER.checks(config(min_score={"wiki": 0.5}), {}, {})
     batch = batch_of([{"wiki": 0.25}])
-    assert entry(batch, "classifier_scores", "wiki").tolist() == [0.25]
-    assert judge(checks, batch).values.tolist() == [[0.25]]
+    assert entry_values(batch, "classifier_scores", "wiki").tolist() == [0.25]
+    assert evaluate_checks(checks, batch).values.tolist() == [[0.25]]
 
 
 @pytest.mark.slow

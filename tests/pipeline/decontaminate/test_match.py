@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.decontaminate.index import compile_index
 from pipeline.decontaminate.match import pieces_left
 from pipeline.decontaminate.stage import DecontaminateConfig, make
-from pipeline.text.spans import between
+from pipeline.text.spans import complement
 from pipeline.text.words import normal_words, word_keys
 from schemas.errors import ContractError
 
@@ -32,7 +32,7 @@ def stage(folder: Path, *items: str, **others: object):
 
 
 def row_of(text: str, cuts: list[tuple[int, int]]) -> dict:
-    body = "".join(text[start:end] for start, end in between(cuts, len(text)))
+    body = "".join(text[start:end] for start, end in complement(cuts, len(text)))
     return {"text": text, "cuts": cuts, "_body": body, "_words": word_keys(normal_words(body)), "num_bytes": -1}
 
 
@@ -40,9 +40,9 @@ def cut(function, text: str, cuts: list[tuple[int, int]] | None = None) -> dict:
     """The row after the stage, its columns checked against each other."""
     row = row_of(text, cuts or [])
     function(row)
-    left = between(row["cuts"], len(text))
+    left = complement(row["cuts"], len(text))
     assert "".join(text[start:end] for start, end in left) == row["_body"]
-    assert between(left, len(text)) == row["cuts"]  # sorted, disjoint, none empty, none adjacent
+    assert complement(left, len(text)) == row["cuts"]  # sorted, disjoint, none empty, none adjacent
     assert row["_words"].tolist() == word_keys(normal_words(row["_body"])).tolist()
     if row["contamination"]:
         assert row["num_bytes"] == len(row["_body"].encode("utf-8", "surrogatepass"))

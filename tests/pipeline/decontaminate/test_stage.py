@@ -19,7 +19,7 @@ from pipeline.decontaminate.stage import (
     most_ngrams,
     set_sizes,
 )
-from pipeline.engine.rules import columns_of, judge
+from pipeline.engine.rules import columns_of, evaluate_checks
 from pipeline.text.words import normal_words, word_keys
 from schemas.tables import DOCUMENTS, to_entries
 
@@ -193,7 +193,7 @@ def verdicts(config: DecontaminateConfig, *rows: dict) -> list[tuple[str, float,
     checks = DECONTAMINATE.checks(config, {}, {})
     batch = batch_of([{"language": "en"} | row for row in rows])
     assert set(columns_of(checks)) <= set(batch.schema.names)
-    found = judge(checks, batch)
+    found = evaluate_checks(checks, batch)
     return [
         None if number < 0 else (checks[number].reason, found.values[number, at], found.limits[number, at])
         for at, number in enumerate(found.first)

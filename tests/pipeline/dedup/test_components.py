@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 import pipeline.dedup.components as module
 from pipeline.dedup.components import components
 from pipeline.dedup.keep_order import binary_array, rows_of_bytes
-from pipeline.engine.materialize import Scratch
+from pipeline.engine.materialize import FrameStore
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def scratch(spark, tmp_path):
-    return Scratch(spark, Store(str(tmp_path / "scratch")))
+    return FrameStore(spark, Store(str(tmp_path / "scratch")))
 
 
 def named(nodes, width, rng):
@@ -179,10 +179,10 @@ def test_large_graphs_equal_scipys_by_rounds_alone_and_with_the_finish(spark, tm
     names = named(nodes, 20, rng)
     frame = frame_of(spark, pairs, names, tmp_path, 16)
     links = expected(pairs, names)
-    by_rounds = components(frame, Scratch(spark, Store(str(tmp_path / "rounds"))), 0, 4)
+    by_rounds = components(frame, FrameStore(spark, Store(str(tmp_path / "rounds"))), 0, 4)
     assert by_rounds.edges_by_round[-1] == 0
     assert by_rounds.rounds >= 1
     assert np.array_equal(links_of(by_rounds), links)
-    finished = components(frame, Scratch(spark, Store(str(tmp_path / "finish"))), 4_000_000, 4)
+    finished = components(frame, FrameStore(spark, Store(str(tmp_path / "finish"))), 4_000_000, 4)
     assert finished.rounds == 0
     assert np.array_equal(links_of(finished), links)

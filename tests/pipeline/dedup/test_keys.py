@@ -5,24 +5,33 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dedup.config import DEDUP, DedupConfig
-from pipeline.dedup.decide import Facts, cluster_tallies, decide, losers, url_tallies, weight_of
+from pipeline.dedup.decide import DedupFacts, cluster_tallies, decide, early_drop_reasons, url_tallies, weight_of
 from pipeline.dedup.keys import (
     KEYS,
-    LED,
+    LEADERS,
     PAIRED,
-    WANTED,
+    PAYLOAD_REQUEST,
     check_method,
     equal_documents,
-    in_windows,
+    iterate_windows,
     layout,
     num_keys,
     pairs_of_buckets,
     rows_of_buckets,
-    words,
+    sort_words,
 )
 from pipeline.dedup.survivors import write_verdict
-from pipeline.dedup.verify import BEST, FAILED, JOINED, MET, OUTCOMES, attach, compared, comparison
-from pipeline.engine.part import Books
+from pipeline.dedup.verify import (
+    BEST,
+    FAILED,
+    JOINED,
+    OUTCOMES,
+    WITH_PAYLOADS,
+    attach_payloads,
+    compare_pairs,
+    make_comparison,
+)
+from pipeline.engine.part import DropCounter
 from pipeline.minhash.stage import SignatureConfig
 from schemas.errors import ConfigError, ContractError
 
@@ -59,11 +68,11 @@ def bucket_rows(size: int, kind: str) -> list[dict]:
 @pytest.mark.parametrize("size", range(1, 9))
 def test_members_pair_with_the_first_of_their_bucket_however_the_batches_are_cut(size):
     rows = bucket_rows(size, PAIRED)
-    pairs = [row for row in rows if row["leader"] != WANTED]
+    pairs = [row for row in rows if row["leader"] != PAYLOAD_REQUEST]
     found = [(row["key"], number(row["node"]), number(row["leader"]), number(row["order"])) for row in pairs]
     assert found == [(0, 1, 7, 1), (0, 8, 7, 8), (4, 2, 21, 2)]
-    assert [number(row["node"]) for row in rows if row["leader"] == WANTED] == [7, 21]
-    leads = [(row["key"], row["order"]) for row in bucket_rows(size, LED)]
+    assert [number(row["node"]) for row in rows if row["leader"] == PAYLOAD_REQUEST] == [7, 21]
+    leads = [(row["key"], row["order"]) for row in bucket_rows(size, LEADERS)]
     assert leads == [(-5, order(1)), (0, order(7)), (3, order(14)), (4, order(21)), (9, order(3))]
 
 
@@ -71,7 +80,7 @@ def test_a_huge_bucket_gives_one_pair_a_member():
     rows = [{"key": 1, "order": order(7 * doc)} for doc in range(1, 5001)]
     found = [row for batch in pairs_of_buckets(iter(cut(rows, KEYS, 700)), 21) for row in batch.to_pylist()]
     assert len(found) == 4999 + 1
-    assert {row["leader"] for row in found} == {WANTED, node(7)}
+    assert {row["leader"] for row in found} == {PAYLOAD_REQUEST, node(7)}
 
 
 VALUES = np.arange(10, dtype="<u4")
@@ -89,7 +98,7 @@ def met() -> list[dict]:
     rows = [
         {"node": node(doc), "leader": b"", "payload": signed(shift)} for doc, shift in ((1, 0), (2, 3), (3, 4), (4, 4))
     ]
-    rows += [{"node": node(doc), "leader": WANTED} for doc in (1, 1, 3)]
+    rows += [{"node": node(doc), "leader": PAYLOAD_REQUEST} for doc in (1, 1, 3)]
     pairs = [(2, 1, 11), (3, 1, 12), (4, 1, 13), (4, 1, 14), (4, 3, 15)]
     rows += [{"node": node(a), "leader": node(b), "key": key, "order": order(a)} for a, b, key in pairs]
     filled = [{"key": 0, "order": b"", "payload": b"", **row} for row in rows]
@@ -97,12 +106,12 @@ def met() -> list[dict]:
 
 
 def outcomes(size: int, config: DedupConfig) -> dict[str, list[dict]]:
-    carried = [row for batch in attach(iter(cut(met(), MET, size))) for row in batch.to_pylist()]
+    carried = [row for batch in attach_payloads(iter(cut(met(), WITH_PAYLOADS, size))) for row in batch.to_pylist()]
     carried.sort(key=lambda row: (row["leader"], row["node"]))
     schema = pa.schema([pa.field(name, pa.binary()) for name in ("leader", "node", "payload", "keys", "order")])
-    compare = comparison(config, SignatureConfig(permutations=10))
+    compare = make_comparison(config, SignatureConfig(permutations=10))
     found: dict[str, list[dict]] = {kind: [] for kind in OUTCOMES}
-    for kind, batch in compared(iter(cut(carried, schema, size)), compare):
+    for kind, batch in compare_pairs(iter(cut(carried, schema, size)), compare):
         found[kind] += batch.to_pylist()
     return found
 
@@ -120,7 +129,7 @@ def test_pairs_meet_their_signatures_and_those_at_the_limit_are_joined(size):
 def test_a_document_without_a_signature_is_an_error_and_not_a_loss():
     rows = [row for row in met() if row["leader"] or row["node"] != node(2)]
     with pytest.raises(ContractError, match="expected a signature for every document of a bucket"):
-        list(attach(iter(cut(rows, MET, 4))))
+        list(attach_payloads(iter(cut(rows, WITH_PAYLOADS, 4))))
 
 
 def payloads(*values: bytes) -> pa.Array:
@@ -128,18 +137,18 @@ def payloads(*values: bytes) -> pa.Array:
 
 
 def test_equal_digests_join_whatever_the_signatures_say():
-    compare = comparison(DedupConfig(min_similarity=0.9), SignatureConfig(permutations=10))
+    compare = make_comparison(DedupConfig(min_similarity=0.9), SignatureConfig(permutations=10))
     same, other = b"d" * 16, b"e" * 16
     found = compare(payloads(same + signed(0), same + signed(0)), payloads(same + signed(9), other + signed(9)))
     assert found[0] == 1
     assert np.isnan(found[1])
-    only = comparison(DedupConfig(near=False), SignatureConfig())
+    only = make_comparison(DedupConfig(near=False), SignatureConfig())
     assert np.isnan(only(payloads(same), payloads(other))).all()
     assert only(payloads(same), payloads(same)).tolist() == [1.0]
 
 
 def test_simhashes_join_up_to_the_distance():
-    compare = comparison(DedupConfig(exact="off"), SignatureConfig(family="simhash"))
+    compare = make_comparison(DedupConfig(exact="off"), SignatureConfig(family="simhash"))
     base = np.uint64(0xF0F0)
     near, far = (np.uint64(base ^ np.uint64(bits)).tobytes() for bits in (0b111, 0b1111))
     found = compare(payloads(base.tobytes(), base.tobytes()), payloads(near, far))
@@ -149,7 +158,7 @@ def test_simhashes_join_up_to_the_distance():
 
 def test_true_jaccard_decides_where_it_is_asked_for():
     config = DedupConfig(verify="jaccard", exact="off", min_similarity=0.5)
-    compare = comparison(config, SignatureConfig())
+    compare = make_comparison(config, SignatureConfig())
     sets = [np.array(values, "<u8").tobytes() for values in ([1, 2, 3], [2, 3, 4], [3, 4, 5])]
     found = compare(payloads(sets[0], sets[0]), payloads(sets[1], sets[2]))
     assert found[0] == np.float32(0.5)
@@ -161,7 +170,7 @@ def test_windows_have_the_same_rows_however_the_batches_are_cut(monkeypatch):
     schema = pa.schema([("x", pa.int64())])
     for size in (1, 3, 4, 9, 11):
         rows = [{"x": value} for value in range(11)]
-        found = [batch.column(0).to_pylist() for batch in in_windows(iter(cut(rows, schema, size)))]
+        found = [batch.column(0).to_pylist() for batch in iterate_windows(iter(cut(rows, schema, size)))]
         assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
@@ -173,7 +182,7 @@ def test_equal_documents_know_the_first_in_keep_order_and_the_smallest_id():
     leads, smallest = equal_documents(identity, rows)
     assert leads.tolist() == [2, 1, 2, 3, 2]
     assert smallest.tolist() == [4, 1, 4, 3, 4]
-    assert np.lexsort(words(rows)).tolist() == [1, 3, 2, 0, 4]
+    assert np.lexsort(sort_words(rows)).tolist() == [1, 3, 2, 0, 4]
 
 
 def test_bands_must_fit_the_signature():
@@ -189,7 +198,7 @@ def test_bands_must_fit_the_signature():
     assert num_keys(DedupConfig(near=False), SignatureConfig()) == 1
 
 
-def facts(**columns) -> Facts:
+def facts(**columns) -> DedupFacts:
     """Three documents of one cluster: 1 was dropped by a verdict, 2 and 3 share a URL and 2 is the longer text."""
     values = {
         "ids": [bytes(15) + bytes([number]) for number in (1, 2, 3)],
@@ -202,10 +211,10 @@ def facts(**columns) -> Facts:
         "chars": [10, 20, 30],
     } | columns
     orders = [bytes([rank]) + identifier + bytes(4) for rank, identifier in zip((0, 1, 2), values["ids"])]
-    return Facts(orders=orders, **values)
+    return DedupFacts(orders=orders, **values)
 
 
-def totals_of(found: Facts, known: dict) -> dict:
+def totals_of(found: DedupFacts, known: dict) -> dict:
     """What a single part would be told."""
     urls, clusters = {}, {}
     url_tallies(found, urls)
@@ -217,7 +226,7 @@ def totals_of(found: Facts, known: dict) -> dict:
 def test_documents_of_one_url_come_first_then_copies_of_one_text():
     found = facts()
     known = totals_of(found, {})
-    assert losers(found, known) == ["dropped_before", "same_url", None]
+    assert early_drop_reasons(found, known) == ["dropped_before", "same_url", None]
     rows = [(row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars in decide(found, known)]
     assert rows == [(3, 3, "dropped_before", 10), (3, 3, "same_url", 20), (3, 3, None, 30)]
 
@@ -241,7 +250,7 @@ def test_a_document_alone_is_its_own_survivor():
 def test_an_earlier_url_or_copy_always_wins():
     found = facts()
     known = {b"uu": (2, b"")}
-    assert losers(found, known) == ["dropped_before", "same_url", "same_url"]
+    assert early_drop_reasons(found, known) == ["dropped_before", "same_url", "same_url"]
     earlier = (4, b"\0" + b"\0" * 21)
     assert [reason for _, reason, _ in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
         "dropped_before",
@@ -264,7 +273,7 @@ def test_every_verdict_is_booked_and_weights_follow_the_size():
         1,
         1,
     ]
-    books = Books([(DEDUP.name, DEDUP.reasons)], raises=False)
+    books = DropCounter([(DEDUP.name, DEDUP.reasons)], raises=False)
     rows = []
     for reason in (None, *DEDUP.reasons):
         rows.append({"cluster_size": 3, "similarity": 0.9})

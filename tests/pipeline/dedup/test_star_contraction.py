@@ -12,18 +12,18 @@ from pipeline.dedup.star_contraction import (
     PACK_PAIRS,
     PACKS,
     all_links,
-    contracted,
-    follow,
+    concatenate_edges,
+    contract,
     graph_of,
-    joined,
     large_star,
     owners,
-    packs,
+    pack_pairs,
     pair_batch,
     pairs_of,
+    resolve_leaves,
+    send_to_both_ends,
     small_star,
-    to_both_ends,
-    unpacked,
+    unpack_pairs,
 )
 from schemas.errors import ContractError
 
@@ -54,7 +54,7 @@ def links_of(pairs, nodes):
 
 @pytest.mark.parametrize("width", [1, 8, 16, 20])
 def test_contracted_edges_are_stars_around_the_smallest(width):
-    found = contracted(edges((3, 2), (2, 1), (1, 3), (3, 2), (9, 9), (7, 8), width=width))
+    found = contract(edges((3, 2), (2, 1), (1, 3), (3, 2), (9, 9), (7, 8), width=width))
     assert pairs(found) == [(2, 1), (3, 1), (8, 7)]
     assert found.shape == (3, 2, width)
 
@@ -69,7 +69,7 @@ def test_nodes_that_differ_behind_the_first_word_stay_apart():
 
 
 def test_bytes_are_ordered_without_sign():
-    assert pairs(contracted(edges((255, 1), (128, 127)))) == [(128, 127), (255, 1)]
+    assert pairs(contract(edges((255, 1), (128, 127)))) == [(128, 127), (255, 1)]
 
 
 def test_owners_are_of_the_node_alone_and_spread():
@@ -85,9 +85,9 @@ def test_an_edge_goes_to_the_owners_of_both_ends_once_each():
     one = edges((200, 7), width=2)
     ends = owners(one.reshape(-1, 2), 50)
     assert ends[0] != ends[1]
-    sent, targets = to_both_ends(one, 50)
+    sent, targets = send_to_both_ends(one, 50)
     assert (pairs(sent), sorted(targets)) == ([(200, 7), (200, 7)], sorted(ends))
-    sent, targets = to_both_ends(one, 1)
+    sent, targets = send_to_both_ends(one, 1)
     assert (pairs(sent), targets.tolist()) == ([(200, 7)], [0])
 
 
@@ -110,32 +110,32 @@ def test_small_star_puts_leaves_aside_and_keeps_smaller_ends():
 
 
 def test_followed_leaves_have_their_parents_clusters():
-    found, roots = follow(edges((5, 1), (1, 1)), edges((8, 5), (9, 5), (7, 1), (4, 3)))
+    found, roots = resolve_leaves(edges((5, 1), (1, 1)), edges((8, 5), (9, 5), (7, 1), (4, 3)))
     assert pairs(found) == [(4, 3), (7, 1), (8, 1), (9, 1)]
     assert pairs(roots) == [(3, 3)]
-    found, roots = follow(edges(), edges((4, 3)))
+    found, roots = resolve_leaves(edges(), edges((4, 3)))
     assert (pairs(found), pairs(roots)) == ([(4, 3)], [(3, 3)])
 
 
 def test_joined_matrices_reach_the_limit():
     matrices = [edges((1, 2)), edges(), edges((3, 4), (5, 6)), edges((7, 8))]
-    assert [len(matrix) for matrix in joined(matrices, 2)] == [3, 1]
-    assert [len(matrix) for matrix in joined(matrices)] == [4]
-    assert list(joined([edges()])) == []
+    assert [len(matrix) for matrix in concatenate_edges(matrices, 2)] == [3, 1]
+    assert [len(matrix) for matrix in concatenate_edges(matrices)] == [4]
+    assert list(concatenate_edges([edges()])) == []
 
 
 def rounds_of(found, partitions, chunk, readers):
     """What the Spark side does, step by step, with tasks that look at `chunk` edges: links and edges by round."""
     levels, counts = [], []
-    parts = [contracted(part) for part in np.array_split(found, readers)]
+    parts = [contract(part) for part in np.array_split(found, readers)]
     while any(map(len, parts)) and len(counts) < 64:
         counts.append(sum(map(len, parts)))
-        sent = [to_both_ends(piece, partitions) for piece in joined(parts, chunk)]
+        sent = [send_to_both_ends(piece, partitions) for piece in concatenate_edges(parts, chunk)]
         received = shuffled(sent, partitions)
         linked = [
             large_star(piece, number, partitions)
             for number in range(partitions)
-            for piece in joined(cut(received[number], chunk), chunk)
+            for piece in concatenate_edges(cut(received[number], chunk), chunk)
         ]
         received = shuffled(linked, partitions)
         ended = [small_star(matrix, number, partitions) for number, matrix in enumerate(received) if len(matrix)]
@@ -143,7 +143,7 @@ def rounds_of(found, partitions, chunk, readers):
         levels.append(np.concatenate([leaves for _, leaves in ended]))
     known = found[:0]
     for leaves in reversed(levels):
-        known = np.concatenate([known, *follow(known, leaves)])
+        known = np.concatenate([known, *resolve_leaves(known, leaves)])
     return known, counts
 
 
@@ -190,34 +190,34 @@ def test_rounds_end_with_the_components_and_each_leaves_fewer_edges(graph, parti
     assert pairs(links) == sorted(links_of(found, nodes).items())
     assert all(later < earlier for earlier, later in pairwise(counts))
     assert len(counts) <= 16
-    assert pairs(all_links(contracted(edges(*found, width=4)))) == pairs(links)
+    assert pairs(all_links(contract(edges(*found, width=4)))) == pairs(links)
 
 
 def test_packs_hold_every_pair_once_by_target():
     rng = np.random.default_rng(2)
     matrix = rng.integers(0, 256, (5000, 2, 20), np.uint8)
     targets = rng.choice([0, 1, 4], 5000, p=[0.6, 0.3, 0.1])
-    batches = list(packs(matrix, targets, kind=3))
+    batches = list(pack_pairs(matrix, targets, kind=3))
     table = pa.Table.from_batches(batches)
     assert table.schema == PACKS
     assert set(table["kind"].to_pylist()) == {3}
     for target in (0, 1, 4):
-        mine = [unpacked(batch.filter(pa.compute.equal(batch["target"], target))) for batch in batches]
+        mine = [unpack_pairs(batch.filter(pa.compute.equal(batch["target"], target))) for batch in batches]
         assert np.array_equal(np.concatenate(mine), matrix[targets == target])
     sizes = [len(pack) // 40 for pack in table["pack"].to_pylist()]
     assert max(sizes) == PACK_PAIRS
     assert sorted(sizes)[-3:] == [PACK_PAIRS] * 3
-    assert list(packs(matrix[:0], targets[:0])) == []
+    assert list(pack_pairs(matrix[:0], targets[:0])) == []
     sliced = batches[0].slice(2, 3)
-    assert np.array_equal(unpacked(sliced), unpacked(batches[0])[2 * PACK_PAIRS :][: len(unpacked(sliced))])
+    assert np.array_equal(unpack_pairs(sliced), unpack_pairs(batches[0])[2 * PACK_PAIRS :][: len(unpack_pairs(sliced))])
 
 
 def test_many_packs_come_in_batches_that_end_between_packs():
     matrix = np.random.default_rng(3).integers(0, 256, (700, 2, 3), np.uint8)
     targets = np.arange(700) % 600
-    batches = list(packs(matrix, targets))
+    batches = list(pack_pairs(matrix, targets))
     assert [batch.num_rows for batch in batches] == [256, 256, 88]
-    assert pairs(np.concatenate([unpacked(batch) for batch in batches])) == pairs(matrix)
+    assert pairs(np.concatenate([unpack_pairs(batch) for batch in batches])) == pairs(matrix)
 
 
 def test_pairs_are_read_back_from_their_rows():
@@ -246,8 +246,8 @@ def test_nodes_of_other_widths_are_refused(first, second, found):
 
 def test_batches_of_other_widths_are_refused():
     with pytest.raises(ContractError, match="found 1 and 2 bytes"):
-        list(joined([edges((1, 2)), edges((1, 2), width=2)], 10))
-    mixed = pa.concat_batches([next(packs(edges((1, 2), width=width), np.zeros(1, np.int64))) for width in (1, 2)])
+        list(concatenate_edges([edges((1, 2)), edges((1, 2), width=2)], 10))
+    mixed = pa.concat_batches([next(pack_pairs(edges((1, 2), width=width), np.zeros(1, np.int64))) for width in (1, 2)])
     with pytest.raises(ContractError, match="found 1 and 2 bytes"):
-        unpacked(mixed)
+        unpack_pairs(mixed)
     assert len(pairs_of(pair_batch(edges(width=2)))) == 0

@@ -23,12 +23,12 @@ from pipeline.demo_crawl import text as harvest
 from pipeline.demo_crawl import write as capture
 from pipeline.demo_crawl.bad_pages import LOW_QUALITY
 from pipeline.demo_crawl.build import LEVELS, build_demo_crawl
-from pipeline.demo_crawl.hostile_pages import DEMO_TOXIC_WORDS, FAULTS, VALUES
+from pipeline.demo_crawl.hostile_pages import DEMO_TOXIC_WORDS, FAKE_VALUES, FAULTS
 from pipeline.demo_crawl.html import jaccard
-from pipeline.demo_crawl.sentences import ENCODINGS, NOT_WANTED
+from pipeline.demo_crawl.sentences import DROPPED_LANGUAGE, ENCODINGS
 from pipeline.demo_crawl.text import Passage, Stock
 from pipeline.demo_crawl.write import Truth
-from pipeline.engine.rules import judge_row
+from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.extract.extract import EXTRACT
 from pipeline.quality.stage import QUALITY
@@ -100,7 +100,7 @@ def test_every_kind_is_there_in_its_number(crawl: tuple[Path, Truth], planted: l
     assert truth.counts == dict(counts)
     for kind in [
         *LOW_QUALITY,
-        *(f"pii_{kind}" for kind in VALUES),
+        *(f"pii_{kind}" for kind in FAKE_VALUES),
         *(f"near_{round(100 * x)}" for x in LEVELS),
         "toxic",
     ]:
@@ -210,7 +210,7 @@ QUALITY_CHECKS = QUALITY.checks(QUALITY.config(), {}, {})
 def quality_verdict(row: Row) -> tuple[str, float, float] | None:
     measured = row | {"language": "en"}
     MEASURE_QUALITY(measured)
-    return judge_row(QUALITY_CHECKS, measured)
+    return evaluate_row(QUALITY_CHECKS, measured)
 
 
 def test_each_bad_page_meets_its_own_rule_first(
@@ -284,7 +284,7 @@ def test_foreign_pages_are_in_their_charset_and_say_what_the_truth_says(
         assert (meta[1] if meta else None) == line["meta_charset"]
         right = {line["http_charset"], line["meta_charset"]} - {None} == {line["charset"]}
         assert line["kind"] == ("language" if right else "wrong_charset")
-        assert line["expected"] == ("drop" if line["language"] == NOT_WANTED else "keep")
+        assert line["expected"] == ("drop" if line["language"] == DROPPED_LANGUAGE else "keep")
         text = rows[line["file"], line["offset"]][0]["text"]
         assert " ".join(text.split()[:5]) in " ".join(re.sub(r"<[^>]*>", " ", html).replace("&#x27;", "'").split())
         seen.add((line["language"], line["charset"]))
@@ -305,7 +305,7 @@ def test_planted_values_stand_in_the_text_and_their_checksums_hold(
             assert value in text
             assert CHECKS[name](value), (name, value)
             seen[name] += 1
-    assert set(seen) == set(VALUES)
+    assert set(seen) == set(FAKE_VALUES)
 
 
 def luhn(value: str) -> bool:
@@ -339,10 +339,10 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(VALUES))
+@pytest.mark.parametrize("kind", sorted(FAKE_VALUES))
 def test_a_thousand_fake_values_hold(kind: str) -> None:
     rng = random.Random(0)
-    assert all(CHECKS[kind](VALUES[kind](rng)) for _ in range(1000))
+    assert all(CHECKS[kind](FAKE_VALUES[kind](rng)) for _ in range(1000))
 
 
 def test_the_checks_themselves_refuse() -> None:
@@ -442,7 +442,7 @@ def test_what_counts_as_prose(text: str, is_prose: bool) -> None:
 
 
 def test_a_paragraph_is_taken_once() -> None:
-    found = [p for passage in harvest.harvest(200_000) for p in passage.paragraphs]
+    found = [p for passage in harvest.collect_passages(200_000) for p in passage.paragraphs]
     assert len(set(found)) == len(found)
     assert sum(map(len, found)) >= 200_000
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.engine.materialize import BATCH_ROWS, KeptFile, Scratch, Span, shuffled_bytes, spans
+from pipeline.engine.materialize import BATCH_ROWS, BatchRange, FrameStore, StoredFile, shuffled_bytes, spans
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -25,16 +25,20 @@ def files_in(folder):
 
 
 def kept_files(*batches):
-    return [KeptFile(f"f{number}", 0, 0, count) for number, count in enumerate(batches)]
+    return [StoredFile(f"f{number}", 0, 0, count) for number, count in enumerate(batches)]
 
 
 def test_many_small_files_are_few_tasks_and_a_large_file_is_many():
     assert spans(kept_files(1, 1, 1, 1, 1), 2) == [
-        [Span("f0", 0, 1), Span("f1", 0, 1)],
-        [Span("f2", 0, 1), Span("f3", 0, 1), Span("f4", 0, 1)],
+        [BatchRange("f0", 0, 1), BatchRange("f1", 0, 1)],
+        [BatchRange("f2", 0, 1), BatchRange("f3", 0, 1), BatchRange("f4", 0, 1)],
     ]
-    assert spans(kept_files(5, 1), 3) == [[Span("f0", 0, 2)], [Span("f0", 2, 4)], [Span("f0", 4, 5), Span("f1", 0, 1)]]
-    assert spans(kept_files(1, 1), 8) == [[Span("f0", 0, 1)], [Span("f1", 0, 1)]]
+    assert spans(kept_files(5, 1), 3) == [
+        [BatchRange("f0", 0, 2)],
+        [BatchRange("f0", 2, 4)],
+        [BatchRange("f0", 4, 5), BatchRange("f1", 0, 1)],
+    ]
+    assert spans(kept_files(1, 1), 8) == [[BatchRange("f0", 0, 1)], [BatchRange("f1", 0, 1)]]
     assert spans([], 4) == []
 
 
@@ -43,7 +47,7 @@ def test_rows_of_every_type_come_back(spark, folder):
     rows = [(1, b"\x00\xff", "é", None, [1.5, None], {"a": 1}, datetime.datetime(2024, 5, 6, 7, 8, 9)), (None,) * 7]
     schema = "i long, `a b` binary, s string, n int, l array<double>, m map<string,int>, t timestamp"
     frame = spark.createDataFrame(rows, schema)
-    kept = Scratch(spark, folder).keep("rows", frame)
+    kept = FrameStore(spark, folder).keep("rows", frame)
     assert kept.frame.schema == frame.schema
     assert sorted(map(str, kept.frame.collect())) == sorted(map(str, frame.collect()))
     assert kept.rows == 2
@@ -52,7 +56,7 @@ def test_rows_of_every_type_come_back(spark, folder):
 
 @pytest.mark.spark
 def test_no_rows_are_kept_too(spark, folder):
-    scratch = Scratch(spark, folder)
+    scratch = FrameStore(spark, folder)
     kept = scratch.keep("none", spark.createDataFrame([], "a binary, b int"))
     assert (kept.rows, kept.bytes, files_in(folder)) == (0, 0, [])
     assert kept.frame.collect() == []
@@ -65,7 +69,7 @@ def test_no_rows_are_kept_too(spark, folder):
 @pytest.mark.spark
 def test_the_frame_knows_the_files_alone_and_has_few_tasks(spark, folder):
     frame = spark.range(0, 200_000, 1, 40).where("id % 40 < 20 or id < 5000").withColumn("even", F.col("id") % 2 == 0)
-    kept = Scratch(spark, folder).keep("rows", frame.repartition(30, "even"))
+    kept = FrameStore(spark, folder).keep("rows", frame.repartition(30, "even"))
     plan = kept.frame._jdf.queryExecution().toString()
     assert "Exchange" not in plan
     assert "Filter" not in plan
@@ -83,13 +87,13 @@ def test_batches_are_bounded(spark, folder):
         for batch in batches:
             yield pa.RecordBatch.from_pydict({"n": pa.array([batch.num_rows], pa.int64())})
 
-    kept = Scratch(spark, folder).keep("rows", spark.range(0, 150_000, 1, 1))
+    kept = FrameStore(spark, folder).keep("rows", spark.range(0, 150_000, 1, 1))
     [file] = kept.files
     assert (file.rows, file.batches) == (150_000, 3)
     sizes = sorted(row.n for row in kept.mapped(count, "n long").collect())
     assert sizes[-1] <= BATCH_ROWS
     assert sum(sizes) == 150_000
-    wide = Scratch(spark, folder).keep(
+    wide = FrameStore(spark, folder).keep(
         "wide", spark.range(0, 60, 1, 1).select(F.repeat(F.lit("x"), 1 << 20).alias("x"))
     )
     assert wide.files[0].batches == 4  # 60 MiB in batches of 15 rows, which with their offsets fit into 16 MiB
@@ -112,7 +116,7 @@ def dying_once(killed):
 def test_a_killed_worker_leaves_one_copy_of_its_rows(spark, folder, tmp_path):
     killed = str(tmp_path / "killed")
     frame = spark.range(0, 10_000, 1, 2)
-    kept = Scratch(spark, folder).keep_each("rows", frame, dying_once(killed), {"rows": "id long"})["rows"]
+    kept = FrameStore(spark, folder).store_each("rows", frame, dying_once(killed), {"rows": "id long"})["rows"]
     assert os.path.exists(killed)
     assert (len(kept.files), len(files_in(folder))) == (2, 3)  # what the dead attempt left is in no list
     assert sorted(row.id for row in kept.frame.collect()) == list(range(10_000))
@@ -126,7 +130,7 @@ def test_a_failed_attempt_removes_its_file_and_a_broken_promise_is_told(spark, f
         raise ContractError("rows: expected good, got bad. Mend them")
 
     with pytest.raises(ContractError, match=r"^rows: expected good, got bad\. Mend them\.$"):
-        Scratch(spark, folder).keep_each("rows", spark.range(0, 10, 1, 1), fail, {"rows": "id long"})
+        FrameStore(spark, folder).store_each("rows", spark.range(0, 10, 1, 1), fail, {"rows": "id long"})
     assert list(Path(folder.root).iterdir()) == []
 
 
@@ -138,15 +142,15 @@ def test_a_killed_run_goes_on_behind_what_it_kept(spark, folder, tmp_path):
         yield from batches
 
     frame = spark.range(0, 10, 1, 1).mapInArrow(counting, "id long")
-    first = Scratch(spark, folder).keep("rows", frame)
-    again = Scratch(spark, folder).keep("rows", frame)
+    first = FrameStore(spark, folder).keep("rows", frame)
+    again = FrameStore(spark, folder).keep("rows", frame)
     assert again.files == first.files
     assert sorted(row.id for row in again.frame.collect()) == list(range(10))
     assert (tmp_path / "runs").read_text() == "x"
-    Scratch(spark, folder).keep("others", frame)
+    FrameStore(spark, folder).keep("others", frame)
     assert (tmp_path / "runs").read_text() == "xx"
     Path(folder.path("rows.json")).unlink()  # killed before the list stood: the files count for nothing
-    assert Scratch(spark, folder).keep("rows", frame).rows == 10
+    assert FrameStore(spark, folder).keep("rows", frame).rows == 10
     assert len(files_in(folder)) == 3
 
 
@@ -158,7 +162,7 @@ def test_kinds_are_kept_apart(spark, folder):
             yield "high", batch.filter(pa.compute.greater_equal(batch["id"], 8))
 
     kinds = {"low": "id long", "high": "id long", "none": "id long"}
-    kept = Scratch(spark, folder).keep_each("halves", spark.range(0, 10, 1, 3), halves, kinds)
+    kept = FrameStore(spark, folder).store_each("halves", spark.range(0, 10, 1, 3), halves, kinds)
     assert {kind: sorted(row.id for row in rows.frame.collect()) for kind, rows in kept.items()} == {
         "low": [0, 1, 2, 3, 4],
         "high": [8, 9],

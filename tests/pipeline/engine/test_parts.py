@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.parquet import Part, apply_cuts, measured
+from pipeline.engine.parquet import Part, apply_cuts, read_measured
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -32,7 +32,7 @@ TEXT = {"doc_id": ids(1, 2, 3, 4, 5), "text": list("abcde")}
 def test_measured_documents_meet_their_rows_in_other_tables(tmp_path, rows_at_once):
     whole = part(tmp_path, {"documents": DOCUMENTS, "verdicts": VERDICTS, "text": TEXT})
     columns = {"documents": ["language"], "verdicts": ["drop_stage"], "text": ["text"]}
-    rows = [row for batch in measured(whole, columns, rows_at_once) for row in batch.to_pylist()]
+    rows = [row for batch in read_measured(whole, columns, rows_at_once) for row in batch.to_pylist()]
     assert [(row["doc_id"][0], row["language"], row["drop_stage"], row["text"]) for row in rows] == [
         (1, "en", "quality", "a"),
         (2, "de", None, "b"),
@@ -43,7 +43,7 @@ def test_measured_documents_meet_their_rows_in_other_tables(tmp_path, rows_at_on
 
 def test_a_column_of_two_tables_keeps_its_table_name(tmp_path):
     whole = part(tmp_path, {"documents": DOCUMENTS, "verdicts": VERDICTS, "dedup": VERDICTS})
-    (batch,) = measured(whole, {"dedup": ["drop_stage"], "verdicts": ["drop_stage"]})
+    (batch,) = read_measured(whole, {"dedup": ["drop_stage"], "verdicts": ["drop_stage"]})
     assert batch.schema.names == ["doc_id", "drop_stage", "verdicts.drop_stage"]
 
 
@@ -52,13 +52,15 @@ def test_tables_of_other_documents_are_refused(tmp_path, numbers):
     other = {"doc_id": ids(*numbers), "drop_stage": pa.array([None] * len(numbers), pa.string())}
     whole = part(tmp_path, {"documents": DOCUMENTS, "verdicts": other})
     with pytest.raises(ContractError, match="part-00000: expected the same documents in `documents` and `verdicts`"):
-        list(measured(whole, {"verdicts": ["drop_stage"]}))
+        list(read_measured(whole, {"verdicts": ["drop_stage"]}))
 
 
 def test_a_part_without_measured_documents_has_no_rows(tmp_path):
     none = {"doc_id": ids(1), "drop_stage": ["source"]}
     empty = {"doc_id": ids(), "drop_stage": pa.array([], pa.string())}
-    assert list(measured(part(tmp_path, {"documents": none, "verdicts": empty}), {"verdicts": ["drop_stage"]})) == []
+    assert (
+        list(read_measured(part(tmp_path, {"documents": none, "verdicts": empty}), {"verdicts": ["drop_stage"]})) == []
+    )
 
 
 def test_cuts_are_taken_out_of_a_text():

@@ -2,7 +2,7 @@
 
 import io
 
-from pipeline.engine.spark import Progress, progress_line
+from pipeline.engine.spark import StepProgress, progress_line
 
 
 def test_line_with_time_left():
@@ -17,7 +17,7 @@ def test_line_at_the_end_and_before_the_first_part():
 
 def test_the_last_line_is_always_printed():
     stream = io.StringIO()
-    with Progress("clean", 2, lambda: (2, 7), stream):
+    with StepProgress("clean", 2, lambda: (2, 7), stream):
         pass
     assert stream.getvalue().startswith("clean      2/2 parts  7 rows")
     assert stream.getvalue().endswith("\n")

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.engine.rules import KEPT, columns_of, judge, judge_row
+from pipeline.engine.rules import KEPT, columns_of, evaluate_checks, evaluate_row
 from pipeline.engine.stage import EVERY, Check
 from schemas.errors import ContractError
 
@@ -18,7 +18,7 @@ def batch(**columns):
 
 
 def firsts(checks, **columns):
-    return judge(checks, batch(**columns)).first.tolist()
+    return evaluate_checks(checks, batch(**columns)).first.tolist()
 
 
 def test_a_minimum_and_a_maximum_are_inclusive_to_keep():
@@ -29,7 +29,7 @@ def test_a_minimum_and_a_maximum_are_inclusive_to_keep():
 def test_both_sides_are_compared_as_float32():
     # 3/10 as a stored share is 0.30000001192…, which is above the double 0.3 and not above its float32
     assert float(np.float32(0.3)) > 0.3
-    assert judge_row([HASHES], {"ratio": 0.3, "language": "en"}) is None
+    assert evaluate_row([HASHES], {"ratio": 0.3, "language": "en"}) is None
 
 
 def test_a_limit_holds_for_its_language_and_every_for_the_others():
@@ -43,9 +43,9 @@ def test_what_was_not_measured_breaks_nothing():
 
 def test_the_first_broken_check_names_the_verdict():
     row = {"words": 3, "ratio": 0.5, "language": "en"}
-    assert judge_row([SHORT, HASHES], row) == ("short", 3, 50)
-    assert judge_row([HASHES, SHORT], row) == ("hashes", 0.5, pytest.approx(0.3))
-    judgement = judge([SHORT, HASHES], batch(words=[3], ratio=[0.5], language=["en"]))
+    assert evaluate_row([SHORT, HASHES], row) == ("short", 3, 50)
+    assert evaluate_row([HASHES, SHORT], row) == ("hashes", 0.5, pytest.approx(0.3))
+    judgement = evaluate_checks([SHORT, HASHES], batch(words=[3], ratio=[0.5], language=["en"]))
     assert judgement.broken.tolist() == [[True], [True]]
 
 
@@ -55,8 +55,8 @@ def test_a_computed_value_is_compared_and_shown():
 
     check = Check("twice", "words", "max_twice", {EVERY: 10}, doubled, ("words",))
     assert columns_of([check, HASHES]) == ["language", "words", "ratio"]
-    assert judge_row([check], {"words": 6, "language": "en"}) == ("twice", 12, 10)
-    assert judge_row([check], {"words": 5, "language": "en"}) is None
+    assert evaluate_row([check], {"words": 6, "language": "en"}) == ("twice", 12, 10)
+    assert evaluate_row([check], {"words": 5, "language": "en"}) is None
 
 
 def test_no_checks_keep_everything():
@@ -65,4 +65,4 @@ def test_no_checks_keep_everything():
 
 def test_a_setting_that_tells_no_side_is_refused():
     with pytest.raises(ContractError, match="expected a setting min_… or max_…, got 'words'"):
-        judge([Check("short", "words", "words", {EVERY: 50})], batch(words=[1], language=["en"]))
+        evaluate_checks([Check("short", "words", "words", {EVERY: 50})], batch(words=[1], language=["en"]))

@@ -8,7 +8,7 @@ import signal
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.engine.spark import answers_of_partitions, checked, guarded, run_tasks, ship_models
+from pipeline.engine.spark import catch_user_errors, raise_if_error, run_partitions, run_tasks, ship_models
 from schemas.errors import ConfigError, ContractError, PenstockError
 from tests.support.paths import ROOT
 
@@ -47,13 +47,13 @@ def raises(error):
 
 
 def test_a_full_disk_is_an_answer_and_other_errors_fail_the_task():
-    answer = guarded(raises(OSError(errno.ENOSPC, "no space", "/data/run/part")))
+    answer = catch_user_errors(raises(OSError(errno.ENOSPC, "no space", "/data/run/part")))
     with pytest.raises(PenstockError, match="/data/run/part: cannot be written, the disk is full; free it"):
-        checked(answer)
+        raise_if_error(answer)
     with pytest.raises(OSError, match="other"):
-        guarded(raises(OSError(errno.EIO, "other")))
+        catch_user_errors(raises(OSError(errno.EIO, "other")))
     with pytest.raises(ContractError, match="expected X"):
-        checked(guarded(raises(ContractError("expected X"))))
+        raise_if_error(catch_user_errors(raises(ContractError("expected X"))))
 
 
 def make_task():
@@ -88,7 +88,5 @@ def test_a_tasks_error_reaches_the_user_as_it_is(spark):
 @pytest.mark.spark
 def test_empty_partitions_answer_too(spark):
     frame = spark.range(6).repartitionById(4, (F.col("id") % 2).cast("int"))
-    answers = answers_of_partitions(
-        frame, lambda number, batches: {"at": number, "n": sum(b.num_rows for b in batches)}
-    )
+    answers = run_partitions(frame, lambda number, batches: {"at": number, "n": sum(b.num_rows for b in batches)})
     assert answers == [{"at": 0, "n": 3}, {"at": 1, "n": 3}, {"at": 2, "n": 0}, {"at": 3, "n": 0}]

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pipeline.engine.worker import Crashed, Isolated
+from pipeline.engine.worker import Crashed, Sandbox
 
 
 def work(row):
@@ -22,7 +22,7 @@ def work(row):
 
 
 def test_the_culprit_is_named_and_the_rest_goes_on():
-    isolated = Isolated(work, seconds=0.5)
+    isolated = Sandbox(work, seconds=0.5)
     try:
         first = isolated({"do": "ok"})["pid"]
         assert isolated({"do": "ok"})["pid"] == first != os.getpid()

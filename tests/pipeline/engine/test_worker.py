@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipeline.engine.part import Books, reason_names, set_verdict
+from pipeline.engine.part import DropCounter, reason_names, set_verdict
 from pipeline.engine.stage import Drop, PerDocument
 from pipeline.engine.step import add_figures
-from pipeline.engine.worker import Fused
+from pipeline.engine.worker import FusedStages
 from schemas.config import Section, build_recipe
 from schemas.errors import ContractError
 
@@ -28,7 +28,7 @@ def stage(name, function, ends=True, reasons=("low",)):
 
 
 def run(row, *stages):
-    fused = Fused(stages, build_recipe({}, {s.name: Empty for s in stages}, "r"), {})
+    fused = FusedStages(stages, build_recipe({}, {s.name: Empty for s in stages}, "r"), {})
     return fused(row), fused
 
 
@@ -77,7 +77,7 @@ def test_an_undeclared_reason_is_refused():
 
 
 def test_books_count_every_row_and_report_zeros():
-    books = Books([("a", {"low": "", "high": ""})])
+    books = DropCounter([("a", {"low": "", "high": ""})])
     for drop in (None, Drop("low"), Drop("low")):
         row = {}
         if drop:

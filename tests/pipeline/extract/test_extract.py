@@ -22,7 +22,7 @@ from pipeline.extract.extract import (
     by_resiliparse,
     by_trafilatura,
     make_extract,
-    normalise,
+    normalize_text,
 )
 from tests.pipeline.extract.test_charset import html_at
 
@@ -139,13 +139,13 @@ def test_wrong_settings_are_refused() -> None:
     ],
 )
 def test_normalise(text: str, expected: str) -> None:
-    assert normalise(text) == expected
+    assert normalize_text(text) == expected
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_normalised_text_is_clean(text: str) -> None:
-    clean = normalise(text)
-    assert normalise(clean) == clean
+    clean = normalize_text(text)
+    assert normalize_text(clean) == clean
     assert clean.encode().decode() == clean
     assert clean.splitlines() == (clean.split("\n") if clean else [])
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]|\s\n(?!\n)|^\s|\s$", re.sub(r"\n+", "\n", clean))

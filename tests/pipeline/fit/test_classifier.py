@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.classifier.fasttext import one_line
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
-from pipeline.fit.classifier import TrainClassifierConfig, part_of, pieces_of, summary, train_classifier
-from pipeline.fit.corpus import BAD, GOOD, Corpus, Reading, Sample, digest_of_text, gather, sample_run
+from pipeline.fit.classifier import TrainClassifierConfig, part_of, split_spans, summary, train_classifier
+from pipeline.fit.corpus import BAD, GOOD, Corpus, LowestHashSample, Reading, digest_of_text, gather_corpora, sample_run
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
@@ -147,7 +147,7 @@ def test_labels_are_compared_as_json_writes_them(
 ) -> None:
     path = write_lines(tmp_path / "x.jsonl", [{"text": "a b", "label": label}])
     reading = Reading.model_validate({"good_labels": good_labels})
-    found = gather({GOOD: corpus(), BAD: corpus()}, (path,), reading, 0)
+    found = gather_corpora({GOOD: corpus(), BAD: corpus()}, (path,), reading, 0)
     assert [len(found.texts[name]) for name in (GOOD, BAD)] == [int(good), int(not good)]
 
 
@@ -157,45 +157,45 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path) -> None:
         b'{"text": "one"}\n\n{"text": 5}\nnot json\n[1]\n{"text": " \\n"}\n{"text": "one"}\n{"text": "both"}\n'
     )
     bad = write_lines(tmp_path / "bad.jsonl", [{"text": "both"}, {"text": "two"}])
-    found = gather({GOOD: corpus(files=[str(path)]), BAD: corpus(files=[bad])}, (), READING, 0)
+    found = gather_corpora({GOOD: corpus(files=[str(path)]), BAD: corpus(files=[bad])}, (), READING, 0)
     assert [text.text for text in found.texts[GOOD]] == ["one"]
     assert [text.text for text in found.texts[BAD]] == ["two"]
     assert dict(found.left_out) == {"no_text": 1, "bad_line": 2, "empty": 1, "repeated": 1, "contradictory": 2}
-    unlabelled = gather({GOOD: corpus(), BAD: corpus()}, (str(path),), READING, 0)
+    unlabelled = gather_corpora({GOOD: corpus(), BAD: corpus()}, (str(path),), READING, 0)
     assert unlabelled.left_out["no_label"] == 4
 
 
 def test_text_files_are_documents_and_patterns_name_many(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"\ufeffbook {number}\nline", encoding="utf-8")
-    found = gather({GOOD: corpus(files=[str(tmp_path / "*.txt")])}, (), READING, 0)
+    found = gather_corpora({GOOD: corpus(files=[str(tmp_path / "*.txt")])}, (), READING, 0)
     assert sorted(text.text for text in found.texts[GOOD]) == [f"book {number}\nline" for number in range(3)]
     assert [entry["name"] for entry in found.inputs] == ["0.txt", "1.txt", "2.txt"]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)none that matches"):
-        gather({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
+        gather_corpora({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
     with pytest.raises(ConfigError, match=r"good\.files: expected a file \.jsonl, .*found .*x\.csv"):
-        gather({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
+        gather_corpora({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(ConfigError, match="labelled: expected JSON lines or Parquet, which can hold labels"):
-        gather({GOOD: corpus(), BAD: corpus()}, (str(tmp_path / "x.txt"),), READING, 0)
+        gather_corpora({GOOD: corpus(), BAD: corpus()}, (str(tmp_path / "x.txt"),), READING, 0)
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 9999)[:-20])
     with pytest.raises(ContractError, match=r"good\.files: expected texts in .*cut\.jsonl\.gz, got .*repair it"):
-        gather({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
+        gather_corpora({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match=r"expected the columns text, got body in .*set text_field"):
-        gather({GOOD: corpus(files=[str(tmp_path / "x.parquet")])}, (), READING, 0)
+        gather_corpora({GOOD: corpus(files=[str(tmp_path / "x.parquet")])}, (), READING, 0)
 
 
 def test_a_sample_is_the_bottom_k_whatever_the_order() -> None:
     texts = [f"text {number}" for number in range(200)]
     expected = sorted(texts, key=lambda text: shuffle_key(3, digest_of_text(text)))[:20]
     for order in (texts, texts[::-1], texts + texts):
-        sample = Sample(20, gather({}, (), READING, 0).left_out)
+        sample = LowestHashSample(20, gather_corpora({}, (), READING, 0).left_out)
         for text in order:
             sample.offer_by_hash(text, 3)
         assert [text.text for text in sample.texts()] == expected
@@ -203,7 +203,7 @@ def test_a_sample_is_the_bottom_k_whatever_the_order() -> None:
 
 def test_the_split_follows_from_the_text_alone(files: dict[str, str]) -> None:
     settings = config(files, heldout_share=0.2, calibrate_share=0.3)
-    found = gather({GOOD: settings.positives, BAD: settings.negatives}, (), settings.reading, settings.seed)
+    found = gather_corpora({GOOD: settings.positives, BAD: settings.negatives}, (), settings.reading, settings.seed)
     texts = [text for name in (GOOD, BAD) for text in found.texts[name]]
     parts = {text.text: part_of(text, settings) for text in texts}
     places = {text.text: shuffle_key(0, b"part" + text.digest) / 2**63 for text in texts}
@@ -229,7 +229,7 @@ def test_the_split_follows_from_the_text_alone(files: dict[str, str]) -> None:
     ],
 )
 def test_long_texts_are_cut_at_gaps(text: str, size: int, pieces: list[str]) -> None:
-    assert list(pieces_of(text, size)) == pieces
+    assert list(split_spans(text, size)) == pieces
 
 
 def test_pieces_of_a_text_stay_on_its_side(tmp_path: Path, files: dict[str, str]) -> None:
@@ -238,7 +238,7 @@ def test_pieces_of_a_text_stay_on_its_side(tmp_path: Path, files: dict[str, str]
     settings = config(files, positives={"files": [files["good"], more]}, piece_chars=200)
     content = train_classifier(settings, str(tmp_path / "out"))["content"]
     assert sum(content["texts"]["good"].values()) == 151
-    pieces = len(list(pieces_of(book, 200)))
+    pieces = len(list(split_spans(book, 200)))
     book_pieces = {part: content["pieces"][part] for part in content["pieces"]}
     assert pieces > 300
     assert sum(count > pieces for count in book_pieces.values()) == 1

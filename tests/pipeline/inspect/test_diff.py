@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.verbs.diff import diff_command
-from pipeline.inspect.diff import NOT_READ, compare, live_tokens, open_side
+from pipeline.inspect.diff import NOT_READ, compare_runs, live_tokens, open_compared_run
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import open_table, write_run
 from schemas.storage import Store
-from schemas.versions import run_at
+from schemas.versions import open_run
 from tests.support.lineage_run import edit, join_dataset, next_version
 from tests.support.report_run import LIMITS, Record, crawl, identifier, make_run
 
@@ -45,13 +45,13 @@ def test_equal_runs_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b")
     text = diff(capsys, a, b, list=3)
     assert text.splitlines()[-1] == "equal: one digest, so the same documents and the same tokens"
-    assert compare(open_side(a), open_side(b), 3).documents == Counter()
+    assert compare_runs(open_compared_run(a), open_compared_run(b), 3).documents == Counter()
 
 
 def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = run_of(tmp_path / "a", {-7: TOXIC, -8: SHORT})
     b = run_of(tmp_path / "b", {-4: SHORT, -5: SHORT, -6: NEAR, -8: TOXIC})
-    found = compare(open_side(a), open_side(b), 5)
+    found = compare_runs(open_compared_run(a), open_compared_run(b), 5)
     assert found.documents == {
         ("web", "kept", SHORT): 2,
         ("web", "kept", NEAR): 1,
@@ -74,15 +74,15 @@ def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(("wanted", "listed"), [(0, 0), (1, 1), (2, 2), (9, 2)])
 def test_as_many_examples_as_asked_for(tmp_path: Path, wanted: int, listed: int) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT, -5: SHORT})
-    found = compare(open_side(a), open_side(b), wanted)
+    found = compare_runs(open_compared_run(a), open_compared_run(b), wanted)
     assert [len(examples) for examples in found.examples.values()] == [listed]
 
 
 def test_what_only_one_run_has_read(tmp_path: Path) -> None:
     more = [Record(language="en", chars=100, url=f"https://d.example/{n}", text=f"more {n}") for n in range(3)]
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", more=more)
-    assert compare(open_side(a), open_side(b), 0).documents == {("web", NOT_READ, "kept"): 3}
-    assert compare(open_side(b), open_side(a), 0).documents == {("web", "kept", NOT_READ): 3}
+    assert compare_runs(open_compared_run(a), open_compared_run(b), 0).documents == {("web", NOT_READ, "kept"): 3}
+    assert compare_runs(open_compared_run(b), open_compared_run(a), 0).documents == {("web", "kept", NOT_READ): 3}
 
 
 def test_files_in_another_order_or_of_other_names(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_files_in_another_order_or_of_other_names(tmp_path: Path) -> None:
         for read in ("documents", "verdicts", "dedup"):
             _reads(b, table, read, open_table(b, read)[1].digest)
     assert documents == open_table(b, "documents")[1].digest
-    found = compare(open_side(a), open_side(b), 0)
+    found = compare_runs(open_compared_run(a), open_compared_run(b), 0)
     fates = Counter({name: sum(n for key, n in found.documents.items() if key[1:] == name) for name in FATES})
     assert fates["kept", NOT_READ] == fates[NOT_READ, "kept"] > 0
     assert sum(n for (_, old, new), n in found.documents.items() if NOT_READ not in (old, new)) == 0
@@ -184,7 +184,7 @@ def test_a_table_that_the_run_no_longer_has_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     edit(run, "verdicts", lambda content: content["inputs"].append({"name": "scores", "bytes": 1, "sha256": "5" * 64}))
     with pytest.raises(ContractError, match=r"`verdicts` made from the `scores` that stands \(none\), found it made"):
-        open_side(run)
+        open_compared_run(run)
 
 
 def test_tables_whose_rows_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_tables_whose_rows_do_not_belong_together_are_refused(tmp_path: Path) ->
     b.write_atomic(f"verdicts/v-tiny/{parts[0]}", other)
     b.write_atomic(f"verdicts/v-tiny/{parts[1]}", one)
     with pytest.raises(ContractError, match="expected the same documents in `documents` and `verdicts`, part-0000"):
-        compare(open_side(a), open_side(b), 0)
+        compare_runs(open_compared_run(a), open_compared_run(b), 0)
 
 
 # ----------------------------------------------------------------------------------------------------- a real threshold
@@ -216,12 +216,12 @@ def test_one_threshold_names_its_rule_and_its_documents(tmp_path: Path, spark: A
         prepared = prepare(load_recipe(raw, override, recipe_sections(), "test"), "clean")
         write_run(run, run_steps(spark, prepared, run, 2))
         digests.append(open_table(run, "clean")[1].digest)
-    a, b = (open_side(run_at(f"{run.uri}@{digest[:12]}")) for digest in digests)
+    a, b = (open_compared_run(open_run(f"{run.uri}@{digest[:12]}")) for digest in digests)
     words = {row["doc_id"]: row["gopher_num_words"] for row in rows(run, "documents", ["doc_id", "gopher_num_words"])}
     kept = [row["doc_id"] for row in rows(Store(a.run.uri), "clean", ["doc_id"], a.tables["clean"])]
     expected = {doc.hex() for doc in kept if words[doc] < 100}
     assert expected
-    found = compare(a, b, 1000)
+    found = compare_runs(a, b, 1000)
     assert found.settings == {"quality.min_words": (50, 100)}
     assert found.moved(out=True) == {("web", SHORT): len(expected)}
     assert {one.doc_id for one in found.examples["web", "kept", SHORT]} == expected

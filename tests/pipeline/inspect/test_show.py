@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from pipeline.inspect.show import column_equals, current_tables, describe, find_documents, parse_where
+from pipeline.inspect.show import column_equals, current_tables, find_documents, format_document, parse_where
 from tests.pipeline.tokens.test_streams import leave_out
 from tests.support.lineage_run import edit
 from tests.support.report_repeats import add_repeats
@@ -22,7 +22,7 @@ def test_what_repeats_cut_and_decided_is_shown(tmp_path: Path) -> None:
     (again,) = [
         row for row in find_documents(run, parse_where("drop_rule = gopher_short_doc"), 99) if row.get("repeats.cuts")
     ]
-    text = describe(again, False)
+    text = format_document(again, False)
     assert "dropped by quality/gopher_short_doc" in text
     assert "repeats.cuts               3-9 line" in text
     assert "repeats.body_chars         894 code points" in text
@@ -56,12 +56,12 @@ def test_what_the_mix_leaves_out_is_not_kept(tmp_path: Path) -> None:
         assert (row["drop_stage"], row["drop_limit"]) == ("tokens", 0.5)
         assert row["clean.text"] == "…"  # it is clean, and in no shard
         value = np.float32(gone[row["doc_id"]])
-        assert describe(row, False).splitlines()[0].endswith(f"  dropped by tokens/mix ({value:g}, limit 0.5)")
+        assert format_document(row, False).splitlines()[0].endswith(f"  dropped by tokens/mix ({value:g}, limit 0.5)")
         (same,) = find_documents(run, column_equals("doc_id", row["doc_id"].hex()), 5)
         assert same == row
     kept = list(find_documents(run, parse_where("drop_stage is null"), 99))
     assert len(kept) == 20 - len(gone)
-    assert {describe(row, False).splitlines()[0].partition("  ")[2] for row in kept} == {"kept"}
+    assert {format_document(row, False).splitlines()[0].partition("  ")[2] for row in kept} == {"kept"}
     assert len(list(find_documents(run, parse_where("drop_stage = tokens and drop_value >= 0.5"), 99))) == len(gone)
     assert not any(find_documents(run, parse_where("drop_stage = tokens and drop_limit > 0.5"), 9))
 
@@ -78,6 +78,6 @@ def test_a_dataset_of_other_documents_leaves_nothing_out(tmp_path: Path) -> None
 def test_values_by_name_are_shown_by_name(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "clean")
     rows = list(find_documents(run, parse_where("drop_stage is null"), 99))
-    told = [line for row in rows for line in describe(row, False).splitlines() if "pii_counts" in line]
+    told = [line for row in rows for line in format_document(row, False).splitlines() if "pii_counts" in line]
     assert told.count("  clean.pii_counts           email 2, phone 1 occurrences") == 3
     assert told.count("  clean.pii_counts           none occurrences") == 17

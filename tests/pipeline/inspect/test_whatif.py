@@ -7,9 +7,9 @@ import pytest
 
 from jobs.recipe import recipe_sections
 from pipeline.engine.rules import count_bins
-from pipeline.inspect.whatif import Cell, Prediction
-from pipeline.inspect.whatif_limits import CUT, Curve, changed_settings, points
-from pipeline.inspect.whatif_text import kept_tokens, tell, token_rates
+from pipeline.inspect.whatif import Prediction, PredictionCell
+from pipeline.inspect.whatif_limits import CUT_BITS, SensitivityCurve, changed_settings, points
+from pipeline.inspect.whatif_text import format_prediction, kept_tokens, token_rates
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 
@@ -79,7 +79,7 @@ def test_to_cut_where_the_run_dropped_is_refused():
 def test_a_curve_says_exactly_what_each_of_its_limits_keeps(minimum, whole):
     values = np.random.default_rng(1).integers(0, 900, 500).astype(float) / (1 if whole else 1000)
     values = values.astype(np.float32).astype(float)
-    bins = {str(key): count for key, count in count_bins(values, CUT).items()}
+    bins = {str(key): count for key, count in count_bins(values, CUT_BITS).items()}
     curve = points(bins, 7, minimum, whole)
     assert len(curve) > 5
     for limit, kept in curve:
@@ -92,11 +92,11 @@ def test_a_check_that_nothing_was_compared_with_has_no_curve():
 
 
 CELLS = (
-    Cell("kept", "kept", "en", "web", 10, 1000, 250, 0),
-    Cell("kept", "quality/short", "en", "web", 2, 100, 30, 0),
-    Cell("quality/short", "kept", "en", "web", 1, 110, 0, 110),
-    Cell("quality/short", "kept", "de", "web", 1, 55, 0, 55),
-    Cell("quality/short", "quality/short", "en", "web", 5, 200, 0, 200),
+    PredictionCell("kept", "kept", "en", "web", 10, 1000, 250, 0),
+    PredictionCell("kept", "quality/short", "en", "web", 2, 100, 30, 0),
+    PredictionCell("quality/short", "kept", "en", "web", 1, 110, 0, 110),
+    PredictionCell("quality/short", "kept", "de", "web", 1, 55, 0, 55),
+    PredictionCell("quality/short", "quality/short", "en", "web", 5, 200, 0, 200),
 )
 
 
@@ -111,13 +111,13 @@ def test_tokens_are_counted_where_they_stand_and_estimated_where_they_do_not():
 
 
 def test_the_text_shows_what_changes():
-    curve = Curve("quality.min_words", "short", {"*": 50.0, "de": 40.0}, ((30, 12), (50, 10)))
-    text = tell(Prediction(CELLS, (curve,), True), {"quality.min_words": (None, 30)})
+    curve = SensitivityCurve("quality.min_words", "short", {"*": 50.0, "de": 40.0}, ((30, 12), (50, 10)))
+    text = format_prediction(Prediction(CELLS, (curve,), True), {"quality.min_words": (None, 30)})
     assert "quality.min_words: None -> 30" in text
     assert "all          12  (same)       1,165  (+65)    ≈292  (+12)" in text
     assert "quality/short          7  (same)         300  (-65)" in text
     assert "quality.min_words (short) = 40 to 50: 30 → 12  50 → 10" in text
     assert "tokens" in text
     assert "before repeated passages are cut" not in text
-    assert "before repeated passages are cut" in tell(Prediction(CELLS, (), True, cuts_repeats=True), {})
-    assert "≈" not in tell(Prediction(CELLS[:2], (curve,), True), {})
+    assert "before repeated passages are cut" in format_prediction(Prediction(CELLS, (), True, cuts_repeats=True), {})
+    assert "≈" not in format_prediction(Prediction(CELLS[:2], (curve,), True), {})

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from jobs.verbs.lineage import lineage_command, tell
-from pipeline.lineage.graph import Growing, Lineage, Node, drawn_links, folded
-from pipeline.lineage.openlineage import events
+from jobs.verbs.lineage import describe_lineage, lineage_command
+from pipeline.lineage.graph import Lineage, LineageBuilder, Node, fold_checkpoints, reduced_links
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import check_lineage, read_lineage
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support.lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
 
 
@@ -38,12 +38,12 @@ def titles(lineage: Lineage, keys: list[str]) -> list[str]:
 def drawn(lineage: Lineage) -> set[tuple[str, str]]:
     """The drawn links by title."""
     names = {node.key: node.title for node in lineage.nodes}
-    return {(names[a], names[b]) for a, b in drawn_links(lineage)}
+    return {(names[a], names[b]) for a, b in reduced_links(lineage)}
 
 
 def said(lineage: Lineage) -> list[str]:
     """Everything that does not hold."""
-    return [found.says for found in lineage.breaks]
+    return [found.message for found in lineage.breaks]
 
 
 def test_the_whole_chain(run: Store) -> None:
@@ -85,7 +85,7 @@ def test_digests_counts_times_and_code(run: Store) -> None:
 
 
 def test_the_text_names_the_sources_by_number(run: Store) -> None:
-    lines = tell(folded(read_lineage(run)), "run").splitlines()
+    lines = describe_lineage(fold_checkpoints(read_lineage(run)), "run").splitlines()
     rows = dict(enumerate((line.split("  ") for line in lines[1:] if line.split()[0].isdigit()), start=1))
     numbers = {next(filter(None, row[1:])).strip(): number for number, row in rows.items()}
     assert lines[0] == "lineage of run: 19 steps"
@@ -195,7 +195,7 @@ def test_a_broken_promise_is_marked_where_it_is_and_refused(
     with pytest.raises(ContractError, match="expected an unbroken lineage"):
         lineage_command(arguments(run.uri, out=str(out), openlineage=f"{out}l"))
     assert not out.exists()
-    assert f"! {lineage.breaks[0].says}" in capsys.readouterr().out
+    assert f"! {lineage.breaks[0].message}" in capsys.readouterr().out
 
 
 def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
@@ -207,7 +207,7 @@ def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
     run.delete("train/checkpoints/step-000006/state.bin")
     assert said(read_lineage(run)) == []
     found = said(read_lineage(run, verify=True))
-    assert [says.partition(":")[0] for says in found] == [
+    assert [message.partition(":")[0] for message in found] == [
         f"clean/v-tiny/{path}",
         "train/checkpoints/step-000004/state.bin",
         "train/checkpoints/step-000006/state.bin",
@@ -219,8 +219,8 @@ def test_a_plan_by_a_law_of_its_own_says_so(run: Store) -> None:
     plan, dataset = run.read_json("train/plan.json"), open_table(run, "tokens")[1].digest
     plan["settings"]["plan"] = {"law": "own", "own_law": {"num_runs": 9, "dataset": dataset}}
     run.write_atomic("train/plan.json", canonical_json(plan))
-    says = f"sized by a law fitted to 9 runs on dataset {dataset[:12]}"
-    assert read_lineage(run).node("train/plan.json").notes == (says,)
+    message = f"sized by a law fitted to 9 runs on dataset {dataset[:12]}"
+    assert read_lineage(run).node("train/plan.json").notes == (message,)
 
 
 # ----------------------------------------------------------------------------------------------------------- versions
@@ -232,7 +232,7 @@ def test_an_end_whose_checkpoints_were_removed_is_no_broken_promise(run: Store) 
     assert said(lineage) == []
     assert lineage.node("train/manifest.json").notes == ("train/checkpoints/step-000012 was removed",)
     assert lineage.sources("train/manifest.json") == []
-    assert [event for event in events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
+    assert [event for event in openlineage_events(lineage, run) if event["job"]["name"] == "penstock.train"] == []
 
 
 def test_checkpoints_of_an_earlier_dataset_hang_on_it(run: Store) -> None:
@@ -333,11 +333,11 @@ def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp
         read = {entry["name"] for entry in manifest["content"]["inputs"]} & {*tables}
         manifest["run"]["lineage"] = dict.fromkeys(sorted(read), "v-tiny")
         run.write_atomic(name, canonical_json(manifest))
-    state = attach(branch, run)
+    state = attach_run(branch, run)
     for name in ("tokens", "tokenizer"):
         shutil.copytree(run.path(f"{name}/v-tiny"), branch.path(f"{name}/v-tiny"))
         write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-tiny"}, recipe=state.recipe))
-    attach(new, branch, ("tokens", "tokenizer"))
+    attach_run(new, branch, ("tokens", "tokenizer"))
     lineage = read_lineage(new)
     assert said(lineage) == []
     assert {("files of the crawl", "documents, text"), ("clean", "tokenizer")} <= drawn(lineage)
@@ -348,9 +348,9 @@ def test_a_run_on_a_branch_of_another_run_goes_back_to_its_crawl(run: Store, tmp
 # -------------------------------------------------------------------------------------------------------------- graph
 
 
-def checkpoints(count: int) -> Growing:
+def checkpoints(count: int) -> LineageBuilder:
     """A row of checkpoints behind a plan."""
-    growing = Growing()
+    growing = LineageBuilder()
     growing.add(Node("plan", "plan", "plan", "", {}))
     for step in range(1, count + 1):
         before = f"c{step - 1}" if step > 1 else "plan"
@@ -360,7 +360,7 @@ def checkpoints(count: int) -> Growing:
 
 @pytest.mark.parametrize(("count", "shown"), [(4, 4), (5, 3), (40, 3)])
 def test_a_row_of_checkpoints_is_folded(count: int, shown: int) -> None:
-    found = [node.title for node in folded(checkpoints(count).done()).nodes[1:]]
+    found = [node.title for node in fold_checkpoints(checkpoints(count).done()).nodes[1:]]
     assert (len(found), found[0], found[-1]) == (shown, "checkpoint 1", f"checkpoint {count}")
     if count == 40:
         assert found[1] == "38 more checkpoints, of steps 2 to 39"
@@ -372,7 +372,7 @@ def test_what_every_checkpoint_says_is_said_once() -> None:
         growing.nodes[f"c{step}"] = replace(
             growing.nodes[f"c{step}"], notes=("2 × cpu",) if step <= 30 else ("4 × cpu",)
         )
-    shown = folded(growing.done()).nodes
+    shown = fold_checkpoints(growing.done()).nodes
     assert [node.key for node in shown] == ["plan", "c1", "c30", "c31", "c39", "c40"]
     assert [node.title for node in shown][2::2] == [
         "29 more checkpoints, of steps 2 to 30",
@@ -386,7 +386,7 @@ def test_what_happened_between_checkpoints_is_never_folded() -> None:
     growing.add(Node("r", "rewind", "rewound", "", {}), "c20")
     growing.links.append(("r", "c21"))
     growing.broken("c30", "c30: expected a, got b")
-    lineage = folded(growing.done())
+    lineage = fold_checkpoints(growing.done())
     assert [node.key for node in lineage.nodes] == ["plan", "c1", "c19", "c20", "r", "c21", "c29", "c30", "c39", "c40"]
     assert [node.title for node in lineage.nodes if "more" in node.title] == [
         "18 more checkpoints, of steps 2 to 19",
@@ -397,12 +397,12 @@ def test_what_happened_between_checkpoints_is_never_folded() -> None:
 
 
 def test_a_link_that_a_longer_way_says_is_not_drawn() -> None:
-    growing = Growing()
+    growing = LineageBuilder()
     for key, sources in {"a": [], "b": ["a"], "c": ["a", "b"], "d": ["a", "c", "gone"]}.items():
         growing.add(Node(key, "table", key, "", {}), *sources)
     lineage = growing.done()
     assert set(lineage.links) == {("a", "b"), ("a", "c"), ("b", "c"), ("a", "d"), ("c", "d")}
-    assert set(drawn_links(lineage)) == {("a", "b"), ("b", "c"), ("c", "d")}
+    assert set(reduced_links(lineage)) == {("a", "b"), ("b", "c"), ("c", "d")}
 
 
 # ------------------------------------------------------------------------------------------------------------ command

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.verbs.lineage import encoded, lineage_command
-from pipeline.lineage.openlineage import events
+from jobs.verbs.lineage import encode_events, lineage_command
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import read_lineage
 from schemas.ids import digest_of
 from schemas.manifest import open_table
@@ -101,7 +101,7 @@ def run(tmp_path: Path) -> Store:
 
 def made(run: Store) -> list[Json]:
     """The events of a run as they are read back."""
-    found: list[Json] = json.loads(encoded(events(read_lineage(run), run), "events.json"))
+    found: list[Json] = json.loads(encode_events(openlineage_events(read_lineage(run), run), "events.json"))
     return found
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.lineage.openlineage import events
+from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.read import read_lineage
-from pipeline.lineage.training import QUARANTINE_NAME, growths
+from pipeline.lineage.training import QUARANTINE_NAME, quarantine_extensions
 from schemas.ids import digest_of
 from schemas.storage import Store
 from tests.support.lineage_run import REWIND, SKIPPED, lineage_run
@@ -58,7 +58,7 @@ def test_the_list_stands_between_the_rewind_and_the_skip_list(run: Store) -> Non
 
 def test_each_spike_adds_to_the_list(run: Store) -> None:
     listed(run, line(OLD, 3, 1), line(BAD, 8, 2), line(WORSE, 8, 2), line(OLD, 8, 3))
-    first, second, third = growths(run)
+    first, second, third = quarantine_extensions(run)
     assert [(one.step, one.doc_ids, one.total) for one in (first, second, third)] == [
         (3, (OLD,), 1),
         (8, (BAD, WORSE), 3),
@@ -77,7 +77,7 @@ def test_a_list_that_was_handed_on_is_what_is_skipped_for(run: Store) -> None:
     run.write_atomic("train/events.jsonl", b"")
     run.write_atomic("train/skips.txt", b"".join(b"%d  # quarantined documents\n" % index for index in SKIPPED))
     lineage = read_lineage(run)
-    (only,) = growths(run)
+    (only,) = quarantine_extensions(run)
     assert lineage.sources(only.key) == ["train/plan.json"]
     assert lineage.sources(f"train/skips.txt@{digest_of(SKIPPED)[:12]}") == [only.key]
 
@@ -87,7 +87,7 @@ def test_a_list_that_lacks_what_a_rewind_tells_of_breaks_the_chain(run: Store, l
     listed(run, *lines)
     (found,) = read_lineage(run).breaks
     assert found.key.startswith("rewind/")
-    assert found.says.endswith(
+    assert found.message.endswith(
         f"expected 2 quarantined document(s) of step 8 in {QUARANTINE_NAME}, got {len(lines)}. Restore it"
     )
 
@@ -110,7 +110,7 @@ def test_a_plan_that_names_no_skip_list_has_that_of_its_rewinds(tmp_path: Path) 
 
 def test_catalogues_are_told(run: Store) -> None:
     listed(run, line(BAD, 8), line(WORSE, 8))
-    found = events(read_lineage(run), run)
+    found = openlineage_events(read_lineage(run), run)
     (back,) = [event for event in found if event["eventType"] == "OTHER"]
     assert back["run"]["facets"]["penstock_rewind"]["documents quarantined"] == 2
     trained = next(event for event in found if event["job"]["name"] == "penstock.train")

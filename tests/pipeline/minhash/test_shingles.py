@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.minhash.shingles import _as_ascii, _KnownWords, by_characters, text_keys, units_of
+from pipeline.minhash.shingles import _as_ascii, _KnownWords, shingle_units, text_keys, uses_characters
 from pipeline.minhash.stage import SignatureConfig
 from pipeline.text.words import normal_words, word_keys
 
@@ -86,9 +86,9 @@ def test_known_words_that_share_a_place_are_told_apart() -> None:
 
 def test_units_of_characters_are_code_points() -> None:
     config = SignatureConfig(unit="chars", shingle_chars=3)
-    units, size = units_of("Ab, é\U00020000", "en", None, config)
+    units, size = shingle_units("Ab, é\U00020000", "en", None, config)
     assert (units.tolist(), size) == ([97, 98, 101, 0x20000], 3)
-    assert units_of("?", "en", None, config)[0].tolist() == word_keys(["?"]).tolist()
+    assert shingle_units("?", "en", None, config)[0].tolist() == word_keys(["?"]).tolist()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_units_of_characters_are_code_points() -> None:
     [("zh", "auto", True), ("en", "auto", False), ("zh", "words", False), ("en", "chars", True)],
 )
 def test_by_characters(language: str, unit: str, chars: bool) -> None:
-    assert by_characters(language, SignatureConfig(unit=unit)) is chars
+    assert uses_characters(language, SignatureConfig(unit=unit)) is chars
 
 
 def test_keys_of_real_texts(shared_data: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.minhash.fast import BLOCK, mixed, odd_numbers, shingles, sketch
+from pipeline.minhash.fast import BLOCK, draw_odd_numbers, mix_bits, shingles, sketch
 from pipeline.minhash.stage import (
     FAMILIES,
     SIGNATURE,
@@ -70,14 +70,14 @@ def test_signature_is_the_same_on_every_machine() -> None:
 
 def test_signature_by_its_definition() -> None:
     words = word_keys(normal_words(TEXT))
-    factors = odd_numbers(1, "shingle", 5).tolist()
+    factors = draw_odd_numbers(1, "shingle", 5).tolist()
     sums = [
         sum(int(key) * factor for key, factor in zip(words[start : start + 5], factors)) % (1 << 64)
         for start in range(len(words) - 4)
     ]
-    hashes = mixed(np.array(sums, np.uint64))
+    hashes = mix_bits(np.array(sums, np.uint64))
     assert shingles(words, 5, seed=1).tolist() == hashes.tolist()
-    permutations = (odd_numbers(1, "permutation", 112) % np.uint64(1 << 32)).tolist()
+    permutations = (draw_odd_numbers(1, "permutation", 112) % np.uint64(1 << 32)).tolist()
     high = [int(code) >> 32 for code in hashes]
     expected = [min(factor * code % (1 << 32) for code in high) for factor in permutations]
     assert as_matrix([signature(TEXT, "en", CONFIG)])[0].tolist() == expected

@@ -20,9 +20,9 @@ from pipeline.perplexity.model import (
     MAGIC,
     KenlmModel,
     LanguageModel,
-    Table,
+    NgramTable,
+    build_slots,
     keys_of,
-    lay_out,
     open_model,
     word_codes,
 )
@@ -306,8 +306,8 @@ def test_table(number: int) -> None:
     entries["key"] = np.sort(word_codes(f"w{i}" for i in range(number)) & EVEN)
     entries["probability"], entries["backoff"] = -np.arange(number), np.arange(number) / 8
     homes = max(1, number + number // 2)
-    slots = np.concatenate(list(lay_out([entries[: number // 3], entries[number // 3 :]], homes)))
-    table = Table(homes, slots)
+    slots = np.concatenate(list(build_slots([entries[: number // 3], entries[number // 3 :]], homes)))
+    table = NgramTable(homes, slots)
     assert slots[-2] == EMPTY
     found, values = table.find(entries["key"])
     assert found.tolist() == list(range(number))
@@ -316,7 +316,7 @@ def test_table(number: int) -> None:
     others = word_codes(f"v{i}" for i in range(1000)) & EVEN
     assert table.find(others)[0].tolist() == []
     assert table.find(np.array([0, EVEN], np.uint64))[0].tolist() == []
-    whole = np.concatenate(list(lay_out([entries], homes)))
+    whole = np.concatenate(list(build_slots([entries], homes)))
     assert whole.tolist() == slots.tolist()
 
 

@@ -5,7 +5,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from pipeline.perplexity.model import line_spans, load_pieces, normalise, sentences, words
+from pipeline.perplexity.model import line_spans, load_splitter, normalize, sentences, words
 from schemas.errors import ConfigError
 
 
@@ -36,13 +36,13 @@ from schemas.errors import ConfigError
     ],
 )
 def test_normalise(text: str, expected: str) -> None:
-    assert normalise(text) == expected
+    assert normalize(text) == expected
 
 
 def test_normal_text_stays_and_has_no_marks_digits_or_controls() -> None:
     every = "".join(map(chr, range(0x30000)))
-    normal = normalise(every)
-    assert normalise(normal) == normal
+    normal = normalize(every)
+    assert normalize(normal) == normal
     categories = {unicodedata.category(char) for char in set(normal) - {"\n", "0"}}
     assert not categories & {"Mn", "Nd", "Cc", "Cs"}
     assert normal.count("\n") == 1
@@ -76,4 +76,4 @@ def test_sentences() -> None:
 
 def test_no_pieces() -> None:
     with pytest.raises(ConfigError, match="here: expected a SentencePiece model, got"):
-        load_pieces(b"no model", "here")
+        load_splitter(b"no model", "here")

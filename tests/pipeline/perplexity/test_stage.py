@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.engine.rules import judge_row
+from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import Quantile
 from pipeline.perplexity.compile import compile_lm
 from pipeline.perplexity.stage import (
@@ -19,8 +19,8 @@ from pipeline.perplexity.stage import (
     PERPLEXITY,
     SCORED,
     PerplexityConfig,
-    bucket,
     make_perplexity,
+    perplexity_buckets,
     perplexity_of,
     score_with_checkpoint,
 )
@@ -123,11 +123,11 @@ def test_bucket() -> None:
     heads = [340.0, 340.0, 340.0, 340.0, 340.0, math.nan, 340.0]
     middles = [520.0, 520.0, 520.0, 520.0, 520.0, 520.0, math.nan]
     expected = ["head", "middle", "middle", "tail", "all", "all", "all"]
-    assert bucket(values, heads, middles).tolist() == expected
-    assert bucket(values[:4], 340.0, 520.0).tolist() == expected[:4]
-    assert bucket([], 340.0, 520.0).tolist() == []
+    assert perplexity_buckets(values, heads, middles).tolist() == expected
+    assert perplexity_buckets(values[:4], 340.0, 520.0).tolist() == expected[:4]
+    assert perplexity_buckets([], 340.0, 520.0).tolist() == []
     # Compared as float32, as they are stored: 0.1 is not below float32(0.1).
-    assert bucket(0.1, float32(0.1), 1.0).tolist() == "middle"
+    assert perplexity_buckets(0.1, float32(0.1), 1.0).tolist() == "middle"
 
 
 HEAD, MIDDLE, TAIL = (339.99, "perplexity_head"), (340.0, "perplexity_middle"), (520.0, "perplexity_tail")
@@ -149,13 +149,13 @@ def test_kept_buckets_on_both_sides_of_the_cut_offs(keep: tuple, dropped: list) 
     checks = PERPLEXITY.checks(ngram(keep_buckets=keep), {}, CUTOFFS)
     assert {check.reason for check in checks} == {reason for _, reason in dropped}
     for value, reason in (HEAD, MIDDLE, (519.99, "perplexity_middle"), TAIL):
-        verdict = judge_row(checks, {"language": "en", "perplexity": value})
+        verdict = evaluate_row(checks, {"language": "en", "perplexity": value})
         assert (verdict and verdict[0]) == (reason if reason in {name for _, name in dropped} else None), value
     # Another language has other cut-offs; one without cut-offs, or a document without perplexity, is not judged.
-    german = judge_row(checks, {"language": "de", "perplexity": 369.0})
+    german = evaluate_row(checks, {"language": "de", "perplexity": 369.0})
     assert (german and german[0]) == ("perplexity_head" if HEAD in dropped else None)
-    assert judge_row(checks, {"language": "fr", "perplexity": 10_000.0}) is None
-    assert judge_row(checks, {"language": "en", "perplexity": None}) is None
+    assert evaluate_row(checks, {"language": "fr", "perplexity": 10_000.0}) is None
+    assert evaluate_row(checks, {"language": "en", "perplexity": None}) is None
 
 
 def test_absolute_limits_are_inclusive() -> None:
@@ -163,7 +163,7 @@ def test_absolute_limits_are_inclusive() -> None:
     checks = PERPLEXITY.checks(config, {}, CUTOFFS)
 
     def reason(value: float, language: str = "fr") -> str | None:
-        verdict = judge_row(checks, {"language": language, "perplexity": value})
+        verdict = evaluate_row(checks, {"language": language, "perplexity": value})
         return verdict and verdict[0]
 
     values = [9.99, 10.0, 1000.0, 1000.1]

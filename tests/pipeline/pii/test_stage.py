@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, fold, join_windows, windows
+from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, candidate_windows, fold, join_windows
 from pipeline.pii.phones import REGIONS, find_phones
 from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, model_files, without_overlaps
 from pipeline.pii.types import TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
@@ -274,7 +274,7 @@ def test_folding() -> None:
 
 def test_long_runs_are_cut_so_that_every_value_is_whole_in_some_window() -> None:
     text = "1 " * 10_000
-    spans = windows(text, FAMILIES["digits"])
+    spans = candidate_windows(text, FAMILIES["digits"])
     assert max(end - start for start, end in spans) == MAX_WINDOW
     assert all(left[1] - right[0] >= MAX_VALUE for left, right in pairwise(spans[:-1]))
     assert (spans[0][0], spans[-1][1]) == (0, len(text))
@@ -282,7 +282,7 @@ def test_long_runs_are_cut_so_that_every_value_is_whole_in_some_window() -> None
 
 def test_windows_are_joined_and_mapped_back() -> None:
     text = "x" * 50 + "1234567" + "y" * 50 + "7654321" + "z" * 50
-    (joined,) = join_windows(text, windows(text, FAMILIES["digits"]))
+    (joined,) = join_windows(text, candidate_windows(text, FAMILIES["digits"]))
     assert joined.text == "xxx1234567yyy" + JOIN + "yyy7654321zzz"
     assert [joined.origin(joined.text.index(value)) for value in ("1234567", "7654321")] == [50, 107]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.quality.redpajama import COUNTER
 from pipeline.quality.refinedweb import RefinedWebRules
-from pipeline.quality.stage import Measures, measure
+from pipeline.quality.stage import QualityMeasures, measure
 from pipeline.text.spacy_tokens import split_english
 from pipeline.text.spans import union, without
 from pipeline.text.words import Vocabulary
@@ -18,7 +18,7 @@ from schemas.signals import LINE_SIGNALS
 from tests.pipeline.quality.test_rules import TEXT
 
 VOCABULARY = Vocabulary(split_english)
-CUT = Measures(frozenset(("refinedweb", "lines")), frozenset(("refinedweb",)))
+CUT = QualityMeasures(frozenset(("refinedweb", "lines")), frozenset(("refinedweb",)))
 KNOWN = {
     "rps_lines_ending_with_terminal_punctution_mark": [0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0],
     "rps_lines_javascript_counts": [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -116,7 +116,7 @@ def test_other_languages_lose_capitals_and_digits_alone() -> None:
 def test_settings_of_the_line_rules() -> None:
     rules = RefinedWebRules(max_uppercase=0.2, min_words=3)
     row = measure(
-        "AbCd efgh ij\nxy zz\na b c", "en", Measures(frozenset(), CUT.cut_lines, refinedweb=rules), VOCABULARY
+        "AbCd efgh ij\nxy zz\na b c", "en", QualityMeasures(frozenset(), CUT.cut_lines, refinedweb=rules), VOCABULARY
     )
     assert row["_body"] == "AbCd efgh ij\na b c"
     assert "refinedweb_lines_cut" not in row
@@ -139,7 +139,7 @@ def test_share_of_removed_words(text: str, share: float) -> None:
 
 
 def test_both_line_rules_cut_together() -> None:
-    measures = Measures(cut_lines=frozenset(("c4", "refinedweb")))
+    measures = QualityMeasures(cut_lines=frozenset(("c4", "refinedweb")))
     text = "LOUD LOUD LOUD\none two three [1]\nfour five\nour privacy policy is here\nsix seven eight"
     row = measure(text, "en", measures, VOCABULARY)
     assert row["_body"] == without(text, row["cuts"]) == "one two three \nsix seven eight"

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.engine.rules import KEPT, judge
-from pipeline.quality.c4_fineweb import LineRules
+from pipeline.engine.rules import KEPT, evaluate_checks
+from pipeline.quality.c4_fineweb import C4LineRules
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.rules import RuleSet
-from pipeline.quality.stage import Measures, checks, measure
+from pipeline.quality.stage import QualityMeasures, checks, measure
 from pipeline.text.spacy_tokens import split_english
 from pipeline.text.words import Vocabulary
 from schemas.signals import SIGNALS
@@ -50,8 +50,12 @@ NAMES = {
 OTHER_SEPARATORS = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
 SIGNAL_NAMES = [signal.name for signal in SIGNALS if signal.name.startswith(("gopher_", "c4_", "fineweb_"))]
 ALL: tuple[RuleSet, ...] = ("gopher_repetition", "gopher_quality", "c4", "fineweb")
-CUT, COUNT, TERMINAL = Measures(), Measures(cut_lines=frozenset()), Measures(lines=LineRules(terminal_punctuation=True))
-VARIANTS: dict[str, tuple[Measures, tuple[RuleSet, ...]]] = {
+CUT, COUNT, TERMINAL = (
+    QualityMeasures(),
+    QualityMeasures(cut_lines=frozenset()),
+    QualityMeasures(lines=C4LineRules(terminal_punctuation=True)),
+)
+VARIANTS: dict[str, tuple[QualityMeasures, tuple[RuleSet, ...]]] = {
     "gopher_repetition": (CUT, ("gopher_repetition",)),
     "gopher_quality": (CUT, ("gopher_quality",)),
     "c4": (CUT, ("c4",)),
@@ -83,7 +87,7 @@ def verdicts(rows: list[dict[str, Any]], sets: tuple[RuleSet, ...]) -> list[str 
     rules = checks(QualityConfig(rules=sets), {}, {})
     columns = {name: pa.array([row[name] for row in rows], DOCUMENTS.field(name).type) for name in SIGNAL_NAMES}
     columns["language"] = pa.array(["en"] * len(rows))
-    first = judge(rules, pa.RecordBatch.from_pydict(columns)).first
+    first = evaluate_checks(rules, pa.RecordBatch.from_pydict(columns)).first
     return [None if number == KEPT else rules[number].reason for number in first]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.engine.rules import KEPT, judge
+from pipeline.engine.rules import KEPT, evaluate_checks
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.stage import checks, make
 from schemas.signals import FAMILIES, REDPAJAMA_COLUMNS
@@ -202,6 +202,8 @@ def test_real_pages_are_decided_as_by_the_peer(dialect: str, shared_data: Path) 
             rows.append({"text": json.loads(line)["text"], "language": "en"})
             function(rows[-1])
     columns = {rule.column: pa.array([row[rule.column] for row in rows]) for rule in rules}
-    first = judge(rules, pa.RecordBatch.from_pydict(columns | {"language": pa.array(["en"] * len(rows))})).first
+    first = evaluate_checks(
+        rules, pa.RecordBatch.from_pydict(columns | {"language": pa.array(["en"] * len(rows))})
+    ).first
     counts = Counter(None if number == KEPT else rules[number].reason for number in first)
     assert {reason: counts[reason] for reason in DECIDED[dialect]} == DECIDED[dialect]

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.quality.c4_fineweb import POLICIES, SCRIPT, LineRules, fineweb
-from pipeline.quality.gopher import STOP_WORDS, gopher, repeats, repetition, split_lines, split_paragraphs, stop_codes
-from pipeline.quality.stage import Measures, Vocabularies, measure
+from pipeline.quality.c4_fineweb import POLICIES, SCRIPT, C4LineRules, fineweb_signals
+from pipeline.quality.gopher import (
+    STOP_WORDS,
+    count_repeats,
+    gopher_signals,
+    repetition_signals,
+    split_lines,
+    split_paragraphs,
+    stop_codes,
+)
+from pipeline.quality.stage import QualityMeasures, Vocabularies, measure
 from pipeline.text.spacy_tokens import split_english
 from pipeline.text.words import Vocabulary
 
@@ -21,7 +29,7 @@ VOCABULARY = Vocabulary(split_english)
 
 def cut(text: str, **rules: Any) -> tuple[list[tuple[int, int]], str]:
     """Cuts and body of an English text."""
-    row = measure(text, "en", Measures(lines=LineRules(**rules)), VOCABULARY)
+    row = measure(text, "en", QualityMeasures(lines=C4LineRules(**rules)), VOCABULARY)
     return row["cuts"], row["_body"]
 
 
@@ -80,7 +88,7 @@ def test_terminal_punctuation(line: str, kept: int) -> None:
 
 
 def test_lines_are_counted_without_being_cut() -> None:
-    row = measure("one two three.\n\nfour five\n", "en", Measures(cut_lines=frozenset()), VOCABULARY)
+    row = measure("one two three.\n\nfour five\n", "en", QualityMeasures(cut_lines=frozenset()), VOCABULARY)
     assert (row["c4_lines_cut"], row["c4_num_sentences"]) == (1, 1)
     assert (row["cuts"], row["_body"]) == ([], "one two three.\n\nfour five\n")
 
@@ -135,7 +143,7 @@ def test_cuts_of_any_text_are_valid(text: str) -> None:
     ],
 )
 def test_sentences(text: str, sentences: int) -> None:
-    assert measure(text, "en", Measures(), VOCABULARY)["c4_num_sentences"] == sentences
+    assert measure(text, "en", QualityMeasures(), VOCABULARY)["c4_num_sentences"] == sentences
 
 
 # ---------------------------------------------------------------------------------------------------------- repetition
@@ -153,7 +161,7 @@ def test_lines_and_paragraphs_are_those_of_the_definition(text: str) -> None:
     [([], (0, 0)), (["a", "b"], (0, 0)), (["ab", "ab", "c", "ab", ""], (2, 4)), (["", ""], (1, 0))],
 )
 def test_repeats(items: list[str], expected: tuple[int, int]) -> None:
-    assert repeats(items) == expected
+    assert count_repeats(items) == expected
 
 
 def top_characters(words: list[str], n: int) -> int:
@@ -180,7 +188,7 @@ def repeated_characters(words: list[str], n: int) -> int:
 @given(st.lists(st.sampled_from(["1", "11", "111", "a", "bb", "ccc"]), max_size=60))
 def test_ngrams_are_those_of_the_definition(words: list[str]) -> None:
     text = " ".join(words)
-    signals = repetition(text, VOCABULARY.words(VOCABULARY.numbers(words)))
+    signals = repetition_signals(text, VOCABULARY.words(VOCABULARY.numbers(words)))
     for n in (2, 3, 4):
         assert signals[f"gopher_top_{n}gram"] == top_characters(words, n) / max(len(text), 1)
     for n in range(5, 11):
@@ -190,7 +198,7 @@ def test_ngrams_are_those_of_the_definition(words: list[str]) -> None:
 def test_repeated_ngrams_ignore_where_their_words_part() -> None:
     text = "1 2 3 4 56 x 12 3 4 5 6"
     words = text.split()
-    signals = repetition(text, VOCABULARY.words(VOCABULARY.numbers(words)))
+    signals = repetition_signals(text, VOCABULARY.words(VOCABULARY.numbers(words)))
     assert signals["gopher_dup_5gram"] == 6 / 23
 
 
@@ -202,7 +210,7 @@ def test_gopher_signals() -> None:
     words = VOCABULARY.words(VOCABULARY.numbers(text.split()))
     tokens = "• The cat , and # cats … - it ’s 42 of ... the end"
     assert words.lengths.tolist() == [len(token) for token in tokens.split()]
-    assert gopher(text, text.splitlines(), words, stop_codes(STOP_WORDS)) == {
+    assert gopher_signals(text, text.splitlines(), words, stop_codes(STOP_WORDS)) == {
         "gopher_num_words": 11,  # the bullet is no punctuation in the dialect
         "gopher_mean_word_length": len("•Thecatandcatsit’s42oftheend") / 11,
         "gopher_hash_ratio": 1 / 16,
@@ -216,7 +224,7 @@ def test_gopher_signals() -> None:
 
 def test_fineweb_signals() -> None:
     body = "Ends well.\n\nends badly\n  \nends badly\n" + "x" * 31 + "。\n"
-    assert fineweb(body, 12) == {
+    assert fineweb_signals(body, 12) == {
         "fineweb_terminal_lines": 2 / 4,
         "fineweb_short_lines": 3 / 4,
         "fineweb_dup_line_chars": 10 / (len(body) - 6),

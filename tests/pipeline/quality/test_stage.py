@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.engine.rules import judge_row
+from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import EVERY, Drop
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.rules import DEFAULT_RULES, REASONS, RULES, Rule
+from pipeline.quality.rules import DEFAULT_RULES, REASONS, RULES, QualityRule
 from pipeline.quality.stage import QUALITY, checks, make
 from schemas.errors import ConfigError
 from schemas.signals import FAMILIES, SIGNALS
@@ -45,7 +45,7 @@ def run(text: str, language: str = "en", **fields: Any) -> tuple[dict[str, Any],
 
 def decide(row: dict[str, Any], config: QualityConfig) -> Drop | None:
     """The first check that a row breaks."""
-    broken = judge_row(checks(config, {}, {}), row)
+    broken = evaluate_row(checks(config, {}, {}), row)
     return Drop(broken[0], pytest.approx(broken[1]), pytest.approx(broken[2])) if broken else None
 
 
@@ -79,7 +79,7 @@ EVERY_RULE = [
 
 
 @pytest.mark.parametrize(("dialect", "name", "rule"), EVERY_RULE, ids=lambda part: getattr(part, "setting", part))
-def test_the_limit_itself_is_kept_and_the_next_value_is_not(dialect: str, name: str, rule: Rule) -> None:
+def test_the_limit_itself_is_kept_and_the_next_value_is_not(dialect: str, name: str, rule: QualityRule) -> None:
     config = QualityConfig(dialect=dialect, rules=(name,))
     row = {other.signal: None for other in RULES[dialect][name]} | {"language": "en"}
     outward = -np.inf if rule.setting.startswith("min_") else np.inf

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.charts import SizeClass, averaged, cluster_plot, line_plot, nice_ticks, training_plots
-from pipeline.report.facts import Figure, Step, brief, estimate, number, percent, seconds, short, size
+from pipeline.report.charts import SizeClass, average_points, cluster_plot, line_plot, nice_ticks, training_plots
+from pipeline.report.facts import PlanFigure, ReportedStep, brief, estimate, number, percent, seconds, short, size
 from pipeline.report.page import figure_text
 
 
@@ -38,9 +38,9 @@ from pipeline.report.page import figure_text
         (seconds, 99.94, "99.9 s"),
         (seconds, 150, "2 min"),
         (seconds, 3780, "1 h 03 min"),
-        (figure_text, Figure("a", 2_500_000, "bytes", "", ""), "2.5 MB"),
-        (figure_text, Figure("a", 9.82e11, "FLOPs", "", ""), "982 G"),
-        (figure_text, Figure("a", 184_608, "parameters", "", ""), "184,608"),
+        (figure_text, PlanFigure("a", 2_500_000, "bytes", "", ""), "2.5 MB"),
+        (figure_text, PlanFigure("a", 9.82e11, "FLOPs", "", ""), "982 G"),
+        (figure_text, PlanFigure("a", 184_608, "parameters", "", ""), "184,608"),
     ],
 )
 def test_numbers_are_written_for_readers(function: Any, value: Any, expected: str) -> None:
@@ -62,9 +62,9 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[float])
 
 
 def test_a_curve_keeps_its_ends_and_shrinks_to_means() -> None:
-    assert averaged([(1, 2.0), (2, 4.0), (3, 9.0)], limit=2) == [(1.5, 3.0), (3, 9.0)]
-    assert averaged([(1, 2.0), (2, 4.0)], limit=2) == [(1, 2.0), (2, 4.0)]
-    assert len(averaged([(x, 1.0) for x in range(100_000)])) <= 400
+    assert average_points([(1, 2.0), (2, 4.0), (3, 9.0)], limit=2) == [(1.5, 3.0), (3, 9.0)]
+    assert average_points([(1, 2.0), (2, 4.0)], limit=2) == [(1, 2.0), (2, 4.0)]
+    assert len(average_points([(x, 1.0) for x in range(100_000)])) <= 400
     plot = line_plot("Loss", "", [("", [(1, 0.0), (2, 50.0), (3, 100.0)], True)])
     (curve,) = plot.curves
     places = [tuple(map(float, point.split(","))) for point in curve.points.split()]
@@ -76,14 +76,18 @@ def test_a_curve_keeps_its_ends_and_shrinks_to_means() -> None:
 
 
 def test_a_flat_curve_and_a_single_step_can_be_drawn() -> None:
-    (plot,) = (plot for plot in training_plots([Step(7, 1e-3, 10.0, 2.5, 1.0)]) if plot.title == "Loss")
+    (plot,) = (plot for plot in training_plots([ReportedStep(7, 1e-3, 10.0, 2.5, 1.0)]) if plot.title == "Loss")
     assert plot.curves[0].points.startswith("0.0,")
     assert training_plots([]) == []
 
 
 def test_a_skipped_step_has_no_loss_to_draw() -> None:
-    steps = [Step(1, 1e-3, 9.0, 4.0, 1.0), Step(2, 1e-3, 9.0, None, None, True), Step(3, 1e-3, 9.0, 3.0, 2.0)]
-    steps.append(Step(4, 1e-3, 9.0, 2.0, None, True))
+    steps = [
+        ReportedStep(1, 1e-3, 9.0, 4.0, 1.0),
+        ReportedStep(2, 1e-3, 9.0, None, None, True),
+        ReportedStep(3, 1e-3, 9.0, 3.0, 2.0),
+    ]
+    steps.append(ReportedStep(4, 1e-3, 9.0, 2.0, None, True))
     summaries = [plot.summary for plot in training_plots(steps)]
     assert summaries == [
         "Loss over steps 1 to 3: training 4 to 3",

@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 
 from pipeline.dedup.repeats.config import REPEATS
-from pipeline.report.dedup import Measured, across, audit, clusters, curve_plot, deduplication, likely, repeats, search
-from pipeline.report.facts import collect
-from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.dedup import (
+    MeasuredBin,
+    audit,
+    band_probability,
+    clusters,
+    curve_plot,
+    deduplication,
+    repeats,
+    search,
+    similarity_position,
+)
+from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.page import write_report
 from pipeline.report.samples import draw_samples
 from schemas.storage import Store
@@ -40,7 +50,7 @@ def change(run: Store, table: str, block: str, values: dict[str, Any]) -> None:
 
 
 def test_sizes_of_clusters(run: Store) -> None:
-    found = clusters(collect(run))
+    found = clusters(collect_facts(run))
     assert found is not None
     assert (found.exact, found.near, found.same_url, found.num_clusters, found.largest) == (4, 3, 0, 3, 5)
     assert [(size.label, size.clusters, size.documents) for size in found.sizes] == [
@@ -52,7 +62,7 @@ def test_sizes_of_clusters(run: Store) -> None:
 
 
 def test_large_clusters_share_columns_of_powers_of_two(tmp_path: Path) -> None:
-    facts = collect(make_run(tmp_path / "run", "dedup"))
+    facts = collect_facts(make_run(tmp_path / "run", "dedup"))
     sizes = facts.tables["dedup"].content.figures["cluster_sizes"]
     sizes |= {"8": 2, "9": 1, "16": 4, "17": 1, "100": 1}
     found = clusters(facts)
@@ -67,7 +77,7 @@ def test_large_clusters_share_columns_of_powers_of_two(tmp_path: Path) -> None:
 
 
 def test_how_copies_were_found(run: Store) -> None:
-    found = search(collect(run))
+    found = search(collect_facts(run))
     assert found is not None
     assert (found.compared, found.rounds, found.edges_by_round) == (((59, 71), (4, 6)), 3, (64, 31))
     assert (found.shuffled_bytes, found.layout, found.earlier) == (81_400, (14, 8), ())
@@ -89,7 +99,7 @@ def test_indexes_of_earlier_snapshots_are_named_and_make_no_table_stale(tmp_path
         for table in ("index", "representatives")
     ]
     path.write_text(json.dumps(manifest))
-    facts = collect(run)
+    facts = collect_facts(run)
     assert "clusters" in facts.tables
     found = search(facts)
     assert found is not None
@@ -104,7 +114,7 @@ def test_indexes_of_earlier_snapshots_are_named_and_make_no_table_stale(tmp_path
 
 
 def test_the_audit_stands_in_the_report(run: Store) -> None:
-    found = audit(collect(run))
+    found = audit(collect_facts(run))
     assert found is not None
     assert (found.best, found.at_limit.value, found.at_limit.text) == ("anchored", 0.8642, "86.4 %")
     assert [row.is_limit for row in found.recall] == [False, True, False]
@@ -139,15 +149,15 @@ def test_a_run_that_was_compared_whole_has_no_intervals(tmp_path: Path) -> None:
 
 def test_without_an_audit_nothing_is_claimed(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "dedup")
-    assert deduplication(collect(run)).audit is None
+    assert deduplication(collect_facts(run)).audit is None
     text = words_of(page_of(run))
     assert "Clusters by number of documents" in text
     assert "Recall" not in text
     assert "Chance of sharing a bucket" not in text
 
 
-def measured(jaccard: float, found: float, low: float, high: float) -> Measured:
-    return Measured(0.65, 0.7, jaccard, found, low, high, 455, 0.468)
+def measured(jaccard: float, found: float, low: float, high: float) -> MeasuredBin:
+    return MeasuredBin(0.65, 0.7, jaccard, found, low, high, 455, 0.468)
 
 
 def test_the_curve_is_drawn_to_scale() -> None:
@@ -156,8 +166,8 @@ def test_the_curve_is_drawn_to_scale() -> None:
     assert plot is not None
     uniform, anchored = plot.points  # those in colour are drawn last, on top
     assert (anchored.accent, uniform.accent, plot.samples) == (True, False, ("anchored", "uniform"))
-    assert (anchored.x, uniform.x, plot.limit) == (54.0, 97.0, across(0.7))
-    assert across(0) == plot.left == 97.0 - plot.width
+    assert (anchored.x, uniform.x, plot.limit) == (54.0, 97.0, similarity_position(0.7))
+    assert similarity_position(0) == plot.left == 97.0 - plot.width
     tick = {tick.label: tick.at for tick in plot.y_ticks}
     assert anchored.y == tick["25 %"]
     assert uniform.y == uniform.top == tick["100 %"]
@@ -176,12 +186,12 @@ def test_the_curve_is_drawn_to_scale() -> None:
 
 
 def test_without_bands_there_is_no_theory_and_without_pairs_no_plot() -> None:
-    one = Measured(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3, None)
+    one = MeasuredBin(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3, None)
     plot = curve_plot({"anchored": [], "uniform": [one]}, 0.7, None)
     assert plot is not None
     assert (plot.theory, plot.samples, plot.points[0].note) == ("", ("uniform",), "similarity 1: 100.0 % of 3 pairs")
     assert curve_plot({"anchored": [], "uniform": []}, 0.7, (14, 8)) is None
-    assert likely(0.7, 14, 8) == pytest.approx(0.5645, abs=1e-5)
+    assert band_probability(0.7, 14, 8) == pytest.approx(0.5645, abs=1e-5)
 
 
 def test_the_curve_is_described_and_the_page_holds_it(run: Store) -> None:
@@ -201,7 +211,7 @@ def test_the_curve_is_described_and_the_page_holds_it(run: Store) -> None:
 def test_what_repeats_cut(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
     add_repeats(run)
-    facts = collect(run)
+    facts = collect_facts(run)
     found = repeats(facts)
     assert found is not None
     assert [(row.kind, row.documents, row.passages, row.chars) for row in found.kinds] == [
@@ -210,7 +220,7 @@ def test_what_repeats_cut(tmp_path: Path) -> None:
     ]
     assert (found.documents, found.chars, found.dropped) == (5, 650, 2)
     reasons = {**REASONS, REPEATS.name: REPEATS.reasons}
-    last = levels(facts, reasons)[-1]
+    last = funnel_rows(facts, reasons)[-1]
     assert (last.name, last.documents, last.chars) == ("repeats", 18, 15_555)
     drops = drops_by_rule(facts, reasons)
     counted = {row.name: (row.count, row.chars) for rows in drops.values() for row in rows if row.count}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.facts import collect
-from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import score
 from pipeline.report.page import write_report
 from pipeline.report.samples import draw_samples
@@ -60,7 +60,7 @@ def write_truth(path: Path) -> str:
 
 
 def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
-    scores = score(collect(run), write_truth(tmp_path / "truth.jsonl"))
+    scores = score(collect_facts(run), write_truth(tmp_path / "truth.jsonl"))
     found = {row.kind: (row.found, row.planted, row.others) for row in scores}
     lost = "5 gopher_short_doc, 5 language_not_wanted, 3 exact_duplicate, 3 http_status, 2 toxic_word_share"
     lost += ", 1 near_duplicate, 1 no_text"
@@ -105,11 +105,11 @@ def test_a_truth_file_that_is_none_is_refused(run: Store, tmp_path: Path) -> Non
 def test_what_the_mix_leaves_out_is_not_kept(tmp_path: Path) -> None:
     """Three documents stay. Values in the others were replaced all the same, and copies found."""
     run = make_run(tmp_path / "run")
-    before = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
+    before = {row.kind: row for row in score(collect_facts(run), write_truth(tmp_path / "truth.jsonl"))}
     clean = sorted(leave_out(run, 0).values())
     gone = leave_out(run, clean[3])
     assert len(gone) == 17
-    scores = {row.kind: row for row in score(collect(run), write_truth(tmp_path / "truth.jsonl"))}
+    scores = {row.kind: row for row in score(collect_facts(run), write_truth(tmp_path / "truth.jsonl"))}
     kept_before, ordinary = before["ordinary pages"].found, scores["ordinary pages"]
     told = dict(reversed(one.split(" ")) for one in ordinary.others.split(", "))
     assert ordinary.found + int(told["mix"]) == kept_before == 13
@@ -126,9 +126,9 @@ def test_what_the_mix_leaves_out_is_not_kept(tmp_path: Path) -> None:
 def test_the_page_counts_what_the_mix_leaves_out_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     gone = leave_out(run, 0.5)
-    facts, reasons = collect(run), {"tokens": TOKENS.reasons}
+    facts, reasons = collect_facts(run), {"tokens": TOKENS.reasons}
     number = len(gone)
-    way = {level.name: level for level in levels(facts, reasons)}
+    way = {level.name: level for level in funnel_rows(facts, reasons)}
     assert (way["redaction"].documents, way["mix"].documents, way["tokens"].documents) == (20, 20 - number, 20 - number)
     assert way["mix"].chars == way["tokens"].chars == 850 * (20 - number)
     (row,) = drops_by_rule(facts, reasons)["tokens"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.lineage.graph import Growing, Node
+from pipeline.lineage.graph import LineageBuilder, Node
 from pipeline.report.lineage import EDGE, LINE, ROW, TRACK, Drawing, draw, lineage_drawing
 from pipeline.report.page import write_report
 from schemas.manifest import open_table
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Store:
 
 def drawing(links: str, **notes: tuple[str, ...]) -> Drawing:
     """The drawing of nodes of one letter; `links` is such as `ab bc`."""
-    growing = Growing()
+    growing = LineageBuilder()
     for key in sorted({*links.replace(" ", "")}):
         growing.add(Node(key, "table", key, key * 64, {"rows": 1}, notes=notes.get(key, ())))
     growing.links += [(link[0], link[1]) for link in links.split()]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pipeline.report.facts import Step
-from pipeline.report.losses import SourceLosses, Waiting, by_source, told, waiting
+from pipeline.report.facts import ReportedStep
+from pipeline.report.losses import SourceLosses, Waiting, by_source, describe_events, waiting
 from tests.support.report_run import events, metrics_line
 
 
-def step(number: int, **measured: object) -> Step:
-    return Step(number, 1e-3, 9.0, 4.0, 1.0, **measured)  # type: ignore[arg-type]
+def step(number: int, **measured: object) -> ReportedStep:
+    return ReportedStep(number, 1e-3, 9.0, 4.0, 1.0, **measured)  # type: ignore[arg-type]
 
 
 def test_losses_are_means_over_the_tokens_of_the_last_tenth() -> None:
@@ -35,7 +35,7 @@ def test_a_source_without_recent_or_finite_tokens_has_no_loss() -> None:
 
 
 def test_waiting_is_summed() -> None:
-    lines = [Step(**{k: v for k, v in metrics_line(n).items() if k != "tokens"}) for n in (7, 20)]
+    lines = [ReportedStep(**{k: v for k, v in metrics_line(n).items() if k != "tokens"}) for n in (7, 20)]
     assert waiting(lines) == Waiting(0.025, 0.25, 1, 2_000, 100_000)
     assert waiting([]) == Waiting(0.0, 0.0, 0, 0, 0)
 
@@ -53,12 +53,12 @@ def test_waiting_is_summed() -> None:
     ],
 )
 def test_events_are_told(place: int, what: str, detail: str, is_bad: bool) -> None:
-    rows = told(events())
+    rows = describe_events(events())
     assert len(rows) == len(events()) - 1  # what a rewind has undone stands in its own row
     row = rows[place]
     assert (row.at, row.what, row.detail, row.is_bad) == ("2026-01-02 03:04:05", what, detail, is_bad)
 
 
 def test_an_event_of_a_later_version_is_shown_by_its_name() -> None:
-    (row,) = told([{"kind": "moved_house", "step": 3, "at": "2026"}])
+    (row,) = describe_events([{"kind": "moved_house", "step": 3, "at": "2026"}])
     assert (row.step, row.what, row.detail, row.is_bad) == (3, "moved house", "", False)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.decontaminate.stage import DOCUMENTS
-from pipeline.report.facts import collect
+from pipeline.report.facts import collect_facts
 from pipeline.report.page import write_report
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RunFile, open_table, write_run
@@ -96,7 +96,7 @@ def test_tables_of_an_earlier_version_are_left_out(tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest["content"]["inputs"][0]["sha256"] = "0" * 64
     path.write_text(json.dumps(manifest))
-    facts = collect(run)
+    facts = collect_facts(run)
     assert (list(facts.tables), facts.stale) == (
         ["documents", "text", "verdicts", "clusters", "audit", "tokenizer", "tokens"],
         ["dedup", "clean"],

@@ -13,11 +13,21 @@ from hypothesis import strategies as st
 from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
 from pipeline.engine.rules import COARSE, lower_edge
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
-from pipeline.report.charts import ZERO, Axis, key_of, labels, make_axis
-from pipeline.report.facts import Facts, collect
+from pipeline.report.charts import BIN_OF_ZERO, Axis, bin_of, labels, make_axis
+from pipeline.report.facts import RunFacts, collect_facts
 from pipeline.report.funnel import drops_by_rule
 from pipeline.report.page import write_report
-from pipeline.report.signals import LEAST, MAX_ROWS, Chart, Measured, bucket_chart, buckets, charts, make_spread, note
+from pipeline.report.signals import (
+    MAX_ROWS,
+    MIN_BAR_HEIGHT,
+    Chart,
+    Histogram,
+    bucket_chart,
+    buckets,
+    charts,
+    make_spread,
+    note,
+)
 from pipeline.report.tallies import evaluation_sets
 from tests.support.report_run import REASONS, bins, judged, limit, make_run, words_of
 
@@ -80,7 +90,7 @@ def test_a_limit_keeps_what_measures_the_limit_itself() -> None:
     assert axis.cut(0.5, "max") == 375 + 0.2 * 125  # the values at the very edge lie in this bin
     assert axis.cut(0.5625, "max") == axis.cut(0.5625, "min") == 437.5
     zeros = make_axis(counts(0.0, 0.5), [], whole=False)
-    assert zeros.slots[0].key == ZERO
+    assert zeros.slots[0].key == BIN_OF_ZERO
     assert (zeros.cut(0.0, "min"), zeros.cut(0.0, "max")) == (0, 60)
 
 
@@ -91,13 +101,13 @@ def test_limits_are_on_the_axis_whatever_was_measured() -> None:
 
 
 def test_a_stray_value_does_not_stretch_the_axis_but_a_limit_does() -> None:
-    stray = {key_of(1e-30): 1, key_of(1.0): 1000, key_of(3e38): 2}
+    stray = {bin_of(1e-30): 1, bin_of(1.0): 1000, bin_of(3e38): 2}
     axis = make_axis(stray, [], whole=False)
     assert len(axis.slots) == 72
     assert axis.slots[0].low <= 1.0 <= axis.slots[-1].low
-    assert axis.slot(key_of(1e-30)) == axis.slots[0]
-    assert axis.slot(key_of(3e38)) == axis.slots[-1]
-    assert make_axis(stray, [1e-30], whole=False).slots[0].key == key_of(1e-30)
+    assert axis.slot(bin_of(1e-30)) == axis.slots[0]
+    assert axis.slot(bin_of(3e38)) == axis.slots[-1]
+    assert make_axis(stray, [1e-30], whole=False).slots[0].key == bin_of(1e-30)
 
 
 def test_a_measure_that_goes_both_ways_has_zero_in_the_middle() -> None:
@@ -105,10 +115,13 @@ def test_a_measure_that_goes_both_ways_has_zero_in_the_middle() -> None:
     lows = [slot.low for slot in axis.slots]
     assert lows == sorted(lows)
     assert axis.slots[0].low <= -2 < axis.slots[0].high
-    zero = axis.slot(ZERO)
+    zero = axis.slot(BIN_OF_ZERO)
     before, after = (axis.slots[axis.slots.index(zero) + step] for step in (-1, 1))
-    assert (zero.key, zero.left - before.right, after.left - zero.right) == (ZERO, 16, 16)
-    assert max(sum(slot.key < ZERO for slot in axis.slots), sum(slot.key > ZERO for slot in axis.slots)) <= 24
+    assert (zero.key, zero.left - before.right, after.left - zero.right) == (BIN_OF_ZERO, 16, 16)
+    assert (
+        max(sum(slot.key < BIN_OF_ZERO for slot in axis.slots), sum(slot.key > BIN_OF_ZERO for slot in axis.slots))
+        <= 24
+    )
     assert [label.text for label in labels(axis)] == ["-1", "-0.3", "-0.1", "0", "2"]
 
 
@@ -123,8 +136,8 @@ def test_infinity_and_an_axis_of_zeros_can_be_drawn() -> None:
         "7",
         "10",
     ]
-    endless = make_axis({key_of(math.inf): 3, key_of(5.0): 1}, [], whole=False)
-    assert endless.slot(key_of(math.inf)) == endless.slots[-1]
+    endless = make_axis({bin_of(math.inf): 3, bin_of(5.0): 1}, [], whole=False)
+    assert endless.slot(bin_of(math.inf)) == endless.slots[-1]
     assert labels(endless) != []
 
 
@@ -151,20 +164,20 @@ def test_places_rise_with_their_values(values: list[float], limits: list[float],
     values = [float(round(value)) for value in values] if whole else values
     axis = make_axis(counts(*values), limits, whole)
     assert axis.slots[0].left == 0
-    assert axis.slots[-1].right == pytest.approx(1000) or [slot.key for slot in axis.slots] == [ZERO]
+    assert axis.slots[-1].right == pytest.approx(1000) or [slot.key for slot in axis.slots] == [BIN_OF_ZERO]
     places = [axis.place(value) for value in sorted(values)]
     assert places == sorted(places)
     assert all(axis.cut(one, "min") <= axis.cut(one, "max") for one in limits)
     for value in values:
-        slot = axis.slot(key_of(value))
-        assert slot.low <= value < slot.high or slot.key == ZERO or slot.key != key_of(value)
+        slot = axis.slot(bin_of(value))
+        assert slot.low <= value < slot.high or slot.key == BIN_OF_ZERO or slot.key != bin_of(value)
 
 
 # ------------------------------------------------------------------------------------------------------------- spread
 
 
 def test_bars_rise_with_the_cube_root_and_change_colour_at_the_limit() -> None:
-    spread = make_spread([Measured("en", counts(*[0] * 8, 1), (0,), 1)], "max", True, ("kept", "beyond"))
+    spread = make_spread([Histogram("en", counts(*[0] * 8, 1), (0,), 1)], "max", True, ("kept", "beyond"))
     (row,) = spread.rows
     assert spread.height == 58
     assert row.parts == (("kept", "M0 58V3H44V58"), ("beyond", "M60 58V30.5H178V58"))  # 55 px, and half of it
@@ -174,30 +187,30 @@ def test_bars_rise_with_the_cube_root_and_change_colour_at_the_limit() -> None:
 
 def test_a_bin_that_the_limit_crosses_is_parted_as_the_documents_are() -> None:
     values = [0.5] * 8 + [1.0] * 64
-    exact = Measured("en", counts(*values), (0.5625,), 65)
+    exact = Histogram("en", counts(*values), (0.5625,), 65)
     (row,) = make_spread([exact], "max", False, ("kept", "beyond")).rows
     seven, one = (58 - 55 * (number / 64) ** (1 / 3) for number in (7, 1))
     assert row.parts == (
         ("kept", f"M375 58V{seven:.1f}H438V58"),
         ("beyond", f"M438 58V{one:.1f}H500V58M875 58V3H1000V58"),
     )
-    all_above = Measured("en", counts(*values), (0.5625,), 72)
+    all_above = Histogram("en", counts(*values), (0.5625,), 72)
     (row,) = make_spread([all_above], "max", False, ("kept", "beyond")).rows
     assert [name for name, _ in row.parts] == ["beyond"]
-    (row,) = make_spread([Measured("en", counts(*values), (0.5625,))], "max", False, ("kept", "beyond")).rows
+    (row,) = make_spread([Histogram("en", counts(*values), (0.5625,))], "max", False, ("kept", "beyond")).rows
     assert row.parts[0] == ("kept", "M375 58V30.5H438V58")  # not counted: both sides as high as the bin
 
 
 def test_the_least_bin_is_seen_and_rows_without_a_limit_have_no_side() -> None:
-    rows = [Measured("en", counts(*[0] * 1_000_000, 9), (5,), 1), Measured("other", counts(0))]
+    rows = [Histogram("en", counts(*[0] * 1_000_000, 9), (5,), 1), Histogram("other", counts(0))]
     first, second = make_spread(rows, "max", True, ("kept", "beyond")).rows
-    assert f"V{42 - LEAST:.1f}H" in first.parts[1][1]
+    assert f"V{42 - MIN_BAR_HEIGHT:.1f}H" in first.parts[1][1]
     assert ([name for name, _ in second.parts], second.cuts) == (["unparted"], ())
 
 
 def test_the_most_frequent_languages_come_first_and_the_others_last() -> None:
     sizes = {"other": 90, "a": 1, "b": 7, "c": 5, "d": 5, "e": 3, "f": 2}
-    spread = make_spread([Measured(name, counts(*[1] * size)) for name, size in sizes.items()], "max", True, ("kept",))
+    spread = make_spread([Histogram(name, counts(*[1] * size)) for name, size in sizes.items()], "max", True, ("kept",))
     assert [row.measured.language for row in spread.rows] == ["b", "c", "d", "e", "f"]
     assert [row.measured.language for row in spread.more] == ["a", "other"]
     assert (len(spread.rows), spread.height) == (MAX_ROWS, 28)
@@ -207,31 +220,31 @@ def test_the_most_frequent_languages_come_first_and_the_others_last() -> None:
     ("measured", "expected"),
     [
         (
-            Measured("en", counts(*[0] * 9, 4), (3,), 1),
+            Histogram("en", counts(*[0] * 9, 4), (3,), 1),
             "10 documents, half of them or more at 0; 1 (10.0 %) beyond the",
         ),
-        (Measured("ja", counts(100, 200, 300, 400)), "4 documents, half of them or more from 96 to 320"),
-        (Measured("de", counts(7.0)), "1 document, half of them or more from 7 to 8"),
-        (Measured("fr", {key_of(math.inf): 2}), "2 documents, half of them or more from ∞ to ∞"),
+        (Histogram("ja", counts(100, 200, 300, 400)), "4 documents, half of them or more from 96 to 320"),
+        (Histogram("de", counts(7.0)), "1 document, half of them or more from 7 to 8"),
+        (Histogram("fr", {bin_of(math.inf): 2}), "2 documents, half of them or more from ∞ to ∞"),
     ],
 )
-def test_a_row_is_told_in_words(measured: Measured, expected: str) -> None:
+def test_a_row_is_told_in_words(measured: Histogram, expected: str) -> None:
     assert note(measured).startswith(f"{measured.language}: {expected}")
 
 
 def test_bins_are_those_of_the_manifest() -> None:
-    assert (lower_edge(key_of(50.0), COARSE), lower_edge(key_of(50.0) + 1, COARSE)) == (48, 56)
+    assert (lower_edge(bin_of(50.0), COARSE), lower_edge(bin_of(50.0) + 1, COARSE)) == (48, 56)
 
 
 # ------------------------------------------------------------------------------------------------------------- charts
 
 
-def facts_of(folder: Path, **figures: dict[str, Any]) -> Facts:
+def facts_of(folder: Path, **figures: dict[str, Any]) -> RunFacts:
     """The facts of a run that has got as far as its verdicts, with these figures of its tables."""
-    return collect(make_run(folder / "run", "verdicts", figures=figures))
+    return collect_facts(make_run(folder / "run", "verdicts", figures=figures))
 
 
-def charts_of(facts: Facts) -> dict[str, list[Chart]]:
+def charts_of(facts: RunFacts) -> dict[str, list[Chart]]:
     """The charts of a run."""
     return charts(facts, drops_by_rule(facts, REASONS))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import spacy
 
-from pipeline.report.facts import collect
-from pipeline.report.funnel import checks, drops_by_rule, levels
+from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.page import write_report
-from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, plain, shortened
-from pipeline.report.tallies import contract, counts_of, languages, num_pages, streams, without_wordlist
+from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, printable, shorten
+from pipeline.report.tallies import contract, languages, num_pages, ranked_counts, streams, without_wordlist
 from schemas.ids import shuffle_key
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def test_the_funnel_follows_the_documents_from_the_records_to_the_tokens(run: Store) -> None:
-    found = levels(collect(run), REASONS)
+    found = funnel_rows(collect_facts(run), REASONS)
     assert [(level.name, level.documents, level.chars) for level in found] == [
         ("records", 53, None),
         ("source", 44, 32_000),
@@ -48,7 +48,7 @@ def test_the_funnel_follows_the_documents_from_the_records_to_the_tokens(run: St
 
 
 def test_every_declared_rule_is_counted_and_explained(run: Store) -> None:
-    drops = drops_by_rule(collect(run), REASONS)
+    drops = drops_by_rule(collect_facts(run), REASONS)
     assert list(drops) == [*(stage for stage in REASONS if stage in drops)]
     assert {"source", "quality", "toxicity", "dedup", "pii"} <= set(drops)
     loud = {row.name: (row.count, row.chars) for rows in drops.values() for row in rows if row.count}
@@ -71,7 +71,7 @@ def test_every_declared_rule_is_counted_and_explained(run: Store) -> None:
 
 
 def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
-    facts = collect(run)
+    facts = collect_facts(run)
     assert num_pages(facts) == 44
     rows, more = languages(facts)
     assert [(row.code, row.found, row.passed, row.passed_chars, row.clean) for row in rows] == [
@@ -83,11 +83,11 @@ def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
     assert without_wordlist(facts) == 5
     assert [stream.name for stream in streams(facts)] == ["web/heldout", "web/train"]
     assert contract(facts)["bytes_per_token"] == 20 * 950 / sum(stream.tokens for stream in streams(facts))
-    assert [(count.name, count.number) for count in counts_of({"a": 1, "b": 3})] == [("b", 3), ("a", 1)]
+    assert [(count.name, count.number) for count in ranked_counts({"a": 1, "b": 3})] == [("b", 3), ("a", 1)]
 
 
 def test_the_books_meet_from_table_to_table(run: Store) -> None:
-    found = {check.claim: (check.left, check.right) for check in checks(collect(run))}
+    found = {check.claim: (check.left, check.right) for check in checks(collect_facts(run))}
     assert all(left == right for left, right in found.values())
     assert found["bytes of records and gaps = bytes of the inputs"] == (52_000, 52_000)
     assert found["documents measured = rows of verdicts"] == (37, 37)
@@ -118,7 +118,7 @@ def test_a_broken_account_is_said_aloud(tmp_path: Path) -> None:
 
 
 def test_samples_are_those_with_the_smallest_hash(run: Store) -> None:
-    drawn = draw_samples(collect(run))
+    drawn = draw_samples(collect_facts(run))
     assert drawn.rows_read == 53
     order = sorted(range(16, 22), key=lambda place: shuffle_key(0, identifier(place)))[:PER_RULE]
     found = [sample.url for sample in drawn.by_rule["quality/gopher_short_doc"]]
@@ -132,7 +132,7 @@ def test_samples_are_those_with_the_smallest_hash(run: Store) -> None:
 
 
 def test_samples_are_redacted(run: Store) -> None:
-    (sample,) = draw_samples(collect(run)).by_rule["quality/c4_lorem_ipsum"]
+    (sample,) = draw_samples(collect_facts(run)).by_rule["quality/c4_lorem_ipsum"]
     assert ADDRESS not in f"{sample.url} {sample.text} {sample.title}"
     assert sample.text.startswith("Write to <EMAIL> or <script>")
     assert "<EMAIL>" in sample.url
@@ -140,7 +140,7 @@ def test_samples_are_redacted(run: Store) -> None:
 
 def test_text_that_the_recipe_left_out_is_named_so(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "verdicts", [replace(record, text=None) for record in crawl()])
-    drawn = draw_samples(collect(run))
+    drawn = draw_samples(collect_facts(run))
     assert {sample.why_empty for sample in drawn.by_rule["quality/gopher_short_doc"]} == {
         "the text was left out of the run, as its recipe says"
     }
@@ -161,22 +161,22 @@ def test_names_are_replaced_where_the_run_looked_for_them(tmp_path: Path) -> Non
     pipeline.add_pipe("entity_ruler").add_patterns([{"label": "PERSON", "pattern": "Lorem"}])  # type: ignore[attr-defined]
     pipeline.to_disk(tmp_path / "names")
     find_names_by(run, Path(shutil.make_archive(str(tmp_path / "names"), "zip", tmp_path / "names")))
-    (sample,) = draw_samples(collect(run)).by_rule["quality/c4_lorem_ipsum"]
+    (sample,) = draw_samples(collect_facts(run)).by_rule["quality/c4_lorem_ipsum"]
     assert sample.text.endswith("by <PERSON>")
 
 
 def test_without_the_name_finder_of_the_run_no_text_is_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "clean")
     find_names_by(run, tmp_path / "lost.zip")
-    assert draw_samples(collect(run)).by_rule == {}
+    assert draw_samples(collect_facts(run)).by_rule == {}
     text = words_of(Path(write_report(run, None)).read_text())
     assert "Samples are left out: the pipeline that found names in the run is not where its recipe says" in text
 
 
 def test_a_sample_is_one_short_line_of_what_can_be_seen() -> None:
-    assert plain("a\n\n b\u202ec\x00\ud800") == "a bc"
-    assert shortened("x" * SHOWN_CHARS) == "x" * SHOWN_CHARS
-    assert shortened("x" * (SHOWN_CHARS + 1)) == "x" * (SHOWN_CHARS - 1) + "…"
-    cut = shortened("word " * 100)
+    assert printable("a\n\n b\u202ec\x00\ud800") == "a bc"
+    assert shorten("x" * SHOWN_CHARS) == "x" * SHOWN_CHARS
+    assert shorten("x" * (SHOWN_CHARS + 1)) == "x" * (SHOWN_CHARS - 1) + "…"
+    cut = shorten("word " * 100)
     assert cut.endswith("word…")
     assert len(cut) <= SHOWN_CHARS

@@ -6,7 +6,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, Blocks
+from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, BlockReader
 
 
 class ShortReads(io.BytesIO):
@@ -25,14 +25,14 @@ def test_search_finds_every_match_across_blocks(positions, short):
         if not expected or position >= expected[-1] + 6:
             content[position : position + 6] = b"needle"
             expected.append(position)
-    blocks = Blocks((ShortReads if short else io.BytesIO)(bytes(content)))
+    blocks = BlockReader((ShortReads if short else io.BytesIO)(bytes(content)))
     assert list(blocks.search(re.compile(b"needle"), 0)) == expected
     assert list(blocks.search(re.compile(b"needle"), expected[-1] + 1)) == []
 
 
 def test_at_and_peek_reach_the_end_and_not_further():
     content = bytes(BLOCK_BYTES) + b"tail"
-    blocks = Blocks(io.BytesIO(content))
+    blocks = BlockReader(io.BytesIO(content))
     assert len(blocks.at(0, BLOCK_BYTES + 4)) == BLOCK_BYTES
     assert bytes(blocks.at(BLOCK_BYTES + 1, 10)) == b"ail"
     assert blocks.peek(BLOCK_BYTES - 1, 3) == b"\0ta"

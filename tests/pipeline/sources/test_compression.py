@@ -8,7 +8,7 @@ import random
 import pytest
 from fastwarc.stream_io import ZstdWriter
 
-from pipeline.sources.compression import PIECE_BYTES, Frames
+from pipeline.sources.compression import DECODED_BYTES, FrameReader
 from pipeline.sources.warc import RECORD_STARTS
 
 RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"
@@ -28,10 +28,10 @@ def skippable(data):
 
 def spans(stored, starts=RECORD_STARTS):
     """(start, decoded bytes, fault) of every frame, and the size that the reader found."""
-    frames = Frames(io.BytesIO(stored), starts)
+    frames = FrameReader(io.BytesIO(stored), starts)
     found = []
     while (piece := frames.next()) is not None:
-        assert len(piece.data) <= PIECE_BYTES
+        assert len(piece.data) <= DECODED_BYTES
         if piece.first and not (piece.fault and found and found[-1][0] == piece.start):
             found.append((piece.start, b"", None))
         start, data, _ = found[-1]
@@ -121,7 +121,7 @@ def test_text_needs_no_record_to_start_with():
 
 def test_next_start_passes_over_magic_bytes_that_do_not_decode_to_a_record():
     stored = b"\x1f\x8b\x08\0" + gzip.compress(b"not a record") + b"WARC/1.0 in a text " + gzip.compress(RECORD)
-    frames = Frames(io.BytesIO(stored), RECORD_STARTS)
+    frames = FrameReader(io.BytesIO(stored), RECORD_STARTS)
     assert frames.next_start(0) == len(stored) - len(gzip.compress(RECORD))
     arc = b"...\nhttp://a.com/ 1.2.3.4 20080101000000 text/html 3\nabc"
-    assert Frames(io.BytesIO(arc), RECORD_STARTS).next_start(0) == 4
+    assert FrameReader(io.BytesIO(arc), RECORD_STARTS).next_start(0) == 4

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources.http import RECORD, begins_record, parse_arc_line, parse_date, parse_fields, parse_warc_header
+from pipeline.sources.http import (
+    RECORD_START,
+    parse_arc_line,
+    parse_date,
+    parse_fields,
+    parse_warc_header,
+    starts_with_record,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +73,7 @@ def test_fields_fold_and_the_last_of_several_wins():
 def test_arc_line(line, expected):
     header = parse_arc_line(line)
     assert (header and (header.kind, header.url, header.length, header.content_type)) == expected
-    assert begins_record(line) == (expected is not None)
+    assert starts_with_record(line) == (expected is not None)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +91,8 @@ def test_arc_line(line, expected):
     ],
 )
 def test_starts(data, weakly, strictly):
-    found = RECORD.search(data)
-    assert (begins_record(data), found.start() if found else None) == (weakly, strictly)
+    found = RECORD_START.search(data)
+    assert (starts_with_record(data), found.start() if found else None) == (weakly, strictly)
 
 
 @given(st.binary(max_size=200))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources import provenance
-from pipeline.sources.provenance import Item, account, domain_of, new_row
+from pipeline.sources.provenance import SourceItem, account_bytes, domain_of, new_row
 from schemas.ids import doc_id
 
 SPLIT = Split(0, "s", "s", 0, "", "web", "warc")
@@ -60,20 +60,20 @@ def test_no_url_raises(text):
 def test_lengths_add_up_and_ids_are_unique(starts, rest):
     starts = sorted(starts)
     end = (starts[-1] if starts else 0) + rest
-    rows = list(account(iter([Item(start, new_row("row"), None) for start in starts]), SPLIT, lambda: end))
+    rows = list(account_bytes(iter([SourceItem(start, new_row("row"), None) for start in starts]), SPLIT, lambda: end))
     assert sum(row["length"] for row, _ in rows) == end
     assert [row["offset"] for row, _ in rows] == [0, *starts[1:]]
     assert len({row["doc_id"] for row, _ in rows}) == len(rows) == max(len(starts), 1)
 
 
 def test_account_numbers_the_parts_of_one_start():
-    items = [Item(start, new_row("row"), None) for start in (0, 5, 5, 5, 9)]
-    rows = [row for row, _ in account(iter(items), SPLIT, lambda: 12)]
+    items = [SourceItem(start, new_row("row"), None) for start in (0, 5, 5, 5, 9)]
+    rows = [row for row, _ in account_bytes(iter(items), SPLIT, lambda: 12)]
     assert [row["length"] for row in rows] == [5, 0, 0, 4, 3]
     places = [(0, 0), (5, 0), (5, 1), (5, 2), (9, 0)]
     assert [row["doc_id"] for row in rows] == [doc_id("web", "s", offset, part) for offset, part in places]
 
 
 def test_a_file_without_items_is_one_gap():
-    ((row, drop),) = account(iter([]), SPLIT, lambda: 20)
+    ((row, drop),) = account_bytes(iter([]), SPLIT, lambda: 20)
     assert (row["record_type"], row["offset"], row["length"], drop) == ("gap", 0, 20, Drop("empty_file"))

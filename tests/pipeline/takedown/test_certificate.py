@@ -9,22 +9,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.takedown.certificate import Checked, check_certificate, describe_check
+from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check
 from pipeline.takedown.tables import (
-    WINDOWS,
-    Finder,
+    SPAN_LENGTHS,
     GroupWriter,
-    digest,
-    marks,
-    match_of,
-    named_in,
+    SpanFinder,
+    documents_named,
+    match_key,
     rewrite_part,
-    traces_of,
+    span_digest,
+    trace_spans,
+    window_marks,
 )
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
-from schemas.takedown import Certificate, parse_certificate, salted
+from schemas.takedown import Certificate, parse_certificate, salted_digest
 from tests.pipeline.takedown.test_rewrite import LONG
 from tests.support.report_run import Record, crawl, identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -70,7 +70,7 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
-def checked(folder: Path) -> Checked:
+def checked(folder: Path) -> CheckResult:
     return check_certificate(Store(str(folder)), certificates(folder)[-1])
 
 
@@ -105,24 +105,24 @@ def test_a_mark_is_the_rolling_hash_of_its_window() -> None:
         >> 32
         for at in range(25)
     ]
-    assert marks(units, "tokens", SALT).tolist() == plain
-    assert marks(units[:16], "tokens", SALT).tolist() == plain[:1]
-    assert marks(units[:15], "tokens", SALT).tolist() == []
+    assert window_marks(units, "tokens", SALT).tolist() == plain
+    assert window_marks(units[:16], "tokens", SALT).tolist() == plain[:1]
+    assert window_marks(units[:15], "tokens", SALT).tolist() == []
 
 
 def test_spans_are_found_wherever_they_stand_and_nothing_else() -> None:
     numbers = np.random.default_rng(1)
     document = numbers.integers(0, 50_000, 100).astype(np.uint16)
-    spans = traces_of(document, "tokens", SALT)
+    spans = trace_spans(document, "tokens", SALT)
     assert len(spans) == 6  # 100 // 16, spread over the document
-    finder = Finder("tokens", SALT, [(3, spans)])
+    finder = SpanFinder("tokens", SALT, [(3, spans)])
     stream = numbers.integers(0, 50_000, 200_000).astype(np.uint16)
     assert list(finder.find(stream)) == []
     for place in (0, 65_530, 131_000, 200_000 - 100):  # at the edges of blocks too
         planted = stream.copy()
         planted[place : place + 100] = document
         found = list(finder.find(planted))
-        assert {digest for _, digest, _ in found} == {digest for _, digest in spans}
+        assert {span_digest for _, span_digest, _ in found} == {span_digest for _, span_digest in spans}
         assert next(at for at, _, _ in found) == place
         assert found[-1][0] == place + 84
         assert {tuple(owners) for _, _, owners in found} == {(3,)}
@@ -133,21 +133,21 @@ def test_spans_are_found_wherever_they_stand_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("length", "count"), [(0, 0), (15, 0), (16, 1), (31, 1), (32, 2), (16 * 64, 64), (5000, 64)])
 def test_how_many_spans_a_document_has(length: int, count: int) -> None:
-    assert len(traces_of(np.arange(length).astype(np.uint16), "tokens", SALT)) == count
-    assert len(traces_of(np.arange(length).astype(np.uint16), "tokens", SALT, most=3)) == min(3, count)
+    assert len(trace_spans(np.arange(length).astype(np.uint16), "tokens", SALT)) == count
+    assert len(trace_spans(np.arange(length).astype(np.uint16), "tokens", SALT, most=3)) == min(3, count)
 
 
 def test_windows_that_say_nothing_are_left_out() -> None:
-    assert traces_of(np.full(64, 7, np.uint16), "tokens", SALT) == []
-    assert len(traces_of(np.tile(np.arange(4), 4).astype(np.uint16), "tokens", SALT)) == 1
-    assert len(traces_of(np.tile(np.arange(3), 6)[:16].astype(np.uint16), "tokens", SALT)) == 0
+    assert trace_spans(np.full(64, 7, np.uint16), "tokens", SALT) == []
+    assert len(trace_spans(np.tile(np.arange(4), 4).astype(np.uint16), "tokens", SALT)) == 1
+    assert len(trace_spans(np.tile(np.arange(3), 6)[:16].astype(np.uint16), "tokens", SALT)) == 0
 
 
 def test_digests_do_not_depend_on_the_type_but_on_salt_and_kind() -> None:
     window = np.arange(16)
-    same = {digest(window.astype(kind), "tokens", SALT) for kind in (np.uint16, np.uint32, np.int64)}
+    same = {span_digest(window.astype(kind), "tokens", SALT) for kind in (np.uint16, np.uint32, np.int64)}
     assert len(same) == 1
-    assert len({*same, digest(window, "tokens", "other"), digest(window, "text", SALT)}) == 3
+    assert len({*same, span_digest(window, "tokens", "other"), span_digest(window, "text", SALT)}) == 3
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
@@ -167,8 +167,8 @@ def test_a_certificate_holds_and_says_what_was_looked_at(run: Path, gone: dict) 
     text = json.dumps(certificate.model_dump(mode="json"))
     assert gone["doc_id"].hex() not in text
     assert gone["url"] not in text
-    assert certificate.documents[0].document == salted(certificate.salt, "document", gone["doc_id"])
-    assert certificate.windows == WINDOWS
+    assert certificate.documents[0].document == salted_digest(certificate.salt, "document", gone["doc_id"])
+    assert certificate.windows == SPAN_LENGTHS
 
 
 @pytest.mark.parametrize("ending", [".docs", ".tokens"])
@@ -419,7 +419,7 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
     }
     left = {}
     for (table, key), rows in tables.items():
-        old, match = GroupWriter(Store(str(tmp_path)), f"{table}-{key}", rows.schema), match_of(table, key)
+        old, match = GroupWriter(Store(str(tmp_path)), f"{table}-{key}", rows.schema), match_key(table, key)
         old.write(rows)
         assert match is not None
         made = rewrite_part(Store(str(tmp_path)), old.close()["path"], Store(str(tmp_path)), key, (table, match, gone))
@@ -430,10 +430,10 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
         ) is None  # fmt: skip
         with Store(str(tmp_path)).open_input(made.entry["path"]) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
-        assert named_in(batch, match) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
+        assert documents_named(batch, match) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
     assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}
-    assert match_of("index", "merged/00000") is None
-    assert match_of("representatives", "urls/part-00000") is None
+    assert match_key("index", "merged/00000") is None
+    assert match_key("representatives", "urls/part-00000") is None
 
 
 def test_what_is_no_certificate_is_refused() -> None:

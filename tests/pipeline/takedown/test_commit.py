@@ -11,7 +11,7 @@ from pipeline.takedown.commit import read_pending
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
-from schemas.takedown import PENDING_NAME, REMOVED_ID, standing_version
+from schemas.takedown import PENDING_NAME, REMOVED_ID, resolve_version
 from tests.support.report_run import identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, take_down
@@ -78,7 +78,7 @@ def test_killed_anywhere_one_version_stands_and_a_rerun_ends_it(tmp_path: Path) 
         seen.append(stands(folder, document))
         if read_pending(Store(str(folder))) is not None:
             with pytest.raises(ContractError, match="found one that was broken off; finish it"):
-                standing_version(Store(str(folder)), "tokens", "v-tiny")
+                resolve_version(Store(str(folder)), "tokens", "v-tiny")
         assert take_down(folder, doc=[document.hex()]) == 0
         assert stands(folder, document) == "new"
         assert read_pending(Store(str(folder))) is None

@@ -8,20 +8,20 @@ import pyarrow as pa
 import pytest
 
 from pipeline.inspect.show import current_tables
-from pipeline.report.facts import collect
+from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
-from pipeline.takedown.select import Request, select
-from pipeline.takedown.shards import Place, blank_docs, blank_tokens, cut_docs, cut_tokens
-from pipeline.takedown.tables import counts_after
+from pipeline.takedown.select import TakedownRequest, select_documents
+from pipeline.takedown.shards import RemovedRows, blank_docs, blank_tokens, cut_docs, cut_tokens
+from pipeline.takedown.tables import counts_without_rows
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
 from schemas.manifest import Counts, open_table, read_run, write_run
 from schemas.storage import Store
-from schemas.takedown import REMOVED_ID, descent_of, refuse_rebuild, standing_version
+from schemas.takedown import REMOVED_ID, check_no_takedowns, descent_of, resolve_version
 from tests.support.report_run import Record, crawl, identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, rows_of, take_down, tokens_of
-from train.data.document_index import Documents
+from train.data.document_index import DocumentIndex
 
 LONG = "The harbour master wrote down every ship that came in before the storm of 1887, and this is page {}. "
 
@@ -58,7 +58,7 @@ def whole(tmp_path: Path) -> Path:
 def test_a_shard_without_removals_is_written_with_the_same_bytes(standing: Path, tmp_path: Path) -> None:
     dataset, new = opened(standing), Store(str(tmp_path))
     for shard in (shard for shards in dataset.streams.values() for shard in shards):
-        place, none = Place(shard, np.empty(0, np.int64), [], []), []
+        place, none = RemovedRows(shard, np.empty(0, np.int64), [], []), []
         made = [blank_tokens(dataset.folder, place, new, "uint16", 4), cut_tokens(dataset.folder, place, new, "uint16")]
         assert [(entry["sha256"], removed) for entry, removed in made] == [(shard.sha256, none)] * 2
         docs = [blank_docs(dataset.folder, place, new), cut_docs(dataset.folder, place, new)]
@@ -151,7 +151,7 @@ def test_what_was_removed_is_in_no_index_and_the_rest_is(run: Path) -> None:
     rows = documents_of(opened(run))
     chosen, other = rows[9], rows[10]
     assert take_down(run, url=[chosen["url"]]) == 0
-    documents = Documents(opened(run))
+    documents = DocumentIndex(opened(run))
     assert list(documents.of_url(chosen["url"])) == []
     found = [row["doc_id"] for _, row, _ in documents.of_url(other["url"])]
     assert other["doc_id"] in found or other["url"] == chosen["url"]
@@ -165,18 +165,18 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
     rows = documents_of(opened(run))
     of_domain = {row["doc_id"] for row in rows if row["domain"] == "site3.co.uk"}
     for name in ("site3.co.uk", "SITE3.co.uk.", "www.site3.co.uk"):
-        assert select(store, Request(domains=(name,))).documents == of_domain
+        assert select_documents(store, TakedownRequest(domains=(name,))).documents == of_domain
     assert len(of_domain) > 5
     url = rows[20]["url"]
     same = {row["doc_id"] for row in rows if row["url"] == url}
     forms = (url, url.replace("http://www.", "https://"), f"{url}&utm_source=mail#top")
-    assert [select(store, Request(urls=(form,))).documents for form in forms] == [same] * 3
+    assert [select_documents(store, TakedownRequest(urls=(form,))).documents for form in forms] == [same] * 3
     # The whole run knows dropped pages and clusters: one of three near copies.
-    near = select(Store(str(whole)), Request(near=(identifier(24).hex(),)))
+    near = select_documents(Store(str(whole)), TakedownRequest(near=(identifier(24).hex(),)))
     clusters = {row["doc_id"]: row["cluster"] for row in rows_of(whole, "clusters")}
     assert near.documents == {one for one, cluster in clusters.items() if cluster == clusters[identifier(24)]}
     assert (len(near.documents), near.copies_left) == (5, 0)
-    alone = select(Store(str(whole)), Request(documents=(identifier(24).hex(),)))
+    alone = select_documents(Store(str(whole)), TakedownRequest(documents=(identifier(24).hex(),)))
     assert (alone.documents, alone.copies_left) == ({identifier(24)}, 4)
 
 
@@ -303,7 +303,7 @@ def test_the_books_still_meet(tmp_path: Path) -> None:
 
 def unequal(run: Store) -> list[str]:
     """The equations between tables that do not hold."""
-    return [check.claim for check in checks(collect(run)) if check.left != check.right]
+    return [check.claim for check in checks(collect_facts(run)) if check.left != check.right]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def unequal(run: Store) -> list[str]:
 )
 def test_the_books_of_a_table(table: str, removed: dict, kept: int, dropped: dict, rows_in: int) -> None:
     counts = Counts(rows_in=10, rows_kept=6, dropped={"source/gap": 2, "source/other": 2})
-    assert counts_after(counts, table, removed) == Counts(rows_in=rows_in, rows_kept=kept, dropped=dropped)
+    assert counts_without_rows(counts, table, removed) == Counts(rows_in=rows_in, rows_kept=kept, dropped=dropped)
 
 
 def test_other_versions_of_a_table_go_too(whole: Path) -> None:
@@ -333,14 +333,14 @@ def test_other_versions_of_a_table_go_too(whole: Path) -> None:
 
 def test_a_rerun_neither_brings_them_back_nor_loses_its_place(whole: Path) -> None:
     run = Store(str(whole))
-    assert standing_version(run, "clean", "v-tiny") == "v-tiny"
-    refuse_rebuild(run, "documents")
+    assert resolve_version(run, "clean", "v-tiny") == "v-tiny"
+    check_no_takedowns(run, "documents")
     assert take_down(whole, doc=[identifier(34).hex()]) == 0
     assert take_down(whole, doc=[identifier(35).hex()]) == 0
-    assert standing_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
-    assert standing_version(run, "clean", "v-other") == "v-other"
+    assert resolve_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
+    assert resolve_version(run, "clean", "v-other") == "v-other"
     with pytest.raises(ContractError, match="documents: expected a run without the documents that were taken down"):
-        refuse_rebuild(run, "documents")
+        check_no_takedowns(run, "documents")
 
 
 def test_documents_of_no_dataset_are_taken_down_too(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.quality.config import QualityConfig
-from pipeline.text.profiles import Profile, load_profiles, render_profiles
+from pipeline.text.profiles import LanguageProfile, load_profiles, render_profiles
 from schemas.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def test_every_limit_is_a_threshold_and_every_english_rule_has_one() -> None:
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    made = Profile("xx", "Latn", frozenset(("a", 'b"')), {"min_words": 30.0, "max_dup_5gram": 0.125})
+    made = LanguageProfile("xx", "Latn", frozenset(("a", 'b"')), {"min_words": 30.0, "max_dup_5gram": 0.125})
     path.write_text(render_profiles({"xx": made}, {"xx": ('b"', "a")}, {"xx": 3}, "by hand"))
     assert load_profiles(str(path)) == {"xx": made}
     assert path.read_text().splitlines() == [
@@ -49,7 +49,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 def test_a_profile_needs_neither_words_nor_limits(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('[xx]\nscript = "Latn"\n')
-    assert load_profiles(str(path)) == {"xx": Profile("xx", "Latn", frozenset(), {})}
+    assert load_profiles(str(path)) == {"xx": LanguageProfile("xx", "Latn", frozenset(), {})}
 
 
 @pytest.mark.parametrize(

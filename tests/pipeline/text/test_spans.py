@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.spans import append_span, between, select, trim, union, without
+from pipeline.text.spans import append_span, complement, map_visible_spans, trim, union, without
 
 EDGES = st.lists(st.integers(0, 40), max_size=12, unique=True).map(sorted)
 
@@ -13,16 +13,16 @@ def spans_of(edges: list[int]) -> list[tuple[int, int]]:
 
 
 def test_between():
-    assert between([], 5) == [(0, 5)]
-    assert between([], 0) == []
-    assert between([(0, 2), (4, 5)], 5) == [(2, 4)]
-    assert between([(1, 2), (2, 3)], 5) == [(0, 1), (3, 5)]
+    assert complement([], 5) == [(0, 5)]
+    assert complement([], 0) == []
+    assert complement([(0, 2), (4, 5)], 5) == [(2, 4)]
+    assert complement([(1, 2), (2, 3)], 5) == [(0, 1), (3, 5)]
 
 
 def test_select():
-    assert select([(2, 5), (7, 9)], [(0, 1), (2, 5)]) == [(2, 3), (4, 5), (7, 9)]
-    assert select([(2, 5), (5, 9)], [(1, 6)]) == [(3, 8)]
-    assert select([], []) == []
+    assert map_visible_spans([(2, 5), (7, 9)], [(0, 1), (2, 5)]) == [(2, 3), (4, 5), (7, 9)]
+    assert map_visible_spans([(2, 5), (5, 9)], [(1, 6)]) == [(3, 8)]
+    assert map_visible_spans([], []) == []
 
 
 def test_append_joins_what_touches_and_leaves_out_what_is_empty():
@@ -48,8 +48,8 @@ def test_cuts_of_the_rest_are_cuts_of_the_text(first: list[int], second: list[in
     cuts = spans_of(first)
     body = without(text, cuts)
     later = spans_of([edge for edge in second if edge <= len(body)])
-    visible = between(cuts, len(text))
+    visible = complement(cuts, len(text))
     assert "".join(text[start:end] for start, end in visible) == body
-    both = union(cuts, select(visible, later))
+    both = union(cuts, map_visible_spans(visible, later))
     assert without(text, both) == without(body, later)
-    assert between(between(both, len(text)), len(text)) == both
+    assert complement(complement(both, len(text)), len(text)) == both

@@ -16,19 +16,19 @@ from pipeline.stages import STEPS
 from pipeline.steps.requirements import check_buckets
 from pipeline.tokens.streams import (
     FAMILY_OF,
-    OF_PERPLEXITY,
-    SCORED,
+    PERPLEXITY_BUCKETS,
+    SCORE_COLUMNS,
     Measure,
     Sorting,
     TokensConfig,
     bucket_numbers,
-    bucket_of,
     buckets_of_part,
+    find_bucket,
 )
 from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.manifest import RunFile, Table, make_manifest, open_table, read_run, write_manifest, write_run
+from schemas.manifest import RunFile, TableVersion, make_manifest, open_table, read_run, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, SCORES, to_entries
 from tests.support.lineage_run import edit
@@ -64,7 +64,7 @@ def test_names_of_buckets(by: str, cuts: tuple[float, ...], names: tuple[str, ..
 
 
 def test_buckets_of_perplexity_are_those_of_the_verdicts() -> None:
-    assert (*perplexity.BUCKETS, perplexity.ALL) == OF_PERPLEXITY
+    assert (*perplexity.BUCKETS, perplexity.ALL) == PERPLEXITY_BUCKETS
 
 
 def test_every_signal_that_may_cut_is_a_numeric_column() -> None:
@@ -81,7 +81,7 @@ def test_what_a_config_compares() -> None:
     assert config(SIGNAL, 0.5).measure == Measure("documents", SIGNAL)
     assert config("classifier.wiki", 0.5).measure == Measure("scores", "classifier_scores", "wiki")
     assert config("importance.my.set 2", 0.5).measure == Measure("scores", "importance", "my.set 2")
-    assert {*SCORED.values()} <= {*SCORES.names}
+    assert {*SCORE_COLUMNS.values()} <= {*SCORES.names}
 
 
 @pytest.mark.parametrize(
@@ -283,12 +283,12 @@ def test_clean_documents_find_their_bucket_in_order_only() -> None:
     ids = [bytes([number]) * 16 for number in range(4)]
     pairs = list(zip(ids, ["low", "high", "none", "low"]))
     buckets = iter(pairs)
-    assert [bucket_of(buckets, ids[1]), bucket_of(buckets, ids[3])] == ["high", "low"]
+    assert [find_bucket(buckets, ids[1]), find_bucket(buckets, ids[3])] == ["high", "low"]
     for asked in ((ids[1], ids[0]), (ids[2], ids[2])):
         buckets = iter(pairs)
-        bucket_of(buckets, asked[0])
+        find_bucket(buckets, asked[0])
         with pytest.raises(ContractError, match=f"{asked[1].hex()}: expected the documents of `clean` in the order"):
-            bucket_of(buckets, asked[1])
+            find_bucket(buckets, asked[1])
 
 
 def lineage(run: Store, **reads: str) -> None:
@@ -335,7 +335,7 @@ def test_scores_of_other_models_than_the_verdicts_saw_are_refused(tmp_path: Path
 def test_a_prediction_asks_the_mix_of_these_documents_only(tmp_path: Path) -> None:
     """A dataset of other documents may be cut by scores that nobody has any more."""
     run = make_run(tmp_path / "run")
-    tables = {"documents": Table(*open_table(run, "documents"))}
+    tables = {"documents": TableVersion(*open_table(run, "documents"))}
     assert mix_of(run, tables) is None
     read = {"clean": "c" * 64, "documents": tables["documents"].manifest.digest}
 
@@ -352,4 +352,4 @@ def test_a_prediction_asks_the_mix_of_these_documents_only(tmp_path: Path) -> No
     read.pop("scores")
     edit(run, "tokens", cut)
     edit(run, "documents", lambda content: content["figures"].update(made="again"))
-    assert mix_of(run, {"documents": Table(*open_table(run, "documents"))}) is None
+    assert mix_of(run, {"documents": TableVersion(*open_table(run, "documents"))}) is None

@@ -10,7 +10,7 @@ from jobs.recipe import read_recipe
 from pipeline.run import find_models
 from pipeline.stages import STEPS
 from pipeline.steps.requirements import check_buckets
-from pipeline.tokens.streams import TOKENS, Sorting, TokensConfig, check_mix, mix_figure, shortfalls
+from pipeline.tokens.streams import TOKENS, Sorting, TokensConfig, check_mix, describe_shortfalls, mix_figure
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256, shuffle_key
 from schemas.mix import Mix, SourceMix, mix_toml
@@ -78,8 +78,8 @@ def test_what_a_smaller_share_keeps_a_larger_one_keeps() -> None:
 
 def test_heldout_documents_and_other_sources_all_stay() -> None:
     assert kept(0.01, "web/heldout") == kept(0.01, "books/train") == kept(0.01, "web+low/train") == set(IDS)
-    assert not Sorting(TokensConfig(), {"web": 1.0}).chooses
-    assert Sorting(TokensConfig(), {"web": 1.0, "books": 0.99}).chooses
+    assert not Sorting(TokensConfig(), {"web": 1.0}).may_drop
+    assert Sorting(TokensConfig(), {"web": 1.0, "books": 0.99}).may_drop
 
 
 def test_the_choice_is_neither_that_of_held_out_documents_nor_their_order() -> None:
@@ -172,7 +172,7 @@ def test_what_was_asked_and_what_was_found() -> None:
 )
 def test_a_line_for_each_source_of_which_too_little_was_found(wanted: int | None, found: int, line: str | None) -> None:
     figure = mix_figure(mix(web={"wanted_tokens": wanted}), {"web": found})
-    assert list(shortfalls(figure, "a/folder/mix.toml")) == ([line] if line else [])
+    assert list(describe_shortfalls(figure, "a/folder/mix.toml")) == ([line] if line else [])
 
 
 def test_the_demo_is_cut_by_a_signal() -> None:

@@ -21,7 +21,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from pipeline.tokens.tokenizer import (
     CHUNK_CHARS,
     LINE_CHARS,
-    PROBES,
+    PROBE_TEXTS,
     Tokenizer,
     TokenizerConfig,
     cut_at_newlines,
@@ -333,4 +333,4 @@ def test_wrong_settings_are_named(settings: dict, message: str) -> None:
 
 
 def test_every_probe_is_a_different_text() -> None:
-    assert len(set(PROBES)) == len(PROBES)
+    assert len(set(PROBE_TEXTS)) == len(PROBE_TEXTS)

@@ -25,8 +25,8 @@ from schemas.storage import Store
 from tests.support.rank_pool import shared_pool
 from tests.train.checkpoint.test_state import note
 from train.checkpoint import save as saving
-from train.checkpoint.folder import standing_notes
-from train.checkpoint.save import HostCopies, Outcome, SaveFailed, Saver, write_checkpoint
+from train.checkpoint.folder import list_checkpoints
+from train.checkpoint.save import HostCopies, SaveFailed, SaveOutcome, Saver, write_checkpoint
 from train.checkpoint.state import State, read_state
 from train.config.checkpoint import CheckpointConfig
 from train.parallel.ranks import FirstRankFailed, Ranks
@@ -172,14 +172,14 @@ def play_write(ranks: Ranks, folder: str, name: str) -> None:
     if name == "1 plain":
         state = whole()
     else:
-        read_state(run, standing_notes(run)[0], state, ranks)
+        read_state(run, list_checkpoints(run)[0], state, ranks)
     write_checkpoint(run, note(STEP_OF[name]), state, ranks)
 
 
 def play_read(ranks: Ranks, folder: str, name: str) -> dict[str, bool]:
     """Read in a layout what each has written; whether every tensor is equal bit for bit."""
     run, values, found = Store(folder), whole(), {}
-    for written in standing_notes(run):
+    for written in list_checkpoints(run):
         state = LAYOUTS[name][1]()
         read_state(run, written, state, ranks)
         equal = torch.tensor(int(all(torch.equal(full(value), values[key]) for key, value in state.items())))
@@ -191,7 +191,7 @@ def play_read(ranks: Ranks, folder: str, name: str) -> dict[str, bool]:
     return found
 
 
-def until_known(saver: Saver) -> tuple[list[Outcome], int]:
+def until_known(saver: Saver) -> tuple[list[SaveOutcome], int]:
     """Poll until something is known; also how often nothing was."""
     for number in range(1000):
         if known := saver.poll():
@@ -209,7 +209,7 @@ def error_of(call: Callable[[], object]) -> list[str]:
     return []
 
 
-def told(known: list[Outcome]) -> list[Any]:
+def told(known: list[SaveOutcome]) -> list[Any]:
     return [["failed", o.step, o.reason] if isinstance(o, SaveFailed) else ["saved", o.note.step] for o in known]
 
 
@@ -251,10 +251,10 @@ def play_savers(ranks: Ranks, folder: Path) -> dict[str, Any]:
     found["well again"] = told([*saver.save(note(5), state), *saver.finish()])
     found["failures"] = saver.failures
     saver.close()
-    found["standing"] = [standing.step for standing in standing_notes(run)]
+    found["standing"] = [standing.step for standing in list_checkpoints(run)]
     dist.barrier()
 
-    newest = standing_notes(run)[-1]
+    newest = list_checkpoints(run)[-1]
     found["sizes"] = {name: file.size for name, file in newest.files.items()}
     if ranks.rank == 0:
         path = folder / newest.name / "__1_0.distcp"
@@ -293,7 +293,7 @@ def test_a_layout_reads_what_every_layout_wrote(layouts: str, layout: str) -> No
 @pytest.mark.parametrize("layout", ["1 plain", "2 plain", "4 plain", "4 hsdp", "4 fsdp", "4 tensor x fsdp"])
 def test_every_tensor_is_written_once(layouts: str, layout: str) -> None:
     run = Store(layouts)
-    written = standing_notes(run)[list(LAYOUTS).index(layout)]
+    written = list_checkpoints(run)[list(LAYOUTS).index(layout)]
     metadata = FileSystemReader(run.path(written.name)).read_metadata()
     volumes = {
         name: sum(chunk.sizes.numel() for chunk in tensor.chunks)

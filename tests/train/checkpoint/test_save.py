@@ -21,8 +21,8 @@ from tests.support.paths import ROOT
 from tests.train.checkpoint.test_state import note, path_of, ranks_of_world, same_bits, tensors
 from train.checkpoint import save as saving
 from train.checkpoint import save as writing
-from train.checkpoint.folder import keep_newest, remove_halves, standing_notes
-from train.checkpoint.save import HostCopies, Outcome, Saved, SaveFailed, Saver
+from train.checkpoint.folder import keep_newest, list_checkpoints, remove_incomplete
+from train.checkpoint.save import HostCopies, Saved, SaveFailed, SaveOutcome, Saver
 from train.checkpoint.state import State, read_state, verify_files
 from train.config.checkpoint import CheckpointConfig
 from train.parallel.ranks import Ranks
@@ -44,7 +44,7 @@ def saver(request: pytest.FixtureRequest, tmp_path: Path, ranks: Ranks) -> Itera
     saver.close()
 
 
-def known(saver: Saver, begun: list[Outcome]) -> list[Outcome]:
+def known(saver: Saver, begun: list[SaveOutcome]) -> list[SaveOutcome]:
     """What a save came to, in either mode."""
     found = list(begun)
     for _ in range(1000):
@@ -56,7 +56,7 @@ def known(saver: Saver, begun: list[Outcome]) -> list[Outcome]:
 
 
 def steps_standing(run: Store) -> list[int]:
-    return [standing.step for standing in standing_notes(run)]
+    return [standing.step for standing in list_checkpoints(run)]
 
 
 # --------------------------------------------------------------------------------------------------- what is written
@@ -100,7 +100,7 @@ def test_the_next_save_waits_and_brings_the_outcome(
     threading.Timer(0.2, gate.set).start()
     (first,) = saver.save(note(2), tensors())
     assert isinstance(first, Saved)
-    assert first.note == standing_notes(run)[0]
+    assert first.note == list_checkpoints(run)[0]
     (second,) = saver.finish()
     assert isinstance(second, Saved)
     assert second.stalled > 0.1  # it waited for the first
@@ -118,7 +118,7 @@ def test_retention_and_the_seed(tmp_path: Path, ranks: Ranks) -> None:
     saver.finish()
     saver.close()
     assert steps_standing(run) == [0, 20, 40, 50]
-    assert remove_halves(run) == []
+    assert remove_incomplete(run) == []
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_kept(
@@ -189,7 +189,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path, saver: Saver, size: int) -> No
     assert isinstance(failed, SaveFailed)
     assert "found [Errno 27] File too large" in failed.reason
     assert steps_standing(Store(str(tmp_path))) == [1]
-    assert remove_halves(Store(str(tmp_path))) == []
+    assert remove_incomplete(Store(str(tmp_path))) == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, saver: Saver) -> None:
@@ -226,7 +226,7 @@ def test_what_cannot_be_removed_either_is_said(tmp_path: Path, saver: Saver, mon
     (failed,) = known(saver, saver.save(note(1), tensors()))
     assert isinstance(failed, SaveFailed)
     assert "Input/output error (and a half-written folder, which cannot be removed: [Errno 13] Perm" in failed.reason
-    assert remove_halves(Store(str(tmp_path))) == ["step-000001"]
+    assert remove_incomplete(Store(str(tmp_path))) == ["step-000001"]
 
 
 def test_any_other_error_in_the_background_is_an_outcome_too(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_when_a_rank_is_killed_in_a_save_the_others_do_not_wait_and_no_note_is_w
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["killed by signal 9", "noticed it"]
     assert steps_standing(Store(str(tmp_path))) == [1]
-    remove_halves(Store(str(tmp_path)))
+    remove_incomplete(Store(str(tmp_path)))
     assert [path.name for path in (tmp_path / "train/checkpoints").iterdir()] == ["step-000001"]
 
 
@@ -370,15 +370,15 @@ def nursery(folder: str, num_kills: int) -> None:
         time.sleep(chance.uniform(0, 0.15))
         os.kill(child, 9)
         os.waitpid(child, 0)
-        notes = standing_notes(run)
+        notes = list_checkpoints(run)
         for standing in notes:
             verify_files(Path(run.path(standing.name)), standing.files)
             state = {f"model.{part}": torch.zeros(64, 256) for part in range(8)}
             read_state(run, standing, state)
             if any(not value.eq(standing.step).all() for value in state.values()):
                 sys.exit(f"the state of step {standing.step} is of another step")
-        halves = remove_halves(run)
-        if standing_notes(run) != notes or any(path_of(run, 0).parents[1].glob("*/*.partial")):
+        halves = remove_incomplete(run)
+        if list_checkpoints(run) != notes or any(path_of(run, 0).parents[1].glob("*/*.partial")):
             sys.exit("remove_halves took too much or too little")
         keep_newest(run, CheckpointConfig(every=1, keep=2, keep_every=10))
         print(len(notes), len(halves), flush=True)

@@ -18,13 +18,21 @@ from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from train.checkpoint.folder import (
     keep_newest,
+    list_checkpoints,
     local_path,
     remove_checkpoint,
-    remove_halves,
-    standing_notes,
+    remove_incomplete,
     steps_kept,
 )
-from train.checkpoint.metadata import NOTE_NAME, Identity, Layout, Note, Progress, StateFile, check_identity
+from train.checkpoint.metadata import (
+    METADATA_NAME,
+    CheckpointMetadata,
+    Identity,
+    Layout,
+    StateFile,
+    TrainerState,
+    check_identity,
+)
 from train.checkpoint.save import write_checkpoint
 from train.checkpoint.state import layout_of, read_state, stored_shapes
 from train.config.checkpoint import CheckpointConfig
@@ -66,8 +74,8 @@ def ranks() -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def note(step: int, **fields: object) -> Note:
-    return Note.model_validate({"step": step, "identity": IDENTITY, "layout": LAYOUT} | fields)
+def note(step: int, **fields: object) -> CheckpointMetadata:
+    return CheckpointMetadata.model_validate({"step": step, "identity": IDENTITY, "layout": LAYOUT} | fields)
 
 
 def tensors(seed: int = 0) -> dict[str, Tensor]:
@@ -102,14 +110,14 @@ def test_round_trip_is_bitwise(tmp_path: Path, ranks: Ranks) -> None:
     written = write_checkpoint(run, note(7), state, ranks)
     folder = tmp_path / "train/checkpoints/step-000007"
     assert {name: file.size for name, file in written.files.items()} == {
-        path.name: path.stat().st_size for path in folder.iterdir() if path.name != NOTE_NAME
+        path.name: path.stat().st_size for path in folder.iterdir() if path.name != METADATA_NAME
     }
     assert sorted(written.files) == [".metadata", "__0_0.distcp"]
-    assert written.size == sum(path.stat().st_size for path in folder.iterdir() if path.name != NOTE_NAME)
+    assert written.size == sum(path.stat().st_size for path in folder.iterdir() if path.name != METADATA_NAME)
     assert {name: file.sha256 for name, file in written.files.items()} == {
         name: run.sha256(f"{written.name}/{name}") for name in written.files
     }
-    assert standing_notes(run) == [written]
+    assert list_checkpoints(run) == [written]
     other = tensors(seed=1)
     assert not same_bits(state, other)
     held = dict(other)
@@ -150,16 +158,16 @@ def test_resume_does_not_depend_on_the_generators_of_torch(tmp_path: Path, ranks
 def test_progress_comes_back_exactly(tmp_path: Path, ranks: Ranks) -> None:
     heldout = tuple(enumerate(EVERY_FLOAT))
     guard = GuardState(non_finite=2, skipped=3, losses=EVERY_FINITE, rewinds=1, best_heldout=0.1, since_best=4)
-    progress = Progress(heldout=heldout, guard=guard, loss_scale=65536.0, finite_steps=7)
+    progress = TrainerState(heldout=heldout, guard=guard, loss_scale=65536.0, finite_steps=7)
     written = write_checkpoint(Store(str(tmp_path)), note(1, progress=progress), tensors(), ranks)
-    (found,) = standing_notes(Store(str(tmp_path)))
+    (found,) = list_checkpoints(Store(str(tmp_path)))
     assert found == written
     assert found.progress == progress
     assert [math.copysign(1, value) for _, value in found.progress.heldout] == [1, 1, 1, -1, 1, 1, -1]
     assert [math.copysign(1, value) for value in found.progress.guard.losses] == [1, 1, 1, -1, 1]
-    undefined = Note.model_validate_json(note(2, progress=Progress(loss_scale=math.nan)).to_bytes())
+    undefined = CheckpointMetadata.model_validate_json(note(2, progress=TrainerState(loss_scale=math.nan)).to_bytes())
     assert math.isnan(undefined.progress.loss_scale or 0.0)
-    assert note(3).progress == Progress()
+    assert note(3).progress == TrainerState()
 
 
 def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
@@ -192,10 +200,10 @@ def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
 def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ranks, change, message: str) -> None:
     run = Store(str(tmp_path))
     write_checkpoint(run, note(4), tensors(), ranks)
-    path = path_of(run, 4, NOTE_NAME)
+    path = path_of(run, 4, METADATA_NAME)
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(ContractError, match=rf"step-000004/checkpoint\.json: expected .*{message}"):
-        standing_notes(run)
+        list_checkpoints(run)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +250,14 @@ def test_plan_digest_is_over_the_settings() -> None:
 
 def test_without_its_note_a_checkpoint_does_not_exist(tmp_path: Path, ranks: Ranks) -> None:
     run, state = Store(str(tmp_path)), tensors()
-    assert standing_notes(run) == []
-    assert remove_halves(run) == []
+    assert list_checkpoints(run) == []
+    assert remove_incomplete(run) == []
     first = write_checkpoint(run, note(1), state, ranks)
     write_checkpoint(run, note(2), state, ranks)
-    path_of(run, 2, NOTE_NAME).unlink()
+    path_of(run, 2, METADATA_NAME).unlink()
     (tmp_path / "train/checkpoints/other").mkdir()
-    assert standing_notes(run) == [first]
-    assert remove_halves(run) == ["step-000002"]
+    assert list_checkpoints(run) == [first]
+    assert remove_incomplete(run) == ["step-000002"]
     assert sorted(path.name for path in (tmp_path / "train/checkpoints").iterdir()) == ["other", "step-000001"]
     path_of(run, 2).parent.mkdir()
     path_of(run, 2, "__7_0.distcp").write_bytes(b"left by more ranks")
@@ -263,7 +271,7 @@ def test_a_step_that_stands_is_replaced(tmp_path: Path, ranks: Ranks) -> None:
     first = write_checkpoint(run, note(2), tensors(), ranks)
     second = write_checkpoint(run, note(2), tensors(1), ranks)
     assert first.files["__0_0.distcp"].sha256 != second.files["__0_0.distcp"].sha256
-    assert standing_notes(run) == [second]
+    assert list_checkpoints(run) == [second]
     found = tensors(2)
     read_state(run, second, found)
     assert same_bits(found, tensors(1))
@@ -281,8 +289,8 @@ def test_the_note_goes_before_the_files(tmp_path: Path, ranks: Ranks, monkeypatc
         patched.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             remove_checkpoint(run, 2)
-    assert standing_notes(run) == []
-    assert remove_halves(run) == ["step-000002"]
+    assert list_checkpoints(run) == []
+    assert remove_incomplete(run) == ["step-000002"]
     remove_checkpoint(run, 2)
 
 
@@ -303,11 +311,11 @@ def test_retention(tmp_path: Path, keep: int, keep_every: int | None, expected: 
     assert steps_kept([], config) == set()
     run = Store(str(tmp_path))
     for step in steps:
-        run.write_atomic(f"{note(step).name}/{NOTE_NAME}", note(step).to_bytes())
+        run.write_atomic(f"{note(step).name}/{METADATA_NAME}", note(step).to_bytes())
         path_of(run, step).write_bytes(b"state")
     assert keep_newest(run, config) == sorted({*steps} - expected)
-    assert {standing.step for standing in standing_notes(run)} == expected
-    assert remove_halves(run) == []
+    assert {standing.step for standing in list_checkpoints(run)} == expected
+    assert remove_incomplete(run) == []
 
 
 @pytest.mark.parametrize(("every", "keep_every"), [(0, 100), (200, 300), (200, 100)])
@@ -352,7 +360,7 @@ def test_a_checkpoint_may_be_copied_elsewhere(tmp_path: Path, ranks: Ranks) -> N
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.rmtree(tmp_path / "a")
     run, found = Store(str(tmp_path / "b")), tensors(1)
-    assert standing_notes(run) == [written]
+    assert list_checkpoints(run) == [written]
     read_state(run, written, found)
     assert same_bits(found, tensors())
 
@@ -365,7 +373,7 @@ def test_a_remote_run_is_refused() -> None:
 def test_the_note_as_others_read_it(tmp_path: Path, ranks: Ranks) -> None:
     run = Store(str(tmp_path))
     written = write_checkpoint(run, note(3), tensors(), ranks)
-    raw = json.loads(path_of(run, 3, NOTE_NAME).read_bytes())
+    raw = json.loads(path_of(run, 3, METADATA_NAME).read_bytes())
     assert sorted(raw) == ["files", "identity", "layout", "progress", "step"]
     assert sorted(raw["identity"]) == sorted(Identity.model_fields)
     assert raw["files"]["__0_0.distcp"] == written.files["__0_0.distcp"].model_dump()

@@ -21,7 +21,7 @@ from tests.support.tiny_stages import batches_of, staged
 from train.config.train import TrainConfig
 from train.data import shards as reader
 from train.data.batches import Batches
-from train.data.rows import IGNORED, Rows, joined
+from train.data.rows import IGNORED, Rows, concatenate_rows
 from train.data.shards import StreamReader
 from train.data.stages import SkipList
 
@@ -117,9 +117,9 @@ def test_the_global_batch_does_not_depend_on_the_reading_ranks(dataset: Dataset,
     whole = opened().batch(step)
     bounds = [len(whole) * rank // ranks for rank in range(ranks + 1)]
     parts = [opened().batch(step, range(a, b)) for a, b in pairwise(bounds)]
-    assert joined(parts).num_targets == whole.num_targets == sum(part.num_targets for part in parts)
+    assert concatenate_rows(parts).num_targets == whole.num_targets == sum(part.num_targets for part in parts)
     for name in ("inputs_BT", "targets_BT", "documents_BT", "sources_B"):
-        assert torch.equal(getattr(joined(parts), name), getattr(whole, name))
+        assert torch.equal(getattr(concatenate_rows(parts), name), getattr(whole, name))
 
 
 def test_any_step_is_reached_directly(dataset: Dataset) -> None:

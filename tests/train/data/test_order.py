@@ -13,7 +13,7 @@ from schemas.tokens import Dataset, open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_stages import order_of, staged, stages_of
 from train.config.train import TrainConfig
-from train.data.order import Order, block_counts, heldout_streams, open_streams, tokens_drawn
+from train.data.order import SampleOrder, block_counts, heldout_streams, open_streams, tokens_by_source
 from train.data.permutation import ChunkOrder, StreamRows
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
@@ -24,7 +24,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(make_tiny_dataset(tmp_path_factory.mktemp("run")))
 
 
-def starts_of(order: Order, number: int) -> list[int]:
+def starts_of(order: SampleOrder, number: int) -> list[int]:
     """Return the first tokens of the first samples of a run with a single stage."""
     return order.at(0, np.arange(number)).pieces.start.tolist()
 
@@ -114,7 +114,7 @@ def stage_lists(draw: Any) -> list[StagePlan]:
     return stages
 
 
-def used(order: Order, steps: int) -> list[tuple[int, int, int]]:
+def used(order: SampleOrder, steps: int) -> list[tuple[int, int, int]]:
     """Return (source, epoch, token) of every input of the steps, row by row."""
     tokens = []
     for step in range(steps):
@@ -128,9 +128,9 @@ def used(order: Order, steps: int) -> list[tuple[int, int, int]]:
 @settings(max_examples=80, deadline=None)
 @given(stage_lists(), st.integers(0, 5))
 def test_every_token_once_per_epoch_whatever_the_stages(stages: list[StagePlan], seed: int) -> None:
-    order = Order(streams_of(seed), stages, NO_SKIPS, seed)
+    order = SampleOrder(streams_of(seed), stages, NO_SKIPS, seed)
     actual = used(order, stages[-1].end)
-    drawn = tokens_drawn(stages)
+    drawn = tokens_by_source(stages)
     for number, source in enumerate(order.sources):
         mine, units = [entry[1:] for entry in actual if entry[0] == number], order.streams[number].num_units
         assert len(mine) == drawn[source]
@@ -146,7 +146,7 @@ def test_every_token_once_per_epoch_whatever_the_stages(stages: list[StagePlan],
 @settings(max_examples=60, deadline=None)
 @given(stage_lists())
 def test_weights_are_realised_at_every_prefix_of_every_stage(stages: list[StagePlan]) -> None:
-    order = Order(streams_of(), stages)
+    order = SampleOrder(streams_of(), stages)
     for number, stage in enumerate(stages):
         source = order.at(number, np.arange(stage.num_samples)).source
         for name, count in stage.counts.items():
@@ -160,7 +160,7 @@ def test_weights_are_realised_at_every_prefix_of_every_stage(stages: list[StageP
 def test_a_skip_loses_its_sample_and_nothing_else(stages: list[StagePlan], data: st.DataObject) -> None:
     entries = st.tuples(st.integers(0, len(stages) - 1), st.integers(0, 60))
     skip = SkipList(tuple((s << STAGE_BITS) + i for s, i in data.draw(st.lists(entries, max_size=8))))
-    order = Order(streams_of(), stages, skip)
+    order = SampleOrder(streams_of(), stages, skip)
     actual = used(order, stages[-1].end)
     assert len(set(actual)) == len(actual)
     lost: list[tuple[int, int, int]] = []
@@ -183,7 +183,7 @@ def test_a_skip_loses_its_sample_and_nothing_else(stages: list[StagePlan], data:
 @given(stage_lists(), st.data())
 def test_find_is_the_inverse_over_stages(stages: list[StagePlan], data: st.DataObject) -> None:
     skip = SkipList(tuple(data.draw(st.lists(st.integers(0, 40), max_size=5))))
-    order = Order(streams_of(), stages, skip)
+    order = SampleOrder(streams_of(), stages, skip)
     which = data.draw(st.integers(0, len(order.sources) - 1))
     start = data.draw(st.integers(0, order.streams[which].num_units - 1))
     stop = start + data.draw(st.integers(1, 70))
@@ -197,7 +197,7 @@ def test_find_is_the_inverse_over_stages(stages: list[StagePlan], data: st.DataO
 @settings(max_examples=40, deadline=None)
 @given(stage_lists(), st.data())
 def test_the_rows_of_a_step_do_not_depend_on_the_split(stages: list[StagePlan], data: st.DataObject) -> None:
-    order = Order(streams_of(), stages)
+    order = SampleOrder(streams_of(), stages)
     step = data.draw(st.integers(0, stages[-1].end - 1))
     batch = order.stage_of(step).global_batch
     cut = data.draw(st.integers(0, batch))
@@ -229,7 +229,7 @@ def test_epochs_add_up_over_stages(dataset: Dataset) -> None:
     each = {"tokens": tokens, "weights": {"books": 1, "web": 0}}
     order = order_of(dataset, staged([each, each | {"seq_len": 256, "global_batch": 1}, each]), global_batch=1)
     assert order.epochs() == {"books": 3.0}
-    assert tokens_drawn(order.stages) == {"books": 3 * tokens}
+    assert tokens_by_source(order.stages) == {"books": 3 * tokens}
 
 
 # ------------------------------------------------------------------------------------------------ rejected settings

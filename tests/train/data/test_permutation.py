@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.data.permutation import ChunkOrder, Pieces, StreamRows, join_pieces, permute, ranges
+from train.data.permutation import ChunkOrder, Pieces, StreamRows, concatenate_ranges, join_pieces, permute
 
 
 def keyed(size: int, key: int, backwards: bool = False, index: np.ndarray | None = None) -> list[int]:
@@ -46,7 +46,7 @@ def test_permute_has_its_fixed_values() -> None:
 
 
 def test_ranges() -> None:
-    numbers, which = ranges(np.array([5, 9, 0]), np.array([2, 0, 3]))
+    numbers, which = concatenate_ranges(np.array([5, 9, 0]), np.array([2, 0, 3]))
     assert numbers.tolist() == [5, 6, 0, 1, 2]
     assert which.tolist() == [0, 0, 2, 2, 2]
 

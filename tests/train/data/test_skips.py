@@ -17,7 +17,7 @@ from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, append_to_skip_lis
 def test_the_rest_keeps_its_order(indices: list[int]) -> None:
     skip = SkipList(tuple(indices))
     rest = [index for index in range(200) if index not in indices]
-    assert skip.pass_over(np.arange(100)).tolist() == rest[:100]
+    assert skip.index_of_used(np.arange(100)).tolist() == rest[:100]
     numbers = {index: number for number, index in enumerate(rest)}
     assert skip.number_of(np.arange(200)).tolist() == [numbers.get(index, -1) for index in range(200)]
 

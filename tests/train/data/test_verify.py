@@ -21,7 +21,7 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
 from train.checkpoint.folder import identify
-from train.checkpoint.metadata import Layout, Note, check_identity
+from train.checkpoint.metadata import CheckpointMetadata, Layout, check_identity
 from train.config.settings import load_settings
 from train.data import verify
 from train.data.stages import NO_SKIPS
@@ -180,7 +180,7 @@ def dying(*arguments):
     found = digest(*arguments)
     done.append(found)
     return found
-verify.file_digest, verify.KEPT_SECONDS, verify.os.cpu_count = dying, 0.0, lambda: 1
+verify.file_digest, verify.SAVE_SECONDS, verify.os.cpu_count = dying, 0.0, lambda: 1
 run = Store({run.uri!r})
 verify.verify_dataset(run, open_dataset(run), paranoid={paranoid})
 """
@@ -216,7 +216,7 @@ def test_a_doubled_separator_is_rejected_with_both_sides(run: Store) -> None:
     plan = make_plan(run, before, settings)
     write_plan(run, plan)
     layout = Layout(ranks=1, axes={}, settings={}, threads=1, device="cpu", kernels="")
-    note = Note(step=3, identity=identify(before, plan, NO_SKIPS), layout=layout)
+    note = CheckpointMetadata(step=3, identity=identify(before, plan, NO_SKIPS), layout=layout)
     with_separators(run, ["eos", "eos"])
     after = open_dataset(run)
     assert after.digest != before.digest

@@ -13,7 +13,7 @@ from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import RECIPE, make_run, metrics, trained
 from train.checkpoint.load import read_model
-from train.data.heldout import heldout_documents, row_starts, trained_on
+from train.data.heldout import heldout_documents, row_starts, trained_documents
 from train.data.rows import IGNORED
 from train.eval import evaluate
 
@@ -54,7 +54,7 @@ def test_a_document_that_the_run_was_trained_on_is_left_out(run: Path, tmp_path:
     other = other_run(tmp_path / "other", {"web": 40})
     dataset, trained_there = open_dataset(Store(str(other))), open_dataset(Store(str(run)))
     documents = heldout_documents(dataset, 32, 10_000)
-    seen = trained_on([one.doc_id for one in documents], trained_there)
+    seen = trained_documents([one.doc_id for one in documents], trained_there)
     assert (len(documents), len(seen)) == (4, 1)
     (found,) = measured([run], [other], 10_000)
     assert (found.documents, found.left_out) == (len(documents), len(seen))
@@ -101,9 +101,9 @@ def test_targets_of_a_hidden_document_are_taken_out_where_they_stand() -> None:
     # Tokens 3 to 5: row 0 reads 0 to 3 and predicts 1 to 4, row 1 reads 4 to 7 and predicts 5 to 8.
     hidden = [evaluate.HeldoutDocument(b"", "web", 3, 6), evaluate.HeldoutDocument(b"", "books", 0, 9)]
     starts = {"web": torch.tensor([0, 4]).numpy()}
-    left = evaluate.without_documents(heldout, hidden, starts, ahead=1).rows.targets_BT
+    left = evaluate.mask_documents(heldout, hidden, starts, ahead=1).rows.targets_BT
     assert left.tolist() == [[0, 1, IGNORED, IGNORED], [IGNORED, 5, 6, 7]]
-    left = evaluate.without_documents(heldout, hidden, starts, ahead=0).rows.targets_BT
+    left = evaluate.mask_documents(heldout, hidden, starts, ahead=0).rows.targets_BT
     assert left.tolist() == [[0, 1, 2, IGNORED], [IGNORED, IGNORED, 6, 7]]
     assert rows.targets_BT.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -129,12 +129,14 @@ def test_rows_too_long_for_what_is_held_out_are_refused(run: Path, tmp_path: Pat
         evaluate.make_exam(open_dataset(Store(str(other))), _longer(run, tokens), 5)
 
 
-def _longer(run: Path, seq_len: int) -> list[evaluate.Candidate]:
+def _longer(run: Path, seq_len: int) -> list[evaluate.EvaluatedCheckpoint]:
     one = evaluate.open_candidate(str(run), None)
     stages = [stage | {"seq_len": seq_len} for stage in one.note.identity.settings["train.stages"]]
     settings = one.note.identity.settings | {"train.stages": stages}
     identity = one.note.identity.model_copy(update={"settings": settings})
-    return [evaluate.Candidate(one.name, one.run, one.dataset, one.note.model_copy(update={"identity": identity}))]
+    return [
+        evaluate.EvaluatedCheckpoint(one.name, one.run, one.dataset, one.note.model_copy(update={"identity": identity}))
+    ]
 
 
 def test_the_command_writes_what_it_prints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.tokens.tokenizer import PROBES, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from pipeline.tokens.tokenizer import PROBE_TEXTS, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
@@ -114,7 +114,7 @@ def sentencepiece_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, 
 def test_sentencepiece_text_is_that_of_the_tokens_stage(sentencepiece_run: tuple[Store, Tokenizer]) -> None:
     run, tokenizer = sentencepiece_run
     codec = open_codec(open_dataset(run))
-    for text in PROBES:
+    for text in PROBE_TEXTS:
         assert codec.encode(text) == tokenizer.encode(text).tolist()
         assert codec.decode(codec.encode(text)) == text
     ids = encode_prompt("<s> <eos> mill", tokenizer.contract, codec)

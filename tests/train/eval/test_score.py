@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.perplexity.stage import SCORED as PROMISED
+from pipeline.perplexity.stage import SCORED_SCHEMA as PROMISED
 from pipeline.perplexity.stage import TO_SCORE, PerplexityConfig, score_with_checkpoint
-from pipeline.tokens.tokenizer import PROBES, Tokenizer
+from pipeline.tokens.tokenizer import PROBE_TEXTS, Tokenizer
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -19,11 +19,11 @@ from tests.train.eval.test_generate import RECIPE, sentencepiece_run
 from train.eval import score as module
 from train.eval.generate import open_codec
 from train.eval.score import (
-    SCORED,
+    SCORED_SCHEMA,
     CheckpointScorer,
     batch_length,
     columns_of,
-    open_marked,
+    open_offset_encoder,
     open_scorer,
     score_files,
     window_bounds,
@@ -157,8 +157,8 @@ def test_columns_by_hand() -> None:
 
 def test_places_of_sentencepiece_tokens(sentencepiece_run: tuple[Store, Tokenizer]) -> None:
     run, tokenizer = sentencepiece_run
-    mark = open_marked(open_dataset(run))
-    for text in (*PROBES, "a\u2581b \ufdd0\ncd"):
+    mark = open_offset_encoder(open_dataset(run))
+    for text in (*PROBE_TEXTS, "a\u2581b \ufdd0\ncd"):
         ids, starts = mark(text)
         assert ids == tokenizer.encode(text).tolist()
         assert len(starts) == len(ids)
@@ -187,8 +187,8 @@ def test_files(scorer: CheckpointScorer, tmp_path: Path) -> None:
     inputs = write_texts(tmp_path)
     assert score_files(scorer, inputs, str(tmp_path / "out.parquet")) == 9
     found = pq.read_table(tmp_path / "out.parquet")
-    assert found.schema.names == SCORED.names
-    assert found.cast(SCORED).equals(found.cast(PROMISED))
+    assert found.schema.names == SCORED_SCHEMA.names
+    assert found.cast(SCORED_SCHEMA).equals(found.cast(PROMISED))
     assert found.column("doc_id").to_pylist() == [bytes([i]) * 16 for i in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
     assert found.column("perplexity_tokens").to_pylist() == [2, 3, 4, 5, 6, None, 3, 4, 5]
     rows = found.to_pylist()

@@ -13,8 +13,15 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.train.eval.test_generate import RECIPE
-from train.checkpoint.load import check_objective, find_note, length_of, read_model, read_tokenizer, shape_of
-from train.checkpoint.metadata import Note
+from train.checkpoint.load import (
+    check_objective,
+    find_checkpoint,
+    read_model,
+    read_tokenizer,
+    sequence_length_of,
+    shape_of,
+)
+from train.checkpoint.metadata import CheckpointMetadata
 from train.pretrain.__main__ import main as pretrain
 
 pytest.importorskip("safetensors")
@@ -34,20 +41,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return run
 
 
-def with_settings(note: Note, **settings: Any) -> Note:
+def with_settings(note: CheckpointMetadata, **settings: Any) -> CheckpointMetadata:
     identity = note.identity
     return note.model_copy(update={"identity": identity.model_copy(update={"settings": identity.settings | settings})})
 
 
 def test_a_checkpoint_has_the_length_of_its_last_step(run: Store) -> None:
     # Step 10 is the last of the first stage; the seed checkpoint counts as the first step's.
-    found = {step: length_of(find_note(run, 10).model_copy(update={"step": step})) for step in (0, 1, 10, 11, 20)}
+    found = {
+        step: sequence_length_of(find_checkpoint(run, 10).model_copy(update={"step": step}))
+        for step in (0, 1, 10, 11, 20)
+    }
     assert found == {0: 16, 1: 16, 10: 16, 11: 32, 20: 32}
-    assert length_of(find_note(run, None)) == 32
+    assert sequence_length_of(find_checkpoint(run, None)) == 32
 
 
 def test_a_model_of_another_objective_is_refused(run: Store) -> None:
-    note = find_note(run, None)
+    note = find_checkpoint(run, None)
     check_objective(note, "causal")
     masked = with_settings(note, **{"train.objective": "mlm"})
     check_objective(masked, "causal", "mlm")
@@ -60,7 +70,7 @@ def test_a_checkpoint_becomes_a_llama_with_its_tokenizer(
     run: Store, tmp_path: Path, step: int | None, length: int
 ) -> None:
     note = export_checkpoint(run, tmp_path / "llama", step)
-    assert note == find_note(run, step)
+    assert note == find_checkpoint(run, step)
     shape, state = import_llama(tmp_path / "llama")
     expected = read_model(run, note, torch.device("cpu"))
     assert shape == shape_of(note) == expected.shape

@@ -12,19 +12,19 @@ from torch.nn.attention.flex_attention import create_block_mask
 from tests.support.model_oracle import TINY, frequency, sinusoid, small_model, some_ids
 from train.model.attention import (
     BLOCK,
-    Documents,
-    Look,
+    AttentionMask,
+    RowDocuments,
+    align_distances,
     attend,
-    blocks_in_document,
-    flex_blocks,
+    document_blocks,
+    document_mask,
+    flex_block_mask,
     rotary_frequencies,
     rotate,
     rotation_table,
-    seen_in_document,
-    shifted,
     sinusoids,
-    takes_blocks,
-    takes_starts,
+    uses_blocks,
+    uses_flash_attention,
 )
 from train.model.shape import ModelShape
 
@@ -119,8 +119,8 @@ def test_a_document_alone_has_the_same_logits_as_in_a_row() -> None:
 
 def test_seen_in_document() -> None:
     documents = torch.tensor([[4, 4, 7]], dtype=torch.int32)
-    assert seen_in_document(documents, causal=False).int().tolist() == [[[[1, 1, 0], [1, 1, 0], [0, 0, 1]]]]
-    assert seen_in_document(documents, causal=True).int().tolist() == [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
+    assert document_mask(documents, causal=False).int().tolist() == [[[[1, 1, 0], [1, 1, 0], [0, 0, 1]]]]
+    assert document_mask(documents, causal=True).int().tolist() == [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
 
 
 # -------------------------------------------------------------------------------------------------------- FlexAttention
@@ -146,7 +146,7 @@ def long_documents(length: int) -> Tensor:
 @pytest.mark.parametrize("length", LONG_ROWS)
 def test_blocks_are_those_of_the_whole_mask(length: int, causal: bool) -> None:
     documents = long_documents(length) * 2 + 1
-    actual = flex_blocks(documents, causal)
+    actual = flex_block_mask(documents, causal)
     expected = create_block_mask(actual.mask_mod, len(documents), None, length, length, device="cpu", BLOCK_SIZE=BLOCK)
     assert actual.shape == expected.shape
     for name in ("kv", "full_kv"):
@@ -168,8 +168,8 @@ def test_flex_attention_equals_the_fused_kernel(length: int, groups: int, causal
     k, v = torch.randn(2, len(documents), groups, length, 16, generator=generator)
     positions = torch.arange(length)
     with torch.no_grad():
-        blocks = attend(q, k, v, Look(positions, None, None, causal, flex_blocks(documents, causal)))
-        square = attend(q, k, v, Look(positions, None, seen_in_document(documents, causal), causal))
+        blocks = attend(q, k, v, AttentionMask(positions, None, None, causal, flex_block_mask(documents, causal)))
+        square = attend(q, k, v, AttentionMask(positions, None, document_mask(documents, causal), causal))
     torch.testing.assert_close(blocks, square, rtol=0, atol=2e-6)
 
 
@@ -178,23 +178,23 @@ def test_devices_and_shapes_with_blocks_and_with_starts(monkeypatch: pytest.Monk
     monkeypatch.setattr("train.model.attention._capability", lambda device: capability[0])
     cuda, bf16, fp32 = torch.device("cuda"), torch.bfloat16, torch.float32
     wide = TINY.model_copy(update={"head_dim": 16})
-    assert takes_blocks(cuda, wide, bf16)
-    assert takes_starts(cuda, wide, torch.float16)
-    assert takes_starts(cuda, wide, bf16)
-    assert takes_blocks(CPU, TINY, fp32)
-    assert not takes_starts(CPU, wide, bf16)
-    assert not takes_blocks(torch.device("meta"), wide, bf16)
-    for takes in (takes_blocks, takes_starts):
+    assert uses_blocks(cuda, wide, bf16)
+    assert uses_flash_attention(cuda, wide, torch.float16)
+    assert uses_flash_attention(cuda, wide, bf16)
+    assert uses_blocks(CPU, TINY, fp32)
+    assert not uses_flash_attention(CPU, wide, bf16)
+    assert not uses_blocks(torch.device("meta"), wide, bf16)
+    for takes in (uses_blocks, uses_flash_attention):
         assert not takes(cuda, wide, fp32)
         assert not takes(cuda, wide.model_copy(update={"head_dim": 15}), bf16)
         assert not takes(cuda, wide.model_copy(update={"positions": "relative"}), bf16)
-    assert not takes_blocks(CPU, wide.model_copy(update={"positions": "relative"}), fp32)
+    assert not uses_blocks(CPU, wide.model_copy(update={"positions": "relative"}), fp32)
     for head_dim in (20, 264):
-        assert takes_blocks(cuda, wide.model_copy(update={"head_dim": head_dim}), bf16)
-        assert not takes_starts(cuda, wide.model_copy(update={"head_dim": head_dim}), bf16)
+        assert uses_blocks(cuda, wide.model_copy(update={"head_dim": head_dim}), bf16)
+        assert not uses_flash_attention(cuda, wide.model_copy(update={"head_dim": head_dim}), bf16)
     capability[0] = (7, 5)
-    assert not takes_starts(cuda, wide, torch.float16)
-    assert takes_blocks(cuda, wide, torch.float16)
+    assert not uses_flash_attention(cuda, wide, torch.float16)
+    assert uses_blocks(cuda, wide, torch.float16)
 
 
 @pytest.mark.gpu
@@ -210,9 +210,9 @@ def test_flex_attention_on_cuda_forward_and_backward(length: int, causal: bool) 
     for dtype in (torch.float16, torch.bfloat16):
         for mask in ("blocks", "square"):
             q, k, v = (x.to(dtype).requires_grad_() for x in inputs)
-            visible = seen_in_document(documents, causal) if mask == "square" else None
-            blocks = blocks_in_document(documents, causal) if mask == "blocks" else None
-            y = attend(q, k, v, Look(torch.arange(length, device="cuda"), None, visible, causal, blocks))
+            visible = document_mask(documents, causal) if mask == "square" else None
+            blocks = document_blocks(documents, causal) if mask == "blocks" else None
+            y = attend(q, k, v, AttentionMask(torch.arange(length, device="cuda"), None, visible, causal, blocks))
             results.append((y, *torch.autograd.grad(y.float().square().sum(), (q, k, v))))
     for pair, atol in ((results[:2], 1e-2), (results[2:], 5e-2)):
         for actual, expected in zip(*pair):
@@ -226,8 +226,8 @@ def test_documents_do_not_depend_on_their_neighbors_on_cuda(causal: bool) -> Non
     shape = TINY.model_copy(update={"head_dim": 16})
     model = small_model(shape, causal=causal).cuda().bfloat16()
     documents, ids = long_documents(400).cuda(), some_ids(5, 400).cuda()
-    given = Documents(documents, None, torch.bfloat16)
-    assert model.look(400, given, documents.device).blocks is not None
+    given = RowDocuments(documents, None, torch.bfloat16)
+    assert model.attention_mask(400, given, documents.device).blocks is not None
     for changed in (0, 1):
         here = documents == changed
         after = model(torch.where(here, (ids + 5) % 97, ids), documents)
@@ -287,7 +287,7 @@ def test_shifted_puts_each_distance_where_its_key_is() -> None:
     for length in (1, 2, 5):
         for causal in (True, False):
             distances = torch.arange(length - 1, -2 if causal else -length - 1, -1).float()
-            actual = shifted(distances.expand(2, 3, length, -1))
+            actual = align_distances(distances.expand(2, 3, length, -1))
             expected = torch.arange(length)[:, None] - torch.arange(length)
             if causal:
                 actual, expected = actual.tril(), expected.tril()
@@ -307,7 +307,7 @@ def test_sinusoids() -> None:
 def test_relative_positions_without_distances_are_rejected() -> None:
     model = small_model(SHAPES["relative"])
     with pytest.raises(ValueError, match=r"expected distances_LD for relative positions, got None\. Set distances_LD"):
-        model.blocks["0"](torch.zeros(1, 4, 32), Look(torch.arange(4), None, None, True))
+        model.blocks["0"](torch.zeros(1, 4, 32), AttentionMask(torch.arange(4), None, None, True))
 
 
 def test_attend_is_softmax() -> None:
@@ -316,5 +316,5 @@ def test_attend_is_softmax() -> None:
     for causal in (True, False):
         visible = torch.ones(5, 5, dtype=torch.bool).tril() if causal else torch.ones(5, 5, dtype=torch.bool)
         expected = F.softmax(scores.masked_fill(~visible, -math.inf), -1) @ v
-        actual = attend(q, k, v, Look(torch.arange(5), None, None, causal))
+        actual = attend(q, k, v, AttentionMask(torch.arange(5), None, None, causal))
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)

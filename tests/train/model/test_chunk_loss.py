@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.rank_pool import shared_pool
 from train.data.rows import IGNORED
-from train.model.loss import FusedChunkLoss, HeadLoss, PlainChunkLoss, Tally, VocabularyPart
+from train.model.loss import FusedChunkLoss, HeadLoss, LossTally, PlainChunkLoss, VocabularyPart
 from train.parallel.ranks import Ranks
 from train.plan.search.compute import loss_bytes_per_logit
 
@@ -47,7 +47,7 @@ def a_case(seed: int, dtype: torch.dtype, ignored: float = 0.3) -> tuple[Tensor,
 def results(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return the total, the losses by row, and both gradients."""
     x, weight = (value.detach().requires_grad_() for value in (x, weight))
-    head.tally = Tally.empty(ROWS, x.device)
+    head.tally = LossTally.empty(ROWS, x.device)
     total = head(x, weight, targets, torch.arange(ROWS))
     return (total.detach(), head.tally.losses_S, *torch.autograd.grad(total, (x, weight)))
 
@@ -134,7 +134,7 @@ class Traffic(TorchDispatchMode):
 
 def step(chunk: FusedChunkLoss | PlainChunkLoss, targets: Tensor) -> None:
     chunk.losses(targets)
-    chunk.into_slopes(torch.ones(len(targets)), torch.ones(len(targets)))
+    chunk.write_gradient(torch.ones(len(targets)), torch.ones(len(targets)))
 
 
 @pytest.mark.parametrize(("dtype", "plain", "fused"), [(torch.bfloat16, 44, 6), (torch.float32, 32, 12)])

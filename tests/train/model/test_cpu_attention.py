@@ -14,8 +14,8 @@ from tests.support.model_oracle import TINY, small_model, some_ids
 from tests.support.rank_pool import shared_pool
 from train.config.settings import load_settings
 from train.data.rows import Rows
-from train.model.attention import Look, attend, seen_in_document
-from train.model.cpu_attention import MOST, attend_in_tiles, tiles_of
+from train.model.attention import AttentionMask, attend, document_mask
+from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles, tiles_of
 from train.model.transformer import Recompute
 from train.parallel.parallelize import SplitModel
 from train.parallel.ranks import Ranks
@@ -45,7 +45,7 @@ def cuts_of(documents: Tensor | None, num_rows: int, length: int, causal: bool) 
 
 
 def test_tiles_by_hand() -> None:
-    assert MOST == 128
+    assert MAX_TILE_QUERIES == 128
     # Documents share a tile up to 128 queries; 129 are two tiles of a causal document, and one without a causal mask.
     row = [100, 28, 1, 129, 128, 14]
     both = [(0, 1, 0, 0, 128, True), (0, 1, 128, 128, 129, False)]
@@ -92,7 +92,7 @@ def test_every_query_is_in_one_tile_with_its_visible_keys(left: list[int], right
             assert tile.begin == 0 or documents[row, tile.begin - 1] != here[0]
             whole = tile.stop == length or documents[row, tile.stop] != here[-1]
             assert whole or (causal and not tile.shared)
-            assert tile.stop - tile.first <= MOST or (not causal and not tile.shared)
+            assert tile.stop - tile.first <= MAX_TILE_QUERIES or (not causal and not tile.shared)
             assert tile.first == tile.begin or not tile.shared
     assert torch.equal(met, torch.ones_like(met))
 
@@ -126,7 +126,7 @@ def test_tiles_equal_the_masked_attention(
     size = (2, 300) if documents is None else tuple(documents.shape)
     inputs = projections(*size, torch.float64)
     whole = torch.zeros(size, dtype=torch.int32) if documents is None else documents
-    visible = seen_in_document(whole, causal)
+    visible = document_mask(whole, causal)
     square = F.scaled_dot_product_attention(*inputs, attn_mask=visible, enable_gqa=True)
     expected = with_gradients(square, inputs)
     inputs = projections(*size, dtype)
@@ -139,7 +139,7 @@ def test_tiles_equal_the_masked_attention(
 
 
 def test_attention_that_is_computed_in_tiles() -> None:
-    def operators(mask: Look, length: int) -> set[str]:
+    def operators(mask: AttentionMask, length: int) -> set[str]:
         inputs = projections(1, length, torch.float32)
         with torch.profiler.profile() as profile:
             attend(*inputs, mask)
@@ -147,10 +147,10 @@ def test_attention_that_is_computed_in_tiles() -> None:
 
     tiles, places = {"penstock::attend_in_tiles"}, torch.arange(1)
     for length, causal, expected in ((257, True, tiles), (256, True, set()), (257, False, set())):
-        assert operators(Look(places, None, None, causal), length) == expected
+        assert operators(AttentionMask(places, None, None, causal), length) == expected
         documents = torch.zeros(1, length, dtype=torch.int32)
-        assert operators(Look(places, None, None, causal, documents), length) == tiles
-        assert operators(Look(places, None, seen_in_document(documents, causal), causal), length) == set()
+        assert operators(AttentionMask(places, None, None, causal, documents), length) == tiles
+        assert operators(AttentionMask(places, None, document_mask(documents, causal), causal), length) == set()
 
 
 def test_the_operator_passes_torchs_opcheck() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.paths import ROOT
-from train.model.loss import slopes_into, sums_of
+from train.model.loss import softmax_sums, write_gradient
 
 
 @pytest.mark.skipif(torch.version.cuda is None or find_spec("triton") is None, reason="torch is built without CUDA")
@@ -29,5 +29,5 @@ def test_passes_over_the_logits_on_an_h100() -> None:
         name: passes for line in done.stdout.splitlines() for name, passes in json.loads(line).items()
     }
     # [reads, writes] of the single kernel of each: 2 + 2 + 2 bytes per logit in 16 bits.
-    assert list(passes_by_function[sums_of.__name__].values()) == [[1, 0]]
-    assert list(passes_by_function[slopes_into.__name__].values()) == [[1, 1]]
+    assert list(passes_by_function[softmax_sums.__name__].values()) == [[1, 0]]
+    assert list(passes_by_function[write_gradient.__name__].values()) == [[1, 1]]

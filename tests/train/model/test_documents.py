@@ -11,7 +11,14 @@ from tests.support.flash_oracle import flash_on_cpu
 from tests.support.graph_counts import Graphs
 from tests.support.model_oracle import TINY, small_model, some_ids
 from train.data.rows import Rows, document_starts
-from train.model.attention import Look, activate_flash_3, attend, attend_from_starts, seen_in_document, takes_starts
+from train.model.attention import (
+    AttentionMask,
+    activate_flash_3,
+    attend,
+    attend_varlen,
+    document_mask,
+    uses_flash_attention,
+)
 
 BORDERS = ([6], [3, 7, 12], [1, 15], [], [8])
 
@@ -48,8 +55,8 @@ def test_values_and_gradients_are_those_of_the_mask(groups: int, causal: bool) -
     shapes = [(5, 16, heads, 8) for heads in (4, groups, groups)]
     inputs = [torch.randn(shape, generator=generator).transpose(1, 2).requires_grad_() for shape in shapes]
     gradient = torch.randn(5, 4, 16, 8, generator=generator)
-    starts = attend_from_starts(*inputs, document_starts(documents), causal)
-    square = attend(*inputs, Look(torch.arange(16), None, seen_in_document(documents, causal), causal))
+    starts = attend_varlen(*inputs, document_starts(documents), causal)
+    square = attend(*inputs, AttentionMask(torch.arange(16), None, document_mask(documents, causal), causal))
     torch.testing.assert_close(starts, square, rtol=0, atol=2e-6)
     for actual, expected in zip(
         torch.autograd.grad(starts, inputs, gradient), torch.autograd.grad(square, inputs, gradient)
@@ -60,7 +67,7 @@ def test_values_and_gradients_are_those_of_the_mask(groups: int, causal: bool) -
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_one_graph_for_any_number_of_documents(recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a CPU the model itself would cut rows into tiles; here it uses the document starts, like a CUDA device.
-    monkeypatch.setattr(f"train.model.transformer.{takes_starts.__name__}", lambda *unused: True)
+    monkeypatch.setattr(f"train.model.transformer.{uses_flash_attention.__name__}", lambda *unused: True)
     model, plain = (small_model(TINY, recompute=recompute) for _ in range(2))
     graphs = Graphs()
     for block in model.layers:
@@ -84,7 +91,7 @@ def test_shapes_on_a_cuda_device_that_is_not_there() -> None:
     with FakeTensorMode():
         q, k = (torch.empty(2, 16, heads, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for heads in (4, 2))
         starts = torch.empty(9, device="cuda", dtype=torch.int32)
-        y = attend_from_starts(q, k, k, starts, causal=True)
+        y = attend_varlen(q, k, k, starts, causal=True)
     assert (y.shape, y.dtype, y.device.type) == (q.shape, torch.bfloat16, "cuda")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from train.model.loss import Tally
+from train.model.loss import LossTally
 from train.model.shape import ModelShape, flops_per_token
 from train.model.transformer import build_model, initial_weight
 
@@ -35,7 +35,7 @@ def test_forward_and_backward_are_what_torch_counts(changes: dict) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial_weight(name, parameter.shape, shape, 1))
-    model.loss.tally = Tally.empty(1, torch.device("cpu"))
+    model.loss.tally = LossTally.empty(1, torch.device("cpu"))
     ids = torch.randint(0, 500, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     with FlopCounterMode(display=False, custom_mapping=UNKNOWN_TO_TORCH) as counter:
         model(ids[:, :-1], None, ids[:, 1:].contiguous(), torch.zeros(ROWS, dtype=torch.int64)).backward()

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schemas.errors import ConfigError
 from tests.support.graph_counts import Graphs
 from tests.support.model_oracle import TINY, small_model, some_ids
-from train.model.fp8 import check_fp8, stays_wide, with_fp8
+from train.model.fp8 import check_fp8, enable_fp8, unquantized_matrices
 from train.model.transformer import Transformer
 
 SHAPE = TINY.model_copy(update={"head_dim": 16})
@@ -55,7 +55,7 @@ def test_a_product_and_its_gradients(tokens: int, autocast: bool) -> None:
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(1, tokens, 32, generator=generator).mul(torch.logspace(-3, 1, 32)).requires_grad_()
     slope = torch.randn(1, tokens, 48, generator=generator)
-    with_fp8(model)
+    enable_fp8(model)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         y = module(x)
     assert y.dtype == (torch.bfloat16 if autocast else torch.float32)
@@ -94,21 +94,21 @@ def products_of(model: Transformer) -> tuple[int, int]:
 def test_matrices_in_fp8() -> None:
     model = small_model(SHAPE)
     assert products_of(model) == (0, 15)
-    with_fp8(model)
+    enable_fp8(model)
     # Seven in each of two layers, without the head.
     assert products_of(model) == (14, 1)
-    assert stays_wide(model) == []
+    assert unquantized_matrices(model) == []
     narrow_heads = small_model(SHAPE.model_copy(update={"num_kv_heads": 1, "head_dim": 8, "d_ffw": 40}))
     wide = ("attention.key", "attention.value", "ffn.gate", "ffn.up", "ffn.down")
-    assert stays_wide(narrow_heads) == [f"blocks.{layer}.{name}" for layer in (0, 1) for name in wide]
-    with_fp8(narrow_heads)
+    assert unquantized_matrices(narrow_heads) == [f"blocks.{layer}.{name}" for layer in (0, 1) for name in wide]
+    enable_fp8(narrow_heads)
     assert products_of(narrow_heads) == (4, 11)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full", "selective"])
 def test_all_layers_are_one_graph(recompute: str) -> None:
     model = small_model(SHAPE.model_copy(update={"num_layers": 12}), recompute=recompute)
-    with_fp8(model)
+    enable_fp8(model)
     graphs = Graphs()
     for block in model.layers:
         block.compile(dynamic=False, backend=graphs.backend)
@@ -120,7 +120,7 @@ def test_all_layers_are_one_graph(recompute: str) -> None:
 def test_parameters_keep_their_names_and_values() -> None:
     model = small_model(SHAPE)
     before = {name: value.clone() for name, value in model.named_parameters()}
-    with_fp8(model)
+    enable_fp8(model)
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
@@ -128,7 +128,7 @@ def test_parameters_keep_their_names_and_values() -> None:
 
 def test_zeros_and_non_finite_values() -> None:
     model = small_model(SHAPE)
-    with_fp8(model)
+    enable_fp8(model)
     module = model.blocks["0"].ffn.up
     assert torch.count_nonzero(module(torch.zeros(1, 4, 32))) == 0
     for wrong in (float("nan"), float("inf")):
@@ -147,7 +147,7 @@ def test_the_loss_falls_as_it_does_without_fp8(recompute: str) -> None:
     for narrow in (False, True):
         model = small_model(SHAPE, recompute=recompute)
         if narrow:
-            with_fp8(model)
+            enable_fp8(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         model.loss.scale = 1 / 128
         losses = []
@@ -187,7 +187,7 @@ def test_on_cuda(compiled: bool) -> None:
     check_fp8(torch.device("cuda"))
     model = small_model(SHAPE)
     expected = model(some_ids()).detach()
-    with_fp8(model.cuda())
+    enable_fp8(model.cuda())
     for block in model.blocks.values():
         if compiled:
             block.compile()

@@ -14,8 +14,8 @@ from tests.support.layout_cases import Case
 from tests.support.model_oracle import TINY, small_model, some_ids
 from tests.support.rank_pool import shared_pool
 from tests.train.parallel.test_layouts import batch_of, plan_of
-from train.data.batches import Heldout
-from train.model.fp8 import has_torchao, with_fp8
+from train.data.batches import HeldoutRows
+from train.model.fp8 import enable_fp8, has_torchao
 from train.model.shape import matrix_params_of_layer
 from train.parallel.ranks import Ranks
 from train.pretrain.step import Learner
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("scaling", ["row", "gather"])
 def test_a_model_in_8_bits(scaling: str, autocast: bool) -> None:
     model, plain = (small_model(SHAPE) for _ in range(2))
-    with_fp8(model, scaling, emulated=True)
+    enable_fp8(model, scaling, emulated=True)
     assert list(dict(model.named_parameters())) == list(dict(plain.named_parameters()))
     graphs = Graphs()
     for block in model.layers:
@@ -61,7 +61,7 @@ def test_without_torchao() -> None:
         ConfigError,
         match=r"fp8_scaling: expected torchao to be installed for row, got none\. Set train\.fp8_scaling to tensor\.",
     ):
-        with_fp8(small_model(SHAPE), "row")
+        enable_fp8(small_model(SHAPE), "row")
 
 
 BIG = Case(2, shape={"d_model": 64, "head_dim": 16})
@@ -90,7 +90,7 @@ def bytes_gathered(ranks: Ranks, scaling: str) -> tuple[int, set[str]]:
         mine = learner.model.rows_here(len(rows))
         learner.update(1e-3, learner.compute(step, rows.part(mine.start, mine.stop), len(rows), rows.num_targets))
     with Gathered() as gathered:
-        learner.measure(Heldout(("a", "b", "c"), rows))
+        learner.measure(HeldoutRows(("a", "b", "c"), rows))
     stored = {type(tensor.to_local()).__name__ for tensor in learner.state().values()}
     return gathered.bytes, stored
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.rank_pool import shared_pool
 from train.data.rows import IGNORED
-from train.model.loss import HeadLoss, Tally, VocabularyPart
+from train.model.loss import HeadLoss, LossTally, VocabularyPart
 
 ROWS, LENGTH, WIDTH, VOCAB = 3, 11, 8, 29
 NUMBER = ROWS * LENGTH
@@ -69,7 +69,7 @@ def actual_of(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor, factor
 def test_value_and_gradients(chunk: int, ignored: float, z_loss: float, scale: float, seed: int) -> None:
     x, weight, targets = a_case(ignored, seed)
     head = HeadLoss(z_loss, chunk)
-    head.scale, head.tally = scale, Tally.empty(4, x.device)
+    head.scale, head.tally = scale, LossTally.empty(4, x.device)
     total, losses, *gradients = expected_of(x, weight, targets, z_loss, scale)
     actual, *actual_gradients = actual_of(head, x, weight, targets)
     assert actual.dtype == torch.float32
@@ -113,7 +113,7 @@ def test_bf16(chunk: int) -> None:
 def test_all_ignored() -> None:
     x, weight, targets = a_case(ignored=2)
     head = HeadLoss(0.1)
-    head.tally = Tally.empty(3, x.device)
+    head.tally = LossTally.empty(3, x.device)
     actual = actual_of(head, x, weight, targets)
     assert [torch.count_nonzero(value).item() for value in actual] == [0, 0, 0]
     assert head.tally.losses_S.tolist() == head.tally.counts_S.tolist() == [0, 0, 0]
@@ -123,7 +123,7 @@ def test_by_hand() -> None:
     # Logits are the stream itself: 0 0 0 0, then log 2 0 0 0, and one that is ignored.
     x = torch.tensor([[[0.0, 0, 0, 0], [math.log(2), 0, 0, 0], [9, 0, 0, 0]]], requires_grad=True)
     head = HeadLoss()
-    head.scale, head.tally = 0.5, Tally.empty(1, x.device)
+    head.scale, head.tally = 0.5, LossTally.empty(1, x.device)
     total = head(x, torch.eye(4), torch.tensor([[2, 0, IGNORED]]), torch.tensor([0]))
     total.backward()
     assert total.item() == pytest.approx((math.log(4) + math.log(5 / 2)) / 2)
@@ -165,7 +165,7 @@ def test_huge_logits_stay_finite() -> None:
 
 
 def test_a_tally_adds_up_over_calls_and_sources_may_repeat() -> None:
-    tally = Tally.empty(2, torch.device("cpu"))
+    tally = LossTally.empty(2, torch.device("cpu"))
     targets = torch.tensor([[1, IGNORED], [1, 1], [IGNORED, IGNORED]])
     tally.add(torch.tensor([[2.0, 0.0], [0.5, 0.25], [0.0, 0.0]]), targets, torch.tensor([1, 1, 0]))
     tally.add(torch.tensor([[4.0, 8.0]]), torch.tensor([[1, 1]]), torch.tensor([0]))
@@ -175,7 +175,7 @@ def test_a_tally_adds_up_over_calls_and_sources_may_repeat() -> None:
 
 
 def test_a_tally_sums_positions_by_group() -> None:
-    tally = Tally.empty(4, torch.device("cpu"))
+    tally = LossTally.empty(4, torch.device("cpu"))
     losses = torch.tensor([[2.0, 0.0, 0.5], [0.25, 4.0, 8.0]])
     targets = torch.tensor([[1, IGNORED, 1], [1, 1, 1]])
     tally.add(losses, targets, torch.tensor([[0, 0, 3], [3, 1, 1]]))
@@ -196,7 +196,7 @@ def test_a_tally_on_cuda_computes_the_same_by_products(number: int) -> None:
     losses, targets = torch.rand(5, 70, generator=draw), torch.randint(0, 9, (5, 70), generator=draw)
     groups = torch.randint(0, number, (5, 70), generator=draw)
     targets[losses < 0.2], losses[losses < 0.2] = IGNORED, 0.0
-    alike, there = Tally.empty(number, torch.device("cpu")), Tally.empty(number, torch.device("cpu"))
+    alike, there = LossTally.empty(number, torch.device("cpu")), LossTally.empty(number, torch.device("cpu"))
     alike.add(losses, targets, groups)
     there.add(losses.as_subclass(_AsOnCuda), targets, groups)
     assert torch.equal(there.counts_S, alike.counts_S)
@@ -211,7 +211,7 @@ def test_a_tally_on_a_device_is_that_of_the_cpu_and_the_same_each_time() -> None
     losses, groups = torch.rand(8, 4096, generator=draw), torch.randint(0, 500, (8, 4096), generator=draw)
     targets, actual = torch.ones(8, 4096, dtype=torch.int64), []
     for device in ("cpu", "cuda", "cuda"):
-        tally = Tally.empty(501, torch.device(device))
+        tally = LossTally.empty(501, torch.device(device))
         tally.add(losses.to(device), targets.to(device), groups.to(device))
         actual.append(tally.losses_S.cpu())
     assert torch.equal(actual[1], actual[2])
@@ -269,7 +269,7 @@ def loss_of_a_part(ranks: Any, largest: int, z_loss: float, chunk: int, ignored:
     rank = dist.get_rank()
     mine = weight[largest * rank : largest * (rank + 1)]
     head = HeadLoss(z_loss, chunk, VocabularyPart(dist.group.WORLD, largest * rank))
-    head.scale, head.tally = 1 / 7, Tally.empty(ROWS, x.device)
+    head.scale, head.tally = 1 / 7, LossTally.empty(ROWS, x.device)
     total, gradient_of_x, gradient = actual_of(head, x, mine, targets)
     dist.all_reduce(gradient_of_x)
     return [total, gradient_of_x, gradient, head.tally.losses_S]

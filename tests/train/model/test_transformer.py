@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.support.model_oracle import TINY, oracle_logits, small_model, some_ids
 from train.data.rows import IGNORED
-from train.model.loss import Tally
+from train.model.loss import LossTally
 from train.model.shape import ModelShape, num_parameters
-from train.model.transformer import Span, Transformer, build_model, initial_weight
+from train.model.transformer import LayerSpan, Transformer, build_model, initial_weight
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -165,7 +165,7 @@ def test_spans_in_sequence_equal_the_whole_model(name: str) -> None:
     weights = dict(whole.named_parameters())
     x, names = ids, []
     for first, stop in ((0, 1), (1, 2), (2, 3)):
-        part = build_model(shape, Span(first, stop, 3)).to_empty(device="cpu")
+        part = build_model(shape, LayerSpan(first, stop, 3)).to_empty(device="cpu")
         own = {
             # The last stage has a copy of a tied matrix.
             key: weights["embedding.weight" if shape.tie_embeddings and key == "head.weight" else key].detach()
@@ -180,7 +180,7 @@ def test_spans_in_sequence_equal_the_whole_model(name: str) -> None:
 
 
 def test_a_span_returns_the_stream() -> None:
-    part = build_model(TINY, Span(0, 1, 2)).to_empty(device="cpu")
+    part = build_model(TINY, LayerSpan(0, 1, 2)).to_empty(device="cpu")
     assert part(some_ids()).shape == (3, 11, 32)
 
 
@@ -192,7 +192,7 @@ def test_the_loss_is_that_of_the_logits(name: str) -> None:
     model, ids = small_model(shape_of(name)), some_ids()
     targets = some_ids(seed=5)
     targets[0, :4] = IGNORED
-    model.loss.scale, model.loss.tally = 0.5, Tally.empty(3, torch.device("cpu"))
+    model.loss.scale, model.loss.tally = 0.5, LossTally.empty(3, torch.device("cpu"))
     logits = model(ids, DOCUMENTS)
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     actual = model(ids, DOCUMENTS, targets, torch.tensor([0, 2, 2]))
@@ -270,7 +270,7 @@ def test_the_residual_stream_grows_by_a_layers_share_at_any_depth() -> None:
     added = []
     for layers in (2, 16):
         shape = TINY.model_copy(update={"num_layers": layers, "d_model": 64, "d_ffw": 256})
-        model = build_model(shape, Span(0, layers, layers + 1)).to_empty(device="cpu")
+        model = build_model(shape, LayerSpan(0, layers, layers + 1)).to_empty(device="cpu")
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(initial_weight(name, parameter.shape, shape, 0))

@@ -14,7 +14,6 @@ from schemas.storage import Store
 from tests.support.paths import ROOT
 from train.monitor.events import (
     EVENTS_NAME,
-    Begun,
     EarlyStop,
     Event,
     EventLog,
@@ -25,6 +24,7 @@ from train.monitor.events import (
     Skipped,
     Spike,
     SpikeDocument,
+    Started,
     Stopped,
     Undone,
     count_rewinds,
@@ -72,7 +72,7 @@ EVENTS: list[Event] = [
     EarlyStop(step=80, heldout_loss=2.5, best=2.4, since_best=3),
     Interrupted(step=81, signal="SIGTERM", checkpoint=None),
     Stopped(step=82, reason="step 82: expected …"),
-    Begun(step=0, layout={"ranks": 2}),
+    Started(step=0, layout={"ranks": 2}),
 ]
 
 
@@ -145,4 +145,4 @@ def test_words_that_json_cannot_hold_are_replaced(tmp_path: Path) -> None:
 def test_rewinds_are_counted() -> None:
     assert count_rewinds(EVENTS[:-1]) == 1
     assert count_rewinds([]) == 0
-    assert count_rewinds([*EVENTS, Begun(step=0, layout={})]) == 0
+    assert count_rewinds([*EVENTS, Started(step=0, layout={})]) == 0

@@ -13,18 +13,18 @@ from train.monitor.guard import (
     MAX_SPIKES_IN_A_ROW,
     MIN_DEVIATION,
     MIN_NORM_SHARE,
+    Bands,
     GuardState,
-    Levels,
     Verdict,
     after_heldout,
     after_rewind,
+    after_stage_change,
     after_step,
-    at_new_stage,
-    levels,
-    why_stopped,
+    bands_of,
+    stop_error,
 )
 
-GO_ON, SKIP, SPIKE, STOP = Verdict.GO_ON, Verdict.SKIP, Verdict.SPIKE, Verdict.STOP
+PROCEED, SKIP, SPIKE, STOP = Verdict.PROCEED, Verdict.SKIP, Verdict.SPIKE, Verdict.STOP
 EIGHT = (1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0)
 """Mean 2, squared distances 8 · 1, so the deviation is √(8/7)."""
 NAN, INF = math.nan, math.inf
@@ -49,17 +49,17 @@ def watching(**settings) -> GuardConfig:
 @pytest.mark.parametrize("bad", [(NAN, 1.0), (INF, 1.0), (-INF, 1.0), (2.0, INF), (2.0, NAN), (NAN, NAN)])
 def test_a_step_that_is_not_finite_is_skipped(bad: tuple[float, float]) -> None:
     state, verdicts = run(GuardConfig(), (2.0, 1.0), bad, (2.0, 1.0))
-    assert verdicts == [GO_ON, SKIP, GO_ON]
+    assert verdicts == [PROCEED, SKIP, PROCEED]
     assert (state.non_finite, state.skipped) == (0, 1)
 
 
 def test_one_more_than_allowed_in_a_row_stops() -> None:
     bad, good = (NAN, 1.0), (2.0, 1.0)
     state, verdicts = run(GuardConfig(max_non_finite=2), bad, bad, good, bad, bad, bad)
-    assert verdicts == [SKIP, SKIP, GO_ON, SKIP, SKIP, STOP]
+    assert verdicts == [SKIP, SKIP, PROCEED, SKIP, SKIP, STOP]
     assert (state.non_finite, state.skipped) == (3, 5)
     assert run(GuardConfig(max_non_finite=0), bad)[1] == [STOP]
-    text = str(why_stopped(state, GuardConfig(max_non_finite=2), 6))
+    text = str(stop_error(state, GuardConfig(max_non_finite=2), 6))
     assert text.startswith("step 6: expected at most guard.max_non_finite = 2 steps in a row")
     assert "found 3;" in text
 
@@ -80,21 +80,21 @@ def test_an_overflow_under_a_loss_scale_does_not_count_until_the_scale_has_come_
 
 
 def test_the_level_by_hand() -> None:
-    known, gradient = levels(GuardState(losses=EIGHT), watching())
+    known, gradient = bands_of(GuardState(losses=EIGHT), watching())
     assert gradient is None
     assert known == pytest.approx((2.0, math.sqrt(8 / 7), 2.0 + 6 * math.sqrt(8 / 7)), rel=1e-15)
-    assert levels(GuardState(losses=EIGHT[1:]), watching()) == (None, None)
-    assert levels(GuardState(losses=EIGHT), GuardConfig()) == (None, None)
+    assert bands_of(GuardState(losses=EIGHT[1:]), watching()) == (None, None)
+    assert bands_of(GuardState(losses=EIGHT), GuardConfig()) == (None, None)
 
 
 def test_both_sides_of_six_deviations() -> None:
     state = GuardState(losses=EIGHT)
-    limit = levels(state, watching()).loss.limit
+    limit = bands_of(state, watching()).loss.limit
     assert limit == pytest.approx(8.41426, abs=1e-5)
     for loss, verdict, losses in (
-        (limit, GO_ON, (*EIGHT[1:], limit)),
+        (limit, PROCEED, (*EIGHT[1:], limit)),
         (math.nextafter(limit, INF), SPIKE, EIGHT),
-        (-100.0, GO_ON, (*EIGHT[1:], -100.0)),
+        (-100.0, PROCEED, (*EIGHT[1:], -100.0)),
     ):
         after, found = after_step(state, watching(), loss, 1.0)
         assert (found, after.losses, after.spikes) == (verdict, losses, int(verdict is SPIKE))
@@ -102,14 +102,14 @@ def test_both_sides_of_six_deviations() -> None:
 
 def test_nothing_is_a_spike_before_the_window_is_full() -> None:
     steps = [(1.0, 1.0)] * 7
-    assert run(watching(), *steps, (1e9, 1.0))[1] == [GO_ON] * 8
-    assert run(watching(), *steps, (1.0, 1.0), (1e9, 1.0))[1] == [GO_ON] * 8 + [SPIKE]
+    assert run(watching(), *steps, (1e9, 1.0))[1] == [PROCEED] * 8
+    assert run(watching(), *steps, (1.0, 1.0), (1e9, 1.0))[1] == [PROCEED] * 8 + [SPIKE]
 
 
 def test_flat_losses_have_the_smallest_deviation() -> None:
     state = GuardState(losses=(2.0,) * 8)
-    assert levels(state, watching()).loss == (2.0, MIN_DEVIATION, 2.0 + 6 * MIN_DEVIATION)
-    assert run(watching(), (2.006, 1.0), state=state)[1] == [GO_ON]
+    assert bands_of(state, watching()).loss == (2.0, MIN_DEVIATION, 2.0 + 6 * MIN_DEVIATION)
+    assert run(watching(), (2.006, 1.0), state=state)[1] == [PROCEED]
     assert run(watching(), (2.0061, 1.0), state=state)[1] == [SPIKE]
 
 
@@ -124,16 +124,16 @@ def test_the_window_holds_the_last_finite_losses_that_are_no_spikes() -> None:
 def test_spikes_without_end_are_a_new_level() -> None:
     state = GuardState(losses=EIGHT)
     state, verdicts = run(watching(), *[(50.0, 1.0)] * (MAX_SPIKES_IN_A_ROW + 1), state=state)
-    assert verdicts == [SPIKE] * 8 + [GO_ON]
+    assert verdicts == [SPIKE] * 8 + [PROCEED]
     assert (state.losses, state.spikes) == ((50.0,), 0)
     interrupted = [(50.0, 1.0)] * 8 + [(2.0, 1.0), (50.0, 1.0)]
-    assert run(watching(), *interrupted, state=GuardState(losses=EIGHT))[1] == [SPIKE] * 8 + [GO_ON, SPIKE]
+    assert run(watching(), *interrupted, state=GuardState(losses=EIGHT))[1] == [SPIKE] * 8 + [PROCEED, SPIKE]
 
 
 def test_a_new_stage_has_a_level_of_its_own() -> None:
-    state = at_new_stage(GuardState(losses=EIGHT, spikes=2, skipped=3, rewinds=1))
+    state = after_stage_change(GuardState(losses=EIGHT, spikes=2, skipped=3, rewinds=1))
     assert state == GuardState(skipped=3, rewinds=1)
-    assert run(watching(), (99.0, 1.0), state=state)[1] == [GO_ON]
+    assert run(watching(), (99.0, 1.0), state=state)[1] == [PROCEED]
 
 
 def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
@@ -147,7 +147,7 @@ def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
             state = after_rewind(state, at_checkpoint)
     assert found == [SPIKE, SPIKE, STOP]
     assert state == at_checkpoint.model_copy(update={"rewinds": 2})
-    assert str(why_stopped(state, config, 9)) == (
+    assert str(stop_error(state, config, 9)) == (
         "step 9: expected that 2 rewinds (guard.max_rewinds) are enough, got another spike. "
         "Raise guard.max_rewinds, or train anew at a lower optim.learning_rate"
     )
@@ -158,14 +158,14 @@ def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
 
 def test_both_sides_of_the_gradients_band() -> None:
     config, state = GuardConfig(grad_sigmas=2.0, spike_window=8), GuardState(norms=EIGHT)
-    known = levels(state, config)
+    known = bands_of(state, config)
     assert known.loss is None
     assert known.gradient == pytest.approx((2.0, math.sqrt(8 / 7), 2.0 + 2 * math.sqrt(8 / 7)), rel=1e-15)
     limit = known.gradient.limit
     for norm, verdict, norms in (
-        (limit, GO_ON, (*EIGHT[1:], limit)),
+        (limit, PROCEED, (*EIGHT[1:], limit)),
         (math.nextafter(limit, INF), SPIKE, EIGHT),
-        (0.0, GO_ON, (*EIGHT[1:], 0.0)),
+        (0.0, PROCEED, (*EIGHT[1:], 0.0)),
     ):
         after, found = after_step(state, config, 99.0, norm)
         assert (found, after.norms, after.losses) == (verdict, norms, ())
@@ -174,20 +174,20 @@ def test_both_sides_of_the_gradients_band() -> None:
 def test_flat_norms_have_the_smallest_deviation_which_has_their_scale() -> None:
     for scale in (1e-3, 1e3):
         state, config = GuardState(norms=(scale,) * 8), GuardConfig(grad_sigmas=6.0, spike_window=8)
-        limit = levels(state, config).gradient.limit
+        limit = bands_of(state, config).gradient.limit
         assert limit == pytest.approx(scale * (1 + 6 * MIN_NORM_SHARE))
-        assert run(config, (2.0, limit), state=state)[1] == [GO_ON]
+        assert run(config, (2.0, limit), state=state)[1] == [PROCEED]
         assert run(config, (2.0, limit * (1 + 1e-9)), state=state)[1] == [SPIKE]
 
 
 def test_what_left_its_band_is_said() -> None:
     config = watching(grad_sigmas=6.0)
-    known = levels(GuardState(losses=EIGHT, norms=EIGHT), config)
+    known = bands_of(GuardState(losses=EIGHT, norms=EIGHT), config)
     assert known.left(8.0, 8.0) == ()
     assert known.left(9.0, 8.0) == ("loss",)
     assert known.left(8.0, 9.0) == ("gradient",)
     assert known.left(9.0, 9.0) == ("loss", "gradient")
-    assert Levels(None, None).left(9.0, 9.0) == ()
+    assert Bands(None, None).left(9.0, 9.0) == ()
 
 
 def test_a_spike_of_either_enters_neither_window_and_only_what_left_begins_anew() -> None:
@@ -196,9 +196,9 @@ def test_a_spike_of_either_enters_neither_window_and_only_what_left_begins_anew(
     assert verdicts == [SPIKE, SPIKE]
     assert after == state.model_copy(update={"spikes": 2})
     after, verdicts = run(config, *[(2.0, 50.0)] * (MAX_SPIKES_IN_A_ROW + 1), state=state)
-    assert verdicts == [SPIKE] * 8 + [GO_ON]
+    assert verdicts == [SPIKE] * 8 + [PROCEED]
     assert (after.losses, after.norms, after.spikes) == ((*EIGHT[1:], 2.0), (50.0,), 0)
-    assert at_new_stage(state) == GuardState()
+    assert after_stage_change(state) == GuardState()
 
 
 # ------------------------------------------------------------------------------------------------- held-out losses

@@ -19,15 +19,15 @@ from train.monitor import progress
 from train.monitor.log_files import TABLE_NAME, TENSORBOARD_NAME, Journal, MetricsLog, Scalars, metrics_schema
 from train.monitor.metrics import (
     METRICS_NAME,
-    Heldout,
+    HeldoutMetrics,
     StepMetrics,
-    by_source,
     flops_utilisation,
     heldout_by_source,
     last_metrics,
+    metrics_by_source,
     read_metrics,
 )
-from train.monitor.progress import Progress, clock
+from train.monitor.progress import ProgressPrinter, clock
 
 SOURCES = ("web", "code.py")
 NAN, INF = math.nan, math.inf
@@ -59,7 +59,7 @@ FULL = record(
     heldout_loss=2.5,
     losses={"web": 1 / 3, "code.py": 0.1},
     source_tokens={"web": 600, "code.py": 400},
-    heldout={"web": Heldout(loss=2.0, perplexity=math.exp(2.0), bits_per_byte=0.7)},
+    heldout={"web": HeldoutMetrics(loss=2.0, perplexity=math.exp(2.0), bits_per_byte=0.7)},
 )
 SKIPPED = record(8, loss=NAN, grad_norm=INF, skipped=True, loss_scale=65536.0, losses={"web": 1.5, "code.py": INF})
 
@@ -118,7 +118,7 @@ def test_only_losses_may_be_infinite() -> None:
 
 
 def test_means_by_source() -> None:
-    losses, tokens = by_source(["web", "books", "code"], [6.0, 0.0, 5.0], [4.0, 0.0, 2.0])
+    losses, tokens = metrics_by_source(["web", "books", "code"], [6.0, 0.0, 5.0], [4.0, 0.0, 2.0])
     assert (losses, tokens) == ({"web": 1.5, "code": 2.5}, {"web": 4, "code": 2})
     assert sum(losses[name] * tokens[name] for name in tokens) == 11.0
 
@@ -128,9 +128,9 @@ def test_heldout_figures_by_hand() -> None:
     found = heldout_by_source(["a", "b", "c"], [8 * math.log(2), 3.0, 9.0], [8, 2, 0], [4, 0, 7])
     assert found.keys() == {"a", "b"}
     assert tuple(dict(found["a"]).values()) == pytest.approx((math.log(2), 2.0, 2.0), rel=1e-15)
-    assert found["b"] == Heldout(loss=1.5, perplexity=math.exp(1.5))
-    assert heldout_by_source(["a"], [800.0], [1], None)["a"] == Heldout(loss=800.0, perplexity=None)
-    assert heldout_by_source(["a"], [INF], [1], [5])["a"] == Heldout(loss=None, perplexity=None)
+    assert found["b"] == HeldoutMetrics(loss=1.5, perplexity=math.exp(1.5))
+    assert heldout_by_source(["a"], [800.0], [1], None)["a"] == HeldoutMetrics(loss=800.0, perplexity=None)
+    assert heldout_by_source(["a"], [INF], [1], [5])["a"] == HeldoutMetrics(loss=None, perplexity=None)
 
 
 def test_utilisation_by_hand() -> None:
@@ -335,7 +335,7 @@ class Clock:
 
 def test_progress_lines_of_a_log_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     time = Clock(monkeypatch)
-    shown = Progress(steps=4000, log_every=2)
+    shown = ProgressPrinter(steps=4000, log_every=2)
     for step, seconds, values, mark in (
         (9, 60.0, {"step_seconds": 6.0}, ""),  # Everything is set up in the first step.
         (10, 2.0, {"mfu": 0.25}, ""),
@@ -361,12 +361,12 @@ def test_progress_lines_of_a_log_file(monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_the_time_left_goes_by_the_last_hundred_steps(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     time = Clock(monkeypatch)
-    shown = Progress(steps=1000, log_every=200)
+    shown = ProgressPrinter(steps=1000, log_every=200)
     for step in range(1, 201):
         time.now += 50.0 if step <= 100 else 1.0
         shown.show(record(step))
     assert capsys.readouterr().out.splitlines()[0].endswith("0:13:20 left")
-    shown = Progress(steps=1000, log_every=1)
+    shown = ProgressPrinter(steps=1000, log_every=1)
     time.now += 4.0
     shown.show(record(1))
     assert capsys.readouterr().out.splitlines()[0].endswith("1:06:36 left")
@@ -375,7 +375,7 @@ def test_the_time_left_goes_by_the_last_hundred_steps(monkeypatch: pytest.Monkey
 def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     time, stream = Clock(monkeypatch), io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
-    shown = Progress(steps=100, log_every=100, stream=stream)
+    shown = ProgressPrinter(steps=100, log_every=100, stream=stream)
     for step, seconds in ((1, 0.5), (2, 0.5), (3, 0.5), (4, 5.0)):
         time.now += seconds
         shown.show(record(step))
@@ -387,7 +387,7 @@ def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyP
     assert third.startswith("step 4/100")
     assert max(len(second), len(third)) < 80
     assert kept == "checkpoint\n"
-    shown = Progress(steps=100, log_every=100, stream=io.StringIO())
+    shown = ProgressPrinter(steps=100, log_every=100, stream=io.StringIO())
     time.now += 5.0
     shown.show(record(1))
     assert shown._stream.getvalue() == ""

@@ -9,20 +9,20 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.monitor.profiler import NUM_OPERATORS, PROFILE_FOLDER, Profile, Window, parse_window
+from train.monitor.profiler import NUM_OPERATORS, PROFILE_FOLDER, ProfileWindow, StepProfiler, parse_window
 
 
 @pytest.mark.parametrize(
     ("text", "window"),
     [
         ("", None),
-        ("10-12", Window(10, 12)),
-        ("1-1", Window(1, 1)),
-        (" 7-20 ", Window(7, 20)),
-        ("20-20", Window(20, 20)),
+        ("10-12", ProfileWindow(10, 12)),
+        ("1-1", ProfileWindow(1, 1)),
+        (" 7-20 ", ProfileWindow(7, 20)),
+        ("20-20", ProfileWindow(20, 20)),
     ],
 )
-def test_windows(text: str, window: Window | None) -> None:
+def test_windows(text: str, window: ProfileWindow | None) -> None:
     assert parse_window(text, 20) == window
 
 
@@ -53,15 +53,15 @@ def recorded(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def train(folder: Path, window: Window | None, *steps: int) -> None:
-    with Profile(Store(str(folder)), window) as profile:
+def train(folder: Path, window: ProfileWindow | None, *steps: int) -> None:
+    with StepProfiler(Store(str(folder)), window) as profile:
         for step in steps:
             with profile.step(step):
                 work()
 
 
 def test_exactly_the_window_is_recorded(tmp_path: Path) -> None:
-    train(tmp_path, Window(2, 3), 1, 2, 3, 4, 5)
+    train(tmp_path, ProfileWindow(2, 3), 1, 2, 3, 4, 5)
     assert recorded(tmp_path) == {"steps-2-3.json.gz": ["step 2", "step 3"]}
     table = (tmp_path / PROFILE_FOLDER / "steps-2-3.txt").read_text()
     assert "aten::mm" in table
@@ -72,25 +72,25 @@ def test_exactly_the_window_is_recorded(tmp_path: Path) -> None:
 
 def test_nothing_is_written_without_a_window_or_outside_of_it(tmp_path: Path) -> None:
     train(tmp_path, None, 1, 2, 3)
-    train(tmp_path, Window(4, 5), 1, 2, 3)
-    train(tmp_path, Window(1, 2), 3, 4)
+    train(tmp_path, ProfileWindow(4, 5), 1, 2, 3)
+    train(tmp_path, ProfileWindow(1, 2), 3, 4)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_is_resumed_or_stopped_inside_the_window_records_the_rest(tmp_path: Path) -> None:
-    train(tmp_path / "resumed", Window(2, 4), 3, 4, 5)
+    train(tmp_path / "resumed", ProfileWindow(2, 4), 3, 4, 5)
     assert recorded(tmp_path / "resumed") == {"steps-3-4.json.gz": ["step 3", "step 4"]}
-    train(tmp_path / "stopped", Window(2, 4), 1, 2)
+    train(tmp_path / "stopped", ProfileWindow(2, 4), 1, 2)
     assert recorded(tmp_path / "stopped") == {"steps-2-2.json.gz": ["step 2"]}
 
 
 def test_a_rewind_out_of_the_window_ends_the_recording(tmp_path: Path) -> None:
-    train(tmp_path, Window(3, 5), 2, 3, 4, 1, 2, 3, 4, 5)
+    train(tmp_path, ProfileWindow(3, 5), 2, 3, 4, 1, 2, 3, 4, 5)
     assert recorded(tmp_path) == {"steps-3-4.json.gz": ["step 3", "step 4"]}
 
 
 def test_an_error_in_a_step_passes_through_and_what_was_recorded_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Profile(Store(str(tmp_path)), Window(1, 9)) as profile:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), StepProfiler(Store(str(tmp_path)), ProfileWindow(1, 9)) as profile:  # noqa: PT012
         with profile.step(1):
             work()
         with profile.step(2):

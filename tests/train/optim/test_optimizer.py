@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from schemas.errors import ContractError
 from train.config.optim import OptimConfig
-from train.optim.muon import COEFFICIENTS, orthogonal
+from train.optim.muon import QUINTIC, orthogonalize
 from train.optim.optimizer import Optimizer, clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.parameter import Gradients, gradient_norm, squared_norms
 
@@ -84,7 +84,7 @@ def muon(name: str, x: Array, g: Array, state: dict[str, Any], decay: float, ste
     left, values, right = np.linalg.svd(0.3 * g + 0.7 * state["b"], full_matrices=False)
     values /= np.sqrt((values**2).sum())
     for _ in range(5):
-        values = COEFFICIENTS[0] * values + COEFFICIENTS[1] * values**3 + COEFFICIENTS[2] * values**5
+        values = QUINTIC[0] * values + QUINTIC[1] * values**3 + QUINTIC[2] * values**5
     return 0.2 * math.sqrt(max(x.shape)) * left @ np.diag(values) @ right + decay * x
 
 
@@ -150,13 +150,13 @@ def test_updates_equal_torchs_own(name: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", [(3, 16, 40), (1, 40, 16), (2, 24, 24)])
 def test_orthogonal_keeps_the_directions(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    for matrix, actual in zip(matrices, orthogonal(matrices), strict=True):
+    for matrix, actual in zip(matrices, orthogonalize(matrices), strict=True):
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         core = left.T @ actual @ right.T
         assert (core - core.diag().diag()).abs().max() < 1e-4
         assert core.diag().max() < 1.25
         assert core.diag()[:8].min() > 0.6
-    assert orthogonal(torch.zeros(1, 4, 6)).abs().max() == 0
+    assert orthogonalize(torch.zeros(1, 4, 6)).abs().max() == 0
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from train.config.optim import OptimConfig
 from train.optim import adafactor
 from train.optim import adam as lamb
 from train.optim.optimizer import Optimizer, make_optimizer, state_tensors, update
-from train.optim.parameter import Gradients, gradient_norm, local, region_at, region_of
+from train.optim.parameter import Gradients, gradient_norm, local_tensor, region_at, region_of
 from train.parallel.ranks import Ranks
 
 STEPS = 5
@@ -82,7 +82,7 @@ def build(layout: str) -> dict[str, nn.Parameter]:
         split = {name: distribute_tensor(p.data, mesh, [Shard(p.ndim - 1)]) for name, p in parameters.items()}
         parameters = {name: nn.Parameter(tensor) for name, tensor in split.items()}
     for name, parameter in parameters.items():
-        local(parameter).copy_(numbers(name, 0)[region_of(name, parameter)])
+        local_tensor(parameter).copy_(numbers(name, 0)[region_of(name, parameter)])
         assert torch.equal(full(parameter), numbers(name, 0)), (layout, name)
     return parameters
 
@@ -138,16 +138,18 @@ def changed_by_a_skipped_update(layout: str, name: str) -> list[str]:
     optimizer = make_optimizer(parameters, OptimConfig(optimizer=name, weight_decay=0.3))
     train(parameters, optimizer, clip=100.0)
     tensors = {**parameters, **state_tensors(optimizer)}
-    before = {key: local(value).clone().view(torch.int32) for key, value in tensors.items()}
+    before = {key: local_tensor(value).clone().view(torch.int32) for key, value in tensors.items()}
     for key, parameter in parameters.items():
         parameter.grad = like(parameter, numbers(key, 9))
         if dist.get_rank() == 0:
-            local(parameter.grad).fill_(float("nan"))
+            local_tensor(parameter.grad).fill_(float("nan"))
     gradients = Gradients(parameters)
     gradients.take()
     norm = gradients.norm()
     update(optimizer, 1e-3, gradients.taken, norm.float(), (~norm.isfinite()).float())
-    actual = [key for key, value in tensors.items() if not torch.equal(local(value).view(torch.int32), before[key])]
+    actual = [
+        key for key, value in tensors.items() if not torch.equal(local_tensor(value).view(torch.int32), before[key])
+    ]
     return actual if optimizer.step == STEPS else [*actual, "count"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.layout_cases import CASES, Case
 from tests.support.rank_pool import shared_pool
 from tests.train.parallel.test_layouts import BATCH, RATES, SOURCES, batch_of, plan_of
-from train.optim.parameter import local
+from train.optim.parameter import local_tensor
 from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
@@ -20,7 +20,7 @@ def moved(learner: Learner) -> list[str]:
         pairs = {"values": (member.values, member.parameter)}
         pairs |= {key: (member.held(key), value) for key, value in member.state.items()}
         for key, (kept, tensor) in pairs.items():
-            now = local(tensor)
+            now = local_tensor(tensor)
             if (kept.data_ptr(), kept.shape, kept.stride()) != (now.data_ptr(), now.shape, now.stride()):
                 moved_names.append(f"{key} of {member.name}")
     return moved_names

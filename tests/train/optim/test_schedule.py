@@ -9,13 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from train.config.optim import OptimConfig
-from train.optim.schedule import Course, StageCourse, learning_rate
+from train.optim.schedule import ScheduleInputs, StageSchedule, learning_rate
 
-COURSE = Course(steps=12, warmup_steps=4, peak_rate=2e-3)
+COURSE = ScheduleInputs(steps=12, warmup_steps=4, peak_rate=2e-3)
 Curve = list[tuple[int, float]]
 
 
-def rates(course: Course, steps: range, **settings: object) -> list[float]:
+def rates(course: ScheduleInputs, steps: range, **settings: object) -> list[float]:
     config = OptimConfig(**settings)
     return [learning_rate(step, course, config) for step in steps]
 
@@ -66,14 +66,14 @@ def test_schedules_after_a_warm_up(settings: dict[str, object], shares: Curve) -
     ],
 )
 def test_without_room(schedule: str, warmup: int, steps: int, step: int, expected: float) -> None:
-    actual = learning_rate(step, Course(steps, warmup, 1.0), OptimConfig(schedule=schedule))
+    actual = learning_rate(step, ScheduleInputs(steps, warmup, 1.0), OptimConfig(schedule=schedule))
     assert actual == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "inverse_sqrt", "constant"])
 def test_continuous_schedules_have_no_jump(schedule: str) -> None:
     """Per update, a rate of 1 over 2000 updates changes by at most a hundredth: the slope of the warm-up, or of wsd."""
-    actual = rates(Course(2000, 100, 1.0), range(1, 2001), schedule=schedule)
+    actual = rates(ScheduleInputs(2000, 100, 1.0), range(1, 2001), schedule=schedule)
     assert max(abs(left - right) for left, right in itertools.pairwise(actual)) <= 0.01 + 1e-12
     assert min(actual) > 0
 
@@ -97,7 +97,7 @@ HELDOUT = [(2, 3.0), (4, 2.0), (6, 2.0), (8, 2.5), (10, 1.9), (12, 1.95), (14, 1
 )
 def test_plateau(step: int, factor: float) -> None:
     config = OptimConfig(schedule="plateau", plateau_patience=2)
-    course = Course(500, 0, 2.0)
+    course = ScheduleInputs(500, 0, 2.0)
     assert learning_rate(step, course, config, HELDOUT) == 2.0 * factor
     before = [entry for entry in HELDOUT if entry[0] < step]
     assert learning_rate(step, course, config, before) == 2.0 * factor
@@ -105,20 +105,20 @@ def test_plateau(step: int, factor: float) -> None:
 
 def test_plateau_by_a_patience_of_one_and_by_a_factor() -> None:
     config = OptimConfig(schedule="plateau", plateau_patience=1, decay_factor=0.1)
-    actual = [learning_rate(step, Course(500, 0, 1.0), config, HELDOUT) for step in (5, 7, 9, 11, 13)]
+    actual = [learning_rate(step, ScheduleInputs(500, 0, 1.0), config, HELDOUT) for step in (5, 7, 9, 11, 13)]
     assert actual == pytest.approx([1.0, 0.1, 0.01, 0.01, 0.001])
 
 
-STAGED = Course(
+STAGED = ScheduleInputs(
     steps=20,
     warmup_steps=2,
     peak_rate=1.0,
     stages=(
-        StageCourse(1, 8),
-        StageCourse(9, 4, learning_rate=0.5, schedule="cosine", final_lr_share=0.2),
-        StageCourse(13, 2, learning_rate=0.1, schedule="constant"),
-        StageCourse(15, 2),
-        StageCourse(17, 4, learning_rate=0.4),
+        StageSchedule(1, 8),
+        StageSchedule(9, 4, learning_rate=0.5, schedule="cosine", final_lr_share=0.2),
+        StageSchedule(13, 2, learning_rate=0.1, schedule="constant"),
+        StageSchedule(15, 2),
+        StageSchedule(17, 4, learning_rate=0.4),
     ),
 )
 
@@ -148,19 +148,21 @@ def test_stages(step: int, expected: float) -> None:
 
 def test_a_stage_from_the_rate_reached_continues_without_a_jump() -> None:
     """The first of four updates from 0.55 to zero has a quarter of the decay."""
-    course = Course(12, 4, 1.0, (StageCourse(1, 8), StageCourse(9, 4, learning_rate=0.55)))
+    course = ScheduleInputs(12, 4, 1.0, (StageSchedule(1, 8), StageSchedule(9, 4, learning_rate=0.55)))
     actual = rates(course, range(8, 13), schedule="linear")
     assert actual == pytest.approx([0.55, 0.4125, 0.275, 0.1375, 0.0])
 
 
 def test_a_first_stage_with_its_own_rate_is_warmed_up() -> None:
-    course = Course(10, 4, 1.0, (StageCourse(1, 6, learning_rate=0.8), StageCourse(7, 4)))
+    course = ScheduleInputs(10, 4, 1.0, (StageSchedule(1, 6, learning_rate=0.8), StageSchedule(7, 4)))
     actual = rates(course, range(1, 8), schedule="constant")
     assert actual == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.4, 0.0, 1.0])
 
 
 def test_a_stage_of_one_update_ends_at_once() -> None:
-    course = Course(3, 0, 1.0, (StageCourse(1, 2), StageCourse(3, 1, learning_rate=0.5, final_lr_share=0.5)))
+    course = ScheduleInputs(
+        3, 0, 1.0, (StageSchedule(1, 2), StageSchedule(3, 1, learning_rate=0.5, final_lr_share=0.5))
+    )
     assert rates(course, range(2, 4), schedule="constant") == [1.0, 0.25]
 
 

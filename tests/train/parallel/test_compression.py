@@ -17,15 +17,15 @@ from schemas.errors import ContractError
 from tests.support.rank_pool import shared_pool
 from train.config.layout import LayoutConfig
 from train.parallel.compression import (
+    BufferEntry,
     Compressor,
-    Piece,
-    at_random,
     compress_ddp,
     compress_fsdp,
-    counter_key,
-    largest,
+    largest_indices,
     method_of,
     num_kept,
+    random_indices,
+    random_key,
 )
 from train.parallel.ranks import Ranks
 
@@ -238,7 +238,7 @@ def splitmix(x: int) -> int:
 
 
 def oracle_places(name: str, size: int, step: int) -> list[int]:
-    count, key = num_kept(SHARE, size), counter_key(SEED, step, name)
+    count, key = num_kept(SHARE, size), random_key(SEED, step, name)
     edges = [number * size // count for number in range(count + 1)]
     noise = [splitmix((number * 0x9E3779B97F4A7C15 + key) % 2**64) % 2**63 for number in range(count)]
     return [edges[n] + noise[n] % (edges[n + 1] - edges[n]) for n in range(count)]
@@ -294,10 +294,10 @@ GROUPS = {"ddp2": [[0, 1], [2, 3]], "ddp4": [[0, 1, 2, 3]], "hsdp": [[0, 2], [1,
 
 def test_of_equal_magnitudes_the_first_are_kept() -> None:
     values = torch.tensor([0.5, -2.0, 2.0, 0.0, -0.5, 2.0, torch.nan, -torch.inf])
-    kept = [sorted(largest(values, count).tolist()) for count in range(1, 9)]
+    kept = [sorted(largest_indices(values, count).tolist()) for count in range(1, 9)]
     assert kept[:4] == [[6], [6, 7], [1, 6, 7], [1, 2, 6, 7]]
     assert kept[4:] == [[1, 2, 5, 6, 7], [0, 1, 2, 5, 6, 7], [0, 1, 2, 4, 5, 6, 7], list(range(8))]
-    assert sorted(largest(torch.zeros(1000), 10).tolist()) == list(range(10))
+    assert sorted(largest_indices(torch.zeros(1000), 10).tolist()) == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -311,16 +311,16 @@ def test_numbers_kept(share: float, size: int, kept: int) -> None:
 def test_random_places_are_different_ones_and_all_alike() -> None:
     counts = np.zeros(103)
     for step in range(2000):
-        places = at_random(103, 10, counter_key(SEED, step, "w"), torch.device("cpu"))
+        places = random_indices(103, 10, random_key(SEED, step, "w"), torch.device("cpu"))
         assert len(set(places.tolist())) == 10
         counts[places.numpy()] += 1
     # Stretches of 10 or 11: 2000/10 = 200 or 2000/11 = 182 hits; 6 standard deviations of 13.4 around them.
     assert 100 < counts.min() < counts.max() < 282
-    assert at_random(4, 4, 5, torch.device("cpu")).tolist() == [0, 1, 2, 3]
+    assert random_indices(4, 4, 5, torch.device("cpu")).tolist() == [0, 1, 2, 3]
 
 
 def test_places_follow_seed_step_and_name() -> None:
-    keys = {counter_key(seed, step, name) for seed in (0, 1) for step in (0, 1) for name in ("a", "b")}
+    keys = {random_key(seed, step, name) for seed in (0, 1) for step in (0, 1) for name in ("a", "b")}
     assert len(keys) == 8
     assert max(keys) < 2**63
 
@@ -334,7 +334,7 @@ def alone():
 
 def test_a_parameter_whose_gradient_was_zero_comes_back_to_life(alone) -> None:
     """A product of zeros says nothing about a left factor; the next gradient is found all the same."""
-    pieces = [Piece("w", (8, 8))]
+    pieces = [BufferEntry("w", (8, 8))]
     compressor = Compressor(method_of(settings("powersgd"), SEED), alone, torch.device("cpu"))
     compressor.remember(pieces)
     first, second = torch.randn(8, 1), torch.randn(1, 8)
@@ -348,7 +348,7 @@ def test_a_parameter_whose_gradient_was_zero_comes_back_to_life(alone) -> None:
 
 
 def test_the_loss_scale_and_what_was_held_back(alone) -> None:
-    pieces = [Piece("w", (4,))]
+    pieces = [BufferEntry("w", (4,))]
     compressor = Compressor(method_of(settings("topk"), SEED), alone, torch.device("cpu"))
     compressor.remember(pieces)
     compressor.start(0)
@@ -365,7 +365,7 @@ def test_a_missing_gradient_is_refused(alone) -> None:
     compressor = Compressor(method_of(settings("topk"), SEED), alone, torch.device("cpu"))
     compressor.start(0)
     with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Every parameter wants a gradient"):
-        compressor.sum(torch.ones(4), [Piece("a", (4,)), Piece("b", (3,))])
+        compressor.sum(torch.ones(4), [BufferEntry("a", (4,)), BufferEntry("b", (3,))])
 
 
 # ---------------------------------------------------------------------------------------------------------- many ranks

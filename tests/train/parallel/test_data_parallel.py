@@ -77,7 +77,7 @@ class Scene:
         self.model(step).backward()
 
     def update(self) -> None:
-        self.states.link_gradients()
+        self.states.view_gradients()
         self.optimizer.step()
         self.states.gather()
 
@@ -137,7 +137,7 @@ def play_optimizer(mesh, kind: str) -> float:
         for weight, other in pairs:
             weight.grad = torch.randn(weight.shape, generator=random)
             other.grad = weight.grad.clone()
-        states.link_gradients()
+        states.view_gradients()
         update(sharded, 0.01)
         states.gather()
         update(reference, 0.01)
@@ -160,7 +160,7 @@ def play_moving(meshes: dict, folder: Path) -> dict:
         four.update()
     two = Scene(meshes[2], adamw)
     if dist.get_rank() < 2:
-        two.states.link_gradients()
+        two.states.view_gradients()
         for shard in two.states.shards.values():
             shard.grad = torch.zeros_like(shard)
         two.optimizer.step()
@@ -185,7 +185,7 @@ def play_sharing(mesh) -> dict:
     states = ShardedStates(weights.named_parameters(), mesh)
     before = weights.even.detach().clone()
     weights.even.grad = torch.ones_like(weights.even)
-    states.link_gradients()
+    states.view_gradients()
     weights.even.grad.mul_(3)
     torch.optim.SGD(states.shards.values(), lr=1.0).step()
     rank = mesh.get_local_rank()

@@ -20,8 +20,8 @@ from train.parallel.ranks import (
     FirstRankFailed,
     backend_of,
     device_of,
+    machine_placement,
     open_ranks,
-    place_on_machine,
     use_expandable_segments,
 )
 from train.pretrain.__main__ import main
@@ -113,15 +113,15 @@ def test_the_place_is_that_of_torchrun_and_not_of_the_hostname(monkeypatch: pyte
     """Eight containers of one name have a GPU each; without torchrun's variables, ranks are grouped by hostname."""
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert place_on_machine(dist.HashStore(), 5, 8) == (0, 1)
+    assert machine_placement(dist.HashStore(), 5, 8) == (0, 1)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     store = dist.HashStore()
     for rank, host in enumerate(("one", "two", "one", "two", "two")):
         store.set(f"host/{rank}", host)
     monkeypatch.setattr("socket.gethostname", lambda: "two")
-    assert place_on_machine(store, 4, 5) == (2, 3)
+    assert machine_placement(store, 4, 5) == (2, 3)
     monkeypatch.setattr("socket.gethostname", lambda: "one")
-    assert place_on_machine(store, 0, 5) == (0, 2)
+    assert machine_placement(store, 0, 5) == (0, 2)
 
 
 # ----------------------------------------------------------------------------------------------- the allocator of CUDA

@@ -18,11 +18,11 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from tests.support.layout_cases import CASES, SEED, SHAPE, SLOW, TIED, Case
 from tests.support.rank_pool import RankFailed, shared_pool
-from train.checkpoint.metadata import Identity, Note
+from train.checkpoint.metadata import CheckpointMetadata, Identity
 from train.checkpoint.save import write_checkpoint
 from train.checkpoint.state import layout_of, read_state
 from train.config.settings import load_settings
-from train.data.batches import Heldout
+from train.data.batches import HeldoutRows
 from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, num_parameters
@@ -82,7 +82,7 @@ def learn(ranks, case: Case, seed: str, fault: str = "") -> Found:
     """What one of the ranks of a layout finds."""
     learner = Learner(plan_of(case), ranks, SOURCES)
     run = Store(seed)
-    note = Note.model_validate_json(run.read_bytes("note.json"))
+    note = CheckpointMetadata.model_validate_json(run.read_bytes("note.json"))
     learner.begin()  # the seed holds weights only
     weights = {name: value for name, value in learner.state().items() if name.startswith("model.")}
     for value in weights.values():
@@ -101,7 +101,9 @@ def learn(ranks, case: Case, seed: str, fault: str = "") -> Found:
         found.append((measured.loss, measured.grad_norm, losses))
         assert sum(measured.counts) == whole.num_targets or fault
         learner.update(RATES[step - 1], measured)
-    measured = [learner.measure(Heldout(sources=("a", "b", "c"), rows=heldout_of(number, case))) for number in HELDOUT]
+    measured = [
+        learner.measure(HeldoutRows(sources=("a", "b", "c"), rows=heldout_of(number, case))) for number in HELDOUT
+    ]
     return Found(found, [(tally.losses_S.sum() / tally.counts_S.sum()).item() for tally in measured])
 
 
@@ -167,7 +169,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory):
             identity = Identity(**dict.fromkeys(names, "seed"), settings={}, skip_length=0)
             layout = layout_of(learner.settings.layout, axes_of(learner.settings.layout, 1), 1, "cpu")
             weights = {name: value for name, value in learner.state().items() if name.startswith("model.")}
-            note = write_checkpoint(run, Note(step=0, identity=identity, layout=layout), weights, ranks)
+            note = write_checkpoint(run, CheckpointMetadata(step=0, identity=identity, layout=layout), weights, ranks)
         run.write_atomic("note.json", note.to_bytes())
         return run.uri
 

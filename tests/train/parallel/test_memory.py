@@ -237,7 +237,7 @@ def peak_of_two_steps(ranks: Any, model: ModelShape, raw: dict[str, Any], global
     settings = settings_of(raw)
     split = SplitModel(model, settings, ranks, 2, (WIDTH, global_batch))
     split.set_initial_weights(0)
-    optimizer = make_optimizer(split.to_update(), settings.optim)
+    optimizer = make_optimizer(split.parameters_to_update(), settings.optim)
     ids = torch.ones(len(split.rows_here(global_batch)), WIDTH, dtype=torch.int64)
     documents = torch.zeros_like(ids, dtype=torch.int32) if settings.train.document_mask else None
     rows = split.micro_batches(Rows(ids, ids.clone(), documents, ids[:, 0].clone()), global_batch)

@@ -16,7 +16,7 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import Settings, load_settings
 from train.data.packing import open_packings
 from train.model.shape import num_parameters
-from train.optim.schedule import StageCourse, learning_rate
+from train.optim.schedule import StageSchedule, learning_rate
 from train.parallel.memory import memory_of_rank
 from train.plan.make_plan import make_plan
 from train.plan.plan import PLAN_NAME, Plan, read_plan, read_settings, write_plan
@@ -183,9 +183,9 @@ def test_stages_follow_each_other(run: Store) -> None:
     assert (plan.steps, plan.seq_len, plan.global_batch) == (90, 64, 4)
     assert plan.num_tokens == values(plan)["tokens"] == 64 * 4 * 30 + 32 * 8 * 20 + 64 * 4 * 40
     assert plan.course.stages == (
-        StageCourse(1, 30),
-        StageCourse(31, 20),
-        StageCourse(51, 40, learning_rate=3e-4, schedule="linear", final_lr_share=0.5),
+        StageSchedule(1, 30),
+        StageSchedule(31, 20),
+        StageSchedule(51, 40, learning_rate=3e-4, schedule="linear", final_lr_share=0.5),
     )
     found = [learning_rate(step, plan.course, plan.settings.optim) for step in (3, 6, 51, 90)]
     assert found[:2] == [1e-3, 2e-3]

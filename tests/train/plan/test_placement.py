@@ -17,7 +17,7 @@ from train.parallel.ranks import open_ranks
 from train.plan.make_plan import make_plan
 from train.plan.placement import Here, peak_here, place
 from train.plan.plan import MIN_BLOCKS_HEAD, Plan, check_blocks
-from train.pretrain.setup import here_of
+from train.pretrain.setup import devices_of
 
 H100 = Here("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
 A100 = Here("cuda", (8, 0), "NVIDIA A100-SXM4-80GB")
@@ -199,7 +199,7 @@ def test_documents_in_fp32_are_refused_on_a_gpu(tiny: Store) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_real_gpu_is_known_by_its_name_and_capability(tiny: Store) -> None:
     with open_ranks() as ranks:
-        here = here_of(ranks)
+        here = devices_of(ranks)
     assert (here.kind, here.name) == ("cuda", torch.cuda.get_device_name())
     found = place(planned(tiny), here)[0].settings
     assert found == found.for_device("cpu")

@@ -25,8 +25,8 @@ from tests.support.tiny_runs import (
 )
 from tests.train.pretrain.test_survive import poisoned
 from train.config.settings import Settings
-from train.pretrain.run import Run
-from train.pretrain.step import Learner, Measured
+from train.pretrain.run import TrainingRun
+from train.pretrain.step import Learner, StepResult
 
 pytestmark = pytest.mark.dist
 
@@ -36,7 +36,7 @@ STEPS = 20
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Ranks on CPUs read the figures of a step while the next one computes."""
-    with mock.patch.object(Run, "defers", True):
+    with mock.patch.object(TrainingRun, "defers", True):
         yield
 
 
@@ -66,7 +66,7 @@ def test_figures_are_late_where_no_decision_waits_for_them(
         setup=SimpleNamespace(settings=settings_of(**sections)),
         _ranks=SimpleNamespace(device=torch.device(device)),
     )
-    assert Run.defers.fget(run) is expected  # type: ignore[attr-defined]
+    assert TrainingRun.defers.fget(run) is expected  # type: ignore[attr-defined]
 
 
 RUNS: dict[str, tuple[int, dict[str, dict[str, Any]], tuple[str, ...]]] = {
@@ -109,9 +109,9 @@ def test_a_late_run_is_the_same_bit_for_bit(tmp_path: Path, name: str) -> None:
 def order_of_reading(folder: str) -> Iterator[None]:
     """Write down when the work of a step is launched and when its figures are read."""
     order: list[str] = []
-    compute, update, read = Learner.compute, Learner.update, Measured._figures.func
+    compute, update, read = Learner.compute, Learner.update, StepResult._figures.func
 
-    def computing(self: Learner, step: int, *arguments: Any) -> Measured:
+    def computing(self: Learner, step: int, *arguments: Any) -> StepResult:
         measured = compute(self, step, *arguments)
         measured.step = step
         return measured
@@ -127,7 +127,7 @@ def order_of_reading(folder: str) -> Iterator[None]:
     with (
         mock.patch.object(Learner, "compute", computing),
         mock.patch.object(Learner, "update", updating),
-        mock.patch.object(Measured, "_figures", property(reading)),
+        mock.patch.object(StepResult, "_figures", property(reading)),
     ):
         yield
     Path(folder, "order.txt").write_text("\n".join(dict.fromkeys(order)))

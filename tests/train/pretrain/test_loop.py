@@ -39,7 +39,7 @@ from tests.support.tiny_runs import (
     trained,
 )
 from train.data.batches import Batches
-from train.data.rows import IGNORED, Rows, joined
+from train.data.rows import IGNORED, Rows, concatenate_rows
 from train.model.transformer import build_model, initial_weight
 from train.optim.schedule import learning_rate
 from train.parallel.layout import rows_of
@@ -240,7 +240,7 @@ def test_two_ranks_learn_from_the_same_global_batches_bit_for_bit(full: Path, tm
     batches = opened(run)
     for step, parts in enumerate(zip(first, second, strict=True)):
         assert [len(part[0]) for part in parts] == [2, 3]
-        together, whole = joined([Rows(*part) for part in parts]), batches.batch(step)
+        together, whole = concatenate_rows([Rows(*part) for part in parts]), batches.batch(step)
         for name in ("inputs_BT", "targets_BT", "documents_BT", "sources_B"):
             assert torch.equal(getattr(together, name), getattr(whole, name))
         assert [row for rank in range(2) for row in rows_of(5, 2, rank)] == list(range(5))

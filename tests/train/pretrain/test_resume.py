@@ -34,8 +34,8 @@ from tests.support.tiny_runs import (
     trained,
 )
 from train.parallel.ranks import Ranks
-from train.pretrain.run import Run
-from train.pretrain.setup import Setup
+from train.pretrain.run import TrainingRun
+from train.pretrain.setup import TrainingSetup
 
 pytestmark = pytest.mark.dist
 
@@ -150,10 +150,10 @@ def test_resumes_in_any_layout(uninterrupted: Trained, tmp_path: Path, before: s
     assert all(torch.equal(kept[name], original[name]) for name in kept)
 
 
-def save_again(setup: Setup, ranks: Ranks) -> int:
+def save_again(setup: TrainingSetup, ranks: Ranks) -> int:
     """Instead of training: save the state as soon as it has been read."""
     with ExitStack() as stack:
-        run = Run(setup, ranks, stack, lambda: (False, False))
+        run = TrainingRun(setup, ranks, stack, lambda: (False, False))
         run.save()
         run.finish_saves()
     return 0

@@ -27,8 +27,8 @@ from train.data.rows import IGNORED
 from train.data.stages import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
 from train.monitor.events import EVENTS_NAME, SpikeDocument
 from train.monitor.quarantine import QUARANTINE_NAME, quarantine, read_quarantine
-from train.pretrain.log import Record
-from train.pretrain.spikes import leave_out, without
+from train.pretrain.log import TrainingLog
+from train.pretrain.spikes import exclude_spike, samples_to_skip
 from train.pretrain.step import Learner
 from train.trace import Trace, open_trace
 
@@ -107,7 +107,7 @@ def test_what_is_skipped_is_all_that_holds_a_document_and_no_more(constant: Stor
     for doc_id in list(tokens_of(open_dataset(constant)))[::5]:
         identifier = bytes.fromhex(doc_id)
         known = trace.steps_of_document(identifier)[0].appearances
-        samples = without(trace, [doc_id], [], after)
+        samples = samples_to_skip(trace, [doc_id], [], after)
         assert {part.sample for part in known if part.step > after and part.sample >> STAGE_BITS == 0} <= set(samples)
         skipping = trace.skipping(samples)
         assert skipping.samples_with([identifier], after) == []
@@ -126,7 +126,7 @@ def test_what_moves_up_is_looked_at_again(constant: Store) -> None:
     trace = opened(constant, CASES["one stage"])[1]
     doc_ids = list(tokens_of(open_dataset(constant)))
     once = [trace.samples_with([bytes.fromhex(doc_id)], 0) for doc_id in doc_ids]
-    found = [without(trace, [doc_id], [], 0) for doc_id in doc_ids]
+    found = [samples_to_skip(trace, [doc_id], [], 0) for doc_id in doc_ids]
     assert any(len(samples) > len(first) > 0 for samples, first in zip(found, once, strict=True))
     assert all(samples[: len(first)] == first for samples, first in zip(found, once, strict=True))
 
@@ -136,17 +136,17 @@ def test_samples_that_are_skipped_anyway_come_first_and_count_once(constant: Sto
     first = trace.documents_of_step(5)[0]
     doc_id = first.doc_id
     batch = sorted({part.sample for part in trace.documents_of_step(first.step)})
-    samples = without(trace, [doc_id], batch, first.step - 1)
+    samples = samples_to_skip(trace, [doc_id], batch, first.step - 1)
     assert samples[: len(batch)] == batch
     assert len(set(samples)) == len(samples) > len(batch)
 
 
 def test_documents_that_most_samples_hold_cannot_be_kept_out(constant: Store) -> None:
     trace, doc_ids = opened(constant, CASES["one stage"])[1], list(tokens_of(open_dataset(constant)))
-    assert without(trace, [], [5], 0) == [5]
-    assert without(trace, ["ab" * 16], [], 0) == []  # of another dataset
+    assert samples_to_skip(trace, [], [5], 0) == [5]
+    assert samples_to_skip(trace, ["ab" * 16], [], 0) == []  # of another dataset
     with pytest.raises(ContractError, match=rf"can do without {len(doc_ids)} document\(s\), found them in most of its"):
-        without(trace, doc_ids, [], trace.num_steps - 5)
+        samples_to_skip(trace, doc_ids, [], trace.num_steps - 5)
     assert trace.num_samples(trace.num_steps - 5) == 35
     assert trace.num_samples(trace.num_steps) == 0
 
@@ -163,9 +163,9 @@ def test_a_later_spike_brings_no_earlier_culprit_back(constant: Store) -> None:
         constant.delete(QUARANTINE_NAME)
         culprit = trace.documents_of_step(step)[0]
         blamed = SpikeDocument.model_validate(culprit).model_copy(update={"loss": 9.0, "targets": 9, "excess": 1.0})
-        first = leave_out(setup, step, step - 1, [blamed], 1)
+        first = exclude_spike(setup, step, step - 1, [blamed], 1)
         assert [line.doc_id for line in first.documents] == [culprit.doc_id]
-        second = leave_out(setup, trace.num_steps - 5, trace.num_steps - 9, [], 2)
+        second = exclude_spike(setup, trace.num_steps - 5, trace.num_steps - 9, [], 2)
         assert second.documents == ()
         now = trace.skipping([*first.samples, *second.samples])
         identifier = bytes.fromhex(culprit.doc_id)
@@ -351,7 +351,7 @@ def test_a_rewind_alone_lets_the_culprit_come_back(tmp_path: Path) -> None:
 def killed_in(name: str) -> Iterator[None]:
     """The process ends as it begins to do something."""
     kill = RuntimeError(f"killed in {name}")
-    target = mock.patch.object(Record, "rewind", side_effect=kill)
+    target = mock.patch.object(TrainingLog, "rewind", side_effect=kill)
     if name != "rewind":
         target = mock.patch(f"train.pretrain.spikes.{name}", side_effect=kill)
     with target:

@@ -39,11 +39,11 @@ from tests.support.tiny_runs import (
 )
 from train.data.rows import Rows
 from train.data.stages import append_to_skip_list
-from train.model.loss import Tally
+from train.model.loss import LossTally
 from train.parallel.parallelize import SplitModel
 from train.plan.plan import read_plan
 from train.pretrain.__main__ import main
-from train.pretrain.step import Learner, Measured
+from train.pretrain.step import Learner, StepResult
 from train.trace import documents_of_step
 
 pytestmark = pytest.mark.dist
@@ -183,11 +183,11 @@ def poisoned(steps: Sequence[int], kind: str) -> Iterator[None]:
     """The loss or the gradient of some steps is no number, on one rank's rows, as from a broken product."""
     compute, backward, here = Learner.compute, SplitModel.backward, [0]
 
-    def computing(self: Learner, step: int, *arguments: Any) -> Measured:
+    def computing(self: Learner, step: int, *arguments: Any) -> StepResult:
         here[0] = step
         return compute(self, step, *arguments)
 
-    def backwards(self: SplitModel, *arguments: Any) -> Tally:
+    def backwards(self: SplitModel, *arguments: Any) -> LossTally:
         tally = backward(self, *arguments)
         if here[0] in steps:
             for parameter in self.parameters.values():
@@ -204,12 +204,12 @@ def bad_samples(rows: Any, factor: float) -> Iterator[None]:
     """Any batch with one of these rows has a loss that is larger by a factor, and a gradient."""
     compute, backward, here = Learner.compute, SplitModel.backward, [torch.zeros(())]
 
-    def computing(self: Learner, step: int, part: Rows, *arguments: Any) -> Measured:
+    def computing(self: Learner, step: int, part: Rows, *arguments: Any) -> StepResult:
         here[0] = (part.inputs_BT[:, None] == rows[None]).all(-1).any().float()
         torch.distributed.all_reduce(here[0])
         return compute(self, step, part, *arguments)
 
-    def backwards(self: SplitModel, *arguments: Any) -> Tally:
+    def backwards(self: SplitModel, *arguments: Any) -> LossTally:
         tally = backward(self, *arguments)
         tally.losses_S.mul_(factor if here[0] else 1.0)
         return tally
@@ -423,7 +423,7 @@ def files_at_most(size: int, first: int, last: int, stands: str = "") -> Iterato
     compute = Learner.compute
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def computing(self: Learner, step: int, *arguments: Any) -> Measured:
+    def computing(self: Learner, step: int, *arguments: Any) -> StepResult:
         limit = time.monotonic() + 60
         while step == first and stands and not Path(stands).exists() and time.monotonic() < limit:
             time.sleep(0.01)

@@ -20,14 +20,14 @@ from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, w
 from schemas.storage import Store
 from schemas.tables import CLEAN, DOCUMENTS
 from schemas.tokens import open_dataset
-from schemas.versions import attach
+from schemas.versions import attach_run
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.metadata import NOTE_NAME, Identity, Layout, Note
+from train.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, Identity, Layout
 from train.config.settings import load_settings
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
-from train.trace.answer import Answers, Wanted, plain
+from train.trace.answer import AnswerOptions, TraceAnswers, to_json_value
 
 RECIPE: dict[str, Any] = {
     "plan": {"num_layers": 1, "d_model": 16, "num_heads": 2},
@@ -85,8 +85,8 @@ def write_note(run: Store, step: int, ranks: int) -> None:
     )
     axes = {"pipeline": 1, "replicate": 1, "shard": ranks, "context": 1, "tensor": 1}
     layout = Layout(ranks=ranks, axes=axes, settings={"micro_batch": 2}, threads=1, device="cpu", kernels="")
-    note = Note(step=step, identity=identity, layout=layout)
-    run.write_atomic(f"{note.name}/{NOTE_NAME}", note.to_bytes())
+    note = CheckpointMetadata(step=step, identity=identity, layout=layout)
+    run.write_atomic(f"{note.name}/{METADATA_NAME}", note.to_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Cal
 
 
 def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) -> None:
-    answers = Answers(run, Wanted(text=True))
+    answers = TraceAnswers(run, AnswerOptions(text=True))
     for row in rows_of(run):
         (told, seen), *_ = answers.document(row["doc_id"].hex()).documents
         assert (told.detail.title, told.text) == (f"Title of {row['doc_id'].hex()}", text_of(row))
@@ -198,7 +198,7 @@ def test_a_scan_finds_all_documents_with_a_string(
     expected = {row["doc_id"].hex() for row in rows if string in text_of(row)}
     assert rows[9]["doc_id"].hex() in expected
     if kept == "shards":
-        monkeypatch.setattr("train.trace.documents.table_behind", lambda *made: None)
+        monkeypatch.setattr("train.trace.documents.origin_table", lambda *made: None)
     code, out, err = trace("--contains", string, "--json", "--limit", "99")
     assert {document["doc_id"] for document in json.loads(out)["documents"]} == expected
     assert (code, "scan" in err or "decoding" in err) == (0, True)
@@ -214,12 +214,12 @@ def test_a_run_on_the_dataset_of_another_one_has_its_titles_and_texts(
     run: Store, trace: Callable[..., Told], tmp_path: Path, own: tuple[str, ...]
 ) -> None:
     branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
-    state = attach(branch, run)
+    state = attach_run(branch, run)
     for name in own:  # made anew on the other tables
         version = state.tables[name].rpartition("/")[2]
         shutil.copytree(run.path(f"{name}/{version}"), branch.path(f"{name}/{version}"))
         write_run(branch, RunFile(tables=read_run(branch).tables | {name: version}, recipe=RECIPE))
-    attach(new, branch, ("tokens", "tokenizer"))
+    attach_run(new, branch, ("tokens", "tokenizer"))
     write_plan(new, make_plan(new, open_dataset(new), load_settings(RECIPE, [], "test")))
     row = rows_of(run)[9]
     code, out, err = trace("--contains", text_of(row), "--json", at=new)
@@ -228,7 +228,7 @@ def test_a_run_on_the_dataset_of_another_one_has_its_titles_and_texts(
     assert (code, "scanning the clean text of " in err, found["doc_id"]) == (0, True, doc_id)
     assert found["title"] == f"Title of {doc_id}"
     assert found["signals"]["gopher_num_words"] == row["num_tokens"] - 2
-    assert Answers(new, Wanted()).details.record(row["split"], row["offset"], doc_id)["url"] == row["url"]
+    assert TraceAnswers(new, AnswerOptions()).details.record(row["split"], row["offset"], doc_id)["url"] == row["url"]
 
 
 def test_a_row_that_was_dropped_while_cleaning_is_in_no_dataset(run: Store, trace: Callable[..., Told]) -> None:
@@ -297,7 +297,7 @@ def test_a_run_without_a_plan_and_tables(trace: Callable[..., Told], tmp_path: P
 
 def test_json_has_no_numbers_that_json_has_not() -> None:
     value = {"a": float("nan"), "b": [1.5, float("inf")], "c": b"\x01", "d": [("en", 1)], "e": None, "f": True}
-    assert plain(value) == {"a": None, "b": [1.5, None], "c": "01", "d": [["en", 1]], "e": None, "f": True}
+    assert to_json_value(value) == {"a": None, "b": [1.5, None], "c": "01", "d": [["en", 1]], "e": None, "f": True}
 
 
 def test_a_look_up_loads_neither_torch_nor_pandas(run: Store) -> None:
@@ -323,7 +323,7 @@ def archive(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     path = tmp_path / "web.warc.gz"
     path.write_bytes(b"\n" * row["offset"] + record.ljust(row["length"], b"\n"))
     recorded = {"offset": row["offset"], "length": row["length"], "url": row["url"], "record_type": "response"}
-    monkeypatch.setattr("train.trace.documents.Details.record", lambda *arguments: recorded)
+    monkeypatch.setattr("train.trace.documents.DetailReader.record", lambda *arguments: recorded)
     return path, row
 
 

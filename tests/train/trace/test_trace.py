@@ -26,7 +26,7 @@ from train.data.stages import STAGE_BITS, SkipList, append_to_skip_list, read_sk
 from train.trace import Appearance, Trace, documents_of_step, print_documents, print_steps, steps_of_url
 from train.trace import trace as trace_step
 from train.trace.layout import StepLayout
-from train.trace.trace import seen_by
+from train.trace.trace import exposure_of
 
 SECOND = 1 << STAGE_BITS
 SKIP = SkipList((0, 17, 18, 77, SECOND + 2, SECOND + 3))
@@ -356,7 +356,7 @@ def test_a_checkpoint_saw_the_steps_up_to_its_own(
     run: Store, steps: list[int], checkpoints: list[int], expected: tuple[int | None, ...]
 ) -> None:
     part = opened(run, CASES["one stage"])[1].documents_of_step(1)[0]
-    found = seen_by([replace(part, step=step, epoch=step // 4) for step in (*steps, *steps)], checkpoints)
+    found = exposure_of([replace(part, step=step, epoch=step // 4) for step in (*steps, *steps)], checkpoints)
     assert found.steps == tuple(steps)
     assert found.epochs == tuple(sorted({step // 4 for step in steps}))
     assert (found.trained, found.first_checkpoint, found.last_checkpoint, found.last_clean) == expected

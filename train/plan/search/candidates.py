@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import AUTO, Settings
 from train.model.shape import ModelShape
-from train.parallel.layout import problems_of
+from train.parallel.layout import layout_problems
 from train.plan.search.devices import Cluster
 
 # A split of a run over ranks: its axes, its description, and its settings.
@@ -222,7 +222,7 @@ class Ways:
         lengths = [batch.seq_len for batch in self.batches]
         # Enough rows for any schedule: the actual number is checked with the micro-batches.
         rows = 64 * split.pipeline
-        problems = list(problems_of(self.shape, settings, math.prod(split.axes.values()), lengths, rows))
+        problems = list(layout_problems(self.shape, settings, math.prod(split.axes.values()), lengths, rows))
         return (DIVISION, problems[0]) if problems else None
 
     def problem(self, split: Split, size: int, mode: str) -> str | None:
@@ -242,7 +242,7 @@ class Ways:
         split = Split(data, 1, 1, 1, "heads", 1, pipeline, schedule, stages)
         settings = self.settings.model_copy(update={"layout": self.layout(split, 1, mode)})
         lengths = [batch.seq_len for batch in self.batches]
-        return next(problems_of(self.shape, settings, split.pipeline, lengths, number), None)
+        return next(layout_problems(self.shape, settings, split.pipeline, lengths, number), None)
 
     def layout(self, split: Split, size: int, mode: str) -> LayoutConfig:
         """Return the `[layout]` section of a split, other settings as in the recipe. Raises ValidationError if

@@ -14,7 +14,7 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token
-from train.parallel.memory import Memory, RankNeeds, memory_of_rank
+from train.parallel.memory import Memory, RankMemory, memory_of_rank
 from train.plan.search.candidates import TURNS, Batch, Split, Ways, shown
 from train.plan.search.compute import Compute, computed_in
 from train.plan.search.cost import Links, StepCost
@@ -99,7 +99,7 @@ class _Search:
         self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
     ):
         device = cluster.device
-        settings = settings.formats_for(device.kind, device.capability)
+        settings = settings.with_precisions_for(device.kind, device.capability)
         precision = computed_in(settings)
         if precision not in device.peak_flops:
             raise ConfigError(
@@ -242,7 +242,7 @@ class _Search:
         if settings.layout.offload:
             return 0
         needs = (
-            RankNeeds(self.shape, settings, leaf.split.axes, 0, (batch.seq_len, batch.rows), cuda).moments()
+            RankMemory(self.shape, settings, leaf.split.axes, 0, (batch.seq_len, batch.rows), cuda).moments()
             for batch in self.batches
         )
         return max(sum(moment.values()) for moments in needs for moment in moments.values())

@@ -22,20 +22,20 @@ from pipeline.dedup.audit.sample import (
     PROPOSALS,
     SAMPLED,
     UNIFORM,
-    Chosen,
+    AuditSamples,
     choose,
-    cut,
     document_keys,
-    hashes,
+    hash_limit,
+    hash_values,
 )
 from pipeline.dedup.config import DedupConfig
-from pipeline.minhash.fast import mixed, sketch
+from pipeline.minhash.fast import mix_bits, sketch
 from pipeline.minhash.stage import SignatureConfig, band_keys
 from schemas.storage import Store
 from schemas.tables import AUDIT
 
 SIGNATURE = SignatureConfig()
-NOBODY = Chosen(joined=[], uniform=[], anchored=[], every_joined=False, every_document=False, capped=[])
+NOBODY = AuditSamples(joined=[], uniform=[], anchored=[], every_joined=False, every_document=False, capped=[])
 
 # --------------------------------------------------------------------------------------------------------- intervals
 
@@ -127,9 +127,9 @@ def test_keys_depend_on_the_document_its_seed_and_its_purpose_alone() -> None:
     assert document_keys(array.slice(700, 5), 0, JOINED).tolist() == keys[700:705].tolist()
     assert keys.min() >= 0
     for other in (document_keys(array, 1, JOINED), document_keys(array, 0, UNIFORM)):
-        low = (keys < cut(0.5)) & (other < cut(0.5))
+        low = (keys < hash_limit(0.5)) & (other < hash_limit(0.5))
         assert 430 < low.sum() < 570  # a quarter of 2,000, six standard deviations of 19 to either side
-    assert (cut(0), cut(1), cut(7)) == (0, 2**63 - 1, 2**63 - 1)
+    assert (hash_limit(0), hash_limit(1), hash_limit(7)) == (0, 2**63 - 1, 2**63 - 1)
 
 
 def proposal(sample: str, key: int, number: int, **more: Any) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def sampled(
 ) -> dict[str, Any]:
     """A row of a sampled document; its keys are its own number unless given."""
     numbers = None if shingles is None else np.array(sorted(shingles), "<u8")
-    signed = sketch(mixed(numbers), SIGNATURE) if numbers is not None and len(numbers) else np.zeros(112, np.uint32)
+    signed = sketch(mix_bits(numbers), SIGNATURE) if numbers is not None and len(numbers) else np.zeros(112, np.uint32)
     return {
         "doc": doc(number),
         "scope": scope,
@@ -237,15 +237,15 @@ def test_all_pairs_keep_to_a_scope_and_do_not_depend_on_blocks(monkeypatch: pyte
     assert [row for part in blocks for row in zip(part.a.tolist(), part.b.tolist(), part.jaccard.tolist())] == found
 
 
-def run(tmp_path: Path, rows: Sequence[dict[str, Any]], chosen: Chosen, **settings: Any) -> dict[str, Any]:
+def run(tmp_path: Path, rows: Sequence[dict[str, Any]], chosen: AuditSamples, **settings: Any) -> dict[str, Any]:
     """What `examine` says of these rows."""
     folder = Store(str(tmp_path / f"audit-{len(list(tmp_path.glob('audit-*')))}"))
     task = ExamineTask(chosen, AuditConfig(**settings), DedupConfig(), SIGNATURE, folder)
     return examine(task, iter(table(rows).to_batches(max_chunksize=3)))
 
 
-def with_samples(**samples: Any) -> Chosen:
-    return Chosen(**{**vars(NOBODY), **samples})
+def with_samples(**samples: Any) -> AuditSamples:
+    return AuditSamples(**{**vars(NOBODY), **samples})
 
 
 def test_recall_by_hand(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def corpus(seed: int, families: int = 700) -> tuple[list[dict[str, Any]], np.nda
             kept = random.random(120) < random.uniform(0.7, 1.0)
             fresh = random.integers(0, 2**63, int((~kept).sum()), dtype=np.uint64)
             sets.append(np.unique(np.concatenate([original[kept], fresh])))
-    signatures = np.stack([sketch(mixed(numbers), SIGNATURE) for numbers in sets])
+    signatures = np.stack([sketch(mix_bits(numbers), SIGNATURE) for numbers in sets])
     keys = band_keys(signatures[:, :24], 4, 6).view(np.int64)
     clusters = np.arange(len(sets))
     for column in keys.T:  # what joins is a shared band; documents are few, so passes are enough
@@ -371,7 +371,7 @@ def corpus(seed: int, families: int = 700) -> tuple[list[dict[str, Any]], np.nda
             smallest = np.full(bucket.max() + 1, len(sets))
             np.minimum.at(smallest, bucket, clusters)
             clusters = smallest[bucket]
-    anchors = np.array([mixed(numbers ^ np.uint64(seed + 977)).min() for numbers in sets], np.uint64)
+    anchors = np.array([mix_bits(numbers ^ np.uint64(seed + 977)).min() for numbers in sets], np.uint64)
     rows = [
         sampled(number + 1, numbers, cluster=int(cluster) + 1, keys=own)
         for number, (numbers, cluster, own) in enumerate(zip(sets, clusters, keys.tolist()))
@@ -382,8 +382,8 @@ def corpus(seed: int, families: int = 700) -> tuple[list[dict[str, Any]], np.nda
 def groups_of(rows: Sequence[dict[str, Any]], anchors: np.ndarray, seed: int, share: float) -> list[list[bytes]]:
     """The documents of the anchors whose hash is low, where there are two of them at least."""
     found: dict[int, list[bytes]] = {}
-    for row, anchor, rank in zip(rows, anchors.tolist(), hashes(anchors, seed, "anchor").tolist()):
-        if rank < cut(share):
+    for row, anchor, rank in zip(rows, anchors.tolist(), hash_values(anchors, seed, "anchor").tolist()):
+        if rank < hash_limit(share):
             found.setdefault(anchor, []).append(row["doc"])
     return [members for _, members in sorted(found.items()) if len(members) > 1]
 

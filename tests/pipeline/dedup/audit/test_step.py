@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.dedup.audit.config import AUDIT, AuditConfig, wanted
+from pipeline.dedup.audit.config import AUDIT, AuditConfig, is_enabled
 from pipeline.dedup.audit.sample import (
     ANCHORED,
     JOINED,
@@ -21,17 +21,17 @@ from pipeline.dedup.audit.sample import (
     TextsTask,
     document_keys,
     propose,
+    read_sampled,
     rows_of,
-    sampled,
 )
 from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.config import DedupConfig
 from pipeline.engine.parquet import Part, PartWriter, parts_of
-from pipeline.engine.step import Build
+from pipeline.engine.step import StepContext
 from pipeline.minhash.stage import SignatureConfig, anchor, shingle_hashes, signature, text_digest
 from schemas.config import Recipe
 from schemas.errors import ContractError
-from schemas.manifest import Table, make_manifest, part_key
+from schemas.manifest import TableVersion, make_manifest, part_key
 from schemas.storage import Store
 from schemas.tables import TABLES
 
@@ -97,7 +97,7 @@ def row_of(page: Page) -> dict[str, Any]:
     return row
 
 
-def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, Table]:
+def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, TableVersion]:
     """Documents, text and clusters with these pages, dealt out to so many parts."""
     tables = {}
     for name in ("documents", "text", "clusters"):
@@ -117,7 +117,7 @@ def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, Ta
         figures = {"joined_documents": sum(page.leader is not None for page in held)} if name == "clusters" else {}
         content = {"table": name, "stages": {}, "config": {}, "inputs": [], "files": files, "counts": counts}
         how = {"paths": paths, "started": "", "wall_seconds": 0.0, "cpu_seconds": 0.0, "code_version": "0"}
-        tables[name] = Table(store, make_manifest(content | {"figures": figures}, how, name))
+        tables[name] = TableVersion(store, make_manifest(content | {"figures": figures}, how, name))
     return tables
 
 
@@ -125,9 +125,11 @@ def recipe_of(dedup: DedupConfig, **audit: Any) -> Recipe:
     return Recipe({"audit": AuditConfig(**audit), "dedup": dedup, "signature": SIGNATURE})
 
 
-def audited(spark: Any, folder: Path, tables: dict[str, Table], recipe: Recipe) -> tuple[dict[str, Any], pa.Table, str]:
+def audited(
+    spark: Any, folder: Path, tables: dict[str, TableVersion], recipe: Recipe
+) -> tuple[dict[str, Any], pa.Table, str]:
     """Figures, rows and digest of the audit of these tables."""
-    build = Build(spark, recipe, (), {"audit": Store(str(folder / "audit"))}, tables, (), {}, None)
+    build = StepContext(spark, recipe, (), {"audit": Store(str(folder / "audit"))}, tables, (), {}, None)
     built = build_audit(build)["audit"]
     (entry,) = built.files
     rows = pq.read_table(folder / "audit" / built.paths[entry.key])
@@ -200,9 +202,9 @@ def test_a_run_without_documents_is_audited(spark: Any, tmp_path: Path) -> None:
 
 def test_the_step_is_wanted_where_near_copies_are_joined() -> None:
     assert AUDIT.config is AuditConfig
-    assert wanted(recipe_of(DedupConfig()))
-    assert not wanted(recipe_of(DedupConfig(near=False)))
-    assert not wanted(recipe_of(DedupConfig(), documents=0))
+    assert is_enabled(recipe_of(DedupConfig()))
+    assert not is_enabled(recipe_of(DedupConfig(near=False)))
+    assert not is_enabled(recipe_of(DedupConfig(), documents=0))
 
 
 # ----------------------------------------------------------------------------------------------------------- one part
@@ -237,7 +239,7 @@ def test_a_part_proposes_groups_with_their_sizes(part: Part) -> None:
 
 def test_texts_are_read_as_they_were_signed(part: Part) -> None:
     task = TextsTask(part, sorted([identifier(0), identifier(1), EARLIER]), DedupConfig(scope=("language",)), SIGNATURE)
-    found = {row["doc"]: row for row in rows(sampled(task))}
+    found = {row["doc"]: row for row in rows(read_sampled(task))}
     assert set(found) == {identifier(0), identifier(1)}
     one, other = found[identifier(0)], found[identifier(1)]
     assert one["shingles"] == other["shingles"]  # the line that was cut is not there
@@ -245,7 +247,7 @@ def test_texts_are_read_as_they_were_signed(part: Part) -> None:
     assert len(one["keys"]) == 14 * 8
     assert (one["num_shingles"], len(one["shingles"])) == (146, 146 * 8)
     assert one["cluster"] == identifier(0)
-    assert rows(sampled(TextsTask(part, [EARLIER], DedupConfig(), SIGNATURE))) == []
+    assert rows(read_sampled(TextsTask(part, [EARLIER], DedupConfig(), SIGNATURE))) == []
 
 
 def test_a_document_without_text_or_with_too_much_is_known_but_not_compared(
@@ -257,7 +259,7 @@ def test_a_document_without_text_or_with_too_much_is_known_but_not_compared(
     tables["text"] = make_tables(tmp_path / "withheld", withheld, 1)["text"]
     part = parts_of(tables)[0]
     monkeypatch.setattr("pipeline.dedup.audit.sample.MAX_SHINGLES", 145)
-    found = rows(sampled(TextsTask(part, [page.doc for page in pages], DedupConfig(), SIGNATURE)))
+    found = rows(read_sampled(TextsTask(part, [page.doc for page in pages], DedupConfig(), SIGNATURE)))
     assert [(row["num_shingles"], row["shingles"]) for row in found] == [(146, None), (None, None), (146, None)]
 
 
@@ -267,7 +269,7 @@ def test_tables_of_two_runs_are_refused(tmp_path: Path) -> None:
     for name in ("clusters", "text"):
         part = parts_of(tables | {name: make_tables(tmp_path / name, pages[:4], 1)[name]})[0]
         with pytest.raises(ContractError, match=r"expected [16] sampled documents in `clusters` and `text`, got [04]"):
-            rows(sampled(TextsTask(part, [pages[5].doc], DedupConfig(), SIGNATURE)))
+            rows(read_sampled(TextsTask(part, [pages[5].doc], DedupConfig(), SIGNATURE)))
 
 
 def test_only_row_groups_with_a_wanted_document_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

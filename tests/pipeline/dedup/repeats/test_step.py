@@ -12,15 +12,15 @@ import pytest
 from jobs.recipe import recipe_sections
 from pipeline.dedup.repeats import keys as parts
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
-from pipeline.dedup.repeats.step import build_repeats, wanted
+from pipeline.dedup.repeats.step import build_repeats, is_enabled
 from pipeline.dedup.repeats.write import write_repeats
 from pipeline.engine.parquet import Part
-from pipeline.engine.step import Build
+from pipeline.engine.step import StepContext
 from pipeline.perplexity.compile import compile_lm
 from pipeline.pii.stage import PII
 from pipeline.stages import CHECKED
 from pipeline.steps.clean import CleanTask, survivors
-from pipeline.steps.verdicts import Rejudge
+from pipeline.steps.verdicts import Reevaluation
 from schemas.config import load_recipe
 from schemas.manifest import part_key
 from schemas.storage import Store
@@ -29,7 +29,7 @@ from schemas.tables import REPEATS as SCHEMA
 from tests.support.repeats_oracle import of_part, total_rows
 from tests.support.tiny_arpa import TINY, write_arpa
 
-REEVALUATE = partial(Rejudge, CHECKED)
+REEVALUATE = partial(Reevaluation, CHECKED)
 
 SECTIONS = recipe_sections() | {REPEATS.name: RepeatsConfig}
 QUIET = ("quality.rules=[]", "toxicity.wordlists={}")
@@ -80,13 +80,15 @@ class Tables:
         folders = {name: table.folder for name, table in self.inputs.items()}
         return Part(number, folders, dict.fromkeys(folders, f"{part_key(number)}.parquet"))
 
-    def task(self, number: int, *overrides: str, folder: str = "repeats", make_judge=REEVALUATE) -> parts.RepeatsTask:
+    def task(
+        self, number: int, *overrides: str, folder: str = "repeats", make_reevaluator=REEVALUATE
+    ) -> parts.RepeatsTask:
         store = Store(str(self.root / folder))
-        return parts.RepeatsTask(self.part(number), recipe(*overrides), {}, {}, store, make_judge)
+        return parts.RepeatsTask(self.part(number), recipe(*overrides), {}, {}, store, make_reevaluator)
 
-    def run(self, *overrides: str, make_judge=REEVALUATE) -> tuple[list[dict], list[dict]]:
+    def run(self, *overrides: str, make_reevaluator=REEVALUATE) -> tuple[list[dict], list[dict]]:
         """The answers and the rows of the step, its totals taken without Spark."""
-        tasks = [self.task(number, *overrides, make_judge=make_judge) for number in range(self.count)]
+        tasks = [self.task(number, *overrides, make_reevaluator=make_reevaluator) for number in range(self.count)]
         config = tasks[0].config
         tallied = [batch for task in tasks for batch in parts.units_of_part(task)]
         known = total_rows(tallied, config.min_count, config.keep_first)
@@ -268,7 +270,7 @@ def test_what_the_line_rules_cut_is_still_measured_as_it_was(tmp_path):
     assert (found[0]["c4_lines_cut"], found[0]["body_chars"]) == (1, len(PROSE))
 
 
-class Failing(Rejudge):
+class Failing(Reevaluation):
     """A judge whose stages fail."""
 
     def _measured(self, row):
@@ -280,7 +282,7 @@ def test_a_stage_that_fails_on_the_rest_drops_it_by_name(tmp_path):
     texts = ["menu\nalpha alpha alpha", "menu\nbeta"]
     rows = [document(n, text) for n, text in enumerate(texts, 1)]
     answers, found = Tables(tmp_path, [rows]).run(
-        'repeats.units=["line"]', *QUIET, make_judge=partial(Failing, CHECKED)
+        'repeats.units=["line"]', *QUIET, make_reevaluator=partial(Failing, CHECKED)
     )
     assert [(row["drop_stage"], row["drop_rule"]) for row in found] == [(None, None), ("quality", "failed")]
     (place,) = answers[0].errors
@@ -290,7 +292,7 @@ def test_a_stage_that_fails_on_the_rest_drops_it_by_name(tmp_path):
 def test_a_finished_part_is_not_done_again(tmp_path):
     tables = Tables(tmp_path, [LINES])
     answers, rows = tables.run('repeats.units=["line"]', *QUIET)
-    again, _ = tables.run('repeats.units=["line"]', *QUIET, make_judge=None)
+    again, _ = tables.run('repeats.units=["line"]', *QUIET, make_reevaluator=None)
     assert again == answers
     assert tables.rows(again) == rows
 
@@ -328,7 +330,7 @@ def test_scores_of_models_are_taken_again_and_judged(tmp_path):
     compile_lm(write_arpa(tmp_path / "en.arpa", TINY), str(tmp_path / "en.lm"), None, "en")
     models = {"perplexity": {"lm_en": str(tmp_path / "en.lm")}}
     settings = ("perplexity.scorer=ngram", 'perplexity.models={en="en.lm"}', "perplexity.max_perplexity=5", *QUIET)
-    judge = Rejudge(CHECKED, recipe(*settings), models, {}, True, False)
+    judge = Reevaluation(CHECKED, recipe(*settings), models, {}, True, False)
     assert {"perplexity", "language"} <= {name for names in judge.columns.values() for name in names}
     # `a b` has 10^(0.53125 / 3) = 1.5, words that the model does not know 46 and more
     rows = [
@@ -342,8 +344,8 @@ def test_scores_of_models_are_taken_again_and_judged(tmp_path):
 
 
 def test_the_step_is_wanted_with_units():
-    assert not wanted(recipe())
-    assert wanted(recipe('repeats.units=["line"]'))
+    assert not is_enabled(recipe())
+    assert is_enabled(recipe('repeats.units=["line"]'))
 
 
 @pytest.mark.spark
@@ -368,7 +370,9 @@ def test_the_step_on_spark_is_the_step_without(spark, tmp_path):
     assert same == expected
     tables.root = tmp_path / "c"
     folders = {"repeats": Store(str(tables.root / "repeats"))}
-    built = build_repeats(Build(spark, recipe(*asked), (), folders, tables.inputs, (), {}, None), REEVALUATE)["repeats"]
+    built = build_repeats(StepContext(spark, recipe(*asked), (), folders, tables.inputs, (), {}, None), REEVALUATE)[
+        "repeats"
+    ]
     paths = [tables.root / "repeats" / built.paths[key] for key in sorted(built.paths)]
     assert [row for path in paths for row in pq.read_table(path).to_pylist()] == expected
     assert [entry.sha256 for entry in built.files] == [answer.files["repeats"].sha256 for answer in answers]

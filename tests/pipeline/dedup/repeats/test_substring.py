@@ -12,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.dedup.repeats.config import RepeatsConfig
-from pipeline.dedup.repeats.keys import SEED, SUBSTRING, Document, Known, Places, key_bytes, known_of, tallies
-from pipeline.dedup.repeats.units import Tokens, covered, grams, scoped, seeds, window_seeds, windowed
+from pipeline.dedup.repeats.keys import (
+    SEED,
+    SUBSTRING,
+    Document,
+    KeyOccurrences,
+    KnownRepeats,
+    key_bytes,
+    known_repeats,
+    tallies,
+)
+from pipeline.dedup.repeats.units import Tokens, covered_runs, grams, scoped, seeds, sliding_extremes, window_seeds
 from pipeline.dedup.repeats.write import repeated_runs
 from tests.support.repeats_oracle import found_by_steps, total_rows
 
@@ -117,8 +126,8 @@ def test_windows_that_are_equal_have_equal_seeds_and_a_seed_at_as_many_places(nu
     codes = np.array(numbers, np.uint64)
     least, greatest = ([take(numbers[i : i + width]) for i in range(len(numbers) - width + 1)] for take in (min, max))
     if len(numbers) >= width:
-        assert windowed(codes, width, np.minimum).tolist() == least
-        assert windowed(codes, width, np.maximum).tolist() == greatest
+        assert sliding_extremes(codes, width, np.minimum).tolist() == least
+        assert sliding_extremes(codes, width, np.maximum).tolist() == greatest
     windows = [tuple(numbers[i : i + n]) for i in range(len(numbers) - n + 1)]
     hashes, of_window = grams(codes, n), window_seeds(codes, n)
     assert len(hashes) == len(of_window) == len(windows)
@@ -158,19 +167,19 @@ def test_runs_of_bytes_cover_whole_characters():
 
 
 def test_covered():
-    assert covered(np.array([], np.int64), 3).tolist() == []
-    assert covered(np.array([0, 2, 5, 9]), 3).tolist() == [[0, 8], [9, 12]]
+    assert covered_runs(np.array([], np.int64), 3).tolist() == []
+    assert covered_runs(np.array([0, 2, 5, 9]), 3).tolist() == [[0, 8], [9, 12]]
 
 
 def test_windows_of_one_fingerprint_are_told_apart_by_their_bytes():
     keys = np.array([[7, 1], [7, 3], [7, 9], [8, 3]], np.uint64)
     documents = np.zeros((4, 16), np.uint8)
-    known = Known(keys, documents, np.array([-1, 5, -1, -1]))
+    known = KnownRepeats(keys, documents, np.array([-1, 5, -1, -1]))
     asked = np.array([[7, 0], [7, 1], [7, 3], [7, 4], [7, 9], [7, 10], [8, 3], [8, 4], [9, 1]], np.uint64)
-    told = known.stands_elsewhere(asked, np.full(9, 5), bytes(16))
+    told = known.is_repeat(asked, np.full(9, 5), bytes(16))
     assert told.tolist() == [False, True, False, False, True, False, True, False, False]
-    assert known.stands_elsewhere(asked[2:3], np.array([6]), bytes(16)).tolist() == [True]
-    assert known.begins_like(np.array([6, 7, 9], np.uint64)).tolist() == [False, True, False]
+    assert known.is_repeat(asked[2:3], np.array([6]), bytes(16)).tolist() == [True]
+    assert known.has_first_number(np.array([6, 7, 9], np.uint64)).tolist() == [False, True, False]
 
 
 def test_a_seed_or_window_of_another_scope_is_another():
@@ -181,12 +190,12 @@ def test_a_seed_or_window_of_another_scope_is_another():
 
 def test_a_key_of_two_chunks_keeps_the_place_that_is_first():
     order = np.frombuffer(b"\x01" + bytes(range(16)) + bytes(4), np.uint8)
-    places = [Places(order, np.array([[3]], np.uint64), np.array([at])) for at in (4, 2)]
+    places = [KeyOccurrences(order, np.array([[3]], np.uint64), np.array([at])) for at in (4, 2)]
     rows = total_rows(list(tallies(iter(places), 0, 1)), 2, True)
-    (known,) = known_of(rows, (1,))
+    (known,) = known_repeats(rows, (1,))
     assert len(known) == 1
     key = np.array([[3], [3]], np.uint64)
-    assert known.stands_elsewhere(key, np.array([4, 2]), bytes(range(16))).tolist() == [True, False]
+    assert known.is_repeat(key, np.array([4, 2]), bytes(range(16))).tolist() == [True, False]
     assert key_bytes(key)[0].tobytes() == b"\0" * 7 + b"\3"
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
-from pipeline.dedup.repeats.cut import cuts_of, placed, regions
+from pipeline.dedup.repeats.cut import cuts_in_whole_text, cuts_of, regions
 from pipeline.dedup.repeats.units import (
     _table,
     line_spans,
@@ -18,7 +18,7 @@ from pipeline.dedup.repeats.units import (
     sentence_spans,
     units_of,
 )
-from pipeline.text.spans import between, without
+from pipeline.text.spans import complement, without
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 
@@ -151,9 +151,9 @@ def test_cuts_are_told_as_places_of_the_text():
     body = without(text, before)
     assert body == "xx yymenu. zz"
     cuts = cuts_of(body, [("line", [(5, 10)])])
-    in_text = placed(cuts, between(before, len(text)))
+    in_text = cuts_in_whole_text(cuts, complement(before, len(text)))
     assert in_text == [(12, 17, "line")]
-    assert placed([(1, 4, "a"), (4, 6, "b")], between(before, len(text))) == [
+    assert cuts_in_whole_text([(1, 4, "a"), (4, 6, "b")], complement(before, len(text))) == [
         *((1, 2, "a"), (8, 10, "a"), (10, 11, "b"), (12, 13, "b"))
     ]
 

@@ -8,24 +8,31 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from pipeline.perplexity.kneser_ney.arpa import gram_arrays, letter, received
+from pipeline.perplexity.kneser_ney.arpa import join_messages, message_grams, message_rows
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.estimate import (
     BOS,
     EOS,
+    CountsOfCounts,
     Discounts,
-    Tally,
-    buckets,
-    combined,
-    estimated,
-    levels,
-    owners,
-    sent,
+    combine_counts,
+    context_buckets,
+    contexts_by_bucket,
+    estimate_discounts,
+    ngrams_by_order,
+    owner_parts,
     suffix_order,
-    summed,
+    sum_contexts,
     windows,
 )
-from pipeline.perplexity.kneser_ney.read_text import Range, chunks, find_ranges, lines_of, sha256_of, split_words
+from pipeline.perplexity.kneser_ney.read_text import (
+    ByteRange,
+    find_ranges,
+    make_chunks,
+    read_lines,
+    sha256_of,
+    split_words,
+)
 from schemas.errors import ConfigError, ContractError
 
 A, B, C = 3, 4, 5
@@ -61,7 +68,7 @@ def test_suffix_order_is_that_of_tuples(bits: int, rows: int) -> None:
 def test_levels_hold_adjusted_counts_and_raw_counts() -> None:
     # a b / c b / a b: "b" follows two different words, three times; "<s> a" is counted as it occurs.
     line = np.array([A, B, EOS, C, B, EOS, A, B, EOS], np.uint32)
-    found = levels(*combined(windows(line, 3), np.ones(9, np.int64), 3))
+    found = ngrams_by_order(*combine_counts(windows(line, 3), np.ones(9, np.int64), 3))
     tables = [
         {name: (int(count), int(raw)) for name, count, raw in zip(spelled(level.grams), level.counts, level.raw)}
         for level in found
@@ -79,22 +86,22 @@ def test_levels_hold_adjusted_counts_and_raw_counts() -> None:
 
 
 def test_levels_of_nothing() -> None:
-    found = levels(np.zeros((3, 0), np.uint32), np.zeros(0, np.int64))
+    found = ngrams_by_order(np.zeros((3, 0), np.uint32), np.zeros(0, np.int64))
     assert [(level.grams.shape, len(level.counts)) for level in found] == [((1, 0), 0), ((2, 0), 0), ((3, 0), 0)]
-    assert Tally.of(found[1].counts, found[1].kept(0, 9)) == Tally()
+    assert CountsOfCounts.of(found[1].counts, found[1].kept(0, 9)) == CountsOfCounts()
 
 
 def test_tally() -> None:
     counts = np.array([1, 1, 2, 3, 4, 5, 9])
     kept = np.array([True, False, True, True, True, True, False])
-    expected = Tally(7, 5, 2, 1, 1, 1, kept_ones=1, kept_twos=1, kept_more=3, pruned_mass=10, mass=25)
-    assert Tally.of(counts, kept) == expected
-    assert Tally.of(counts[:3], kept[:3]) + Tally.of(counts[3:], kept[3:]) == expected
+    expected = CountsOfCounts(7, 5, 2, 1, 1, 1, kept_ones=1, kept_twos=1, kept_more=3, pruned_mass=10, mass=25)
+    assert CountsOfCounts.of(counts, kept) == expected
+    assert CountsOfCounts.of(counts[:3], kept[:3]) + CountsOfCounts.of(counts[3:], kept[3:]) == expected
 
 
 def test_discounts_by_hand() -> None:
     # Y = 10 / (10 + 2*5) = .5: D1 = 1 - 2*.5*5/10, D2 = 2 - 3*.5*2/5, D3+ = 3 - 4*.5*1/2
-    found, problem = estimated(2, Tally(ones=10, twos=5, threes=2, fours=1), None)
+    found, problem = estimate_discounts(2, CountsOfCounts(ones=10, twos=5, threes=2, fours=1), None)
     assert ((found.one, found.two, found.more), problem) == (pytest.approx((0.5, 1.4, 2.0)), None)
     assert found.of(np.array([1, 2, 3, 7])).tolist() == pytest.approx([0.5, 1.4, 2.0, 2.0])
     ints = (np.array([value]) for value in (3, 1, 2, 4, 20))
@@ -114,24 +121,26 @@ def test_discounts_by_hand() -> None:
     ],
 )
 def test_degenerate_counts(ones: int, twos: int, threes: int, fours: int, problem: str | None) -> None:
-    tally = Tally(ones=ones, twos=twos, threes=threes, fours=fours)
-    found, why = estimated(3, tally, [0.5, 1.0])
+    tally = CountsOfCounts(ones=ones, twos=twos, threes=threes, fours=fours)
+    found, why = estimate_discounts(3, tally, [0.5, 1.0])
     assert why == problem
     if problem is None:
         assert found.more == pytest.approx(3 - 2 * fours / 2)
         return
     assert found == Discounts(0.5, 1.0, 1.0)
     with pytest.raises(ContractError, match=rf"expected 3-grams .* found {problem} .*\[{ones}, {twos}, {threes}, "):
-        estimated(3, tally, None)
+        estimate_discounts(3, tally, None)
 
 
 def test_contexts_answer_in_the_order_of_the_question() -> None:
     line = np.array([A, B, EOS, C, B, EOS, A, B, EOS], np.uint32)
-    level = levels(*combined(windows(line, 3), np.ones(9, np.int64), 3))[1]
+    level = ngrams_by_order(*combine_counts(windows(line, 3), np.ones(9, np.int64), 3))[1]
     keep = np.array([True, True, True, False, True])  # c b is pruned
     for number in (1, 2, 3):
-        questions = sent(level, keep, number)
-        answers = [summed([question], Discounts(0.5, 1.0, 1.5), 3, np.zeros(0, np.uint64)) for question in questions]
+        questions = contexts_by_bucket(level, keep, number)
+        answers = [
+            sum_contexts([question], Discounts(0.5, 1.0, 1.5), 3, np.zeros(0, np.uint64)) for question in questions
+        ]
         seen = {}
         for (contexts, _), answer in zip(questions, answers):
             sums = answer.sums[0]
@@ -144,26 +153,32 @@ def test_owners_keep_suffixes_together() -> None:
     rng = np.random.default_rng(1)
     grams = rng.integers(1, 40, (4, 2000), dtype=np.uint32)
     bounds = np.unique((grams[0, :9].astype(np.uint64) << np.uint64(32)) | grams[1, :9])
-    assert (owners(grams, bounds) == owners(grams[:2], bounds)).all()
-    assert (np.diff(owners(grams[:, suffix_order(grams, 6)], bounds)) >= 0).all()
-    assert set(buckets(grams, 5).tolist()) == {0, 1, 2, 3, 4}
-    assert (buckets(grams, 5)[::2] == buckets(grams[:, ::2], 5)).all()
+    assert (owner_parts(grams, bounds) == owner_parts(grams[:2], bounds)).all()
+    assert (np.diff(owner_parts(grams[:, suffix_order(grams, 6)], bounds)) >= 0).all()
+    assert set(context_buckets(grams, 5).tolist()) == {0, 1, 2, 3, 4}
+    assert (context_buckets(grams, 5)[::2] == context_buckets(grams[:, ::2], 5)).all()
 
 
 def test_letters_arrive_whole_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.perplexity.kneser_ney.arpa.PIECE_BYTES", 7)
     grams, counts = np.arange(15, dtype=np.uint32).reshape(3, 5), np.arange(5) - 2
-    pieces = [*letter(4, 1, 3, grams, counts), *letter(4, 0, 3, grams[:, :2], counts[:2]), *letter(4, 2, 3)]
-    found = received(reversed(pieces))
+    pieces = [
+        *message_rows(4, 1, 3, grams, counts),
+        *message_rows(4, 0, 3, grams[:, :2], counts[:2]),
+        *message_rows(4, 2, 3),
+    ]
+    found = join_messages(reversed(pieces))
     assert list(found) == [(3, 0), (3, 1)]
-    back, numbers = gram_arrays(found[3, 1], 3)
+    back, numbers = message_grams(found[3, 1], 3)
     assert (back.tolist(), numbers.tolist()) == (grams.tolist(), counts.tolist())
 
 
 def chunked(lines: list[bytes | None], num_tokens: int = 100, reserved: str = "refuse") -> list[list[bytes]]:
     """The sentences of each chunk, spelled."""
     found = []
-    for chunk in chunks([pa.array(lines[:2], pa.binary()), pa.array(lines[2:], pa.binary())], num_tokens, reserved):
+    for chunk in make_chunks(
+        [pa.array(lines[:2], pa.binary()), pa.array(lines[2:], pa.binary())], num_tokens, reserved
+    ):
         words = [b"\n", *(word.as_py() for word in chunk.words)]
         found.append(b" ".join(words[number] for number in chunk.line).split(b" "))
     return found
@@ -203,12 +218,12 @@ def test_every_line_is_read_once_at_any_cut(tmp_path: Path, text: bytes) -> None
     for range_bytes in (1, 2, 3, 5, 8, 100):
         for block_bytes in (1, 4, 1000):
             parts = find_ranges([str(path)], range_bytes=range_bytes)
-            found = [line for part in parts for lines in lines_of(part, block_bytes) for line in lines.to_pylist()]
+            found = [line for part in parts for lines in read_lines(part, block_bytes) for line in lines.to_pylist()]
             assert found == expected, (range_bytes, block_bytes)
     packed = tmp_path / "b.txt.gz"
     packed.write_bytes(gzip.compress(text[:5]) + gzip.compress(text[5:]))
     (part,) = find_ranges([str(packed)])
-    assert [line for lines in lines_of(part, 4) for line in lines.to_pylist()] == expected
+    assert [line for lines in read_lines(part, 4) for line in lines.to_pylist()] == expected
     assert sha256_of(str(path)) != sha256_of(str(packed))
 
 
@@ -220,7 +235,7 @@ def test_wrong_inputs(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gz"
     broken.write_bytes(gzip.compress(b"a b c\n" * 1000)[:30])
     with pytest.raises(ContractError, match=r"broken.gz: expected gzip, got .*\. Replace the file"):
-        list(lines_of(Range(str(broken), "broken.gz", 0, None)))
+        list(read_lines(ByteRange(str(broken), "broken.gz", 0, None)))
 
 
 @pytest.mark.parametrize(

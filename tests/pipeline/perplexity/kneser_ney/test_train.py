@@ -139,7 +139,7 @@ def test_kenlm_and_lmplz_agree(train: Any, lmplz: Any, shared_data: Path) -> Non
 
 @pytest.mark.spark
 def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path: Path) -> None:
-    from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on
+    from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on_frame
 
     text = some_text(7)
     limit = tmp_path / "words.txt"
@@ -151,7 +151,7 @@ def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path
     assert json.loads((tmp_path / "model.arpa.json").read_text())["limit_vocab"] == {"words.txt": sha256_of(str(limit))}
 
     frame = spark.createDataFrame([(line,) for line in [*text, None]], "sentences string").repartition(3)
-    report = train_lm_on(spark, frame, {"run": "digest"}, TrainLmConfig(**settings), str(tmp_path / "frame.arpa"))
+    report = train_lm_on_frame(spark, frame, {"run": "digest"}, TrainLmConfig(**settings), str(tmp_path / "frame.arpa"))
     assert (tmp_path / "frame.arpa").read_bytes() == out.read_bytes()
     assert (report.sentences, report.tokens) == (len(text), sum(len(line.split()) for line in text))
     assert json.loads((tmp_path / "frame.arpa.json").read_text())["inputs"] == {"run": "digest"}
@@ -160,7 +160,7 @@ def test_a_frame_a_list_of_words_and_the_errors(train: Any, spark: Any, tmp_path
     assert_equal(read_arpa(empty), Reference(["", ""], TrainLmConfig(order=2, discount_fallback=FALLBACK)).entries())
 
     with pytest.raises(ConfigError, match=r"input: expected to be read, got \['x'\] and a DataFrame"):
-        train_lm_on(spark, frame, {}, TrainLmConfig(input=["x"]), str(tmp_path / "x.arpa"))
+        train_lm_on_frame(spark, frame, {}, TrainLmConfig(input=["x"]), str(tmp_path / "x.arpa"))
     with pytest.raises(ConfigError, match=r"train_lm.limit_vocab: 1 problem(?s:.*)no-list.txt"):
         train_lm(spark, TrainLmConfig(input=[str(limit)], limit_vocab="no-list.txt"), str(tmp_path / "x.arpa"))
     with pytest.raises(ContractError, match=r"found no 1-gram with an adjusted count of 2 .*set discount_fallback"):

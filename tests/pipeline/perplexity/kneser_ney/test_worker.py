@@ -15,7 +15,7 @@ import pytest
 from pipeline.perplexity.kneser_ney import worker as parts
 from pipeline.perplexity.kneser_ney.arpa import write_arpa
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.perplexity.kneser_ney.estimate import EOS, check, plan_of, smoothing_of
+from pipeline.perplexity.kneser_ney.estimate import EOS, check_sums, make_plan, make_smoothing
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -179,7 +179,7 @@ def train(
         parts.write_vocabulary(scratch, iter([frame[half:]])),
     ]
     number = len(bounds) + 1
-    plan = plan_of(config, scratch, entries, number)
+    plan = make_plan(config, scratch, entries, number)
     known = (batch for file in plan.vocabulary for batch in parts.word_ids(scratch, *file))
     ids = {row["word"]: row["id"] for batch in known for row in batch.to_pylist()}
     encoded = []
@@ -193,14 +193,14 @@ def train(
     plan = replace(plan, bounds=np.array(bounds, np.uint64))
     counts = Mail((b for index, line in enumerate(encoded) for b in parts.count_chunk(plan, index, line["path"])), 1)
     merged = [parts.merge_counts(plan, counts.to(part)) for part in range(number)]
-    smoothing = smoothing_of(config, plan, merged)
+    smoothing = make_smoothing(config, plan, merged)
     asked = Mail((b for part in range(number) for b in parts.send_contexts(plan, part, merged[part]["path"])), 2)
     buckets = range(number * (config.order - 1))
     answered = Mail(
-        (b for bucket in buckets for b in parts.answer_contexts(plan, smoothing, bucket, asked.to(bucket))), 3
+        (b for bucket in buckets for b in parts.sum_bucket_contexts(plan, smoothing, bucket, asked.to(bucket))), 3
     )
     sections = [
-        parts.finish_part(plan, smoothing, merged[part]["path"], part, answered.to(part))["sections"]
+        parts.write_part_sections(plan, smoothing, merged[part]["path"], part, answered.to(part))["sections"]
         for part in range(number)
     ]
     found = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
@@ -299,6 +299,6 @@ def test_degenerate_text_is_refused_with_its_counts(tmp_path: Path) -> None:
 
 
 def test_sums_that_do_not_match_stop_the_run() -> None:
-    check(3, 3, 2)
+    check_sums(3, 3, 2)
     with pytest.raises(ContractError, match="expected sums for 4 2-grams of a part, got 3"):
-        check(4, 3, 2)
+        check_sums(4, 3, 2)

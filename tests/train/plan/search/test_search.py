@@ -13,7 +13,7 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token
-from train.parallel.layout import problems_of
+from train.parallel.layout import layout_problems
 from train.parallel.memory import memory_of_rank
 from train.plan.search.candidates import Split
 from train.plan.search.compute import Compute
@@ -155,7 +155,7 @@ def test_the_best_are_fit_to_run_and_have_other_axes() -> None:
         section = LayoutConfig.model_validate(each.layout_settings() | {"compile": True})
         assert section == each.layout
         laid_out = chosen.model_copy(update={"layout": section})
-        assert not list(problems_of(LLAMA_8B, laid_out, 32, [8192], 256))
+        assert not list(layout_problems(LLAMA_8B, laid_out, 32, [8192], 256))
         assert each.memory == memory_of_rank(LLAMA_8B, laid_out, 32, 8192, 256, "cuda")
         assert each.memory.peak <= found.limit == 80_000_000_000 * 92 // 100
         again = predict(LLAMA_8B, laid_out, (8192, 256), cluster)
@@ -184,7 +184,7 @@ def test_exhaustive_search_finds_no_faster_layout(shape: ModelShape, batch: tupl
             laid_out = chosen.model_copy(update={"layout": LayoutConfig.model_validate(layout)})
         except ValueError:
             continue
-        if list(problems_of(shape, laid_out, 4, [batch[0]], batch[1])):
+        if list(layout_problems(shape, laid_out, 4, [batch[0]], batch[1])):
             continue
         if layout["data"] in ("ddp", "zero1") and batch[1] < 4:
             continue
