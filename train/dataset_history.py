@@ -1,7 +1,7 @@
-"""Where the dataset of a run comes from, and from which checkpoint it was decided to train on: certified takedowns.
+"""The history of a run's dataset: certified takedowns, and the replays that were declared after them.
 
-A checkpoint belongs to a dataset by digest. It goes on with another one only where that one declares itself its
-descendant by takedowns that kept every position, certified, and where the user has chosen the checkpoint to go on from.
+A checkpoint belongs to a dataset by digest. Training resumes from it on another dataset only in one case: certified
+takedowns that kept every position lead to that dataset, and the user has chosen this checkpoint for a replay.
 """
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,53 +22,53 @@ class Replay(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     at: str
-    """When, ISO 8601, UTC."""
+    """Time of the decision, ISO 8601, UTC."""
     from_step: int
     """Step of the checkpoint; 0 = from the beginning."""
     clean: bool
-    """Whether that checkpoint has seen none of the removed documents."""
+    """True if that checkpoint has seen none of the removed documents."""
     before: str
     """Digest of the dataset that the run was trained on so far."""
     after: str
-    """Digest of the dataset that it goes on with."""
+    """Digest of the dataset on which training resumes."""
     takedowns: list[str]
     """The takedowns between the two, newest first."""
     order: str
     """Digest of the order of the samples, the same on both."""
     set_aside: list[str]
-    """Checkpoints that were left behind, by their folders relative to the run."""
+    """Folders of the checkpoints that were set aside, relative to the run."""
 
 
-def as_before(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
-    """The digest of a dataset as a checkpoint has to see it: `expected`, its own, where a declared replay allows it.
+def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
+    """Return the dataset digest to compare with a checkpoint: `expected`, its own, if a declared replay allows it.
 
     `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if the dataset comes from the
-    checkpoint's by takedowns and nobody has chosen to go on from this checkpoint.
+    checkpoint's by takedowns and no replay from this checkpoint was declared.
     """
-    (name, step), found = checkpoint, dataset.digest
-    since = [] if expected == found else since_dataset(run, dataset, expected)
+    (name, step), digest = checkpoint, dataset.digest
+    since = [] if expected == digest else takedowns_since(run, dataset, expected)
     if not since:
-        return found
+        return digest
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ContractError(
-            f"{name}: expected dataset {expected}, got {found}, in which takedown {moved[-1]} has moved positions "
+            f"{name}: expected dataset {expected}, got {digest}, in which takedown {moved[-1]} has moved positions "
             "(--compact), so no checkpoint of the old one can go on. Remove the checkpoints and plan again."
         )
-    chosen = [one for one in read_replays(run) if one.after == found]
+    chosen = [replay for replay in read_replays(run) if replay.after == digest]
     if chosen and chosen[-1].from_step == step:
         return expected
     ids = ", ".join(certificate.id for certificate in since)
     raise ContractError(
-        f"{name}: expected dataset {expected}, got {found}, from which takedown {ids} has removed documents. Choose "
+        f"{name}: expected dataset {expected}, got {digest}, from which takedown {ids} has removed documents. Choose "
         f"where to go on: `penstock train {run.uri} --replay-from {CLEAN}` for the last checkpoint that saw none of "
         f"them, or --replay-from {step} to keep what this one has learnt."
     )
 
 
-def since_dataset(run: Store, dataset: Dataset, expected: str) -> list[Certificate]:
-    """The certified takedowns between an earlier dataset and this one, newest first; empty if it does not come of it.
+def takedowns_since(run: Store, dataset: Dataset, expected: str) -> list[Certificate]:
+    """Return the certified takedowns between an earlier dataset and this one, newest first; empty if unrelated.
 
-    Raises ContractError where a manifest and a certificate do not agree.
+    Raises ContractError if a manifest and a certificate disagree.
     """
     line = takedown_ancestry(run, dataset.manifest)
     befores = [certificate.tables["tokens"].before for certificate in line]
@@ -76,10 +76,10 @@ def since_dataset(run: Store, dataset: Dataset, expected: str) -> list[Certifica
 
 
 def read_replays(run: Store) -> list[Replay]:
-    """Every replay of a run, oldest first."""
+    """Return every replay of a run, oldest first."""
     if not run.exists(REPLAYS_NAME):
         return []
     try:
-        return [Replay.model_validate(one) for one in run.read_json(REPLAYS_NAME)]
+        return [Replay.model_validate(entry) for entry in run.read_json(REPLAYS_NAME)]
     except ValidationError as error:
         raise ContractError(f"{run.uri}/{REPLAYS_NAME}: expected replays, got {error}. Restore it.") from error

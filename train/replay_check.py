@@ -1,6 +1,6 @@
-"""The proof that a batch behind a takedown is the old one less the documents: every position is looked at.
+"""Verify that a batch after a takedown equals the old batch without the removed documents, at every position.
 
-What a position must hold is worked out from the order alone: which token of which stream it is, and whether that
+The expected content follows from the sample order alone: which token of which stream a position holds, and if that
 token, or the one it predicts, belonged to a removed document.
 """
 
@@ -19,36 +19,40 @@ Span = tuple[str, int, int]
 
 
 def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
-    """Every way in which a step's batch (from 0) is not the old one less the documents. For objective = causal."""
+    """Yield each difference between a step's batch (from 0) and the old one without the documents.
+
+    Only for objective = causal.
+    """
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):
         yield f"step {step + 1}: expected the same samples, got {again.index.tolist()} for {samples.index.tolist()}"
         return
     old, new = before.batch(step), after.batch(step)
-    gone, asked = (removed(samples, before.order.sources, documents, ahead) for ahead in (0, 1))
-    inputs = np.where(gone, tombstone, old.inputs_BT.numpy())
-    targets = np.where(asked, IGNORED, old.targets_BT.numpy())
+    input_mask, target_mask = (removed_positions(samples, before.order.sources, documents, ahead) for ahead in (0, 1))
+    inputs = np.where(input_mask, tombstone, old.inputs_BT.numpy())
+    targets = np.where(target_mask, IGNORED, old.targets_BT.numpy())
     pairs = {"input": (inputs, new.inputs_BT.numpy()), "target": (targets, new.targets_BT.numpy())}
     if old.documents_BT is not None and new.documents_BT is not None:
         pairs["document"] = old.documents_BT.numpy(), new.documents_BT.numpy()
-    for name, (expected, found) in pairs.items():
-        for row, column in np.argwhere(expected != found).tolist():
+    for name, (expected, actual) in pairs.items():
+        for row, column in np.argwhere(expected != actual).tolist():
             yield (
                 f"step {step + 1}, row {row}, position {column}: expected {name} {expected[row, column]}, "
-                f"found {found[row, column]}"
+                f"got {actual[row, column]}"
             )
 
 
-def removed(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
-    """Which positions (B, T) hold a token of the documents; `ahead` = 1: whose next token, the target, is one."""
+def removed_positions(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
+    """Return a mask (B, T) of the positions whose token belongs to the documents; `ahead` = 1: whose next token
+    does."""
     pieces = samples.pieces
     mask = np.zeros((len(samples.index), samples.seq_len), np.bool_)
     columns = (pieces.row, pieces.column, pieces.start, pieces.length)
-    for row, column, start, length in zip(*(one.tolist() for one in columns), strict=True):
+    for row, column, start, length in zip(*(values.tolist() for values in columns), strict=True):
         stream = f"{sources[int(samples.source[row])]}/{TRAIN}"
         for name, first, number in documents:
             begin, end = max(first, start + ahead), min(first + number, start + ahead + length)
             if name == stream and begin < end:
-                at = column - start - ahead
-                mask[row, begin + at : end + at] = True
+                offset = column - start - ahead
+                mask[row, begin + offset : end + offset] = True
     return mask

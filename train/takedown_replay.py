@@ -1,7 +1,7 @@
-"""Training again behind a takedown: which steps and checkpoints saw the documents, and how a run goes on without them.
+"""Replay training after a takedown: find the steps and checkpoints that saw the documents, and resume without them.
 
-The plan is bound to the new dataset, whose positions are those of the old one, and checkpoints behind the chosen one
-are set aside; then training resumes as always.
+The plan is bound to the new dataset, whose token positions equal those of the old one. Checkpoints after the chosen one
+are set aside; then training resumes as usual.
 """
 
 import math
@@ -20,83 +20,83 @@ from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.checkpoint.folder import list_checkpoints, local_path
 from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, parse_metadata
 from train.data.order import SampleOrder
-from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, since_dataset
-from train.plan.plan import PLAN_NAME, Plan, standing_order, write_plan
+from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, takedowns_since
+from train.plan.plan import PLAN_NAME, Plan, open_order, write_plan
 
 REPLACED = "train/replaced"
-"""Where checkpoints go that a replay leaves behind: they have seen what was removed."""
+"""Folder of checkpoints that a replay sets aside, since they have seen removed documents."""
 Span = tuple[str, int, int]
 """Stream, first token in it and number of tokens of a document."""
 
 
-# --------------------------------------------------------------------------------------------- what training had seen
+# Steps and checkpoints that saw the removed documents.
 
 
-def affected(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Steps of the plan whose batches hold a part of the documents, and the checkpoints that stand."""
+def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
+    """Return the steps of the plan whose batches contain tokens of the documents, and the state of each checkpoint."""
     plan = _stored_plan(run)
     same = _same_positions(run, dataset)
-    # A plan of a version before takedowns is still the one that the checkpoints were made by.
+    # A plan for the dataset before a takedown is still the one that made the checkpoints.
     known = plan is not None and plan.dataset in same
     steps: list[int] = []
     if plan is not None and known:
         train = plan.settings.train
-        # Packed rows are made of whole pieces of documents: no other row has a first token as its last target.
-        behind = int(train.objective == "causal" and train.packing == "stream")
+        # Packed rows hold whole spans of documents, so a first token is never the last target of another row.
+        next_tokens = int(train.objective == "causal" and train.packing == "stream")
         bound = plan.model_copy(update={"dataset": dataset.digest})
-        steps = seeing_steps(standing_order(run, dataset, bound), documents, behind)
+        steps = steps_with_documents(open_order(run, dataset, bound), documents, next_tokens)
     first = steps[0] if steps else math.inf
 
     def model(name: str, note: CheckpointMetadata) -> TrainedCheckpoint:
         saw = note.step >= (first if known and note.identity.dataset in same else 1)
         return TrainedCheckpoint(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
 
-    standing = [model(note.name, note) for note in (list_checkpoints(run) if run.is_local else [])]
-    clean = [one.step for one in standing if not one.saw]
+    current = [model(note.name, note) for note in (list_checkpoints(run) if run.is_local else [])]
+    clean = [checkpoint.step for checkpoint in current if not checkpoint.saw]
     aside = [model(name, note) for name, note in _notes_aside(run)]
-    return Effects(steps=steps, models=[*standing, *aside], last_clean=max(clean, default=None))
+    return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
 
 
 def _same_positions(run: Store, dataset: Dataset) -> set[str]:
-    """Digests of a dataset and of those before it whose tokens lie at the same positions."""
-    found = {dataset.digest}
+    """Return the digests of a dataset and of the earlier ones with the same token positions."""
+    digests = {dataset.digest}
     for certificate in takedown_ancestry(run, dataset.manifest):
         if certificate.mode == "compact":
             break
-        found.add(certificate.tables["tokens"].before)
-    return found
+        digests.add(certificate.tables["tokens"].before)
+    return digests
 
 
 def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
-    """Folder and note of every checkpoint that a replay has left behind."""
+    """Yield folder and metadata of every checkpoint that a replay has set aside."""
     for path in sorted(run.child(REPLACED).walk()):
         folder, _, file = f"{REPLACED}/{path}".rpartition("/")
         if file == METADATA_NAME:
             step = folder.rpartition("/")[2].partition(".")[0]
-            said = f"{folder}, once {CHECKPOINTS}/{step}/{METADATA_NAME}"
-            yield folder, parse_metadata(run.read_bytes(f"{folder}/{file}"), said)
+            origin = f"{folder}, once {CHECKPOINTS}/{step}/{METADATA_NAME}"
+            yield folder, parse_metadata(run.read_bytes(f"{folder}/{file}"), origin)
 
 
-def seeing_steps(order: SampleOrder, documents: Iterable[Span], behind: int = 1) -> list[int]:
-    """The steps, from 1, that hold a token of documents; `behind` = 1: the token behind a piece is a target too."""
-    found: set[int] = set()
+def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tokens: int = 1) -> list[int]:
+    """Return the steps, from 1, that contain a token of the documents; `next_tokens` = 1: also as a target only."""
+    steps: set[int] = set()
     for stream, start, num_tokens in documents:
         source, _, split = stream.rpartition("/")
         if split != TRAIN or source not in order.sources or not num_tokens:
             continue
-        for stage, numbers in order.find(source, max(0, start - behind), start + num_tokens):
+        for stage, numbers in order.find(source, max(0, start - next_tokens), start + num_tokens):
             plan = order.stages[stage]
-            found.update((plan.first_step + numbers // plan.global_batch + 1).tolist())
-    return sorted(found)
+            steps.update((plan.first_step + numbers // plan.global_batch + 1).tolist())
+    return sorted(steps)
 
 
-# ------------------------------------------------------------------------------------------------------ going on
+# Begin a replay.
 
 
 def begin_replay(run: Store, choice: str) -> Replay:
-    """Bind the plan of a run to the dataset without the documents, and leave behind the checkpoints after a step.
+    """Bind the plan of a run to the dataset without the documents, and set aside the checkpoints after a step.
 
-    `choice`: `clean`, or the step of a checkpoint that stands. The same call again ends what was broken off. Raises
+    `choice`: `clean`, or the step of an existing checkpoint. Repeating the call completes an interrupted one. Raises
     ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
@@ -108,13 +108,13 @@ def _begin(run: Store, choice: str) -> Replay:
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
         raise ConfigError(f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train it first.")
-    standing = [one for one in read_replays(run) if one.after == dataset.digest]
-    before = standing[-1].before if standing and plan.dataset == dataset.digest else plan.dataset
-    since = since_dataset(run, dataset, before)
+    earlier = [replay for replay in read_replays(run) if replay.after == dataset.digest]
+    before = earlier[-1].before if earlier and plan.dataset == dataset.digest else plan.dataset
+    since = takedowns_since(run, dataset, before)
     if not since:
         raise ConfigError(
             f"train --replay-from: expected a dataset that takedowns have made of {before}, for which the plan was "
-            f"made, got {dataset.digest}. Without --replay-from training goes on with its own dataset."
+            f"made, got {dataset.digest}. Train without --replay-from to resume on the plan's dataset."
         )
     if not dataset.manifest.content.counts.rows_kept:
         raise ConfigError(
@@ -127,11 +127,11 @@ def _begin(run: Store, choice: str) -> Replay:
             f"{moved[-1]} has moved them (--compact). Remove {CHECKPOINTS} and plan again."
         )
     bound = plan.model_copy(update={"dataset": dataset.digest})
-    order = standing_order(run, dataset, bound).digest
+    order = open_order(run, dataset, bound).digest
     if order != plan.order:
         raise ContractError(f"{PLAN_NAME}: expected samples in order {plan.order}, got {order}. Plan again.")
     notes = list_checkpoints(run)
-    step, clean = _chosen(choice, notes, since, standing)
+    step, clean = _chosen(choice, notes, since, earlier)
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -143,8 +143,8 @@ def _begin(run: Store, choice: str) -> Replay:
         order=order,
         set_aside=later,
     )
-    if not standing or standing[-1].from_step != step or later:
-        stored = [one.model_dump(mode="json") for one in [*read_replays(run), replay]]
+    if not earlier or earlier[-1].from_step != step or later:
+        stored = [entry.model_dump(mode="json") for entry in [*read_replays(run), replay]]
         run.write_atomic(REPLAYS_NAME, canonical_json(stored))
     _set_aside(run, later, before)
     write_plan(run, bound)
@@ -152,20 +152,20 @@ def _begin(run: Store, choice: str) -> Replay:
 
 
 def _chosen(
-    choice: str, notes: list[CheckpointMetadata], since: list[Certificate], standing: list[Replay]
+    choice: str, notes: list[CheckpointMetadata], since: list[Certificate], earlier: list[Replay]
 ) -> tuple[int, bool]:
-    """The step to go on from, and whether it has seen none of the documents."""
-    seen = [one.effects.steps[0] for one in since if one.effects.steps]
-    # Checkpoints written behind an earlier replay on this dataset have seen nothing, whatever their step.
-    after = {one.after for one in standing}
+    """Return the step to resume from, and True if it has seen none of the documents."""
+    seen = [certificate.effects.steps[0] for certificate in since if certificate.effects.steps]
+    # Checkpoints written after an earlier replay on this dataset have seen no removed document at any step.
+    after = {replay.after for replay in earlier}
     clean = [note.step for note in notes if note.identity.dataset in after or not seen or note.step < min(seen)]
     if choice == CLEAN:
         return max(clean, default=0), True
     steps = [note.step for note in notes]
     if not choice.isdigit() or int(choice) not in {0, *steps}:
         raise ConfigError(
-            f"train --replay-from: expected {CLEAN}, 0 or the step of a checkpoint that stands "
-            f"({', '.join(map(str, steps)) or 'none does'}), got {choice!r}"
+            f"train --replay-from: expected {CLEAN}, 0 or the step of a checkpoint "
+            f"({', '.join(map(str, steps)) or 'none exists'}), got {choice!r}. Give one of these."
         )
     return int(choice), int(choice) == 0 or int(choice) in clean
 
@@ -173,9 +173,9 @@ def _chosen(
 def _set_aside(run: Store, later: list[str], before: str) -> None:
     """Move checkpoints out of the way of a resume, the newest first, so that a kill leaves no gap among them."""
     for name in sorted(later, reverse=True):
-        place = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
+        target = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
         number = 0
-        while run.exists(goal := f"{place}{f'.{number}' if number else ''}"):
+        while run.exists(goal := f"{target}{f'.{number}' if number else ''}"):
             number += 1
         run.make_parent(goal)
         os.rename(run.path(name), run.path(goal))
@@ -183,7 +183,7 @@ def _set_aside(run: Store, later: list[str], before: str) -> None:
 
 
 def describe_replay(replay: Replay) -> str:
-    """A replay in words."""
+    """Return a description of a replay."""
     where = f"checkpoint of step {replay.from_step}" if replay.from_step else "the beginning"
     seen = "which saw none of the removed documents" if replay.clean else "which HAS SEEN removed documents"
     aside = f"; {len(replay.set_aside)} later checkpoint(s) set aside in {REPLACED}" if replay.set_aside else ""
@@ -194,10 +194,12 @@ def describe_replay(replay: Replay) -> str:
 
 
 def _stored_plan(run: Store) -> Plan | None:
-    """The plan of a run, whatever dataset it is for."""
+    """Return the plan of a run, for any dataset; None if there is none."""
     if not run.exists(PLAN_NAME):
         return None
     try:
         return Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
-        raise ContractError(f"{run.uri}/{PLAN_NAME}: does not hold together: {error}; plan again") from error
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Run `penstock plan` again."
+        ) from error

@@ -26,10 +26,10 @@ from train.data.order import heldout_streams
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import METRICS_NAME
 from train.monitor.progress import LongWork
-from train.plan.ladder import LEAST_STEPS, RANGE, Rung, rungs_of, short, sizes_of, smallest_size
+from train.plan.ladder import LEAST_STEPS, RANGE, ProxyRun, format_short, plan_proxies, sizes_of, smallest_size
 from train.plan.make_plan import make_plan
-from train.plan.plan import Plan, check_ranks, check_used
-from train.scaling.fit import fit_or_hold
+from train.plan.plan import Plan, check_ranks, check_settings_used
+from train.scaling.fit import fit_or_hold_exponents
 from train.scaling.own_law import LawFile, law_file, write_law
 
 VERBS = {
@@ -92,7 +92,7 @@ def ladder_command(arguments: Arguments) -> int:
     _train(proxies, arguments.ranks)
     pairs = zip(proxies, steps, strict=True)
     measured = [measured_run(proxy.run, f"{FOLDER}/{rung.name}") for proxy, (rung, _) in pairs]
-    fit = fit_or_hold(measured, arguments.draws, arguments.share)
+    fit = fit_or_hold_exponents(measured, arguments.draws, arguments.share)
     law = law_file(fit, measured, arguments.share, describe_fit(fit, arguments.draws, arguments.share))
     print("\n".join(_results(law)))
     print(print_law(law, fit, [law.law.compute * times for times in (1, 10, 100, 1000)]), flush=True)
@@ -130,7 +130,7 @@ def _names(settings: dict[str, str]) -> set[str]:
 
 def _check(settings: Settings, dataset: Dataset) -> None:
     """Raise ConfigError if the proxy runs would have no comparable held-out loss."""
-    check_used(settings, dataset)
+    check_settings_used(settings, dataset)
     if not heldout_streams(dataset, settings.train.seq_len):
         raise ConfigError(
             f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, by which the proxy "
@@ -143,18 +143,18 @@ def _check(settings: Settings, dataset: Dataset) -> None:
         )
 
 
-def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[Rung, Plan]]:
+def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[ProxyRun, Plan]]:
     """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for them."""
     settings, vocab_size = load_settings(recipe, [], scratch.uri), dataset.tokenizer.vocab_size
     smallest = arguments.smallest or smallest_size(vocab_size, settings.plan)
 
-    def planned(rung: Rung) -> Plan:
+    def planned(rung: ProxyRun) -> Plan:
         return make_plan(scratch, dataset, load_settings(recipe, _overrides(rung), scratch.uri))
 
-    unique = planned(Rung(round(smallest), 1, 1 << 60)).num_tokens
+    unique = planned(ProxyRun(round(smallest), 1, 1 << 60)).num_tokens
     params = sizes_of(smallest, arguments.largest, arguments.sizes, unique)
     sizes = {size: num_parameters(choose_shape(float(size), vocab_size, settings.plan)) for size in params}
-    plans = [(rung, planned(rung)) for rung in rungs_of(sizes, arguments.tokens_per_size, unique)]
+    plans = [(rung, planned(rung)) for rung in plan_proxies(sizes, arguments.tokens_per_size, unique)]
     if short_runs := [(rung, plan) for rung, plan in plans if plan.steps < LEAST_STEPS]:
         rung, plan = max(short_runs, key=lambda pair: LEAST_STEPS / pair[1].steps * pair[0].tokens)
         least = round(LEAST_STEPS * plan.global_batch * plan.seq_len * RANGE)
@@ -168,7 +168,7 @@ def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Argume
     return plans
 
 
-def _overrides(rung: Rung) -> list[str]:
+def _overrides(rung: ProxyRun) -> list[str]:
     return [
         f"plan.params={float(rung.wanted)!r}",
         f"plan.tokens_per_parameter={rung.tokens / rung.params!r}",
@@ -178,7 +178,7 @@ def _overrides(rung: Rung) -> list[str]:
     ]
 
 
-def _make_proxy(run: Store, rung: Rung, recipe: Recipe) -> Proxy:
+def _make_proxy(run: Store, rung: ProxyRun, recipe: Recipe) -> Proxy:
     """Plan a proxy run in its folder, and store a recipe that alone gives the same plan again.
 
     Raises ConfigError if the folder holds a proxy run with other settings.
@@ -236,11 +236,12 @@ def _followed(work: LongWork, proxy: Proxy, before: float, whole: float) -> Iter
         thread.join()
 
 
-def _describe_ladder(steps: Sequence[tuple[Rung, Plan]], left_out: Sequence[str]) -> Iterator[str]:
+def _describe_ladder(steps: Sequence[tuple[ProxyRun, Plan]], left_out: Sequence[str]) -> Iterator[str]:
     """Yield the lines that describe the proxy runs to be trained."""
     total = sum(flops_of(plan) for _, plan in steps)
     tokens = sum(plan.num_tokens for _, plan in steps)
-    yield f"ladder of {len(steps)} proxy runs: {short(tokens)} tokens, {total:.3g} FLOPs in all; no run repeats a token"
+    in_all = f"{format_short(tokens)} tokens, {total:.3g} FLOPs in all"
+    yield f"ladder of {len(steps)} proxy runs: {in_all}; no run repeats a token"
     if left_out:
         yield f"  settings of the recipe that the ladder replaces: {', '.join(left_out)}"
     rows = [("proxy", "layers x width", "N", "D", "D/N", "steps x batch", "FLOPs")]

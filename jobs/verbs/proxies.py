@@ -32,7 +32,7 @@ from train.data.stages import NO_SKIPS, stage_lengths
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan, check_used, read_plan, write_plan
+from train.plan.plan import PLAN_NAME, Plan, check_settings_used, read_plan, write_plan
 
 TABLES = ("tokens", "tokenizer")
 """Tables of the other run that a proxy run uses."""
@@ -280,7 +280,7 @@ def check_settings(settings: Settings, dataset: Dataset) -> None:
             f"ablate: expected train.objective = {' or '.join(OBJECTIVES)}, got {objective}. Use --set "
             f"train.objective={next(iter(OBJECTIVES))} for the proxy runs."
         )
-    check_used(settings, dataset)
+    check_settings_used(settings, dataset)
 
 
 def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:

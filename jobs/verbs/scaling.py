@@ -11,9 +11,9 @@ from schemas.storage import Store
 from train.config.plan import OwnLaw
 from train.monitor.metrics import read_train_manifest
 from train.plan.plan import read_plan
-from train.scaling.fit import NAMES, Fit, Measured, fit_or_hold, interval_of
+from train.scaling.fit import NAMES, Fit, MeasuredLoss, fit_or_hold_exponents, interval_of
 from train.scaling.laws import LossLaw
-from train.scaling.own_law import FAR, LawFile, law_file, law_in, write_law
+from train.scaling.own_law import MAX_EXTRAPOLATION, LawFile, law_file, law_in, write_law
 
 VERBS = {
     "fit-scaling": "Fit the scaling law L(N, D) = E + A/N^alpha + B/D^beta to runs, and print it with intervals.",
@@ -45,7 +45,7 @@ def fit_scaling_command(arguments: Arguments) -> int:
     """Fit the scaling law L(N, D) = E + A/N^alpha + B/D^beta to runs, and print it with intervals."""
     check_intervals(arguments, "fit-scaling")
     measured = [run for name in arguments.runs for run in _measured_runs(name)]
-    fit = fit_or_hold(measured, arguments.draws, arguments.share)
+    fit = fit_or_hold_exponents(measured, arguments.draws, arguments.share)
     law = law_file(fit, measured, arguments.share, describe_fit(fit, arguments.draws, arguments.share))
     print(print_law(law, fit, BUDGETS))
     if arguments.out:
@@ -62,14 +62,14 @@ def check_intervals(arguments: Arguments, verb: str) -> None:
         )
 
 
-def _measured_runs(name: str) -> Iterator[Measured]:
+def _measured_runs(name: str) -> Iterator[MeasuredLoss]:
     if name.endswith(".csv"):
         yield from _of_table(Path(name))
     else:
         yield measured_run(Store(name), name)
 
 
-def measured_run(run: Store, name: str) -> Measured:
+def measured_run(run: Store, name: str) -> MeasuredLoss:
     """Return N, D and the loss at the end of a run. Raises ConfigError if it is not complete or has no loss there."""
     try:
         manifest, plan = read_train_manifest(run), read_plan(run)
@@ -80,10 +80,10 @@ def measured_run(run: Store, name: str) -> Measured:
     loss = manifest.loss if manifest.heldout_loss is None else manifest.heldout_loss
     if loss is None:
         raise ConfigError(f"{name}: expected a loss at the end of the run, got none. Remove this run from the command.")
-    return Measured(plan.num_params, plan.num_tokens, loss, name, manifest.dataset, manifest.plan)
+    return MeasuredLoss(plan.num_params, plan.num_tokens, loss, name, manifest.dataset, manifest.plan)
 
 
-def _of_table(path: Path) -> Iterator[Measured]:
+def _of_table(path: Path) -> Iterator[MeasuredLoss]:
     if not path.is_file():
         raise ConfigError(f"{path}: expected a table of runs, got no such file. Correct the path.")
     with path.open(newline="", encoding="utf-8") as lines:
@@ -96,7 +96,7 @@ def _of_table(path: Path) -> Iterator[Measured]:
         for row in table:
             try:
                 params, tokens, loss = (float(row[name]) for name in COLUMNS)
-                yield Measured(params, tokens, loss, f"{path}, line {table.line_num}")
+                yield MeasuredLoss(params, tokens, loss, f"{path}, line {table.line_num}")
             except (TypeError, ValueError) as error:
                 raise ConfigError(
                     f"{path}, line {table.line_num}: expected three numbers, got {list(row.values())}. Correct "
@@ -127,7 +127,7 @@ def print_law(file: LawFile, fit: Fit, budgets: Sequence[float]) -> str:
     lines += [_best(law, fit, compute) for compute in budgets]
     lines.append(
         f"  largest of these runs: N {law.params:,.0f}, D {law.tokens:,.0f}, 6ND {law.compute:.3g} FLOPs; beyond "
-        f"{FAR:g} times that, {FAR * law.compute:.3g} FLOPs, the law is an extrapolation"
+        f"{MAX_EXTRAPOLATION:g} times that, {MAX_EXTRAPOLATION * law.compute:.3g} FLOPs, the law is an extrapolation"
     )
     return "\n".join(lines)
 
@@ -138,7 +138,7 @@ def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
     intervals = _intervals(fit, compute, law.share)
     note = (
         f"  ({compute / law.compute:,.0f} times the most expensive run: an extrapolation)"
-        if compute > FAR * law.compute
+        if compute > MAX_EXTRAPOLATION * law.compute
         else ""
     )
     return (

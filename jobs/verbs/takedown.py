@@ -19,7 +19,7 @@ from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certificate_name, parse_certificate
 from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, check_own_tables
-from train.takedown_replay import Span, affected
+from train.takedown_replay import Span, find_effects
 
 VERBS = {
     "takedown": "Remove documents from the dataset, tables and indexes of a run, and write a certificate of the "
@@ -146,7 +146,7 @@ def _affected(run: Store, selection: Selection) -> Effects:
         shards = dataset.streams[place.shard.stream]
         first = sum(shard.num_tokens for shard in shards[: place.shard.number])
         spans += [(place.shard.stream, first + start, length) for start, length in place.spans]
-    return affected(run, dataset, spans)
+    return find_effects(run, dataset, spans)
 
 
 def _describe_selection(selection: Selection, effects: Effects, compact: bool) -> Iterator[str]:

@@ -20,7 +20,7 @@ from train.config.settings import Settings
 from train.export.megatron import export_megatron
 from train.plan.dry_run import describe_run
 from train.plan.make_plan import make_plan
-from train.plan.plan import check_overrides, check_ranks, check_used, kept_settings, read_settings
+from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
 from train.takedown_replay import begin_replay, describe_replay
 
 VERBS = {
@@ -94,7 +94,7 @@ def train_command(arguments: Arguments) -> int:
     dataset = open_dataset(run)
     try:
         settings = read_settings(run, dataset, arguments.overrides)
-        check_used(settings, dataset)
+        check_settings_used(settings, dataset)
         if arguments.dry_run:
             return _dry_run(dataset, settings, arguments.ranks)
         # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.
@@ -102,7 +102,7 @@ def train_command(arguments: Arguments) -> int:
         with lock_training(run, "penstock train"):
             pass
     except ConfigError as error:
-        kept = ", ".join(kept_settings(run))
+        kept = ", ".join(settings_beyond_recipe(run))
         raise ConfigError(f"{error}" + (f"\n  (kept from earlier commands: {kept})" if kept else "")) from error
     words = [word for override in arguments.overrides for word in ("--set", override)]
     command, environment = ["train.pretrain", arguments.run, *words], worker_environment()

@@ -32,7 +32,7 @@ from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
 from train.monitor.events import Event, read_events
 from train.monitor.metrics import StepMetrics, read_metrics
-from train.plan.plan import read_plan, standing_order
+from train.plan.plan import open_order, read_plan
 from train.pretrain import loop as pretrain
 from train.pretrain.step import Learner
 
@@ -159,7 +159,7 @@ def opened(folder: Path) -> Batches:
     """Return the batches of a run that has a plan."""
     run = Store(str(folder))
     plan, dataset = read_plan(run), open_dataset(run)
-    return Batches(dataset, plan.settings.train, standing_order(run, dataset, plan))
+    return Batches(dataset, plan.settings.train, open_order(run, dataset, plan))
 
 
 def metrics(folder: Path) -> list[StepMetrics]:

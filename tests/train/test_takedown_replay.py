@@ -24,9 +24,9 @@ from train.data.batches import Batches
 from train.data.order import make_order
 from train.dataset_history import read_replays
 from train.plan.make_plan import make_plan
-from train.plan.plan import read_plan, standing_order, write_plan
+from train.plan.plan import open_order, read_plan, write_plan
 from train.replay_check import differences
-from train.takedown_replay import affected, begin_replay, describe_replay, seeing_steps
+from train.takedown_replay import begin_replay, describe_replay, find_effects, steps_with_documents
 
 Removed = list[dict[str, object]]
 STEPS = 20
@@ -43,7 +43,7 @@ def chosen(old: Path) -> Removed:
     """Two documents that the run first sees behind step 10."""
     order = batches_of(old).order
     rows = [row for row in documents_of(opened(old)) if row["stream"].endswith("/train")]
-    late = [row for row in rows if (steps := seeing_steps(order, spans_of([row]))) and 10 < steps[0] <= 15]
+    late = [row for row in rows if (steps := steps_with_documents(order, spans_of([row]))) and 10 < steps[0] <= 15]
     assert len(late) >= 2
     return [late[0], late[-1]]
 
@@ -80,7 +80,9 @@ def test_one_other_token_is_found(old: Path, new: Path, chosen: Removed) -> None
     gone = {row["doc_id"] for row in chosen}
     rows = [row for row in documents_of(opened(old)) if row["stream"] == "web/train" and row["doc_id"] not in gone]
     order = batches_of(old).order
-    other = next(row for row in rows if seeing_steps(order, [("web/train", row["start"] + 7, 1)], behind=0))
+    other = next(
+        row for row in rows if steps_with_documents(order, [("web/train", row["start"] + 7, 1)], next_tokens=0)
+    )
     number = next(n for n, shard in _begins(opened(new), "web/train") if other["start"] < shard)
     size = opened(new).streams["web/train"][number]
 
@@ -94,7 +96,7 @@ def test_one_other_token_is_found(old: Path, new: Path, chosen: Removed) -> None
     found = list(compared(old, new, chosen))
     assert found
     assert {line.rpartition("expected ")[2].split()[0] for line in found} == {"input", "target"}
-    assert {line.rpartition("found ")[2] for line in found} == {str(300 + (other["tokens"][7] == 300))}
+    assert {line.rpartition("got ")[2] for line in found} == {str(300 + (other["tokens"][7] == 300))}
 
 
 def _begins(dataset: Dataset, stream: str) -> Iterator[tuple[int, int]]:
@@ -122,15 +124,15 @@ def test_a_packed_row_is_not_told_for_the_document_behind_its_last(tmp_path: Pat
     run, dataset = Store(str(folder)), opened(folder)
     plan = make_plan(run, dataset, load_settings(read_run(run).recipe, [], run.uri))
     write_plan(run, plan)
-    order = standing_order(run, dataset, plan)
+    order = open_order(run, dataset, plan)
     batches, tombstone = Batches(dataset, plan.settings.train, order), dataset.tokenizer.reserved["tombstone"]
     rows = [row for row in documents_of(dataset) if row["stream"] == "web/train"][:8]
-    told = [affected(run, dataset, spans_of([row])).steps for row in rows]
+    told = [find_effects(run, dataset, spans_of([row])).steps for row in rows]
     assert told == [
         [step + 1 for step in range(60) if any(differences(batches, batches, spans_of([row]), tombstone, step))]
         for row in rows
     ]
-    assert told != [seeing_steps(order, spans_of([row]), behind=1) for row in rows]
+    assert told != [steps_with_documents(order, spans_of([row]), next_tokens=1) for row in rows]
 
 
 def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
@@ -139,7 +141,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     folder, ids = copied(old, tmp_path / "run"), [row["doc_id"].hex() for row in chosen]
     attach_run(Store(str(folder / "ladder/small")), Store(str(folder)))
     shutil.copytree(folder / "train", folder / "ladder/small/train")
-    with pytest.raises(ConfigError, match=rf"expected a run with its own tables .*, got .*tokens of {folder}"):
+    with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, got .*tokens of {folder}"):
         take_down(folder / "ladder/small", doc=ids)
     assert take_down(folder, doc=ids) == 0
     effects = certificates(folder)[0].effects
@@ -231,7 +233,7 @@ def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
     name.write_text(name.read_text().replace(before, "0" * 64))
     told = train(new, 1)[0]
     assert before in told.error
-    assert "Restore the certificate." in told.error
+    assert "Restore the certificate" in told.error
 
 
 def test_a_dataset_that_only_claims_to_come_of_another_is_refused(old: Path, new: Path) -> None:
@@ -264,7 +266,7 @@ def test_a_second_takedown_of_a_replayed_run(new: Path, old: Path) -> None:
     trained(new, 1)
     order = batches_of(new).order
     rows = [row for row in documents_of(opened(new)) if row["stream"] == "web/train" and row["url"]]
-    one = next(row for row in rows if (seen := seeing_steps(order, spans_of([row]))) and 5 < seen[0] <= 10)
+    one = next(row for row in rows if (seen := steps_with_documents(order, spans_of([row]))) and 5 < seen[0] <= 10)
     assert take_down(new, doc=[one["doc_id"].hex()]) == 0
     replay = begin_replay(run, "clean")
     assert (replay.from_step, len(replay.takedowns)) == (5, 1)
@@ -278,22 +280,22 @@ def test_two_takedowns_before_a_replay_are_both_told_and_both_left_behind(new: P
     """The plan is still that of the dataset before both of them; what its steps saw is told all the same."""
     run, order = Store(str(new)), batches_of(old).order
     rows = [row for row in documents_of(opened(new)) if row["stream"] == "web/train" and row["url"]]
-    one = next(row for row in rows if (seen := seeing_steps(order, spans_of([row]))) and 5 < seen[0] <= 10)
+    one = next(row for row in rows if (seen := steps_with_documents(order, spans_of([row]))) and 5 < seen[0] <= 10)
     assert take_down(new, doc=[one["doc_id"].hex()]) == 0
     second = certificates(new)
     effects = next(found.effects for found in second if found.effects.last_clean == 5)
-    assert effects.steps == seeing_steps(order, spans_of([one]))
+    assert effects.steps == steps_with_documents(order, spans_of([one]))
     assert [(model.step, model.saw) for model in effects.models] == [(5, False), (10, True), (15, True), (20, True)]
     replay = begin_replay(run, "clean")
     assert (replay.from_step, replay.clean, len(replay.takedowns)) == (5, True, 2)
     trained(new, 1)
-    third = next(row for row in rows if row["doc_id"] != one["doc_id"] and seeing_steps(order, spans_of([row])))
+    third = next(row for row in rows if row["doc_id"] != one["doc_id"] and steps_with_documents(order, spans_of([row])))
     assert take_down(new, doc=[third["doc_id"].hex()]) == 0
     last = next(found for found in certificates(new) if found not in second)
     names = [model.checkpoint for model in last.effects.models]
     aside = f"train/replaced/{opened(old).digest[:12]}/step-0000"
     assert names[-3:] == [f"{aside}10", f"{aside}15", f"{aside}20"]  # they are still there, and have seen it
-    first = seeing_steps(order, spans_of([third]))[0]
+    first = steps_with_documents(order, spans_of([third]))[0]
     assert all(model.saw == (model.step >= first) for model in last.effects.models)
 
 
@@ -317,9 +319,9 @@ def test_checkpoints_of_other_positions_are_not_called_clean(
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        ("7", r"expected clean, 0 or the step of a checkpoint that stands \(.*5, 10, 15, 20\), got '7'"),
-        ("latest", "found 'latest'"),
-        ("-5", "found '-5'"),
+        ("7", r"expected clean, 0 or the step of a checkpoint \(.*5, 10, 15, 20\), got '7'"),
+        ("latest", "got 'latest'"),
+        ("-5", "got '-5'"),
     ],
 )
 def test_other_choices_are_refused_before_anything_is_written(new: Path, choice: str, said: str) -> None:

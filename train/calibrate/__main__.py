@@ -1,4 +1,4 @@
-"""The command `python -m train.calibrate FILE.json`: this machine measured, and its profile written."""
+"""The command `python -m train.calibrate FILE.json`: measure this machine and write its device profile."""
 
 import argparse
 import sys
@@ -9,11 +9,11 @@ from train.calibrate.measure import calibrate
 
 
 def main() -> int:
-    """Returns the exit code: 2 for an error that the user can act on."""
+    """Run the command and return the exit code: 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(prog="penstock calibrate", description="measure this machine as a device")
-    parser.add_argument("profile", type=Path, help="FILE.json to write, which then is the device's name")
-    parser.add_argument("--ranks", type=int, help="ranks that measure together; a rank for each GPU, else two")
-    parser.add_argument("--threads", type=int, help="CPU threads of a rank; as many as a run would have")
+    parser.add_argument("profile", type=Path, help="FILE.json to write; its path then names the device")
+    parser.add_argument("--ranks", type=int, help="ranks that measure together; default: one for each GPU, else two")
+    parser.add_argument("--threads", type=int, help="CPU threads of a rank; default: as many as in a run")
     options = parser.parse_args()
     try:
         calibrate(options.profile, options.ranks, options.threads)

@@ -1,4 +1,8 @@
-"""What a rank measures while the others do too: rates of products and memory, seconds of collectives and layers."""
+"""Measure this machine as a device for the layout search, and write its profile.
+
+All ranks measure at the same time: rates of matrix products, attention and memory, and the seconds of collectives and
+of empty layers. The shortest of several repetitions counts, as it is least affected by other load.
+"""
 
 import math
 import multiprocessing
@@ -23,36 +27,36 @@ from train.model.shape import ModelShape
 from train.parallel.mesh import all_gather_single
 from train.parallel.parallelize import SplitModel, use_matrix_units
 from train.parallel.ranks import Ranks, backend_of, device_of, select_device, use_expandable_segments
-from train.plan.search.devices import TABLE, Device, Link, device_named, write_profile
+from train.plan.search.devices import KNOWN_DEVICES, Device, Link, device_named, write_profile
 
 SIDES = (256, 512, 1024)
-"""Sides of the square matrices that are multiplied; on a GPU eight times as long."""
+"""Sides of the square matrices in the products; eight times as long on a GPU."""
 SMALL, LARGE = 1 << 12, 1 << 22
-"""Bytes that collectives send, for the latency and for the bandwidth."""
+"""Bytes that collectives send, to measure latency and bandwidth."""
 STREAMS = (1 << 16, 1 << 19, 1 << 22, 1 << 24)
-"""Numbers that the memory's bandwidth is measured on: those that caches hold, and more."""
+"""Tensor sizes, in numbers, for the memory bandwidth: some fit into caches, the others do not."""
 SECONDS = 0.4
-"""Time for each measurement, at least three repetitions."""
+"""Seconds for each measurement, with at least three repetitions."""
 SLOW = 0.01
-"""Seconds of a product behind which no larger one is tried."""
+"""Seconds of a product after which no larger one is tried."""
 LAYERS = (2, 6)
-"""Depths of the tiny models, whose difference is what a layer costs."""
+"""Depths of the two tiny models whose difference gives the cost of a layer."""
 
 
-def measure(ranks: Ranks, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Rates of products, attention and memory, seconds of collectives and of empty layers."""
+def measure(ranks: Ranks, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return rates of products, attention and memory, and seconds of collectives and of empty layers."""
     cuda = ranks.device.type == "cuda"
     use_matrix_units(ranks.device)
-    tell("products of matrices")
+    report("products of matrices")
     formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     flops = {name: _best_rate(ranks, kind) for name, kind in formats.items()}
-    tell("attention and memory")
+    report("attention and memory")
     attention = _attention_rate(ranks, torch.bfloat16 if cuda else torch.float32)
     bandwidths = [(4 * size, _bandwidth(ranks, size)) for size in STREAMS]
     pages = 0.0 if cuda else _page_seconds(ranks)
-    tell("collectives")
+    report("collectives")
     links = _links(ranks) if ranks.world_size > 1 else (0.0, 0.0)
-    tell("empty layers")
+    report("empty layers")
     return {
         "kind": ranks.device.type,
         "name": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
@@ -73,14 +77,17 @@ def _memory_of_machine() -> int:
 
 
 def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) -> float:
-    """Seconds of the quickest repetition, the mean over the ranks; each makes as many, since some are collectives."""
+    """Return the seconds of the fastest repetition, averaged over the ranks.
+
+    Every rank makes the same number of repetitions, since some of the work is collective.
+    """
 
     def once() -> float:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         work()
         if ranks.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
     once()
     (longest,) = ranks.total(once())
@@ -90,7 +97,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """FLOP/s of products, the best of some sizes; a format that has no kernel of its own is slow enough with few."""
+    """Return the best FLOP/s of products over SIDES; larger sides are skipped for a format without a fast kernel."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1
@@ -101,13 +108,13 @@ def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
-    """FLOP/s of products of square matrices."""
+    """Return the FLOP/s of products of square matrices."""
     left, right = (torch.ones(side, side, dtype=kind, device=ranks.device) for _ in range(2))
     return 2 * side**3 / _shortest(ranks, lambda: left @ right)
 
 
 def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """FLOP/s of causal attention forward and backward, of the pairs that are seen, each counted 3.5 times."""
+    """Return the FLOP/s of causal attention, forward and backward: unmasked pairs, each counted 3.5 times."""
     length, heads, width = 512, 8, 64
     parts = [
         torch.randn(1, heads, length, width, dtype=kind, device=ranks.device, requires_grad=True) for _ in range(3)
@@ -120,14 +127,14 @@ def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _bandwidth(ranks: Ranks, numbers: int) -> float:
-    """Bytes/s of an addition."""
+    """Return the bytes/s of an element-wise addition."""
     values = torch.ones(numbers, device=ranks.device)
     target = torch.empty_like(values)
     return 12 * numbers / _shortest(ranks, lambda: torch.add(values, values, out=target))
 
 
 def _page_seconds(ranks: Ranks) -> float:
-    """Seconds a byte of a tensor takes more if it is made anew, so large that the allocator has none of it left."""
+    """Return the seconds per byte of page faults, from a tensor too large for the allocator to reuse memory."""
     numbers = STREAMS[-1]
     target = torch.empty(numbers)
     anew, again = _shortest(ranks, lambda: torch.ones(numbers)), _shortest(ranks, lambda: target.fill_(1))
@@ -135,38 +142,37 @@ def _page_seconds(ranks: Ranks) -> float:
 
 
 def _links(ranks: Ranks) -> tuple[float, float]:
-    """Seconds of a collective of hardly anything, and the bandwidth that each rank sends at [bytes/s]."""
+    """Return the seconds of a minimal collective, and the send bandwidth of each rank [bytes/s]."""
     size = LARGE * (16 if ranks.device.type == "cuda" else 1)
     small, large = _gather_seconds(ranks, SMALL), _gather_seconds(ranks, size)
     return small, (ranks.world_size - 1) * size / max(1e-9, large - small)
 
 
 def _gather_seconds(ranks: Ranks, size: int) -> float:
-    """Seconds of an all-gather in which each rank has `size` bytes."""
+    """Return the seconds of an all-gather in which each rank has `size` bytes."""
     own = torch.ones(size // 4, device=ranks.device)
     whole = torch.empty(ranks.world_size * len(own), device=ranks.device)
     return _shortest(ranks, lambda: all_gather_single(whole, own))
 
 
 def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
-    """What a layer costs forward and backward in a tiny model by how it is split, its collectives taken off.
+    """Return the seconds of a tiny model's layer, forward and backward, by split and without its collectives.
 
-    `outside` is what a micro-batch costs besides its layers.
+    `outside` is the cost of a micro-batch outside the layers.
     """
     plain = [_tiny_seconds(ranks, layers, {"data": "ddp"}) for layers in LAYERS]
     slope = max(0.0, (plain[1] - plain[0]) / (LAYERS[1] - LAYERS[0]))
-    found = {"plain": slope, "outside": max(0.0, plain[0] - LAYERS[0] * slope), "sharded": slope, "tensor": slope}
+    seconds = {"plain": slope, "outside": max(0.0, plain[0] - LAYERS[0] * slope), "sharded": slope, "tensor": slope}
     if ranks.world_size > 1:
-        # A layer gathers its weights twice and sums its gradients; along the tensor axis the stream goes eight times.
+        # A layer has two all-gathers of weights and a reduce-scatter; the tensor axis has eight collectives.
         for name, layout, times in (("sharded", {"data": "zero3"}, 3), ("tensor", {"tensor": ranks.world_size}, 8)):
             few, many = (_tiny_seconds(ranks, layers, layout) for layers in LAYERS)
-            found[name] = max(slope, (many - few) / (LAYERS[1] - LAYERS[0]) - times * collective)
-    return found
+            seconds[name] = max(slope, (many - few) / (LAYERS[1] - LAYERS[0]) - times * collective)
+    return seconds
 
 
 def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
-    """Seconds of the forward and backward pass of a model that has next to nothing to compute."""
-
+    """Return the seconds of the forward and backward pass of a tiny model, which are mostly overhead."""
     heads, length = 4 * ranks.world_size, 8 * ranks.world_size
     settings = Settings.model_validate({"layout": {"micro_batch": 1} | layout})
     shape = ModelShape(
@@ -188,36 +194,38 @@ def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
     return _shortest(ranks, lambda: model.backward(rows[:1], 1.0), 2 * SECONDS)
 
 
-# This machine measured as a device that layouts can be searched for: products, memory, links, and what a layer costs.
+# The calibration command: start the ranks, and make a device profile of their measurements.
 #
-# All ranks measure at once, as they compute at once in a run, and of each time the shortest of several counts, which
-# other load on the machine moves least. The profile is a JSON file whose path is the device's name.
+# All ranks measure at once, as they compute at once in a run. The profile is a JSON file whose path names the device.
 
 LIMIT = 150
-"""Seconds after which ranks that have said nothing are given up."""
+"""Seconds to wait for the ranks' measurements."""
 
 
 def calibrate(
-    path: Path, ranks: int | None = None, threads: int | None = None, tell: Callable[[str], None] = print
+    path: Path, ranks: int | None = None, threads: int | None = None, report: Callable[[str], None] = print
 ) -> Device:
-    """Measure `ranks` ranks of this machine together and write the profile; returns the device.
+    """Measure `ranks` ranks of this machine together, write the profile and return the device.
 
-    None: a rank for each GPU, else two on a CPU, as far as there are cores; and the threads that a run would have.
-    Raises ConfigError for a path or a number that cannot be, or that exceeds the GPUs, ContractError if a rank dies.
+    `ranks` None: one for each GPU, else up to two on a CPU; `threads` None: as many as in a run. Raises ConfigError for
+    an invalid path or number, or more ranks than GPUs, and ContractError if a rank fails.
     """
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks
     if path.suffix != ".json":
-        raise ConfigError(f"calibrate: expected a file FILE.json, by which the device is named, got {path}. Rename it.")
+        raise ConfigError(f"calibrate: expected a file FILE.json, got {path}. Give a path that ends in .json.")
     if number < 1 or (threads is not None and threads < 1):
-        raise ConfigError(f"calibrate: expected a rank and a thread at least, got {number} and {threads}. Raise them.")
-    device_of(torch.cuda.is_available(), torch.cuda.device_count(), 0, number)  # refuses before any rank starts
+        raise ConfigError(
+            f"calibrate: expected a rank and a thread at least, got {number} and {threads}. "
+            "Set --ranks and --threads to at least 1."
+        )
+    device_of(torch.cuda.is_available(), torch.cuda.device_count(), 0, number)  # raises before any rank starts
     each = max(1, cores // number) if threads is None else threads
-    tell(f"measuring {number} rank(s) of {each} thread(s) at once, up to a minute")
-    found = _measured(number, each, tell)
-    device = device_from(found, number, max(number, cores // each))
+    report(f"measuring {number} rank(s) of {each} thread(s) at once, up to a minute")
+    measurements = _measured(number, each, report)
+    device = device_from(measurements, number, max(number, cores // each))
     write_profile(device, path)
-    tell(f"{path}: {_in_words(device)}")
+    report(f"{path}: {_summary(device)}")
     return device
 
 
@@ -225,40 +233,40 @@ def _num_ranks(cores: int) -> int:
     return torch.cuda.device_count() or min(2, cores)
 
 
-def device_from(found: dict[str, Any], ranks: int, at_once: int) -> Device:
-    """The device that measurements describe: seconds and rates as `measure` names them."""
-    cuda = found["kind"] == "cuda"
-    alike = [device for device in TABLE if cuda and device.name.partition("-")[0] in found["name"].lower()]
-    alike = alike or [device for device in TABLE if device.name == ("h100-sxm" if cuda else "cpu")]
-    known = (device_named(found["name"]) if cuda else None) or alike[-1]
-    peak = max(found["flops"].values())
-    reference = found["flops"].get("bf16", peak) if cuda else found["flops"]["fp32"]
+def device_from(measured: dict[str, Any], ranks: int, at_once: int) -> Device:
+    """Return the device for measurements, which have the keys of `measure`'s result."""
+    cuda = measured["kind"] == "cuda"
+    alike = [device for device in KNOWN_DEVICES if cuda and device.name.partition("-")[0] in measured["name"].lower()]
+    alike = alike or [device for device in KNOWN_DEVICES if device.name == ("h100-sxm" if cuda else "cpu")]
+    known = (device_named(measured["name"]) if cuda else None) or alike[-1]
+    peak = max(measured["flops"].values())
+    reference = measured["flops"].get("bf16", peak) if cuda else measured["flops"]["fp32"]
     changes: dict[str, Any] = {
-        "name": f"{found['name']}, measured",
-        "kind": found["kind"],
-        # What was measured is the rate itself: of a data sheet's peak the known share is taken. An MFU is by bf16's.
-        "peak_flops": {name: flops / known.product_share for name, flops in found["flops"].items()},
-        "attention_share": min(1.0, known.product_share * found["attention"] / reference),
-        "capability": found.get("capability"),
-        "memory_bytes": found["memory"],
-        "memory_bandwidth": found["bandwidths"][-1][1] / known.traffic_share,
-        "layer_seconds": found["layers"],
-        "source": f"measured with {ranks} rank(s) at once, torch {found['torch']}",
+        "name": f"{measured['name']}, measured",
+        "kind": measured["kind"],
+        # The measured rate is divided by the known share of a peak, which gives the peak. MFU uses the bf16 peak.
+        "peak_flops": {name: flops / known.product_share for name, flops in measured["flops"].items()},
+        "attention_share": min(1.0, known.product_share * measured["attention"] / reference),
+        "capability": measured.get("capability"),
+        "memory_bytes": measured["memory"],
+        "memory_bandwidth": measured["bandwidths"][-1][1] / known.traffic_share,
+        "layer_seconds": measured["layers"],
+        "source": f"measured with {ranks} rank(s) at once, torch {measured['torch']}",
         "uncertain": "other load while it was measured"
         + ("" if ranks > 1 else "; links, for which it takes two ranks"),
         "gpus_per_node": ranks,
     }
     if not cuda:
-        changes |= {"at_once": at_once, "op_seconds": 0.0, "overlap": 0.0, "by_size": found["bandwidths"]}
-        changes["page_seconds"] = found["pages"]
+        changes |= {"at_once": at_once, "op_seconds": 0.0, "overlap": 0.0, "by_size": measured["bandwidths"]}
+        changes["page_seconds"] = measured["pages"]
     if ranks > 1:
-        small, bandwidth = found["links"]
+        small, bandwidth = measured["links"]
         changes["within"] = Link(bandwidth=bandwidth, latency=small / 2 / (ranks - 1)).model_dump()
         changes["collective_seconds"] = small / 2
     return Device.model_validate(known.model_dump() | changes)
 
 
-def _in_words(device: Device) -> str:
+def _summary(device: Device) -> str:
     flops = ", ".join(f"{name} {rate * device.product_share / 1e9:.4g}" for name, rate in device.peak_flops.items())
     layers = ", ".join(f"{name} {1e3 * seconds:.3g}" for name, seconds in device.layer_seconds.items())
     return (
@@ -268,42 +276,44 @@ def _in_words(device: Device) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ the ranks
+# The processes of the ranks.
 
 
-def _measured(number: int, threads: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """What the ranks found, as rank 0 tells it; every line that it says before is progress."""
+def _measured(number: int, threads: int, report: Callable[[str], None]) -> dict[str, Any]:
+    """Start the ranks and return the measurements of rank 0; its progress lines are printed."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        here, there = context.Pipe(duplex=False)
-        arguments = (number, threads, str(Path(folder) / "store"), there)
+        receiver, sender = context.Pipe(duplex=False)
+        arguments = (number, threads, str(Path(folder) / "store"), sender)
         processes = [context.Process(target=_rank, args=(rank, *arguments), daemon=True) for rank in range(number)]
         for process in processes:
             process.start()
-        there.close()
+        sender.close()
         try:
-            return _listen(here, tell)
+            return _listen(receiver, report)
         finally:
             for process in processes:
                 process.join(5)
                 process.kill()
 
 
-def _listen(pipe: Connection, tell: Callable[[str], None]) -> dict[str, Any]:
+def _listen(pipe: Connection, report: Callable[[str], None]) -> dict[str, Any]:
     end = time.monotonic() + LIMIT
     while pipe.poll(max(0.0, end - time.monotonic())):
         try:
-            said = pipe.recv()
+            message = pipe.recv()
         except EOFError:
-            raise ContractError("calibrate: expected measurements, got that a rank died. See above.") from None
-        if isinstance(said, dict):
-            return said
-        tell(f"  {said}")
+            raise ContractError(
+                "calibrate: expected measurements, got a rank that ended. Fix the error above."
+            ) from None
+        if isinstance(message, dict):
+            return message
+        report(f"  {message}")
     raise ContractError(f"calibrate: expected measurements within {LIMIT} s, got none. Start fewer ranks.")
 
 
 def _rank(rank: int, number: int, threads: int, store: str, pipe: Connection) -> None:
-    """One rank: join the others, measure, and let rank 0 tell."""
+    """Run a rank: join the others, measure, and send the result from rank 0."""
     torch.set_num_threads(threads)
     use_expandable_segments()
     device = select_device(rank, number)
@@ -312,9 +322,9 @@ def _rank(rank: int, number: int, threads: int, store: str, pipe: Connection) ->
     dist.init_process_group(backend_of(device), store=files, rank=rank, world_size=number, timeout=limit, device_id=own)
     try:
         ranks = Ranks(rank, number, number, device, dist.new_group(backend="gloo"))
-        found = measure(ranks, lambda line: pipe.send(line) if rank == 0 else None)
+        result = measure(ranks, lambda line: pipe.send(line) if rank == 0 else None)
         if rank == 0:
-            pipe.send(found)
+            pipe.send(result)
         dist.barrier(group=ranks.control)
     finally:
         dist.destroy_process_group()

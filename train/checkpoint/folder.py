@@ -25,8 +25,8 @@ from train.checkpoint.metadata import (
 from train.config.checkpoint import CheckpointConfig
 from train.config.settings import Settings
 from train.data.stages import MASKS_VERSION, SkipList
-from train.dataset_history import as_before
-from train.plan.plan import Plan, listeners, standing_skips
+from train.dataset_history import comparable_digest
+from train.plan.plan import Plan, heldout_loss_users, read_skips
 
 
 def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
@@ -105,7 +105,7 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
     }
     # Steps and batch are part of the stages, with the values that the plan filled in.
     given = {name: value for name, value in plan.settings.content().items() if name not in RESOLVED}
-    if listeners(plan.settings):
+    if heldout_loss_users(plan.settings):
         train = plan.settings.train
         filled |= {"train.eval_every": train.eval_every, "train.eval_sequences": train.eval_sequences}
     if plan.settings.train.objective != "causal":
@@ -141,7 +141,7 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
 def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:
     """Check that the newest checkpoint can resume under a plan. Raises ContractError that names every difference."""
     if run.is_local and (checkpoints := list_checkpoints(run)):
-        identity = identify(dataset, plan, standing_skips(run, plan.settings))
+        identity = identify(dataset, plan, read_skips(run, plan.settings))
         checkpoint = checkpoints[-1]
-        seen = as_before(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
+        seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.data.batches import Batches
-from train.plan.plan import read_plan, standing_order
+from train.plan.plan import open_order, read_plan
 
 
 class SampleDataset(Dataset[dict[str, Tensor]]):
@@ -32,7 +32,7 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
         run = Store(self._run)
         dataset = open_dataset(run)
         plan = read_plan(run, dataset)
-        return Batches(dataset, plan.settings.train, standing_order(run, dataset, plan))
+        return Batches(dataset, plan.settings.train, open_order(run, dataset, plan))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_run": self._run, "_stage": self._stage}

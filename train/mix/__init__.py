@@ -1,1 +1,1 @@
-"""From the losses of a run's sources to a mix of them: what was measured, what it says, and how far to follow it."""
+"""Suggest a mix of sources from the losses that a run measured."""

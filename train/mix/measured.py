@@ -1,4 +1,7 @@
-"""What a run measured of its sources, as a mix needs it, and whether two runs measured the same."""
+"""The losses of a run by source, from which a mix is suggested, and the check that two runs are comparable.
+
+For each source this file computes the loss at the end of a run and the speed at which it falls, with standard errors.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,69 +19,72 @@ from train.data.packing import open_packings
 from train.monitor.metrics import METRICS_NAME, StepMetrics, read_metrics
 from train.plan.plan import PLAN_NAME, Plan, read_plan
 
-# Numbers of a source's loss: where it stands at the end of a run, and how fast it still falls, each with its error.
+# Estimates from the loss curve of a source: the loss at the end of a run and the speed at which it falls.
 #
-# A loss at the end is read from a straight line through the last measurements, so that a curve that still falls is not
-# taken for noise. How fast it falls is read from a power law of tokens. The errors are standard errors.
+# The loss at the end comes from a straight line through the last measurements, so that a falling curve does not count
+# as noise. The speed comes from a power law of tokens. The errors are standard errors.
 
 Floats = NDArray[np.float64]
 
 LAST = 5
-"""Measurements that the line goes through."""
+"""Number of measurements that the line is fitted to."""
 FEWEST_OF_LINE = 4
-"""One more than a line and its error need."""
+"""Fewest measurements for a line: one more than the line and its error require."""
 FEWEST_OF_LAW = 6
-"""Twice the numbers that a power law has."""
+"""Fewest measurements for a power law: twice its number of parameters."""
 EXPONENTS = np.geomspace(0.095, 2.0, 40)
-"""Grid of exponents that the fit begins with; the best is refined between its neighbours. The least is that of Kaplan
-et al. 2020, arXiv 2001.08361, below all others published: a curve that is nearly flat would be fitted by less, too."""
+"""Grid of initial exponents; the best is refined between its neighbors. The smallest is that of Kaplan et al. 2020,
+arXiv 2001.08361, below all other published ones: smaller exponents would fit any nearly flat curve."""
 REFINED = 30
-"""Cuts of the range of the exponent, each to 0.618 of it."""
+"""Golden-section steps for the exponent, each reducing the range to 0.618."""
 GROUPS = 20
-"""Most groups of measurements that are left out in turn for the error of a fit."""
+"""Maximum number of jackknife groups for the error of a fit."""
 GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
-class Level:
-    """A loss at the end of a run [nats/token]."""
+class FinalLoss:
+    """An estimate of the loss at the end of a run [nats/token]."""
 
     value: float
     error: float
     """Its standard error."""
     points: int
-    """Measurements it was read from."""
+    """Number of measurements used."""
 
 
 @dataclass(frozen=True)
-class PowerLaw:
+class LossCurveLaw:
     """L(n) = floor + rest · (n / end)^-exponent over tokens n, `end` being those of the whole run [nats/token]."""
 
     floor: float
-    """What no number of tokens would take away."""
+    """Loss in the limit of infinite tokens."""
     rest: float
-    """What stands above it at the end of the run."""
+    """Loss above the floor at the end of the run."""
     exponent: float
 
     @property
     def speed(self) -> float:
-        """-dL/d ln n at the end: what the loss falls by for each part that the tokens grow by."""
+        """-dL/d ln n at the end of the run: the decrease of the loss per relative increase of the tokens."""
         return self.exponent * self.rest
 
 
 @dataclass(frozen=True)
 class Learning:
-    """A power law through the losses of a source, and how sure its speed is."""
+    """A power law fitted to the losses of a source, with the error of its speed."""
 
-    law: PowerLaw
+    law: LossCurveLaw
     error: float
     """Standard error of `law.speed`."""
     points: int
-    """Measurements it was fitted to."""
+    """Number of measurements in the fit."""
 
 
-def level_at_end(tokens: Sequence[float], losses: Sequence[float], last: int = LAST) -> Level:
-    """The loss at the last measurement by a least-squares line through the `last` ones, at least FEWEST_OF_LINE."""
+def final_loss(tokens: Sequence[float], losses: Sequence[float], last: int = LAST) -> FinalLoss:
+    """Return the loss at the last measurement from a least-squares line through the last `last` measurements.
+
+    At least FEWEST_OF_LINE measurements are required.
+    """
     x, y = np.array(tokens[-last:], np.float64), np.array(losses[-last:], np.float64)
     number, middle = len(x), x.mean()
     spread = float(((x - middle) ** 2).sum())
@@ -86,18 +92,18 @@ def level_at_end(tokens: Sequence[float], losses: Sequence[float], last: int = L
     away = float(x[-1] - middle)
     scatter = float(((y - y.mean() - slope * (x - middle)) ** 2).sum()) / (number - 2)
     error = float(np.sqrt(scatter * (1 / number + away**2 / spread)))
-    return Level(float(y.mean()) + slope * away, error, number)
+    return FinalLoss(float(y.mean()) + slope * away, error, number)
 
 
-def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | None = None) -> PowerLaw:
-    """The power law with the least squares, floor and rest being at least 0; `exponent` None = fitted too.
+def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | None = None) -> LossCurveLaw:
+    """Return the least-squares power law with floor and rest at least 0; `exponent` None = fitted too.
 
-    For an exponent the other two have a closed form, so one number is searched for (variable projection: Golub and
-    Pereyra 1973, SIAM Journal on Numerical Analysis 10(2)).
+    For a given exponent the other two have a closed form, so only the exponent is searched for (variable projection:
+    Golub and Pereyra 1973, SIAM Journal on Numerical Analysis 10(2)).
     """
     if exponent is not None:
         return _for_exponent(exponent, tokens, losses, end)[1]
-    errors = [_for_exponent(float(one), tokens, losses, end)[0] for one in EXPONENTS]
+    errors = [_for_exponent(float(trial), tokens, losses, end)[0] for trial in EXPONENTS]
     best = int(np.argmin(errors))
     low, high = EXPONENTS[max(best - 1, 0)], EXPONENTS[min(best + 1, len(EXPONENTS) - 1)]
     for _ in range(REFINED):
@@ -109,8 +115,8 @@ def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | 
     return _for_exponent(float(low + high) / 2, tokens, losses, end)[1]
 
 
-def _for_exponent(exponent: float, tokens: Floats, losses: Floats, end: float) -> tuple[float, PowerLaw]:
-    """Sum of squares, and the law of this exponent that has the least."""
+def _for_exponent(exponent: float, tokens: Floats, losses: Floats, end: float) -> tuple[float, LossCurveLaw]:
+    """Return the smallest sum of squares for an exponent, and the law that has it."""
     x = (tokens / end) ** -exponent
     middle, mean = x.mean(), losses.mean()
     spread = float(((x - middle) ** 2).sum())
@@ -120,14 +126,14 @@ def _for_exponent(exponent: float, tokens: Floats, losses: Floats, end: float) -
         floor, rest = max(float(mean), 0.0), 0.0
     elif floor < 0:
         floor, rest = 0.0, float((x * losses).sum() / (x * x).sum())
-    return float(((floor + rest * x - losses) ** 2).sum()), PowerLaw(floor, rest, exponent)
+    return float(((floor + rest * x - losses) ** 2).sum()), LossCurveLaw(floor, rest, exponent)
 
 
 def learning_of(tokens: Sequence[float], losses: Sequence[float], exponent: float | None = None) -> Learning:
-    """The power law of a source, with the jackknife error of its speed.
+    """Return the power law of a source, with the jackknife error of its speed.
 
-    Neighbouring measurements are left out together: they share the noise of the updates between them. Source: Jiang et
-    al. 2024, arXiv 2410.11820 (the law by source); Efron and Stein 1981, Annals of Statistics 9(3) (the error).
+    Adjacent measurements are left out together, since they share the noise of the updates between them. Source: Jiang
+    et al. 2024, arXiv 2410.11820 (the law by source); Efron and Stein 1981, Annals of Statistics 9(3) (the error).
     """
     x, y = np.array(tokens, np.float64), np.array(losses, np.float64)
     parts = np.array_split(np.arange(len(x)), min(len(x), GROUPS))
@@ -138,34 +144,34 @@ def learning_of(tokens: Sequence[float], losses: Sequence[float], exponent: floa
 
 
 LAST_SHARE = 0.1
-"""Share of the steps, at the end, that a training loss is read from: one step has few tokens of each source."""
+"""Share of the last steps used for a training loss: a single step has few tokens of each source."""
 ENOUGH = 12
-"""Held-out measurements that an error message asks for."""
+"""Number of held-out measurements that an error message recommends."""
 COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
-"""Settings of `[train]` that losses must share to be compared."""
+"""Settings of `[train]` that must be equal for losses to be comparable."""
 
 
 @dataclass(frozen=True)
-class Points:
-    """Losses of a source over the tokens of the run."""
+class LossCurve:
+    """The loss curve of a source over the tokens of the run."""
 
     tokens: list[float]
-    """Targets of all sources up to there."""
+    """Cumulative targets of all sources."""
     losses: list[float]
-    """[nats/token]."""
+    """Losses [nats/token]."""
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run with the steps that it has made."""
+    """A run with the metrics of its completed steps."""
 
     dataset: Dataset
     plan: Plan
     digest: str
-    """SHA-256 of the plan, as a lineage shows it."""
+    """SHA-256 of the plan, as in the lineage."""
     steps: Sequence[StepMetrics]
     unique: dict[str, int]
-    """Training tokens of each source that differ; of those in use, whole rows."""
+    """Unique training tokens of each source; for sources in use, those in whole rows."""
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -175,67 +181,67 @@ class MeasuredRun:
 
     @cached_property
     def seen(self) -> dict[str, int]:
-        """Targets of each source that the steps trained on."""
+        """Targets of each source in the completed steps."""
         return {name: sum(step.source_tokens.get(name, 0) for step in self.steps) for name in self.unique}
 
     @property
-    def told(self) -> str:
-        """The run in words."""
+    def description(self) -> str:
+        """Description of the run."""
         plan = self.plan
         whole = f"{plan.num_params:,} parameters, {self.steps[-1].step:,} of {plan.steps:,} steps"
         return f"the run of plan {self.digest[:12]} ({whole})"
 
-    def heldout(self, source: str, from_step: int = 1) -> Points:
-        """Every held-out loss of a source from a step on; what was not finite is left out."""
+    def heldout(self, source: str, from_step: int = 1) -> LossCurve:
+        """Return the held-out losses of a source from a step on; losses that were not finite are left out."""
         return self._points(
             [step.heldout[source].loss if source in step.heldout else None for step in self.steps], from_step
         )
 
-    def training(self, source: str) -> Points:
-        """Its training losses in the last steps."""
+    def training(self, source: str) -> LossCurve:
+        """Return the training losses of a source in the last steps."""
         last = max(FEWEST_OF_LINE, round(LAST_SHARE * len(self.steps)))
-        found = self._points([step.losses.get(source) for step in self.steps], 1)
-        return Points(found.tokens[-last:], found.losses[-last:])
+        points = self._points([step.losses.get(source) for step in self.steps], 1)
+        return LossCurve(points.tokens[-last:], points.losses[-last:])
 
-    def _points(self, losses: Sequence[float | None], from_step: int) -> Points:
+    def _points(self, losses: Sequence[float | None], from_step: int) -> LossCurve:
         done = np.cumsum([step.tokens for step in self.steps]).tolist()
         kept = [
             (float(tokens), loss)
             for step, tokens, loss in zip(self.steps, done, losses, strict=True)
             if loss is not None and step.step >= from_step
         ]
-        return Points([tokens for tokens, _ in kept], [loss for _, loss in kept])
+        return LossCurve([tokens for tokens, _ in kept], [loss for _, loss in kept])
 
-    def level(self, source: str, heldout: bool) -> Level:
-        """The loss of a source at the end. Raises ConfigError if it was measured too seldom."""
+    def level(self, source: str, heldout: bool) -> FinalLoss:
+        """Return the loss of a source at the end of the run. Raises ConfigError if it has too few measurements."""
         points = self.heldout(source) if heldout else self.training(source)
         if len(points.losses) < FEWEST_OF_LINE:
             kind = "held-out" if heldout else "training"
             raise ConfigError(
-                f"{self.told}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
-                f"{self.advice() if heldout else 'train for more steps'}."
+                f"{self.description}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
+                f"{self.advice() if heldout else 'Train for more steps'}."
             )
-        return level_at_end(points.tokens, points.losses, LAST if heldout else len(points.losses))
+        return final_loss(points.tokens, points.losses, LAST if heldout else len(points.losses))
 
     def advice(self) -> str:
-        """Which settings measure more often."""
-        return f"train with --set train.eval_every={max(1, self.plan.steps // ENOUGH)} or less"
+        """Return the advice by which setting to measure more often."""
+        return f"Train with --set train.eval_every={max(1, self.plan.steps // ENOUGH)} or less"
 
 
 def measured_run(run: Store) -> MeasuredRun:
-    """What stands in a run folder. Raises ContractError if it was not trained, ConfigError if it has one source."""
+    """Return the measurements of a run folder. Raises ContractError if it was not trained, ConfigError for one
+    source."""
     dataset = open_dataset(run)
     plan, steps = read_plan(run, dataset), read_metrics(run)
     if not steps:
-        raise ContractError(
-            f"{run.uri}: expected losses, got no step in {METRICS_NAME}. `penstock train` measures them."
-        )
+        raise ContractError(f"{run.uri}: expected losses, got no step in {METRICS_NAME}. Run `penstock train`.")
     whole, rows = dataset.num_tokens(TRAIN), _rows(run, dataset, plan)
     if len(rows) < 2:
         left_out = ", ".join(sorted(whole.keys() - rows.keys()))
-        more = f"; {left_out} has weight 0, so nothing is known of it" if left_out else ""
+        more = f"; {left_out} has weight 0, so it was not measured" if left_out else ""
         raise ConfigError(
-            f"{run.uri}: expected sources to mix, got one in use: {', '.join(rows)}{more}. There is nothing to mix."
+            f"{run.uri}: expected sources to mix, got one in use: {', '.join(rows)}{more}. "
+            "Give a second source a weight in train.weights."
         )
     if unread := sorted(rows.keys() - {name for name, tokens in tokens_by_source(plan.stages).items() if tokens}):
         raise ConfigError(
@@ -247,49 +253,49 @@ def measured_run(run: Store) -> MeasuredRun:
 
 
 def _rows(run: Store, dataset: Dataset, plan: Plan) -> dict[str, int]:
-    """Unique tokens of every source in use, as the plan counts them."""
+    """Return the unique tokens of every source in use, as the plan counts them."""
     train = plan.settings.train
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     return {name: stream.num_units * plan.seq_len // stream.width(plan.seq_len) for name, stream in streams.items()}
 
 
 def has_heldout(run: MeasuredRun, source: str) -> bool:
-    """Whether held-out losses of a source were measured."""
+    """Return True if held-out losses of a source were measured."""
     return bool(run.heldout(source).losses)
 
 
 def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
-    """Raises ConfigError that names all in which the losses of two runs are not of the same thing."""
+    """Check that the losses of two runs are comparable. Raises ConfigError that lists all differences."""
     if problems := list(_differences(run, reference)):
         raise ConfigError(
-            f"{reference.told}: expected losses to compare with those of {run.told}, got\n  "
+            f"{reference.description}: expected losses to compare with those of {run.description}, got\n  "
             + "\n  ".join(problems)
             + "\n"
-            "choose a reference on the same dataset, or on one with its tokenizer and held-out documents"
+            "Choose a reference on the same dataset, or on one with its tokenizer and held-out documents."
         )
 
 
 def _differences(run: MeasuredRun, reference: MeasuredRun) -> Iterator[str]:
     if run.digest == reference.digest:
-        yield f"the same plan {run.digest[:12]}: a run says nothing beside itself"
-    tokenizers = [digest_of(one.dataset.tokenizer.model_dump(mode="json")) for one in (run, reference)]
+        yield f"the same plan {run.digest[:12]}: a run cannot be its own reference"
+    tokenizers = [digest_of(each.dataset.tokenizer.model_dump(mode="json")) for each in (run, reference)]
     if tokenizers[0] != tokenizers[1]:
         yield f"tokenizer contract {tokenizers[1][:12]}, of the run {tokenizers[0][:12]}"
     for name in COMPARED:
-        own, other = (getattr(one.plan.settings.train, name) for one in (run, reference))
+        own, other = (getattr(each.plan.settings.train, name) for each in (run, reference))
         if own != other:
             yield f"train.{name} = {other}, of the run {own}"
     for source in sorted(name for name, share in run.shares.items() if share):
         if source not in reference.unique:
             yield f"no source {source}"
         elif not reference.shares[source]:
-            yield f"{source} with weight 0: what was never read is no measure"
+            yield f"{source} with weight 0, so it was not measured"
         elif has_heldout(run, source) and _heldout_rows(run, source) != _heldout_rows(reference, source):
             yield f"other held-out documents, or another number of them, of {source} (train.eval_sequences)"
 
 
 def _heldout_rows(run: MeasuredRun, source: str) -> tuple[list[str], int]:
-    """What decides which rows of a source are measured: its held-out shards, and how many rows are taken."""
+    """Return the digests of a source's held-out shards and the number of rows that are measured."""
     train = run.plan.settings.train
     streams = heldout_streams(run.dataset, train.seq_len)
     rows = streams[source].num_units // train.seq_len if source in streams else 0

@@ -1,9 +1,9 @@
-"""A mix from the losses of a run: against a reference run, or by how fast each source is still learnt.
+"""Suggest a mix from the losses of a run, by excess loss over a reference run or by the speed of learning.
 
-Each source carries its evidence: the numbers, and a sentence. A figure within the noise of the mean counts as the mean,
-so where nothing is beyond the noise the shares stay. What would be repeated too often is cut and asked for as tokens.
-The errors are those within a run: over four seeds of a run of 200 steps a loss spread by three times as much (0.026 for
-0.008), which `SURE` leaves room for.
+Each source carries its evidence as numbers and a sentence. A figure within the noise of the mean counts as the mean, so
+without significant differences the shares stay. Shares that repeat a source too often are cut, and the missing tokens
+reported. The errors are those within a run: over four seeds of a run of 200 steps a loss spread by three times as much
+(0.026 for 0.008), which `MIN_STANDARD_ERRORS` leaves room for.
 """
 
 import math
@@ -23,47 +23,52 @@ from train.mix.measured import (
 )
 from train.scaling.repeats import LIFE_OF_REPEATS
 
-# From figures of sources to their shares: two rules, what counts as noise, and the bound that repeats set.
+# Shares from the figures of sources: two rules, the noise threshold, and the bound on repeats.
 
-SURE = 3.0
-"""Standard errors by which a figure must differ from the mean: a normal error of a line through 5 points is larger in
-6 of 100 cases (t with 3 degrees of freedom)."""
+MIN_STANDARD_ERRORS = 3.0
+"""Number of standard errors by which a figure must differ from the mean: a normal error of a line through 5 points is
+larger in 6 of 100 cases (t with 3 degrees of freedom)."""
 TINY = 1e-9
-"""Differences of figures that are rounding."""
+"""Largest difference that counts as rounding."""
 STEP_SIZE = 1.0
-"""η: how far excess losses move the shares. Source: Xie et al. 2023, arXiv 2305.10429, section 3."""
+"""η, the step size of the exponentiated gradient. Source: Xie et al. 2023, arXiv 2305.10429, section 3."""
 SMOOTHING = 1e-3
-"""c: how much of the shares is spread evenly, so that none comes to nothing. Source: the same."""
+"""c, the part of the shares that is uniform, so that no share becomes 0. Source: the same."""
 LEAST_WORTH = 0.5
-"""A pass is not made where it would be worth less of a first one than this."""
+"""Least worth of a further pass over a source, relative to the first pass."""
 UNITS = 50_000
-"""Shares are whole numbers of 1/UNITS: the block of a mixture then holds them exactly, in five decimals."""
+"""Shares are multiples of 1/UNITS: the block of a mixture then represents them exactly, in five decimals."""
 
 Shares = dict[str, float]
 
 
-def told_apart(figures: Mapping[str, float], errors: Mapping[str, float], shares: Mapping[str, float]) -> Shares:
-    """The figures that differ from their mean, weighted by the shares, beyond the noise; the others are left out.
+def significant_figures(
+    figures: Mapping[str, float], errors: Mapping[str, float], shares: Mapping[str, float]
+) -> Shares:
+    """Return the figures that differ significantly from their mean, weighted by the shares; others are left out.
 
-    The noise is that of the difference: the mean has the errors of all in it, and that of the figure itself.
+    The error is that of the difference: the mean contains the errors of all figures, including the one compared.
     """
     mean = math.fsum(shares[name] * figure for name, figure in figures.items())
     of_mean = {name: (shares[name] * error) ** 2 for name, error in errors.items()}
-    found = {}
+    significant = {}
     for name, figure in figures.items():
         others = math.fsum(square for other, square in of_mean.items() if other != name)
-        if abs(figure - mean) > SURE * math.sqrt(((1 - shares[name]) * errors[name]) ** 2 + others) + TINY:
-            found[name] = figure
-    return found
+        if (
+            abs(figure - mean)
+            > MIN_STANDARD_ERRORS * math.sqrt(((1 - shares[name]) * errors[name]) ** 2 + others) + TINY
+        ):
+            significant[name] = figure
+    return significant
 
 
 def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_size: float = STEP_SIZE) -> Shares:
-    """New shares from excess losses [nats/token]: one round of exponentiated gradient from the shares there are.
+    """Return new shares from excess losses [nats/token] by one round of exponentiated gradient.
 
-    What is no excess, below 0, counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, whose rounds
-    follow each other because its model trains on each one's shares; this run trained on one, so one round follows.
+    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains
+    on the new shares after each round; this run trained on fixed shares, so one round follows.
     """
-    highest = max(excess.values())  # out of every exponent, so that none overflows
+    highest = max(excess.values())  # subtracted from every exponent to avoid overflow
     raised = {
         name: share * math.exp(step_size * (max(excess[name], 0.0) - max(highest, 0.0)))
         for name, share in shares.items()
@@ -72,12 +77,12 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
 
 
 def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Shares:
-    """New shares by the learning still to be had: share · speed, where speed is -dL/d ln n at the end of the run.
+    """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
 
-    A source's tokens are a fixed share of all, so -dL/dn by a token of its own is speed / (share · n), and that of the
-    whole loss, in which it has its share, speed / n: where a token tells most, more are drawn. Source: Jiang et al.
-    2024, arXiv 2410.11820, section 3, without the parts that follow a mixture which changes while it trains. Where no
-    source learns, the shares stay. This is a slope: it does not say how much worse a source gets that gives up much.
+    A source's tokens are a fixed share of all, so -dL/dn per token of the source is speed / (share · n). Of the whole
+    loss, weighted by the share, it is speed / n: sources whose tokens reduce the loss most get more. Source: Jiang et
+    al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that changes during training. Where no source
+    learns, the shares stay. The rule is first-order: it does not bound the loss of a source that gives up much.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
@@ -89,43 +94,43 @@ def _smoothed(raised: Mapping[str, float]) -> Shares:
 
 
 def worth_of_pass(passes: float) -> float:
-    """What one more token is worth of a new one behind so many passes: the slope of the law of repeats.
+    """Return the worth of one more token relative to a new one after `passes` passes: the slope of the repeats law.
 
-    Source: Muennighoff et al. 2023, arXiv 2305.16264, section 3: D' of `worth_of_tokens`, by D.
+    Source: Muennighoff et al. 2023, arXiv 2305.16264, section 3: dD'/dD of `worth_of_tokens`.
     """
     return math.exp(-max(0.0, passes - 1) / LIFE_OF_REPEATS)
 
 
 def most_passes(max_epochs: float, worth: float = LEAST_WORTH) -> float:
-    """Passes over a source that are worth making: at most `max_epochs`, and none worth less than `worth` of the first.
+    """Return the most passes over a source: at most `max_epochs`, each worth at least `worth` of the first.
 
     The inverse of `worth_of_pass`: 1 - R* · ln(worth), 11.7 for a half.
     """
     return min(max_epochs, 1 - LIFE_OF_REPEATS * math.log(worth))
 
 
-def bounded(shares: Mapping[str, float], limits: Mapping[str, float]) -> Shares:
-    """The shares with none above its limit; what is cut off goes to the others in proportion, until all is given.
+def clip_shares(shares: Mapping[str, float], limits: Mapping[str, float]) -> Shares:
+    """Return the shares clipped to their limits; the excess goes to the other sources in proportion.
 
-    Where all limits together are less than 1 there is not enough data: the shares are then in proportion to them.
+    If the limits add up to less than 1, the data is too small, and the shares are in proportion to the limits.
     """
     fixed: set[str] = set()
-    found = dict(shares)
-    while over := {name for name in found if name not in fixed and found[name] > limits[name]}:
+    clipped = dict(shares)
+    while over := {name for name in clipped if name not in fixed and clipped[name] > limits[name]}:
         fixed |= over
         free = math.fsum(share for name, share in shares.items() if name not in fixed)
         if not free:
             total = math.fsum(limits[name] for name in fixed)
             return {name: limits[name] / total if name in fixed else 0.0 for name in shares}
         room = (1 - math.fsum(limits[name] for name in fixed)) / free
-        found = {name: limits[name] if name in fixed else share * room for name, share in shares.items()}
-    return found
+        clipped = {name: limits[name] if name in fixed else share * room for name, share in shares.items()}
+    return clipped
 
 
-def rounded(shares: Mapping[str, float], full: Collection[str]) -> Shares:
-    """The shares as whole numbers of 1/UNITS with the sum 1, by largest remainder; a share above 0 stays above 0.
+def round_shares(shares: Mapping[str, float], full: Collection[str]) -> Shares:
+    """Return the shares as multiples of 1/UNITS with sum 1, by largest remainder; a positive share stays positive.
 
-    Those of `full` sources are rounded down, unless all are full.
+    Shares of `full` sources are rounded down, unless all are full.
     """
     exact = {name: share * UNITS for name, share in shares.items()}
     counts = {name: max(int(value + TINY), 1 if value > 0 else 0) for name, value in exact.items()}
@@ -134,80 +139,84 @@ def rounded(shares: Mapping[str, float], full: Collection[str]) -> Shares:
     while (left := UNITS - sum(counts.values())) > 0:
         for name in by_remainder[:left]:
             counts[name] += 1
-    while sum(counts.values()) > UNITS:  # what was raised to one unit is taken from the largest
+    while sum(counts.values()) > UNITS:  # units given to tiny shares are taken from the largest
         counts[max(counts, key=lambda name: (counts[name], name))] -= 1
     return {name: count / UNITS for name, count in counts.items()}
 
 
 FEW_PASSES = 0.5
-"""A source of which less is read in a pass may be written smaller, if its share fell by the evidence."""
+"""Passes below which a source may be stored smaller, if the evidence lowered its share."""
 KEPT_UNITS = 10_000
-"""The part that is kept is a whole number of 1/KEPT_UNITS."""
+"""The kept part of a source is a multiple of 1/KEPT_UNITS."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a source before repeats are looked at."""
+    """The evidence on a source before the bound on repeats."""
 
     figure: float
-    """What moves its share: excess loss, or speed of learning [nats/token]."""
+    """The figure that changes its share: excess loss, or speed of learning [nats/token]."""
     error: float
     """Its standard error."""
     words: str
-    """The same as a sentence's beginning."""
+    """The same as the start of a sentence."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """What it was made from."""
+    """Its inputs, by name."""
 
 
 def suggest_by_reference(
     run: MeasuredRun, reference: MeasuredRun, tokens: float | None = None, step_size: float = STEP_SIZE
 ) -> Mix:
-    """The mix by excess losses at the end of both runs, for a run of `tokens` (None = as long as this one).
+    """Return the mix by excess losses at the end of both runs, for a run of `tokens` (None = as long as this one).
 
-    Raises ConfigError if the runs did not measure the same, or too seldom.
+    Raises ConfigError if the runs are not comparable, or have too few measurements.
     """
     check_comparable(run, reference)
-    found = {name: _against(run, reference, name) for name, share in run.shares.items() if share}
-    figures, moved = _figures(found, run.shares)
-    wanted = by_excess(_used(run), figures, step_size) if moved else _used(run)
+    findings = {name: _against(run, reference, name) for name, share in run.shares.items() if share}
+    figures, moved = _figures(findings, run.shares)
+    shares = by_excess(_used(run), figures, step_size) if moved else _used(run)
     return _mix(
-        run, found, (wanted, moved), tokens, f"{reference.told}, excess loss (Xie et al. 2023, arXiv 2305.10429)"
+        run,
+        findings,
+        (shares, moved),
+        tokens,
+        f"{reference.description}, excess loss (Xie et al. 2023, arXiv 2305.10429)",
     )
 
 
 def suggest_by_law(
     run: MeasuredRun, exponent: float | None = None, source: str = "", tokens: float | None = None, from_step: int = 1
 ) -> Mix:
-    """The mix by the learning still to be had, from a power law through each source's held-out losses.
+    """Return the mix by speed of learning, from a power law fitted to each source's held-out losses.
 
-    `exponent` of the tokens: that of a law fitted elsewhere, which `source` names; None = fitted to each source.
+    `exponent` of the tokens: taken from the law that `source` names; None = fitted to each source.
     Measurements before `from_step` are left out. Raises ConfigError if there are too few.
     """
-    learnt = _learnt(run, exponent, from_step)
-    found = {name: _of_law(run, name, one, exponent is not None) for name, one in learnt.items()}
-    figures, moved = _figures(found, run.shares)
-    wanted = by_learning(_used(run), figures) if moved else _used(run)
+    fitted = _fitted(run, exponent, from_step)
+    findings = {name: _of_law(run, name, learning, exponent is not None) for name, learning in fitted.items()}
+    figures, moved = _figures(findings, run.shares)
+    shares = by_learning(_used(run), figures) if moved else _used(run)
     laws = (
         "the run's own held-out losses from step {}, L(n) = E + B/n^a by source (Jiang et al. 2024, arXiv 2410.11820)"
     )
     fixed = f", a = {exponent:.4g} of the law {source}" if exponent is not None else ""
-    return _mix(run, found, (wanted, moved), tokens, laws.format(from_step) + fixed)
+    return _mix(run, findings, (shares, moved), tokens, laws.format(from_step) + fixed)
 
 
 def _used(run: MeasuredRun) -> Shares:
     return {name: share for name, share in run.shares.items() if share}
 
 
-def _figures(found: Mapping[str, Finding], shares: Mapping[str, float]) -> tuple[Shares, set[str]]:
-    """The figures, those within the noise replaced by the mean; and the sources beyond it."""
-    figures = {name: one.figure for name, one in found.items()}
-    apart = told_apart(figures, {name: one.error for name, one in found.items()}, shares)
+def _figures(findings: Mapping[str, Finding], shares: Mapping[str, float]) -> tuple[Shares, set[str]]:
+    """Return the figures, those within the noise replaced by the mean, and the sources beyond the noise."""
+    figures = {name: finding.figure for name, finding in findings.items()}
+    apart = significant_figures(figures, {name: finding.error for name, finding in findings.items()}, shares)
     mean = math.fsum(shares[name] * figure for name, figure in figures.items())
     return {name: apart.get(name, mean) for name in figures}, set(apart)
 
 
 def _against(run: MeasuredRun, reference: MeasuredRun, name: str) -> Finding:
-    """A source of both runs. Held-out losses where there are any, else those of the last steps."""
+    """Return the finding on a source from both runs, by held-out losses if there are any, else by training losses."""
     held = has_heldout(run, name)
     own, other = run.level(name, held), reference.level(name, held)
     error = math.hypot(own.error, other.error)
@@ -223,15 +232,15 @@ def _against(run: MeasuredRun, reference: MeasuredRun, name: str) -> Finding:
     return Finding(max(0.0, difference), error, words, numbers)
 
 
-def _learnt(run: MeasuredRun, exponent: float | None, from_step: int) -> dict[str, Learning]:
+def _fitted(run: MeasuredRun, exponent: float | None, from_step: int) -> dict[str, Learning]:
     fewest = FEWEST_OF_LAW if exponent is None else FEWEST_OF_LINE
     points = {name: run.heldout(name, from_step) for name in _used(run)}
-    if few := [f"{len(one.losses)} of {name}" for name, one in points.items() if len(one.losses) < fewest]:
+    if few := [f"{len(curve.losses)} of {name}" for name, curve in points.items() if len(curve.losses) < fewest]:
         raise ConfigError(
-            f"{run.told}: expected at least {fewest} held-out losses of every source from step {from_step} on, got "
-            f"{', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
+            f"{run.description}: expected at least {fewest} held-out losses of every source from step {from_step} on, "
+            f"got {', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
         )
-    return {name: learning_of(one.tokens, one.losses, exponent) for name, one in points.items()}
+    return {name: learning_of(curve.tokens, curve.losses, exponent) for name, curve in points.items()}
 
 
 def _of_law(run: MeasuredRun, name: str, learning: Learning, given: bool) -> Finding:
@@ -246,61 +255,68 @@ def _of_law(run: MeasuredRun, name: str, learning: Learning, given: bool) -> Fin
     return Finding(law.speed, learning.error, words, numbers)
 
 
-# ------------------------------------------------------------------------------------------------- repeats and words
+# The bound on repeats, and the sentences of evidence.
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """The shares that the figures ask for, and what a run of a length can follow of them."""
+class _Shares:
+    """The shares that follow from the figures, and those that remain after the bound on repeats."""
 
     run: MeasuredRun
     length: float
     """Tokens of the run that the mix is for."""
     most: float
-    """Passes over a source that are worth making."""
-    wanted: Shares
-    """What the figures ask for."""
+    """Most passes over a source."""
+    unbounded: Shares
+    """Shares that follow from the figures."""
     moved: set[str]
     """Sources whose figure is beyond the noise."""
     shares: Shares
-    """What is left of it within the bound of repeats."""
+    """Shares within the bound on repeats."""
     cut: set[str]
-    """Sources that it has cut."""
+    """Sources whose share the bound has cut."""
 
 
 def _mix(
-    run: MeasuredRun, found: Mapping[str, Finding], asked: tuple[Shares, set[str]], tokens: float | None, against: str
+    run: MeasuredRun,
+    findings: Mapping[str, Finding],
+    asked: tuple[Shares, set[str]],
+    tokens: float | None,
+    against: str,
 ) -> Mix:
-    """The mix that wanted shares become within the bound of repeats; `asked`: they, and the sources that moved them."""
-    wanted, moved = asked
+    """Return the mix within the bound on repeats; `asked`: the unbounded shares and the sources that moved them."""
+    unbounded, moved = asked
     length = float(run.plan.num_tokens if tokens is None else tokens)
     most = most_passes(run.plan.settings.plan.max_epochs)
-    limits = {name: _limit(run, name, length, most) for name in wanted}
-    shares = bounded(wanted, limits)
-    shares = rounded(shares, {name for name in wanted if shares[name] >= limits[name]})
-    cut = {name for name in wanted if wanted[name] > limits[name]}
-    wish = _Wish(run, length, most, wanted, moved, shares, cut)
-    parts = {name: _part(wish, name, found[name]) if name in found else _left_out(run, name) for name in run.shares}
-    return Mix(dataset=run.dataset.digest, plan=run.digest, reference=against, sources=parts)
+    limits = {name: _limit(run, name, length, most) for name in unbounded}
+    shares = clip_shares(unbounded, limits)
+    shares = round_shares(shares, {name for name in unbounded if shares[name] >= limits[name]})
+    cut = {name for name in unbounded if unbounded[name] > limits[name]}
+    result = _Shares(run, length, most, unbounded, moved, shares, cut)
+    sources = {
+        name: _source(result, name, findings[name]) if name in findings else _left_out(run, name) for name in run.shares
+    }
+    return Mix(dataset=run.dataset.digest, plan=run.digest, reference=against, sources=sources)
 
 
-def _part(wish: _Wish, name: str, found: Finding) -> SourceMix:
-    """What is to be done about a source of the run."""
-    run, wanted = wish.run, wish.wanted[name]
-    before, after, unique = run.shares[name], wish.shares[name], run.unique[name]
-    passes, lack, keep = after * wish.length / unique, None, 1.0
-    words = [found.words, _moved(before, after, name in wish.moved)]
-    if name in wish.cut:
-        lack = math.ceil(wanted * wish.length / wish.most)
+def _source(result: _Shares, name: str, finding: Finding) -> SourceMix:
+    """Return the share, kept part and missing tokens of a source, with the evidence."""
+    run, unbounded = result.run, result.unbounded[name]
+    before, after, unique = run.shares[name], result.shares[name], run.unique[name]
+    passes, lack, keep = after * result.length / unique, None, 1.0
+    words = [finding.words, _moved(before, after, name in result.moved)]
+    if name in result.cut:
+        times = unbounded * result.length / unique
+        lack = math.ceil(unbounded * result.length / result.most)
         words.append(
-            f"a share of {wanted:.4f} would read its {unique:,} tokens {wanted * wish.length / unique:.3g} times, and "
-            f"{wish.most:.3g} are worth it: it is cut off there, and {lack:,} unique tokens are wanted"
+            f"a share of {unbounded:.4f} would read its {unique:,} tokens {times:.3g} times, and "
+            f"{result.most:.3g} are worth it: it is cut off there, and {lack:,} unique tokens are wanted"
         )
-    if name in wish.moved - wish.cut and after < before and passes < FEW_PASSES:
+    if name in result.moved - result.cut and after < before and passes < FEW_PASSES:
         keep = math.ceil(passes * KEPT_UNITS) / KEPT_UNITS
         words.append(f"{100 * passes:.3g} % of it is all that is read: no more need be kept")
-    numbers = found.numbers | {"tokens_seen": run.seen[name], "unique_tokens": unique, "run_tokens": wish.length}
-    numbers |= {"share_before": before, "share_unbounded": wanted, "passes_most": wish.most}
+    numbers = finding.numbers | {"tokens_seen": run.seen[name], "unique_tokens": unique, "run_tokens": result.length}
+    numbers |= {"share_before": before, "share_unbounded": unbounded, "passes_most": result.most}
     numbers |= {"passes_before": before * run.plan.num_tokens / unique, "worth_of_last_pass": worth_of_pass(passes)}
     return SourceMix(share=after, repeat=passes, keep=keep, wanted_tokens=lack, why="; ".join(words), evidence=numbers)
 
@@ -312,9 +328,9 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 
 
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
-    """The largest share that a source may have: a row less than `most` passes, for the last block of a mixture.
+    """Return the largest share of a source: a row less than `most` passes, for the last block of a mixture.
 
-    What a plan of this length could do already is never cut, and a source of a row or two is not left out altogether.
+    A share that the plan already had at this length is never cut, and a source of a row or two keeps a share.
     """
     limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]
@@ -323,9 +339,9 @@ def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
 
 
 def _moved(before: float, after: float, apart: bool) -> str:
-    """What becomes of a share, and why."""
+    """Return the sentence on the change of a share and its reason."""
     if not apart:
-        noise = f"within {SURE:g} standard errors of the mean of all sources, so it counts as the mean"
+        noise = f"within {MIN_STANDARD_ERRORS:g} standard errors of the mean of all sources, so it counts as the mean"
         return noise + ("" if abs(after - before) < 1e-4 else f": the share goes from {before:.4f} to {after:.4f}")
-    way = "rises" if after > before else "falls"
-    return f"the share {way} from {before:.4f} to {after:.4f}"
+    verb = "rises" if after > before else "falls"
+    return f"the share {verb} from {before:.4f} to {after:.4f}"

@@ -1,1 +1,1 @@
-"""The plan: what the dataset says about model and run, what it costs, and what fits on which ranks."""
+"""The training plan: model shape, batch, schedule, cost and memory, computed from the dataset."""

@@ -1,4 +1,8 @@
-"""The sizes of a plan beside those of other laws, what its loss may be, and what to do where data runs out."""
+"""Comparison figures and advice for a plan.
+
+The figures show the sizes that other scaling laws choose and the expected loss. The advice sentences cover shortage of
+data, unusual proportions of model and run, and the cost of settings that the recipe fixes.
+"""
 
 import json
 import math
@@ -11,46 +15,49 @@ from train.data.stages import StagePlan
 from train.model.shape import ModelShape, num_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
-from train.plan.rules import Figure, Row, figures_of, training_flops
+from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
 from train.plan.search.devices import Cluster
 from train.plan.search.search import search
-from train.plan.target import NAMED, TOKENS_THERE_ARE, Target, law_of
+from train.plan.target import AVAILABLE_TOKENS, LAWS_BY_NAME, Target, law_of
 from train.scaling import laws, repeats
 from train.scaling.laws import LossLaw
-from train.scaling.own_law import FAR, law_in
-from train.scaling.repeats import Repeated
+from train.scaling.own_law import MAX_EXTRAPOLATION, law_in
+from train.scaling.repeats import RepeatedData
 
 NEAR = 1.05
-"""Sizes and tokens within a twentieth of each other are called equal in words."""
+"""Largest ratio of two sizes or token counts that the advice treats as equal."""
 OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "", "exponent": ""}
-"""Numbers of an own law, with their units."""
+"""The parameters of an own law, with their units."""
 
 
-def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[Figure]:
-    """What every law would choose, for the budget or else for the plan's own 6ND; `unique`: tokens of each source."""
+def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
+    """Return the sizes that each law chooses for the budget, or for the plan's own 6ND if there is no budget.
+
+    `unique`: unique tokens of each source.
+    """
     return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
 
 def _rows(plan: Plan, target: Target) -> Iterator[Row]:
     compute = target.budget or 6.0 * plan.num_params * plan.num_tokens
-    told = _budget_told(plan.settings.plan) if target.budget else "6ND of this plan"
-    yield "compute_6nd", compute, "FLOPs", told, "recipe" if target.budget else "count"
+    formula = _budget_formula(plan.settings.plan) if target.budget else "6ND of this plan"
+    yield "compute_6nd", compute, "FLOPs", formula, "recipe" if target.budget else "count"
     own = law_of(plan.settings.plan)
-    for law in (own, *(law for law in (laws.TWENTY, *NAMED.values()) if law != own)):
-        found = law.for_compute(compute)
+    for law in (own, *(law for law in (laws.TWENTY, *LAWS_BY_NAME.values()) if law != own)):
+        size = law.for_compute(compute)
         counted = "N" if law.counts == "all" else "N'"
         key = law.name.lower().replace(", ", "_").replace(" ", "_")
-        yield f"size.{key}.params", found.params, "parameters", f"{counted}: {law.formula}", law.source
-        yield f"size.{key}.tokens", found.tokens, "tokens", "D of the same", law.source
+        yield f"size.{key}.params", size.params, "parameters", f"{counted}: {law.formula}", law.source
+        yield f"size.{key}.tokens", size.tokens, "tokens", "D of the same", law.source
         if isinstance(law, LossLaw):
-            loss = law.loss(found.params, found.tokens)
+            loss = law.loss(size.params, size.tokens)
             if loss > math.log(plan.shape.vocab_size):
-                continue  # advice says why
+                continue  # the advice explains why
             yield f"size.{key}.loss", loss, "nats/token", "L(N, D) of the law's own corpus", law.source
 
 
-def _budget_told(sizing: PlanConfig) -> str:
-    """Where C comes from."""
+def _budget_formula(sizing: PlanConfig) -> str:
+    """Return the formula by which the budget C follows from the settings."""
     if sizing.compute is not None:
         return "the budget"
     hours = "gpu_hours" if sizing.gpu_hours is not None else "usd / usd_per_gpu_hour"
@@ -58,34 +65,37 @@ def _budget_told(sizing: PlanConfig) -> str:
 
 
 def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
-    """The loss of this run, and the numbers of an own law with how sure they are."""
-    own, found = plan.settings.plan.own_law, repeats.repeated(tokens_by_source(plan.stages), unique)
+    """Yield the expected loss of this run, and the parameters of an own law with their intervals."""
+    own, data = plan.settings.plan.own_law, repeats.count_repeated_tokens(tokens_by_source(plan.stages), unique)
     if own is None:
-        told, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
+        formula, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
     else:
-        told, source = "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
+        formula, source = "L(N, D') of this run", f"{own.source}; D': {repeats.SOURCE}"
         for name, unit in OWN_NUMBERS.items():
             yield f"own_law.{name}", getattr(law_in(own), name), unit, own.interval(name), own.source_of(name)
-    if (loss := _loss(plan, own, found)) <= math.log(plan.shape.vocab_size):
-        yield "expected_loss", loss, "nats/token", told, source
+    if (loss := _loss(plan, own, data)) <= math.log(plan.shape.vocab_size):
+        yield "expected_loss", loss, "nats/token", formula, source
 
 
 def _on_c4(plan: Plan) -> str:
-    """What the published law is of."""
+    """Return a note on the corpus and the model sizes that the published law was fitted to."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
 
 
-def _loss(plan: Plan, own: OwnLaw | None, found: Repeated) -> float:
-    """L(N, D'); an own law's runs saw every token once and N however large, so its N stands as it is."""
+def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
+    """Return the expected loss L(N, D') [nats/token].
+
+    The runs of an own law saw every token once at any N, so its N is not reduced for repeats.
+    """
     if own is not None:
-        return law_in(own).loss(plan.num_params, found.worth)
-    return repeats.LAW.loss(repeats.worth_of_params(found.seen, plan.num_params), found.worth)
+        return law_in(own).loss(plan.num_params, data.worth)
+    return repeats.LAW.loss(repeats.worth_of_params(data.seen, plan.num_params), data.worth)
 
 
 def flops_rows(plan: Plan) -> Iterator[Row]:
-    """The FLOPs of a token by other countings than the plan's own."""
+    """Yield the FLOPs of a token by the counting rules that the plan does not use."""
     shape, length = plan.shape, plan.seq_len
     body, attention = num_parameters(shape, False), 12 * shape.num_layers * shape.query_width * length
     yield "flops_per_token.6n", 6 * plan.num_params, "FLOPs", "6·N, no attention", "Kaplan et al. 2020, section 2.1"
@@ -93,53 +103,54 @@ def flops_rows(plan: Plan) -> Iterator[Row]:
     causal = plan.flops_per_token - attention // 2
     yield "flops_per_token.causal", causal, "FLOPs", "attention by what is seen: 6·layers·q·L", "count"
     for name, ends in (("appendix_f", True), ("appendix_f_body", False)):
-        told = "Hoffmann's terms" if ends else "the same without embedding and logits, as their Table A4"
-        yield f"flops_per_token.{name}", training_flops(shape, length, ends) / length, "FLOPs", told, APPENDIX_F
+        formula = "Hoffmann's terms" if ends else "the same without embedding and logits, as their Table A4"
+        yield f"flops_per_token.{name}", training_flops(shape, length, ends) / length, "FLOPs", formula, APPENDIX_F
 
 
 def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]:
-    """What to do about the data, and how far a law of one's own may be trusted, in sentences.
+    """Return advice on the data and on the reliability of an own law, one sentence an entry.
 
-    `unique`: tokens of each source that differ.
+    `unique`: unique tokens of each source.
     """
     own, drawn = plan.settings.plan.own_law, tokens_by_source(plan.stages)
     epochs = {source: tokens / unique[source] for source, tokens in drawn.items()}
     lines = _distrust(plan, own) if own else []
     if max(epochs.values()) > NEAR:
-        lines.append(_of_repeats(plan, own, repeats.repeated(drawn, unique), epochs))
-    lines += _of_no_use(plan, target, _loss(plan, own, repeats.repeated(drawn, unique)))
-    wanted, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
-    if wanted > target.most * NEAR:
+        lines.append(_of_repeats(plan, own, repeats.count_repeated_tokens(drawn, unique), epochs))
+    lines += _of_no_use(plan, target, _loss(plan, own, repeats.count_repeated_tokens(drawn, unique)))
+    tokens, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
+    if tokens > target.most * NEAR:
         lines.append(_of_shortage(plan, target, epochs))
-    elif wanted < target.unique / NEAR and target.how != TOKENS_THERE_ARE and wanted <= most:
+    elif tokens < target.unique / NEAR and target.how != AVAILABLE_TOKENS and tokens <= most:
         what = "budget" if target.budget else "size"
         lines.append(
-            f"{target.unique - wanted:,.0f} of {target.unique:,.0f} unique tokens are not needed for this {what}."
+            f"{target.unique - tokens:,.0f} of {target.unique:,.0f} unique tokens are not needed for this {what}."
         )
     return lines
 
 
-def _of_repeats(plan: Plan, own: OwnLaw | None, found: Repeated, epochs: Mapping[str, float]) -> str:
+def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
+    """Return the sentence on repeated tokens: how often they are read and what they are worth."""
     evenly = max(epochs.values()) <= NEAR * min(epochs.values())
     each = ", ".join(f"{source} {times:.3g} times" for source, times in epochs.items())
     read = (
-        f"reads {found.unique:,.0f} unique tokens {found.epochs:.3g} times"
+        f"reads {data.unique:,.0f} unique tokens {data.epochs:.3g} times"
         if evenly
-        else f"draws {found.tokens:,.0f} tokens from {found.unique:,.0f} unique ones ({each})"
+        else f"draws {data.tokens:,.0f} tokens from {data.unique:,.0f} unique ones ({each})"
     )
     law, where = (law_in(own), "by the own law") if own else (repeats.LAW, _on_c4(plan))
-    worth = f"The run {read}, worth {found.worth:,.0f} new ones ({100 * found.share:.0f} % each)"
-    loss, with_new = _loss(plan, own, found), law.loss(plan.num_params, found.tokens)
+    worth = f"The run {read}, worth {data.worth:,.0f} new ones ({100 * data.share:.0f} % each)"
+    loss, with_new = _loss(plan, own, data), law.loss(plan.num_params, data.tokens)
     if max(loss, with_new) > math.log(plan.shape.vocab_size):
         return f"{worth[:-1]}; {repeats.SOURCE})."
     return f"{worth}: expected loss {loss:.3f}, with as many new ones {with_new:.3f} ({where}; {repeats.SOURCE})."
 
 
 def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
-    """Why losses are left out that no model has: one that knows nothing has ln V."""
+    """Yield a note if expected losses above ln V are left out: a uniform prediction already has the loss ln V."""
     limit, compute = math.log(plan.shape.vocab_size), target.budget or 6.0 * plan.num_params * plan.num_tokens
-    sized = ((law, law.for_compute(compute)) for law in (law_of(plan.settings.plan), *NAMED.values()))
-    losses = [law.loss(found.params, found.tokens) for law, found in sized if isinstance(law, LossLaw)]
+    sized = ((law, law.for_compute(compute)) for law in (law_of(plan.settings.plan), *LAWS_BY_NAME.values()))
+    losses = [law.loss(size.params, size.tokens) for law, size in sized if isinstance(law, LossLaw)]
     if above := sorted({round(loss, 1) for loss in (*losses, expected) if loss > limit}):
         given = f"{above[0]:.1f}" + (f" to {above[-1]:.1f}" if len(above) > 1 else "")
         yield (
@@ -149,29 +160,35 @@ def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
 
 
 def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str:
-    """Train smaller, repeat, or get more data, and how much."""
-    sizing, wanted, unique = plan.settings.plan, target.asked.tokens, target.unique
+    """Return the advice for too few tokens: train a smaller model, repeat data, or get more, with amounts."""
+    sizing, required, unique = plan.settings.plan, target.asked.tokens, target.unique
     law, least = law_of(sizing), law_of(sizing).for_tokens(target.most).params
-    told = f"{law.name} asks for {wanted:,.0f} tokens, and {sizing.max_epochs:g} pass(es) give {target.most:,.0f}."
+    sentence = (
+        f"{law.name} asks for {required:,.0f} tokens, and {sizing.max_epochs:g} pass(es) give {target.most:,.0f}."
+    )
     if least >= sizing.min_params:
-        told += f" Train smaller: {least:,.0f} parameters suit these."
-    passes = math.ceil(10 * sizing.max_epochs * wanted / target.most) / 10
+        sentence += f" Train smaller: {least:,.0f} parameters suit these."
+    passes = math.ceil(10 * sizing.max_epochs * required / target.most) / 10
     if passes <= repeats.MOST_EPOCHS:
         worth = repeats.worth_of_tokens(1.0, passes) / passes
-        told += f" Or repeat: plan.max_epochs = {passes:g} would do, each token worth {100 * worth:.0f} % of a new one."
+        sentence += (
+            f" Or repeat: plan.max_epochs = {passes:g} would do, each token worth {100 * worth:.0f} % of a new one."
+        )
     else:
-        told += (
+        sentence += (
             f" Repeating cannot make up for it: it would take {passes:,.0f} passes, and behind some "
             f"{repeats.MOST_EPOCHS} nothing is left to gain ({repeats.SOURCE})."
         )
-    if wanted > unique:
-        return f"{told} Or get more data: {wanted - unique:,.0f} tokens more would be read once."
+    if required > unique:
+        return f"{sentence} Or get more data: {required - unique:,.0f} tokens more would be read once."
     soonest = max(epochs, key=epochs.__getitem__)
-    return f"{told} Or draw less of {soonest}, which is read through soonest: the sources have {unique:,.0f} tokens."
+    return (
+        f"{sentence} Or draw less of {soonest}, which is read through soonest: the sources have {unique:,.0f} tokens."
+    )
 
 
 def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
-    """Why a law of one's own may not hold for a plan."""
+    """Return the reasons why an own law may not hold for this plan, one sentence an entry."""
     lines = []
     if own.dataset != plan.dataset:
         of = f"dataset {own.dataset[:12]}" if own.dataset else "a dataset that it does not name"
@@ -180,7 +197,7 @@ def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
             "tokenizer; `penstock ladder` fits it anew."
         )
     times = 6 * plan.num_params * plan.num_tokens / own.compute
-    if times > FAR:
+    if times > MAX_EXTRAPOLATION:
         lines.append(
             f"This plan costs {times:,.0f} times the dearest run that the own law was fitted to (6ND = "
             f"{own.compute:.3g} FLOPs); so far above, its sizes and losses are guesses: `penstock ladder --largest` "
@@ -189,18 +206,18 @@ def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
     return lines
 
 
-# The proportions of a plan that no published run has: said in sentences, never refused.
+# Proportions outside the range of published runs. They are reported as advice and never rejected.
 
 LEAST_RATIO, GPT_3 = 1.7, "GPT-3 175B: 300 G tokens; Brown et al. 2020, arXiv 2005.14165, table 2.1"
 MOST_RATIO, QWEN_3 = 60_000.0, "Qwen 3 0.6B: 36 T tokens; Yang et al. 2025, arXiv 2505.09388, sections 2 and 3"
 FEW_STEPS = 100
-"""Steps below which a warm-up of a tenth is ten updates or fewer."""
+"""Optimizer steps below which a warm-up of a tenth of the run has fewer than ten updates."""
 MOST_EMBEDDINGS = 0.5
-"""Share of the parameters in the embeddings that is called large."""
+"""Share of the parameters in the embeddings above which a sentence is written."""
 
 
-def odd_proportions(plan: Plan) -> Iterator[str]:
-    """What is out of proportion, a sentence each."""
+def unusual_proportions(plan: Plan) -> Iterator[str]:
+    """Yield a sentence for each proportion of the plan that is unusual."""
     ratio = plan.num_tokens / plan.num_params
     if ratio < LEAST_RATIO:
         yield (
@@ -225,7 +242,7 @@ def odd_proportions(plan: Plan) -> Iterator[str]:
         )
 
 
-# What settings that a recipe fixes cost: the fastest layout found, beside that with each of them left free.
+# The cost of settings that a recipe fixes: the chosen layout compared with the fastest one when a setting is free.
 
 SEARCHED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train", ("precision",)),
@@ -233,22 +250,22 @@ SEARCHED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("layout", ("micro_batch",)),
     ("layout", ("activation_checkpointing", "activation_budget")),
 )
-"""Sections, and settings of them that are freed together; the first names the sentence."""
-WORTH_A_WORD = 0.01
-"""Least share of a step that a sentence is written for."""
+"""Sections, and the settings in each that are freed together; the sentence names the first."""
+MIN_REPORTED_SHARE = 0.01
+"""Smallest share of a step's time that a sentence is written for."""
 
 
 def costs_of_fixed(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan], cluster: Cluster, step_seconds: float
 ) -> Iterator[str]:
-    """A sentence for each fixed setting that makes the step of `step_seconds` longer than it has to be."""
+    """Yield a sentence for each fixed setting that makes a step of `step_seconds` slower than necessary."""
     for section, names in SEARCHED:
-        freed = without(settings, section, names)
+        freed = without_settings(settings, section, names)
         if freed is None:
             continue
         best = search(shape, freed, run, cluster, top=1).best
         share = step_seconds / best[0].step_seconds - 1 if best else 0.0
-        if share >= WORTH_A_WORD:
+        if share >= MIN_REPORTED_SHARE:
             value = json.dumps(getattr(getattr(settings, section), names[0]))
             yield (
                 f"{section}.{names[0]} = {value} costs {100 * share:.0f} %: {step_seconds:.3g} s a step in place of "
@@ -256,10 +273,10 @@ def costs_of_fixed(
             )
 
 
-def without(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
-    """The same with settings of a section left out; None = none of them is set, though it may equal its default."""
-    found = getattr(settings, section)
-    if not found.model_fields_set & set(names):
+def without_settings(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
+    """Return the settings without the given names of a section; None if the recipe sets none of them."""
+    current = getattr(settings, section)
+    if not current.model_fields_set & set(names):
         return None
-    left = type(found).model_validate(found.model_dump(exclude_unset=True, exclude=set(names)))
-    return settings.model_copy(update={section: left})
+    remaining = type(current).model_validate(current.model_dump(exclude_unset=True, exclude=set(names)))
+    return settings.model_copy(update={section: remaining})

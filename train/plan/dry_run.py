@@ -1,6 +1,7 @@
-"""What a run would be on some number of ranks, as text: layout, memory, steps, cost, and all that does not fit.
+"""The dry run: a text description of a run on a number of ranks, with everything that does not fit.
 
-Computed from the plan alone; no process group, no device and no weights are touched.
+It shows layout, memory, steps and cost. All of it is computed from the plan alone, without a process group, a device
+or weights.
 """
 
 import math
@@ -23,13 +24,13 @@ from train.parallel.memory import Memory, checkpoint_bytes, memory_of_rank
 from train.plan.plan import Plan
 
 SHOWN_GROUPS = 4
-"""Groups of ranks and parts of the rows that are written out; of more, the first."""
+"""Most groups of ranks, and ranges of rows, that a line lists."""
 
 
 def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = "cuda") -> str:
-    """The run of a plan in the layout of these settings; lines that begin with `!!` say what does not fit.
+    """Return the run of a plan in the layout of these settings; lines that start with `!!` name what does not fit.
 
-    `device` ("cpu", "cuda") is what memory is estimated for; whether it fits is said if `plan.device_memory` is known.
+    Memory is estimated for `device` ("cpu", "cuda") and compared with `plan.device_memory` if that is set.
     """
     settings = settings.for_device(device)
     lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
@@ -56,7 +57,7 @@ def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
         f"({shape.num_kv_heads} of keys), {shape.activation} of {shape.d_ffw}, {shape.vocab_size:,} ids"
     )
     compiled = ", compiled" if settings.layout.compile else ""
-    yield f"numbers ({device}): {settings.train.precision}{compiled}; optimiser: {settings.optim.optimizer}"
+    yield f"numbers ({device}): {settings.train.precision}{compiled}; optimizer: {settings.optim.optimizer}"
 
 
 def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
@@ -70,10 +71,10 @@ def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
 
 
 def groups_along(axes: dict[str, int], axis: str) -> Iterator[list[int]]:
-    """The groups of ranks that differ on one axis alone, the first axis being the outermost."""
+    """Yield the groups of ranks that differ on one axis only; the first axis is the outermost."""
     sizes = list(axes.values())
-    place = list(axes).index(axis)
-    stride, size = math.prod(sizes[place + 1 :]), sizes[place]
+    index = list(axes).index(axis)
+    stride, size = math.prod(sizes[index + 1 :]), sizes[index]
     for first in range(math.prod(sizes)):
         if first // stride % size == 0:
             yield [first + step * stride for step in range(size)]
@@ -144,7 +145,7 @@ def _memory(plan: Plan, settings: Settings, world_size: int, device: str) -> Ite
         yield f"  in the host's memory: {_size(need.host)}"
     limit = settings.plan.device_memory
     if limit is None:
-        yield "  whether it fits is not known: --set plan.device_memory=80_000_000_000 says what a device has [bytes]"
+        yield "  device memory is unknown: set it with --set plan.device_memory=80_000_000_000 [bytes]"
     elif need.peak > limit:
         yield f"!! does not fit: plan.device_memory is {_size(limit)}, {_size(need.peak - limit)} less"
     else:

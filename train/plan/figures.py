@@ -1,4 +1,7 @@
-"""The figures of a plan: every number with its unit, its formula and where the formula comes from."""
+"""The figures of a plan: every number with its unit, its formula and the source of the formula.
+
+They cover data, model, run, cost and memory; `DatasetOffer` holds the samples and the target that they follow from.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +17,8 @@ from train.parallel.memory import SOURCES, Memory, memory_of_rank
 from train.plan import rules
 from train.plan.advice import flops_rows, size_figures
 from train.plan.plan import Plan
-from train.plan.rules import Figure, Row, figures_of
-from train.plan.target import Target, how_long, law_of
+from train.plan.rules import Row, SourcedFigure, figures_of
+from train.plan.target import Target, formula_for_tokens, law_of
 from train.scaling import repeats
 
 MAX_WARMUP = 2000
@@ -28,24 +31,24 @@ MOBILE = "Liu et al. 2024, arXiv 2402.14905, section 2.2"
 PORIAN_WARMUP = "Porian et al. 2024, arXiv 2406.19146, section 3.3"
 DING = "Ding et al. 2024, arXiv 2404.10830, section 3"
 MEMORY = "memory"
-"""What the names of the figures of memory begin with."""
+"""Prefix of the names of memory figures."""
 PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What the dataset offers under the settings."""
+class DatasetOffer:
+    """The samples that the dataset provides under the settings, and the target size that follows."""
 
     samples: dict[str, int]
     """Unique samples of each source in use."""
     most_samples: int
-    """Samples until the source that repeats soonest has been read max_epochs times."""
+    """Samples of a run in which the source that repeats soonest is read max_epochs times."""
     target: Target
-    """What the model should be."""
+    """Target size of the model and the run."""
     seq_len: int
     """Tokens of a sample."""
     packed: Sequence[PackedSource] = ()
-    """What packing made of each source; empty = rows are cut from the stream."""
+    """Packing results of each source; empty = rows are cut from the stream."""
 
     @property
     def unique(self) -> dict[str, float]:
@@ -53,8 +56,8 @@ class Offer:
         return {source: float(number * self.seq_len) for source, number in self.samples.items()}
 
 
-def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) -> list[Figure]:
-    """All figures, in the order in which they follow from each other; `compute` leaves embeddings out [FLOPs]."""
+def figures_of_plan(dataset: Dataset, plan: Plan, offer: DatasetOffer, compute: float) -> list[SourcedFigure]:
+    """Return all figures in order of derivation; `compute` excludes embeddings [FLOPs]."""
     figures = [
         *_data_figures(dataset, plan, offer),
         *size_figures(plan, offer.target, offer.unique),
@@ -63,10 +66,10 @@ def figures_of_plan(dataset: Dataset, plan: Plan, offer: Offer, compute: float) 
     return [*figures, *_run_figures(plan, offer.target, compute), *_cost_figures(plan)]
 
 
-def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
+def _data_figures(dataset: Dataset, plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
     total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_by_source(plan.stages), plan.settings.train.seq_len
     unique = {source: number * seq_len for source, number in offer.samples.items()}
-    worth = repeats.repeated(drawn, unique).worth
+    worth = repeats.count_repeated_tokens(drawn, unique).worth
     repeated = "Σ U + U·R*·(1 − exp(−(D/U − 1)/R*)), R* = 15.39"
     whole = "U = Σ whole chunks; a source's last token is a target only"
     rows: list[Row] = [
@@ -90,14 +93,14 @@ def _data_figures(dataset: Dataset, plan: Plan, offer: Offer) -> list[Figure]:
 
 
 def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
-    """What packing wastes, and what it saves."""
+    """Yield the padding of each packed source and the number of its documents that packing cuts."""
     for source in packed:
         cut = f"in more than one row, of {source.num_documents:,}; {source.cut_in_stream:,} cut from the stream"
         yield f"padding.{source.name}", source.padding, "", "1 − tokens / (rows · L)", DING
         yield f"documents_cut.{source.name}", source.cut, "documents", cut, DING
 
 
-def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
+def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
     shape, settings = plan.shape, plan.settings.plan
     law = law_of(settings)
     exact = "N = V·d·(1 if tied else 2) + layers·(2·d·q + 2·d·kv + 3·d·ffw + norms) + d, other options likewise"
@@ -128,12 +131,12 @@ def _model_figures(plan: Plan, offer: Offer) -> list[Figure]:
     return figures_of(rows)
 
 
-def _run_figures(plan: Plan, target: Target, compute: float) -> list[Figure]:
+def _run_figures(plan: Plan, target: Target, compute: float) -> list[SourcedFigure]:
     body, tokens = num_parameters(plan.shape, False), plan.num_tokens
     train, optim = plan.settings.train, plan.settings.optim
-    wanted, source = how_long(target, plan.settings.plan)
-    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {wanted}, or for max_epochs"
-    steps = f"D / (B · L), D = {wanted}, no source over max_epochs"
+    tokens_formula, source = formula_for_tokens(target, plan.settings.plan)
+    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {tokens_formula}, or for max_epochs"
+    steps = f"D / (B · L), D = {tokens_formula}, no source over max_epochs"
     warmup = f"as many tokens as parameters, at most {MAX_WARMUP} steps and a tenth of the run"
     law = rules.step_law_learning_rate(body, tokens)
     rows: list[Row] = [
@@ -155,12 +158,12 @@ def _run_figures(plan: Plan, target: Target, compute: float) -> list[Figure]:
 
 
 def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:
-    """Formula and source of a value that the recipe may have set instead."""
+    """Return formula and source of a value, or "as given" and "recipe" if the recipe sets it."""
     return (formula, source) if setting is None else ("as given", "recipe")
 
 
-def _cost_figures(plan: Plan) -> list[Figure]:
-    """FLOPs of the run, time at the device's peak where it is known, and memory per rank for each world size."""
+def _cost_figures(plan: Plan) -> list[SourcedFigure]:
+    """Return the FLOPs of the run, its time at the device's peak if known, and memory per rank by world size."""
     train = plan.settings.train
     lengths = [row_length(train, stage.seq_len) for stage in plan.stages]
     flops = sum(
@@ -180,7 +183,7 @@ def _cost_figures(plan: Plan) -> list[Figure]:
 
 
 def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StagePlan], world_size: int) -> Memory | None:
-    """Memory of a GPU in the stage that needs most; None if the layout or the batch is not for so many ranks."""
+    """Return the memory of a GPU in its largest training stage; None if layout or batch do not suit `world_size`."""
     needs = []
     for stage in stages:
         length, batch = row_length(settings.train, stage.seq_len), stage.global_batch
@@ -192,8 +195,8 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
     return max(needs, key=lambda need: need.peak)
 
 
-def with_memory(plan: Plan) -> Plan:
-    """A plan whose figures of memory are those of its settings as they are now."""
+def update_memory_figures(plan: Plan) -> Plan:
+    """Return the plan with memory figures recomputed from its current settings."""
     others = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
     return plan.model_copy(update={"figures": [*others, *figures_of(_memory_rows(plan))]})
 
@@ -204,13 +207,13 @@ def _memory_rows(plan: Plan) -> Iterator[Row]:
     for world_size in plan.settings.plan.world_sizes:
         need = memory_needed(plan.shape, plan.settings, plan.stages, world_size)
         if need is not None:
-            yield from rows_of_memory(need, world_size, device)
+            yield from memory_rows(need, world_size, device)
 
 
-def rows_of_memory(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:
-    """What each of so many ranks needs, by purpose and in all."""
+def memory_rows(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:
+    """Yield the memory of each of `world_size` ranks, by purpose and in total."""
     for name, size in need.at_peak.items():
         if size:
             yield f"{MEMORY}.{world_size}.{name}", size, "bytes", *SOURCES[name]
-    told = f"sum of these, per {device}, at its peak: {need.peak_moment}"
-    yield f"{MEMORY}.{world_size}", need.peak, "bytes", told, "estimate"
+    formula = f"sum of these, per {device}, at its peak: {need.peak_moment}"
+    yield f"{MEMORY}.{world_size}", need.peak, "bytes", formula, "estimate"

@@ -1,7 +1,7 @@
-"""The proxies of a ladder: sizes and lengths of small runs that a law of a dataset can be fitted to.
+"""The proxy runs of a ladder: sizes and lengths of small runs from which a scaling law is fitted.
 
-Sizes and lengths lie evenly by ratio; every run sees tokens once and has a schedule of its own, as in approach 3 of
-Hoffmann et al. 2022, arXiv 2203.15556. Lengths are bound by the tokens there are, so that no repeats enter the law.
+Sizes and lengths are spaced evenly by ratio. Every run sees tokens once and has its own schedule, as in approach 3 of
+Hoffmann et al. 2022, arXiv 2203.15556. The available tokens bound the lengths, so that no repeats enter the law.
 """
 
 from collections.abc import Mapping
@@ -14,29 +14,29 @@ from train.config.plan import PlanConfig
 from train.model.shape import choose_shape, num_parameters
 
 SIZES, LENGTHS = (3, 5), (2, 6)
-"""Fewest and most sizes of a ladder, and lengths of each."""
+"""Minimum and maximum number of sizes of a ladder, and of lengths for each size."""
 BODY_SHARE = 0.25
-"""Share of the smallest model that is no embedding: where it is less, N says little of what the model can (Pearce and
+"""Least share of non-embedding parameters in the smallest model: below it, N predicts the loss poorly (Pearce and
 Song 2024, arXiv 2406.12907)."""
 SPAN = 4.0
-"""Largest size over smallest, where the data asks for no more."""
+"""Ratio of the largest to the smallest size, unless the data allows more."""
 PLANNED_SHARE = 8.0
 """The largest proxy is this many times smaller than a model of 20 tokens per parameter."""
 MOST_RATIO, LEAST_RATIO = 80.0, 5.0
 """Tokens per parameter of the longest run of a size: where there are enough, and the least for the largest size. With
 1.6 (12 runs of 0.2 to 0.8 million parameters on 1.26 million tokens), models of twice the size had no lower loss."""
 RANGE = 16.0
-"""Longest run of a size over its shortest."""
+"""Ratio of the longest to the shortest run of a size."""
 LEAST_STEPS = 20
-"""Steps of the shortest run: with fewer, most of it is warm-up."""
+"""Fewest optimizer steps of a run: with fewer, most of it is warm-up."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A proxy that is wanted."""
+class ProxyRun:
+    """A proxy run of the ladder."""
 
     wanted: int
-    """N that the nearest shape is looked for, embeddings included."""
+    """Requested N, embeddings included; the nearest shape is used."""
     params: int
     """N of that shape."""
     tokens: int
@@ -45,11 +45,11 @@ class Rung:
     @property
     def name(self) -> str:
         """Folder of the proxy, such as `n350k-d1.26M`."""
-        return f"n{short(self.params)}-d{short(self.tokens)}"
+        return f"n{format_short(self.params)}-d{format_short(self.tokens)}"
 
 
-def short(number: float) -> str:
-    """A number in three digits, such as 1.26M."""
+def format_short(number: float) -> str:
+    """Return a number with three digits and a suffix, such as 1.26M."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= 0.9995 * size:
             return f"{number / size:.3g}{letter}"
@@ -57,7 +57,7 @@ def short(number: float) -> str:
 
 
 def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:
-    """N of the smallest model of which BODY_SHARE is no embedding."""
+    """Return N of the smallest model with at least BODY_SHARE of its parameters outside the embeddings."""
     params = 32.0 * vocab_size
     while True:
         shape = choose_shape(params, vocab_size, sizing)
@@ -67,42 +67,47 @@ def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:
 
 
 def sizes_of(smallest: float, largest: float | None, number: int, unique: float) -> list[int]:
-    """The sizes that are wanted; `unique`: tokens that one pass gives; largest None = by what they are enough for.
+    """Return the requested sizes N; `unique`: unique tokens; `largest` None = as large as the tokens allow.
 
-    Raises ConfigError if tokens are too few for the largest, naming the least that it needs.
+    Raises ConfigError if the tokens are too few for the largest size, and names the number that it requires.
     """
     if not SIZES[0] <= number <= SIZES[1]:
-        raise ConfigError(f"ladder --sizes: expected {SIZES[0]} to {SIZES[1]}, got {number}")
+        raise ConfigError(
+            f"ladder --sizes: expected {SIZES[0]} to {SIZES[1]}, got {number}. Set --sizes within this range."
+        )
     top = max(SPAN * smallest, unique / 20 / PLANNED_SHARE) if largest is None else largest
     if top <= smallest:
         raise ConfigError(
             f"ladder --largest: expected more parameters than the smallest proxy's {smallest:,.0f}, got {top:,.0f}. "
-            "Raise it, or lower --smallest."
+            "Raise --largest, or lower --smallest."
         )
     if unique < LEAST_RATIO * top:
         raise ConfigError(
             f"ladder: expected at least {LEAST_RATIO * top:,.0f} unique training tokens, {LEAST_RATIO:g} for each "
-            f"parameter of the largest proxy, got {unique:,.0f}, and a ladder repeats none. Get more data, or lower "
+            f"parameter of the largest proxy, got {unique:,.0f} (a ladder repeats no token). Get more data, or lower "
             "--largest or --smallest."
         )
     return [round(size) for size in np.geomspace(smallest, top, number).tolist()]
 
 
-def rungs_of(sizes: Mapping[int, int], number: int, unique: float) -> list[Rung]:
-    """The runs of every size, `number` lengths each, shortest first; `sizes`: N that the shape has, by the wanted one.
+def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[ProxyRun]:
+    """Return the runs of every size, `number` lengths each, shortest first; `sizes`: N of the shape by requested N.
 
-    Raises ConfigError if two sizes have one shape.
+    Raises ConfigError if two sizes have the same shape.
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:
-        raise ConfigError(f"ladder --tokens-per-size: expected {LENGTHS[0]} to {LENGTHS[1]}, got {number}")
+        raise ConfigError(
+            f"ladder --tokens-per-size: expected {LENGTHS[0]} to {LENGTHS[1]}, got {number}. "
+            "Set --tokens-per-size within this range."
+        )
     if len(set(sizes.values())) < len(sizes):
         raise ConfigError(
             f"ladder: expected {len(sizes)} sizes, got models of {', '.join(f'{size:,}' for size in sizes.values())} "
-            "parameters and none between them. Raise --largest, or ask for fewer --sizes."
+            "parameters, the nearest that exist. Raise --largest, or lower --sizes."
         )
     longest = {wanted: min(MOST_RATIO * params, unique) for wanted, params in sizes.items()}
     return [
-        Rung(wanted, params, round(tokens))
+        ProxyRun(wanted, params, round(tokens))
         for wanted, params in sizes.items()
         for tokens in np.geomspace(longest[wanted] / RANGE, longest[wanted], number).tolist()
     ]

@@ -1,4 +1,4 @@
-"""The plan: what a dataset's token counts say about the model and the run, every number with its formula and source.
+"""Make a plan: size the model and the run from a dataset's token counts, then choose the fastest layout that fits.
 
 N is the number of all parameters, a tied embedding counted once: the 20 tokens per parameter were measured on such
 counts (Hoffmann et al. 2022, Table A9 includes the embedding), and Pearce and Song 2024, arXiv 2406.12907, trace the
@@ -19,98 +19,101 @@ from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.plan import rules
-from train.plan.advice import NEAR, advice, costs_of_fixed, odd_proportions
-from train.plan.figures import MAX_WARMUP, MEMORY, Offer, figures_of_plan, memory_needed, rows_of_memory
-from train.plan.plan import LayoutOffer, Plan, check_blocks
-from train.plan.rules import Figure, Row, figures_of
-from train.plan.search.compute import computed_in
+from train.plan.advice import NEAR, advice, costs_of_fixed, unusual_proportions
+from train.plan.figures import MAX_WARMUP, MEMORY, DatasetOffer, figures_of_plan, memory_needed, memory_rows
+from train.plan.plan import LayoutOffer, Plan, check_document_mask
+from train.plan.rules import Row, SourcedFigure, figures_of
+from train.plan.search.compute import number_format_of
 from train.plan.search.devices import Cluster, device_of
-from train.plan.search.result import Found
+from train.plan.search.result import SearchResult
 from train.plan.search.search import search
-from train.plan.target import check_reached, hours_of, read_own_law, target_of, tokens_for
+from train.plan.target import check_size_reached, hours_of, read_own_law, target_of, tokens_of_shape
 
-# The layout that a plan is trained in, where devices are named: the fastest that fits, and those behind it.
+# The layout of a plan whose cluster is named: the fastest that fits, and the next fastest.
 
 SEARCHED = "cost model, predicted"
 HOUR = 3600.0
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
-"""Settings of `[layout]` that are sizes of the mesh."""
+"""Settings of `[layout]` that are sizes of mesh axes."""
 
 
 def cluster_of(settings: Settings) -> Cluster | None:
-    """The cluster that `[cluster]` names; None = none. Raises ConfigError with the nearest names if it is not known."""
+    """Return the cluster that `[cluster]` names; None if it names none.
+
+    Raises ConfigError with the nearest names if the device is unknown.
+    """
     named = settings.cluster
     return Cluster.of(named.device, named.gpus, named.nodes) if named.device else None
 
 
 def peak_of(settings: Settings) -> float | None:
-    """What an MFU is a share of [FLOP/s], the dense bf16 peak of a GPU; None = no device is named, and no peak either.
+    """Return the peak that MFU refers to [FLOP/s], the dense bf16 peak of a GPU; None if no peak is known.
 
     Raises ConfigError if the device does not compute in the run's precision.
     """
     if not settings.cluster.device:
         return settings.train.peak_flops
     device = device_of(settings.cluster.device)
-    precision = computed_in(settings.with_precisions_for(device.kind, device.capability))
+    precision = number_format_of(settings.with_precisions_for(device.kind, device.capability))
     if precision not in device.peak_flops:
         raise ConfigError(
             f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
-            f"{precision}. Take another."
+            f"{precision}. Set train.precision to one of these."
         )
     return device.utilisation_peak(precision)
 
 
-def choose_layout(plan: Plan) -> tuple[Plan, Found | None]:
-    """The plan in its fastest layout, and what was found; as it was, and None, if no devices are named.
+def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
+    """Return the plan in its fastest layout and the search result; the plan unchanged and None if no device is named.
 
-    What `[layout]` sets is kept; a sentence says what it costs. Nothing automatic is left in the plan then. Raises
-    ConfigError if no layout fits.
+    Settings of `[layout]` are kept, and advice reports their cost. The returned plan has no automatic setting left.
+    Raises ConfigError if no layout fits.
     """
     cluster = cluster_of(plan.settings)
     if cluster is None:
         return plan, None
     device = cluster.device
-    check_blocks(plan.shape, plan.settings, device.kind)
-    found = search(plan.shape, plan.settings, plan.stages, cluster)
-    if not found.best:
-        told = found.refused.items()
-        reasons = "; ".join(f"{count:,} {reason}, such as {example}" for reason, (count, example) in told)
-        if not reasons:  # no way was left to look at
+    check_document_mask(plan.shape, plan.settings, device.kind)
+    result = search(plan.shape, plan.settings, plan.stages, cluster)
+    if not result.best:
+        rejected = result.refused.items()
+        reasons = "; ".join(f"{count:,} {reason}, such as {example}" for reason, (count, example) in rejected)
+        if not reasons:  # no split was left to time
             layout = plan.settings.layout
             sizes = ", ".join(f"{axis} = {getattr(layout, axis)}" for axis in AXES if axis in layout.model_fields_set)
             raise ConfigError(
                 f"layout: expected sizes that divide {cluster.world_size} devices ({cluster}) between them, got "
-                f"{sizes}. Correct them, or leave some to the search."
+                f"{sizes}. Remove one of these settings, and the search chooses it."
             )
         raise ConfigError(
-            f"cluster: expected a layout of {cluster} that this run fits into, got none of {found.searched:,}: "
+            f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
             f"{reasons}. Name more devices, or plan a smaller model."
         )
     offers = tuple(
         LayoutOffer(
-            layout=one.layout_settings(),
-            step_seconds=one.step_seconds,
-            tokens_per_second=one.tokens_per_second,
-            mfu=one.mfu,
-            memory=one.memory.peak,
+            layout=candidate.layout_settings(),
+            step_seconds=candidate.step_seconds,
+            tokens_per_second=candidate.tokens_per_second,
+            mfu=candidate.mfu,
+            memory=candidate.memory.peak,
         )
-        for one in found.best
+        for candidate in result.best
     )
     raw = plan.settings.with_precisions_for(device.kind, device.capability).to_json()
     chosen = raw | {"layout": raw.get("layout", {}) | offers[0].layout}
-    settings = load_settings(chosen, [], "the layout that was found")
-    # What was estimated is of the layout as it was, for numbers of ranks that nobody named.
+    settings = load_settings(chosen, [], "the fastest layout")
+    # The earlier estimates are for the previous layout and for the world sizes of plan.world_sizes.
     figures = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
-    memory = rows_of_memory(found.best[0].memory, cluster.world_size, cluster.device.name)
+    memory = memory_rows(result.best[0].memory, cluster.world_size, cluster.device.name)
     figures += [*figures_of(memory), *_figures(plan, offers[0], cluster)]
     fixed = costs_of_fixed(plan.shape, plan.settings, plan.stages, cluster, offers[0].step_seconds)
-    said = (*plan.advice, *_over_hours(plan, offers[0], cluster), *fixed)
-    made = {"settings": settings, "layouts": offers, "figures": figures, "advice": said}
-    return plan.model_copy(update=made), found
+    sentences = (*plan.advice, *_over_hours(plan, offers[0], cluster), *fixed)
+    changes = {"settings": settings, "layouts": offers, "figures": figures, "advice": sentences}
+    return plan.model_copy(update=changes), result
 
 
 def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
-    """Whether the layout takes other hours than those that the run was sized for."""
+    """Yield a sentence if the layout takes other hours than those that the run was sized for."""
     named, sizing = plan.settings.cluster, plan.settings.plan
     given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
     if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:
@@ -122,7 +125,7 @@ def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[st
     )
 
 
-def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[Figure]:
+def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[SourcedFigure]:
     hours = plan.steps * offer.step_seconds / HOUR
     rows: list[Row] = [
         ("devices", cluster.world_size, "", f"{cluster.device.name}, {cluster.nodes} nodes", "recipe"),
@@ -138,25 +141,28 @@ def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[Figure]:
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
-    """The plan for a dataset; writes the index of packed rows if the settings ask for it and none stands.
+    """Return the plan for a dataset; write the index of packed rows if the settings require it and none exists.
 
     Raises ConfigError if settings contradict each other or what the dataset offers.
     """
     if not dataset.manifest.content.counts.rows_kept:
-        raise ConfigError(f"{dataset.folder.uri}: expected documents to train on, got that none is left in the dataset")
+        raise ConfigError(
+            f"{dataset.folder.uri}: expected documents to train on, got an empty dataset. "
+            "Relax the checks in the recipe."
+        )
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
-        row_length(train, seq_len)  # refused at once where a row has more spans than sentinels
+        row_length(train, seq_len)  # fails early if a row has more spans than sentinels
     packing = write_packing(run, dataset, train)
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     counts = stage_counts(streams, train)
     offer = _offered(streams, counts[0], settings, packing, dataset.tokenizer.vocab_size)
     target = offer.target
     shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
-    check_reached(target, sizing, shape)
+    check_size_reached(target, sizing, shape)
     num_params = num_parameters(shape)
-    tokens = tokens_for(target, sizing, shape, offer.most_samples * train.seq_len)
+    tokens = tokens_of_shape(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
     sequences = rules.deepseek_batch(body_flops * tokens) / train.seq_len
     batch = train.global_batch or _power_of_two(sequences, offer.most_samples)
@@ -183,8 +189,8 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
-    said = (*advice(sized, offer.target, offer.unique), *odd_proportions(sized))
-    return sized.model_copy(update={"figures": figures, "advice": said})
+    sentences = (*advice(sized, offer.target, offer.unique), *unusual_proportions(sized))
+    return sized.model_copy(update={"figures": figures, "advice": sentences})
 
 
 def _offered(
@@ -193,7 +199,7 @@ def _offered(
     settings: Settings,
     packing: Packing | None,
     vocab_size: int,
-) -> Offer:
+) -> DatasetOffer:
     train, sizing = settings.train, settings.plan
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
@@ -201,11 +207,11 @@ def _offered(
     unique = sum(samples.values()) * train.seq_len
     length = row_length(train, train.seq_len)
     target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
-    return Offer(samples, most, target, train.seq_len, packing.sources if packing else ())
+    return DatasetOffer(samples, most, target, train.seq_len, packing.sources if packing else ())
 
 
 def _power_of_two(sequences: float, most: int) -> int:
-    """The power of two nearest to a number of sequences by ratio, so that ranks can share a batch; at most `most`."""
+    """Return the power of two nearest to `sequences` by ratio, at most `most`, so that ranks divide a batch evenly."""
     return max(1, min(1 << max(0, round(math.log2(sequences))), most))
 
 
@@ -223,12 +229,15 @@ def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...]
     if over:
         raise ConfigError(
             f"train.steps, train.stages, train.weights: expected at most plan.max_epochs = {max_epochs:g} passes over "
-            f"a source, got {', '.join(over)}. Ask for fewer steps or tokens, other weights, or raise plan.max_epochs."
+            f"a source, got {', '.join(over)}. Lower train.steps, change train.weights, or raise plan.max_epochs."
         )
 
 
 def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan, ...]) -> None:
-    """The largest number of ranks that layout and batch are for must do; fewer may not."""
+    """Check that the run fits into memory on the largest world size that suits layout and batch.
+
+    Raises ConfigError if it does not fit.
+    """
     limit = settings.plan.device_memory
     if limit is None or settings.cluster.device:  # the search for a layout keeps to it
         return
@@ -237,8 +246,8 @@ def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan
     ranks, need = next(((size, need) for size, need in needs if need is not None), (0, None))
     if need is None:
         raise ConfigError(
-            f"plan.device_memory: expected a number of ranks in plan.world_sizes = {sizes[::-1]} that the layout "
-            "and the batch are for, got none. Name the one that is to train."
+            f"plan.device_memory: expected a number of ranks in plan.world_sizes = {sizes[::-1]} that suits "
+            "the layout and the batch, got none. Add the number of ranks of the run to plan.world_sizes."
         )
     if need.peak > limit:
         parts = ", ".join(f"{name} {size:,}" for name, size in need.at_peak.items() if size)

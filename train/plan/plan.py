@@ -1,4 +1,8 @@
-"""A plan as it stands: what the trainer needs besides the dataset, written and read."""
+"""The plan as a model and as `plan.json`: everything that the trainer needs besides the dataset.
+
+This file reads and writes the plan, opens the sample order that it determines, and checks before a rank starts that
+every setting has an effect and that the layout suits the number of ranks.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,26 +21,26 @@ from train.data.stages import NO_SKIPS, SkipList, StagePlan, read_skip_list, row
 from train.model.shape import ModelShape
 from train.optim.schedule import ScheduleInputs, StageSchedule
 from train.parallel.layout import axes_of, check_layout, data_ranks
-from train.plan.rules import Figure
+from train.plan.rules import SourcedFigure
 
 PLAN_NAME = "train/plan.json"
 
 
 class LayoutOffer(BaseModel):
-    """A layout for the devices of a plan, and what a step in it is predicted to take."""
+    """A layout for the devices of a plan, with its predicted step time and memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     layout: dict[str, Any]
-    """What `[layout]` says for it."""
+    """Settings of `[layout]`."""
     step_seconds: float
-    """Seconds of a step."""
+    """Predicted seconds of an optimizer step."""
     tokens_per_second: float
-    """Tokens of all devices."""
+    """Tokens per second over all devices."""
     mfu: float
-    """Share of the devices' peak."""
+    """Model FLOPs utilization, a share of the devices' peak."""
     memory: int
-    """Bytes of the device that needs most."""
+    """Bytes of the device with the largest memory use."""
 
 
 class Plan(BaseModel):
@@ -45,7 +49,7 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     dataset: str
-    """Digest of the dataset the plan was made for."""
+    """Digest of the dataset that the plan was made for."""
     tokenizer: str
     """SHA-256 of the tokenizer's model file."""
     order: str
@@ -63,22 +67,22 @@ class Plan(BaseModel):
     flops_per_token: int
     """FLOPs of forward and backward per token of the first stage."""
     settings: Settings
-    """Settings the plan was made with."""
+    """Settings that the plan was made with."""
     advice: tuple[str, ...] = ()
-    """What to do about the data, in sentences."""
+    """Sentences of advice on data, proportions and settings."""
     layouts: tuple[LayoutOffer, ...] = ()
-    """The fastest layouts for the devices that were named; the settings have the first."""
-    figures: list[Figure]
-    """Every number above and those behind it, in the order they follow from each other."""
+    """The fastest layouts for the named devices; the settings contain the first."""
+    figures: list[SourcedFigure]
+    """Every number above and its intermediate figures, in order of derivation."""
 
     @field_serializer("settings")
     def _given(self, settings: Settings) -> dict[str, Any]:
-        """What was set and no defaults: a default that stands written would be refused where it is not used."""
+        """Serialize only what was set: a written default would be rejected where it has no effect."""
         return settings.to_json()
 
     @property
     def steps(self) -> int:
-        """Optimiser steps."""
+        """Number of optimizer steps."""
         return self.stages[-1].end
 
     @property
@@ -88,7 +92,7 @@ class Plan(BaseModel):
 
     @property
     def global_batch(self) -> int:
-        """Sequences per step in the first stage."""
+        """Sequences per optimizer step in the first stage."""
         return self.stages[0].global_batch
 
     @property
@@ -98,7 +102,7 @@ class Plan(BaseModel):
 
     @property
     def course(self) -> ScheduleInputs:
-        """What the learning rate of a step follows from, beside `[optim]`."""
+        """The stages and the peak from which, with `[optim]`, the learning rate of each step follows."""
         given = self.settings.train.stages
         stages = [
             StageSchedule(plan.first_step + 1, plan.num_steps, own.learning_rate, own.schedule, own.final_lr_share)
@@ -108,31 +112,36 @@ class Plan(BaseModel):
 
 
 def write_plan(run: Store, plan: Plan) -> None:
-    """Replace the run's plan."""
+    """Write the run's plan, replacing an earlier one."""
     run.write_atomic(PLAN_NAME, plan.model_dump_json(indent=1).encode())
 
 
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
-    """The run's plan. Raises ContractError if there is none, or if it is for another dataset (None: the run's own)."""
+    """Return the run's plan. Raises ContractError if there is none, or if it is for another dataset than `dataset`.
+
+    `dataset` None: the dataset of the run.
+    """
     if not run.exists(PLAN_NAME):
         raise ContractError(f"{run.uri}: expected a plan, got no {PLAN_NAME}. Make it with `penstock plan`.")
     try:
         plan = Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
-        raise ContractError(f"{run.uri}/{PLAN_NAME}: does not hold together: {error}; plan again") from error
-    found = (dataset or open_dataset(run)).digest
-    if plan.dataset != found:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected dataset {plan.dataset}, the run now holds {found}; "
-            "plan again, restore the dataset or, behind a takedown, `penstock train RUN --replay-from clean`"
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Run `penstock plan` again."
+        ) from error
+    digest = (dataset or open_dataset(run)).digest
+    if plan.dataset != digest:
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected dataset {plan.dataset}, the run now holds {digest}. "
+            "Run `penstock plan` again or, after a takedown, `penstock train RUN --replay-from clean`."
         )
     return plan
 
 
 def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Settings:
-    """The settings of the plan that stands, else of the run's recipe, with `section.key=value` overrides on top.
+    """Return the settings of the stored plan, else of the run's recipe, with `section.key=value` overrides applied.
 
-    Raises ConfigError with every wrong name, ContractError if the plan was made for another dataset.
+    Raises ConfigError that lists every wrong name, ContractError if the plan was made for another dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
     check_mix_overrides(raw, overrides)
@@ -152,80 +161,85 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
 
 
 def check_overrides(run: Store, overrides: Sequence[str]) -> None:
-    """Raises ConfigError if overrides do not go on the settings of the plan that stands, whatever dataset it is for."""
+    """Check that overrides can be applied to the stored plan, whatever dataset it is for.
+
+    Raises ConfigError if they cannot.
+    """
     if run.exists(PLAN_NAME):
         settings = run.read_json(PLAN_NAME)["settings"]
         check_mix_overrides(settings, overrides)
         load_settings(settings, overrides, run.uri)
 
 
-def standing_layouts(run: Store) -> tuple[LayoutOffer, ...]:
-    """What the plan that stands, if one does, offers for its devices."""
+def planned_layouts(run: Store) -> tuple[LayoutOffer, ...]:
+    """Return the layouts that the stored plan offers for its devices; empty if there is no plan."""
     return read_plan(run).layouts if run.exists(PLAN_NAME) else ()
 
 
-def kept_settings(run: Store) -> list[str]:
-    """What the plan that stands has from earlier commands and not from the recipe, as `section.key = value`."""
+def settings_beyond_recipe(run: Store) -> list[str]:
+    """Return settings of the stored plan that differ from the recipe, as `section.key = value`."""
     if not run.exists(PLAN_NAME):
         return []
-    recipe, standing = read_run(run).recipe, read_plan(run).settings.to_json()
+    recipe, stored = read_run(run).recipe, read_plan(run).settings.to_json()
     return [
         f"{section}.{key} = {value}"
-        for section, values in standing.items()
+        for section, values in stored.items()
         for key, value in values.items()
         if recipe.get(section, {}).get(key) != value
     ]
 
 
-# What stands in a run beside its plan and has a say in the order of its samples: the skip list, the packed rows.
+# Files of a run that, with its plan, determine the order of its samples: the skip list and the packed rows.
 
 SKIPS_OF_REWINDS = "skips.txt"
-"""The skip list of a run that rewinds and names no other."""
+"""Default skip list of a run that rewinds."""
 
 
 def skip_name(settings: Settings) -> str:
-    """The skip list of a run, relative to its train folder; empty = none."""
+    """Return the path of a run's skip list relative to its train folder; empty = none."""
     return settings.train.skip_file or (SKIPS_OF_REWINDS if settings.guard.rewinds else "")
 
 
-def standing_skips(run: Store, settings: Settings) -> SkipList:
-    """The skip list of a run as it stands; a run that rewinds begins without one."""
+def read_skips(run: Store, settings: Settings) -> SkipList:
+    """Return the current skip list of a run; empty for a run that rewinds and has written none yet."""
     name = skip_name(settings)
     if name == SKIPS_OF_REWINDS and not run.exists(f"train/{name}"):
         return NO_SKIPS
     return read_skip_list(run, name)
 
 
-def standing_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
-    """The order of a plan's samples, under the skip list and over the packed rows that stand."""
+def open_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
+    """Return the order of a plan's samples with the run's current skip list and packed rows."""
     train = plan.settings.train
-    skip, packings = standing_skips(run, plan.settings), open_packings(run, dataset, train)
+    skip, packings = read_skips(run, plan.settings), open_packings(run, dataset, train)
     return make_order(dataset, train, plan.stages, skip, packings)
 
 
-# What is checked of a run before a rank starts: settings that nothing would use, and a layout for so many ranks.
+# Checks before a rank starts: settings without effect, and whether the layout suits the number of ranks.
 
 MIN_BLOCKS_HEAD = 16
-"""Least width of a head that a CUDA device's kernel takes with documents as blocks."""
+"""Smallest head width that a CUDA kernel for block-masked documents supports."""
 
 
-def listeners(settings: Settings) -> list[str]:
-    """The settings by which held-out losses have a say in the weights."""
-    asked = {
+def heldout_loss_users(settings: Settings) -> list[str]:
+    """Return the settings by which held-out losses influence the weights."""
+    settings_in_use = {
         "optim.schedule = plateau": settings.optim.schedule == "plateau",
         f"guard.patience = {settings.guard.patience}": settings.guard.patience is not None,
     }
-    return [name for name, given in asked.items() if given]
+    return [name for name, is_set in settings_in_use.items() if is_set]
 
 
-def check_used(settings: Settings, dataset: Dataset) -> None:
-    """Raises ConfigError that names every setting which another section would leave without effect."""
+def check_settings_used(settings: Settings, dataset: Dataset) -> None:
+    """Check that no other section leaves a setting without effect. Raises ConfigError that names every such setting."""
     train, optim, problems = settings.train, settings.optim, []
-    for name in listeners(settings):
+    for name in heldout_loss_users(settings):
         if not train.eval_every:
-            problems.append(f"{name}: expected held-out losses, got train.eval_every = 0. Raise it, or leave it out.")
+            problems.append(f"{name}: expected held-out losses, got train.eval_every = 0. Raise train.eval_every.")
         elif not heldout_streams(dataset, train.seq_len):
-            problems.append(f"{name}: expected held-out losses, got no held-out row of {train.seq_len} tokens")
+            problems.append(
+                f"{name}: expected held-out losses, got no held-out row of {train.seq_len} tokens. Leave it out."
+            )
     for name in ("initial_loss_scale", "loss_scale_steps"):
         if train.precision not in ("fp16", AUTO) and name in optim.model_fields_set:
             problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Leave it out.")
@@ -233,8 +247,8 @@ def check_used(settings: Settings, dataset: Dataset) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def check_blocks(shape: ModelShape, settings: Settings, kind: str) -> None:
-    """Raises ConfigError if documents would be masked in fp32 by a kernel of a CUDA device, which is for 16 bits."""
+def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> None:
+    """Check that document masks on a CUDA device run in 16 bits. Raises ConfigError for fp32, which has no kernel."""
     layout, train = settings.layout, settings.train
     blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD
     by_keys = layout.context > 1 and layout.context_by == "keys"
@@ -246,9 +260,9 @@ def check_blocks(shape: ModelShape, settings: Settings, kind: str) -> None:
 
 
 def check_ranks(plan: Plan, world_size: int) -> None:
-    """Raises ConfigError if a plan cannot be trained by so many ranks."""
+    """Check that a plan can be trained on `world_size` ranks. Raises ConfigError if it cannot."""
     settings = plan.settings
-    # Held-out rows are as long as [train] says, whatever its stages say.
+    # Held-out rows have the length of train.seq_len in every stage.
     measured = [row_length(settings.train)] if settings.train.eval_every else []
     for stage in plan.stages:
         lengths = [row_length(settings.train, stage.seq_len), *measured]
@@ -257,10 +271,10 @@ def check_ranks(plan: Plan, world_size: int) -> None:
         if groups > stage.global_batch:
             raise ConfigError(
                 f"train.global_batch: expected a sequence for each of {groups} groups of ranks, got "
-                f"{stage.global_batch}. Raise it, or start fewer ranks."
+                f"{stage.global_batch}. Start fewer ranks."
             )
     if settings.layout.compress != "none" and world_size == 1:
         raise ConfigError(
-            f"layout.compress = {settings.layout.compress}: expected gradients that travel between replicas, got one "
-            "rank. Start more ranks."
+            f"layout.compress = {settings.layout.compress}: expected gradients that travel between replicas, got "
+            "one rank. Start more ranks."
         )

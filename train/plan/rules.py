@@ -1,6 +1,6 @@
-"""Published rules for batch size and learning rate; and what a figure of the plan states.
+"""Figures of a plan, published rules for batch size and learning rate, and FLOPs of a sequence.
 
-The rules disagree by up to five times at a billion parameters, so the plan prints the others beside the one it uses.
+The rules disagree by up to five times at a billion parameters, so the plan prints the others next to the one it uses.
 """
 
 import math
@@ -17,79 +17,79 @@ MAX_KAPLAN_PARAMS = 1e10
 KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, appendix D.6"
 
 
-class Figure(BaseModel):
+class SourcedFigure(BaseModel):
     """One number of a plan and where it comes from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
-    """What it is; a dotted name is one of several of a kind."""
+    """Name of the figure; figures of the same kind share the part before the dot."""
     value: int | float
-    """The number."""
+    """Its value."""
     unit: str
     """Its unit; empty for a plain number."""
     formula: str
-    """How it follows: N parameters, N' without embeddings, D tokens, U unique ones, B sequences a step, L seq_len."""
+    """Formula: N parameters, N' without embeddings, D tokens, U unique tokens, B sequences a step, L seq_len."""
     source: str
-    """Where the formula comes from."""
+    """Source of the formula."""
 
 
 Row = tuple[str, int | float, str, str, str]
 
 
-def figures_of(rows: Iterable[Row]) -> list[Figure]:
-    """Figures from rows of (name, value, unit, formula, source)."""
-    return [Figure(name=n, value=v, unit=u, formula=f, source=s) for n, v, u, f, s in rows]
+def figures_of(rows: Iterable[Row]) -> list[SourcedFigure]:
+    """Return figures from rows of (name, value, unit, formula, source)."""
+    return [SourcedFigure(name=n, value=v, unit=u, formula=f, source=s) for n, v, u, f, s in rows]
 
 
 def deepseek_learning_rate(compute: float) -> float:
-    """Peak learning rate for a budget of `compute` [FLOPs without embeddings]. Source: DEEPSEEK."""
+    """Return the peak learning rate for a budget of `compute` [FLOPs without embeddings]. Source: DEEPSEEK."""
     return 0.3118 * math.pow(compute, -0.1250)
 
 
 def deepseek_batch(compute: float) -> float:
-    """Batch size [tokens] for a budget of `compute` [FLOPs without embeddings]. Source: DEEPSEEK."""
+    """Return the batch size [tokens] for a budget of `compute` [FLOPs without embeddings]. Source: DEEPSEEK."""
     return 0.2920 * math.pow(compute, 0.3271)
 
 
 def step_law_learning_rate(params: float, tokens: float) -> float:
-    """Peak learning rate for `params` [without embeddings] and `tokens`. Source: STEP_LAW."""
+    """Return the peak learning rate for `params` [without embeddings] and `tokens`. Source: STEP_LAW."""
     return 1.79 * math.pow(params, -0.713) * math.pow(tokens, 0.307)
 
 
 def step_law_batch(tokens: float) -> float:
-    """Batch size [tokens] for a run of `tokens`. Source: STEP_LAW."""
+    """Return the batch size [tokens] for a run of `tokens`. Source: STEP_LAW."""
     return 0.58 * math.pow(tokens, 0.571)
 
 
 def porian_learning_rate(params: float) -> float:
-    """Peak learning rate for `params` [without embeddings]. Source: PORIAN."""
+    """Return the peak learning rate for `params` [without embeddings]. Source: PORIAN."""
     return 0.0047 * math.pow(params / 108e6, -1 / 3)
 
 
 def porian_batch(params: float) -> float:
-    """Batch size [tokens] for `params` [without embeddings]. Source: PORIAN."""
+    """Return the batch size [tokens] for `params` [without embeddings]. Source: PORIAN."""
     return 160 * 2048 * math.pow(params / 108e6, 2 / 3)
 
 
 def kaplan_learning_rate(params: float) -> float:
-    """Peak learning rate for `params` [without embeddings], below MAX_KAPLAN_PARAMS. Source: KAPLAN."""
+    """Return the peak learning rate for `params` [without embeddings], below MAX_KAPLAN_PARAMS. Source: KAPLAN."""
     return 0.003239 - 0.0001395 * math.log(params)
 
 
-# FLOPs of a sequence as Hoffmann et al. count them, term by term, embedding, softmax and logits included.
+# FLOPs of a sequence as Hoffmann et al. count them, term by term, with embedding, softmax and logits.
 #
-# Source: Hoffmann et al. 2022, arXiv 2203.15556, appendix F. Their Table A4 holds to the printed digits only where the
-# embedding and the logits are left out of the FLOPs, though not of N; `ends` chooses.
+# Source: Hoffmann et al. 2022, arXiv 2203.15556, appendix F. Their Table A4 is reproduced to the printed digits only
+# without embedding and logits in the FLOPs, though N includes them; `ends` chooses.
 
 SOURCE = "Hoffmann et al. 2022, arXiv 2203.15556, appendix F"
 
 
 def forward_flops(shape: ModelShape, seq_len: int, ends: bool = True) -> int:
-    """FLOPs of one sequence forward, the whole square of attention; `ends`: with the embedding and the logits.
+    """Return the FLOPs of a forward pass of one sequence; attention counts all pairs, without a causal mask.
 
-    Shared key heads and a gate, which the paper does not have, are counted likewise; norms, biases and positions are
-    not, as there.
+    `ends`: include the embedding and the logits. Shared key heads and a gate, absent from the paper, are counted in the
+    same way; norms, biases and positions are left out, as in the paper.
     """
     d, q, kv, s = shape.d_model, shape.query_width, shape.key_width, seq_len
     projections = 2 * s * d * (q + 2 * kv) + 2 * s * q * d
@@ -100,5 +100,5 @@ def forward_flops(shape: ModelShape, seq_len: int, ends: bool = True) -> int:
 
 
 def training_flops(shape: ModelShape, seq_len: int, ends: bool = True) -> int:
-    """FLOPs of one sequence forward and backward, three times the forward ones."""
+    """Return the FLOPs of a forward and backward pass of one sequence, three times those of the forward pass."""
     return 3 * forward_flops(shape, seq_len, ends)

@@ -1,6 +1,6 @@
-"""The size that is aimed at: N and D from the tokens there are, from a budget, or from one of the two.
+"""The target size of a run: N and D from the available tokens, from a budget, or from a given N.
 
-N counts the embeddings here. A law that leaves them out is asked for the size whose rest it means.
+N includes the embeddings here. For a law that excludes them, sizes are converted in both directions.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from train.scaling.laws import SOURCE as INFERENCE
 from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw, for_lifetime
 from train.scaling.own_law import law_in, read_law
 
-NAMED: dict[str, Law] = {
+LAWS_BY_NAME: dict[str, Law] = {
     "approach_1": laws.APPROACH_1,
     "approach_2": laws.APPROACH_2,
     "approach_3": laws.APPROACH_3,
@@ -24,40 +24,40 @@ NAMED: dict[str, Law] = {
     "deepseek": laws.DEEPSEEK,
     "llama_3": laws.LLAMA_3,
 }
-"""The laws by the names of `plan.law`; `ratio` is made of `plan.tokens_per_parameter`."""
+"""Laws by the names of `plan.law`; the law `ratio` is built from `plan.tokens_per_parameter`."""
 
-TOKENS_THERE_ARE = "the tokens there are"
+AVAILABLE_TOKENS = "the tokens there are"
 SECONDS = 3600.0
 ROUNDS = 6
-"""Times that a budget is said anew as 6ND of the shape that it buys: shapes are steps, and two settle it."""
-OFF = 1.5
-"""Times by which a shape may miss the size that was asked for."""
+"""Iterations that convert hours into a budget of 6ND for the shape they buy; two usually suffice."""
+MAX_SIZE_RATIO = 1.5
+"""Largest ratio between the size of a shape and the requested size."""
 SHAPED = ("num_layers", "d_model")
-"""Settings that make a model the size they say."""
+"""Settings that together determine the size of a model."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a model should be, before a shape and whole steps are found for it."""
+    """The size of a model before a shape and whole steps are chosen."""
 
     params: float
     """N, embeddings included."""
     tokens: float
-    """D, at most what the dataset gives in `max_epochs`; for the model that is found, `tokens_for` says it again."""
+    """D, at most the dataset's tokens in `max_epochs`; `tokens_of_shape` recomputes it for the chosen shape."""
     asked: Allocation
-    """What the law says where data does not run out, N counted as the law counts."""
+    """Size that the law chooses with unlimited data, N counted as the law counts."""
     budget: float | None
-    """C [FLOPs, as 6ND] that was given, as such or as hours or money; None = none was."""
+    """C [FLOPs, as 6ND], given directly or as hours or money; None = no budget."""
     how: str
-    """What N and D follow from."""
+    """Origin of N and D, in words."""
     unique: float
-    """Tokens that differ, of the sources in use."""
+    """Unique tokens of the sources in use."""
     most: float
-    """Tokens that the dataset gives in `max_epochs`."""
+    """Tokens of the dataset in `max_epochs` passes."""
 
 
 def read_own_law(sizing: PlanConfig) -> PlanConfig:
-    """The same with the law of `plan.law_file` in its place, so that no file is needed again.
+    """Return the settings with the law read from `plan.law_file` in its place, so that the file is not needed again.
 
     Raises ConfigError if the file holds no law.
     """
@@ -68,25 +68,30 @@ def read_own_law(sizing: PlanConfig) -> PlanConfig:
 
 
 def law_of(sizing: PlanConfig) -> Law:
-    """The law that `plan.law` names, once `read_own_law` has read it."""
+    """Return the law that `plan.law` names; call `read_own_law` before for an own law."""
     if sizing.law == "own":
         if sizing.own_law is None:
-            raise ConfigError(f"plan.law_file = {sizing.law_file}: expected to have been read, got that it was not")
+            raise ConfigError(
+                f"plan.law_file = {sizing.law_file}: expected a law, got a file that was not read. "
+                "Make the plan with `penstock plan`."
+            )
         return law_in(sizing.own_law)
-    return RatioLaw(sizing.tokens_per_parameter, laws.TWENTY.source) if sizing.law == "ratio" else NAMED[sizing.law]
+    return (
+        RatioLaw(sizing.tokens_per_parameter, laws.TWENTY.source) if sizing.law == "ratio" else LAWS_BY_NAME[sizing.law]
+    )
 
 
 def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
-    """Hours of one device that were given, as such or as money; None = none were.
+    """Return the hours of one device, given directly or as money; None if neither is given.
 
-    Raises ConfigError if money is given and no price.
+    Raises ConfigError if money is given without a price.
     """
     hours = sizing.gpu_hours
     if sizing.usd is not None:
         if cluster.usd_per_gpu_hour is None:
             raise ConfigError(
-                f"plan.usd = {sizing.usd:g}: expected a price, got no cluster.usd_per_gpu_hour. Set it, or give "
-                "plan.gpu_hours."
+                f"plan.usd = {sizing.usd:g}: expected a price, got no cluster.usd_per_gpu_hour. "
+                "Set cluster.usd_per_gpu_hour, or give plan.gpu_hours."
             )
         hours = sizing.usd / cluster.usd_per_gpu_hour
     return hours
@@ -95,34 +100,34 @@ def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
 def target_of(
     settings: Settings, vocab_size: int, unique: float, most: float, peak: float | None, seq_len: int
 ) -> Target:
-    """The size aimed at by whatever is given. `peak`: of one device [FLOP/s], None = not known.
+    """Return the target size. `peak`: peak of one device [FLOP/s], None = unknown.
 
-    Hours buy FLOPs as an MFU counts them, attention over rows of `seq_len` included; C = 6ND is what of them the
-    weights take. Raises ConfigError as `aim` does, and if hours or money are given and what they buy is not.
+    Hours buy FLOPs as MFU counts them, including attention over rows of `seq_len`; C = 6ND is the part for the
+    weights. Raises ConfigError as `choose_target` does, and if hours or money are given without a known peak.
     """
     sizing, cluster = settings.plan, settings.cluster
     hours = hours_of(sizing, cluster)
     if hours is None:
-        return aim(sizing, vocab_size, unique, most, sizing.compute)
+        return choose_target(sizing, vocab_size, unique, most, sizing.compute)
     if peak is None:
         raise ConfigError(
             f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device that the hours are of, got no "
-            "cluster.device. Name one, or give plan.compute."
+            "cluster.device. Set cluster.device, or give plan.compute."
         )
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
-    target = aim(sizing, vocab_size, unique, most, flops)
+    target = choose_target(sizing, vocab_size, unique, most, flops)
     for _ in range(ROUNDS):
         shape = choose_shape(target.params, vocab_size, sizing)
         share = 6 * num_parameters(shape, counts_all) / flops_per_token(shape, seq_len)
-        target = aim(sizing, vocab_size, unique, most, flops * share)
+        target = choose_target(sizing, vocab_size, unique, most, flops * share)
     return target
 
 
-def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
-    """The size aimed at; `unique`: tokens that the dataset gives in a pass, `most` with `max_epochs`.
+def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
+    """Return the target size; `unique`: tokens of one pass over the dataset, `most`: tokens of `max_epochs` passes.
 
-    Of a budget that the data is too small for, what is left goes into parameters: at the same cost, tokens are what
-    there is none of. Raises ConfigError if the law or the budget cannot be followed.
+    If the data is too small for a budget, the rest of the budget goes into parameters. Raises ConfigError if the law or
+    the budget leads to no valid size.
     """
     law, once = law_of(sizing), min(unique, most)
     if sizing.params is not None:
@@ -132,7 +137,7 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     if budget is None:
         asked = law.for_tokens(once)
         params = _total(asked.params, vocab_size, sizing) if law.counts == "body" else asked.params
-        how = TOKENS_THERE_ARE
+        how = AVAILABLE_TOKENS
         if params < sizing.min_params:
             how = f"plan.min_params, as {how} ask for {params:,.0f}"
             params = float(sizing.min_params)
@@ -147,7 +152,7 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     if params < sizing.min_params:
         raise ConfigError(
             f"plan: expected a budget for {sizing.min_params:,} parameters (plan.min_params), got one for "
-            f"{params:,.0f} and {tokens:,.0f} tokens. Raise it, or lower plan.min_params."
+            f"{params:,.0f} and {tokens:,.0f} tokens. Raise the budget, or lower plan.min_params."
         )
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
     if sizing.inference_tokens is not None:
@@ -157,44 +162,54 @@ def aim(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget:
     return Target(params, tokens, asked, budget, how, unique, most)
 
 
-def check_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
-    """Raise ConfigError if no shape is near the size that a budget or `plan.params` asks for."""
-    found = num_parameters(shape)
+def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
+    """Check that the shape is near the size that a budget or `plan.params` requires. Raises ConfigError if not."""
+    params = num_parameters(shape)
     bought = target.budget is not None
-    # Of a shape that is given, a budget buys the tokens.
+    # If the shape is given, a budget buys only the tokens.
     given = bought and all(getattr(sizing, name) is not None for name in SHAPED)
-    if given or (not bought and sizing.params is None) or 1 / OFF <= found / target.params <= OFF:
+    if (
+        given
+        or (not bought and sizing.params is None)
+        or 1 / MAX_SIZE_RATIO <= params / target.params <= MAX_SIZE_RATIO
+    ):
         return
-    wanted = f"{target.params:,.0f}" if 1 <= target.params < 1e15 else f"{target.params:.3g}"
-    end, better = "most", "ask for less"
-    if found > target.params:
-        end, better = "least", "ask for more, or make the vocabulary smaller"
+    requested = f"{target.params:,.0f}" if 1 <= target.params < 1e15 else f"{target.params:.3g}"
+    bound, fix = "most", f"Lower {_setting_of(sizing)}"
+    if params > target.params:
+        bound, fix = "least", f"Raise {_setting_of(sizing)}, or make the vocabulary smaller"
     elif target.budget is not None and target.tokens < target.asked.tokens:
         asked = target.asked
-        better = (
-            f"this budget is for {asked.params:,.0f} parameters on {asked.tokens:,.0f} tokens, and there are "
-            f"{target.most:,.0f} in plan.max_epochs: ask for less, or get more data"
+        fix = (
+            f"Lower {_setting_of(sizing)}, or get more data: this budget is for {asked.params:,.0f} parameters on "
+            f"{asked.tokens:,.0f} tokens, and there are {target.most:,.0f} in plan.max_epochs"
         )
     raise ConfigError(
-        f"plan: expected a model of {wanted} parameters, from {target.how}, got {found:,} at {end} with "
-        f"{shape.vocab_size:,} tokens in the vocabulary and what [plan] says of the shape. {better}."
+        f"plan: expected a model of {requested} parameters, from {target.how}, got {params:,} at {bound} with "
+        f"{shape.vocab_size:,} tokens in the vocabulary and the shape settings of [plan]. {fix}."
     )
 
 
-def how_long(target: Target, sizing: PlanConfig) -> tuple[str, str]:
-    """What the D of the model that was found follows from, as a formula with its source."""
+def _setting_of(sizing: PlanConfig) -> str:
+    """Return the setting that requests the size: `plan.params` or the one that gives the budget."""
+    names = ("params", "compute", "gpu_hours", "usd")
+    return next((f"plan.{name}" for name in names if getattr(sizing, name) is not None), "the budget")
+
+
+def formula_for_tokens(target: Target, sizing: PlanConfig) -> tuple[str, str]:
+    """Return the formula for D of the chosen shape, and its source."""
     law = law_of(sizing)
     counted = "N" if law.counts == "all" else "N'"
     if target.budget is None:
-        said = f"{law.ratio:g}·N" if isinstance(law, RatioLaw) else f"D that {law.name} has for {counted}"
-        return said, law.source
+        formula = f"{law.ratio:g}·N" if isinstance(law, RatioLaw) else f"D that {law.name} has for {counted}"
+        return formula, law.source
     if sizing.inference_tokens is not None:
         return "D of the least cost over training and use", INFERENCE
     return f"C / (6·{counted})", law.source
 
 
-def tokens_for(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:
-    """D for the model that was found, whose N is not quite the one that was aimed at."""
+def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:
+    """Return D for the chosen shape, whose N differs slightly from the target."""
     law = law_of(sizing)
     params = num_parameters(shape, law.counts == "all")
     if target.budget is None:
@@ -205,13 +220,13 @@ def tokens_for(target: Target, sizing: PlanConfig, shape: ModelShape, most: floa
 
 
 def _for_use(law: Law, asked: Allocation, inference_tokens: float) -> Allocation:
-    """The cheapest size over its life that is as good as the one asked for."""
+    """Return the size with the lowest cost of training and inference that reaches the loss of `asked`."""
     loss_law = law if isinstance(law, LossLaw) else laws.APPROACH_3
     return for_lifetime(loss_law, loss_law.loss(asked.params, asked.tokens), inference_tokens).size
 
 
 def _total(body: float, vocab_size: int, sizing: PlanConfig) -> float:
-    """N with embeddings of the model whose rest has `body` parameters."""
+    """Return N with embeddings of the model that has `body` parameters outside the embeddings."""
     return _solve(lambda total: _body_of(total, vocab_size, sizing), body)
 
 
@@ -219,12 +234,12 @@ def _body_of(total: float, vocab_size: int, sizing: PlanConfig) -> float:
     return float(num_parameters(choose_shape(total, vocab_size, sizing), embeddings=False))
 
 
-def _solve(function: Callable[[float], float], wanted: float) -> float:
-    """Where a rising function reaches a value, to a thousandth or a step of it."""
-    low, high = wanted, 2 * wanted
-    while function(high) < wanted:
+def _solve(function: Callable[[float], float], value: float) -> float:
+    """Return where an increasing function reaches `value`, to a thousandth or to one of its steps."""
+    low, high = value, 2 * value
+    while function(high) < value:
         low, high = high, 2 * high
     while high > low * 1.001:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if function(middle) < wanted else (low, middle)
+        low, high = (middle, high) if function(middle) < value else (low, middle)
     return high

@@ -1,6 +1,6 @@
-"""A plan as text for people: its figures by subject, other laws and other numbers of ranks as tables, sources below.
+"""A plan as text: figures by subject, tables of other laws and world sizes, then sources and advice.
 
-No line is longer than a terminal is wide by custom; the whole stands in plan.json, formula and source by every number.
+Lines have at most WIDTH characters. `plan.json` holds the same figures with formula and source of each.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from train.config.settings import AUTO
 from train.plan.plan import Plan
-from train.plan.rules import Figure
+from train.plan.rules import SourcedFigure
 
 WIDTH = 118
 """Characters of a line."""
@@ -23,12 +23,12 @@ SUBJECTS = {
     "memory of a rank": "memory",
     "layout": "devices step_seconds tokens_per_second mfu hours gpu_hours usd",
 }
-"""The first parts of the names of the figures of each subject; others stand under `more`."""
+"""Prefixes of the figure names of each subject; other figures are printed under `more`."""
 LAWS, MEMORY = "size", "memory"
 
 
 def print_plan(plan: Plan) -> str:
-    """The plan as text, lines up to WIDTH characters."""
+    """Return the plan as text, in lines of at most WIDTH characters."""
     notes = _Notes()
     lines = [
         f"plan for dataset {plan.dataset[:12]}, tokenizer {plan.tokenizer[:12]}: {plan.num_params:,} parameters, "
@@ -50,11 +50,11 @@ AUTOMATIC = {
     "layout.micro_batch": "auto: searched for when the run starts on a GPU of the table, else 8 rows",
     "optim.muon_precision": "auto: bf16 on a GPU, fp32 on a CPU",
 }
-"""What settings are on devices, as long as none is named."""
+"""Values that automatic settings take on a device, printed while no device is named."""
 
 
 def _on_devices(plan: Plan) -> Iterator[str]:
-    """The settings that go by the device: what they are, or what they will be."""
+    """Yield the settings that depend on the device, with their value or the rule that will set it."""
     width = max(map(len, AUTOMATIC))
     for name, automatic in AUTOMATIC.items():
         section, _, key = name.partition(".")
@@ -66,94 +66,99 @@ def _on_devices(plan: Plan) -> Iterator[str]:
 
 
 class _Notes:
-    """Sources in the order in which they are first named; what was counted or given has none."""
+    """Numbers of the sources, in order of first use; counted and given figures have no source."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
-    def of(self, figure: Figure) -> str:
-        """The formula of a figure and the number of its source."""
+    def of(self, figure: SourcedFigure) -> str:
+        """Return the formula of a figure with the number of its source."""
         if figure.source in ("count", "dataset", "recipe", "estimate"):
             return figure.formula
         return f"{figure.formula} [{self.number(figure.source)}]"
 
     def number(self, source: str) -> int:
-        """The number of a source."""
+        """Return the number of a source."""
         return self._numbers.setdefault(source, len(self._numbers) + 1)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         return ((number, source) for source, number in self._numbers.items())
 
 
-def _head(figure: Figure) -> str:
+def _head(figure: SourcedFigure) -> str:
     return figure.name.partition(".")[0]
 
 
-def _by_subject(figures: Sequence[Figure]) -> Iterator[tuple[str, list[Figure]]]:
+def _by_subject(figures: Sequence[SourcedFigure]) -> Iterator[tuple[str, list[SourcedFigure]]]:
     known = {head: subject for subject, heads in SUBJECTS.items() for head in heads.split()}
     for subject in (*SUBJECTS, "more"):
-        if found := [figure for figure in figures if known.get(_head(figure), "more") == subject]:
-            yield subject, found
+        if matching := [figure for figure in figures if known.get(_head(figure), "more") == subject]:
+            yield subject, matching
 
 
-def _listed(figures: Sequence[Figure], notes: _Notes) -> Iterator[str]:
+def _listed(figures: Sequence[SourcedFigure], notes: _Notes) -> Iterator[str]:
     names = max((len(figure.name) for figure in figures), default=0)
-    values = max((len(shown(figure)) for figure in figures), default=0)
+    values = max((len(format_value(figure)) for figure in figures), default=0)
     units = max((len(figure.unit) for figure in figures), default=0)
     for figure in figures:
-        cells = f"  {figure.name:{names}}  {shown(figure):>{values}} {figure.unit:{units}}  "
+        cells = f"  {figure.name:{names}}  {format_value(figure):>{values}} {figure.unit:{units}}  "
         yield from _wrapped(cells, notes.of(figure))
 
 
-def _laws(figures: Sequence[Figure], notes: _Notes) -> list[tuple[str, ...]]:
-    """A row for each law: what it is called, N, D, the loss it foretells, and its formula."""
-    rows: dict[str, dict[str, Figure]] = {}
+def _laws(figures: Sequence[SourcedFigure], notes: _Notes) -> list[tuple[str, ...]]:
+    """Return a table row for each law: name, N, D, predicted loss and formula."""
+    rows: dict[str, dict[str, SourcedFigure]] = {}
     for figure in figures:
         # A law may have a dot in its name: 0.5 tokens per parameter.
         law, _, kind = figure.name.removeprefix(f"{LAWS}.").rpartition(".")
         rows.setdefault(law, {})[kind] = figure
-    found = [
-        (law, shown(row["params"]), shown(row["tokens"]), shown(row["loss"]) if "loss" in row else "", notes.of(one))
+    body = [
+        (
+            law,
+            format_value(row["params"]),
+            format_value(row["tokens"]),
+            format_value(row["loss"]) if "loss" in row else "",
+            notes.of(row["params"]),
+        )
         for law, row in rows.items()
-        for one in [row["params"]]
     ]
-    return [("law", "parameters", "tokens", "loss", "N with, N' without embeddings"), *found] if found else []
+    return [("law", "parameters", "tokens", "loss", "N with, N' without embeddings"), *body] if body else []
 
 
-def _memory(figures: Sequence[Figure], notes: _Notes) -> list[tuple[str, ...]]:
-    """A row for each part, a column for each number of ranks."""
+def _memory(figures: Sequence[SourcedFigure], notes: _Notes) -> list[tuple[str, ...]]:
+    """Return a table row for each purpose of memory, with a column for each number of ranks."""
     if not figures:
         return []
-    cells: dict[tuple[str, str], Figure] = {}
+    cells: dict[tuple[str, str], SourcedFigure] = {}
     for figure in figures:
         rank, _, part = figure.name.removeprefix(f"{MEMORY}.").partition(".")
         cells[rank, part] = figure
     ranks = list(dict.fromkeys(rank for rank, _ in cells))
-    found = []
+    body = []
     for part in sorted(dict.fromkeys(part for _, part in cells), key=lambda part: not part):
         row = [cells.get((rank, part)) for rank in ranks]
         first = next(figure for figure in row if figure is not None)
         sizes = [_size(figure.value) if figure else "" for figure in row]
-        found.append((part or "all", *sizes, notes.of(first)))
-    return [("part", *(f"{rank} ranks" if rank != "1" else "1 rank" for rank in ranks), ""), *found]
+        body.append((part or "all", *sizes, notes.of(first)))
+    return [("part", *(f"{rank} ranks" if rank != "1" else "1 rank" for rank in ranks), ""), *body]
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Rows as lines: the first column to the left, the last one wrapped, the others to the right."""
+    """Yield rows as lines: first column left-aligned, last column wrapped, the others right-aligned."""
     if not rows:
         return
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for name, *cells, told in rows:
+    for name, *cells, note in rows:
         numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        yield from _wrapped(f"  {name:{widths[0]}}  {numbers}  ", told)
+        yield from _wrapped(f"  {name:{widths[0]}}  {numbers}  ", note)
 
 
-def _wrapped(begin: str, text: str) -> Iterator[str]:
-    """Text behind the beginning of a line, further lines below it."""
-    room = max(WIDTH - len(begin), 20)
+def _wrapped(prefix: str, text: str) -> Iterator[str]:
+    """Yield `text` after a prefix, wrapped and indented to the width of the prefix."""
+    room = max(WIDTH - len(prefix), 20)
     first, *more = textwrap.wrap(text, room, break_long_words=False) or [""]
-    yield (begin + first).rstrip()
-    yield from (" " * len(begin) + line for line in more)
+    yield (prefix + first).rstrip()
+    yield from (" " * len(prefix) + line for line in more)
 
 
 def _advice(sentences: Sequence[str]) -> Iterator[str]:
@@ -161,8 +166,8 @@ def _advice(sentences: Sequence[str]) -> Iterator[str]:
         yield from textwrap.wrap(sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ")
 
 
-def shown(figure: Figure) -> str:
-    """A number as people read it: whole ones with commas, FLOPs by powers of ten, small ones with three digits."""
+def format_value(figure: SourcedFigure) -> str:
+    """Return a value as text: large numbers with commas, FLOPs with an exponent, small numbers with three digits."""
     value = figure.value
     if figure.unit == "FLOPs":
         return f"{value:.3g}"

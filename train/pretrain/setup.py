@@ -18,7 +18,7 @@ from train.data.batches import Batches
 from train.data.packing import packed_files
 from train.data.stages import StagePlan
 from train.data.verify import verify_dataset
-from train.dataset_history import as_before
+from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
 from train.monitor.profiler import ProfileWindow, parse_window
@@ -26,8 +26,16 @@ from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
 from train.parallel.ranks import Ranks, default_threads
 from train.plan.make_plan import make_plan
-from train.plan.placement import Here, peak_here, place
-from train.plan.plan import Plan, check_ranks, check_used, read_settings, standing_layouts, standing_order, write_plan
+from train.plan.placement import RunDevices, peak_of_devices, resolve_plan
+from train.plan.plan import (
+    Plan,
+    check_ranks,
+    check_settings_used,
+    open_order,
+    planned_layouts,
+    read_settings,
+    write_plan,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class TrainingSetup:
 
     def open_batches(self) -> Batches:
         """Return the batches under the current skip list."""
-        return Batches(self.dataset, self.settings.train, standing_order(self.run, self.dataset, self.plan))
+        return Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
 
 
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, CheckpointMetadata | None, bool]:
@@ -64,20 +72,20 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     settings = with_checkpoint_formats(run, read_settings(run, dataset, overrides)).with_precisions_for(
         here.kind, here.capability
     )
-    check_used(settings, dataset)
-    plan, lines = place(make_plan(run, dataset, settings), here)
+    check_settings_used(settings, dataset)
+    plan, lines = resolve_plan(make_plan(run, dataset, settings), here)
     settings = plan.settings
     check_ranks(plan, ranks.world_size)
     if settings.train.precision == "fp8":
         check_fp8(ranks.device)
     check_schedule(settings.layout)
     parse_window(settings.train.profile, plan.steps)
-    skip = standing_order(run, dataset, plan).skip
+    skip = open_order(run, dataset, plan).skip
     checkpoints = list_checkpoints(run)
     checkpoint = checkpoints[-1] if checkpoints else None
     identity = identify(dataset, plan, skip)
     if checkpoint is not None:
-        seen = as_before(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
+        seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
         stage, used = stage_position(plan.stages, checkpoint.step)
         skip.check_continues(checkpoint.identity.skip_length, checkpoint.identity.skip_list, used, stage)
@@ -88,18 +96,18 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     remove_incomplete(run)
     # A profile belongs to this start only; the stored plan must not make the next start record other steps.
     stored = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
-    write_plan(run, plan.model_copy(update={"settings": stored, "layouts": standing_layouts(run)}))
+    write_plan(run, plan.model_copy(update={"settings": stored, "layouts": planned_layouts(run)}))
     if not done:
         print("".join(f"penstock: {line}\n" for line in lines), end="", flush=True)
     return plan, checkpoint, done
 
 
-def devices_of(ranks: Ranks) -> Here:
+def devices_of(ranks: Ranks) -> RunDevices:
     """Return the type, compute capability, name and number of the devices of these ranks."""
     cuda = ranks.device.type == "cuda"
     capability = torch.cuda.get_device_capability(ranks.device) if cuda else None
     name = torch.cuda.get_device_name(ranks.device) if cuda else ""
-    return Here(ranks.device.type, capability, name, ranks.world_size, ranks.local_size)
+    return RunDevices(ranks.device.type, capability, name, ranks.world_size, ranks.local_size)
 
 
 def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
@@ -125,7 +133,7 @@ def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup
     if checkpoint is not None and checkpoint.layout.ranks == ranks.world_size:
         current = current.model_copy(update={"threads": checkpoint.layout.threads})
     window = parse_window(plan.settings.train.profile, plan.steps) if ranks.rank == 0 else None
-    peak = peak_here(plan.settings, devices_of(ranks))
+    peak = peak_of_devices(plan.settings, devices_of(ranks))
     return TrainingSetup(run, plan, open_dataset(run), current, checkpoint, done, window, peak)
 
 

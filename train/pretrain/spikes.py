@@ -24,7 +24,7 @@ from train.monitor.quarantine import (
     read_quarantine,
 )
 from train.parallel.ranks import Ranks
-from train.plan.plan import skip_name, standing_order
+from train.plan.plan import open_order, skip_name
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner
 from train.trace import Trace
@@ -102,7 +102,7 @@ def skip_quarantined(setup: TrainingSetup, after: int) -> int:
     This applies a quarantine list that a killed process had just written, or that was copied from another run.
     """
     doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
-    order = standing_order(setup.run, setup.dataset, setup.plan)
+    order = open_order(setup.run, setup.dataset, setup.plan)
     samples = samples_to_skip(_trace(setup, order), doc_ids, [], after) if doc_ids else []
     if samples:
         _write(setup, [], samples, "quarantined documents")
@@ -117,7 +117,7 @@ def exclude_spike(
     Call it on one rank. Training resumes from `after`; `rewind` is the number of this rewind in the run. If the process
     is killed between the two writes, the quarantine list is complete, and the next start applies it.
     """
-    order = standing_order(setup.run, setup.dataset, setup.plan)
+    order = open_order(setup.run, setup.dataset, setup.plan)
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
     reason = f"spike in step {step}"
     if setup.settings.guard.quarantine:

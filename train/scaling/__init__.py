@@ -1,1 +1,1 @@
-"""Scaling laws and published rules, without torch: what a budget buys, what repeats are worth, what a run costs."""
+"""Scaling laws, published and fitted, and the worth of repeated tokens; without torch."""

@@ -1,8 +1,10 @@
-"""A law L(N, D) = E + A/N^alpha + B/D^beta fitted to runs, with intervals; few runs leave its exponents open.
+"""Fit a scaling law L(N, D) = E + A/N^alpha + B/D^beta to runs, with bootstrap intervals.
 
-Source: Hoffmann et al. 2022, arXiv 2203.15556, section 3.3 and appendix D.3: the Huber loss of the logarithms, least by
-L-BFGS from a grid of starts. The intervals are percentiles of fits to runs drawn anew with replacement, as in Besiroglu
-et al. 2024, arXiv 2404.10102, which also found that the sum, not the mean, must be made small, or L-BFGS stops early.
+A few runs may not determine the exponents; they are then held at published values.
+
+Source: Hoffmann et al. 2022, arXiv 2203.15556, section 3.3 and appendix D.3: the Huber loss of the logarithms,
+minimized by L-BFGS from a grid of starts. The intervals are percentiles of fits to bootstrap samples of the runs, as in
+Besiroglu et al. 2024, arXiv 2404.10102, which also showed that L-BFGS stops early on the mean instead of the sum.
 """
 
 import itertools
@@ -18,20 +20,20 @@ from schemas.errors import ConfigError
 from train.scaling.laws import BESIROGLU, LossLaw
 
 DELTA = 1e-3
-"""Where the Huber loss turns from square to linear [difference of log losses]."""
+"""Threshold between the quadratic and the linear part of the Huber loss [difference of log losses]."""
 FEWEST_RUNS = 6
-"""One more than there are numbers to fit."""
+"""Fewest runs for a fit: one more than the law has parameters."""
 POLISHED = 64
-"""Starts that are followed to the end: those with the lowest loss behind a few steps from every start of the grid."""
+"""Number of starts that L-BFGS refines: those of the grid with the lowest loss."""
 
 STOPS = {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-12}
-"""When L-BFGS stops."""
+"""Stopping criteria of L-BFGS."""
 LARGEST = 700.0
-"""Greatest logarithm of a number of a law; a float holds up to 709."""
+"""Largest logarithm of a parameter of a law; a float holds up to 709."""
 WIDEST = 0.5
 """Width of an exponent's interval, as a share of the exponent, beyond which the runs do not determine it."""
 STEEPEST = 1.0
-"""Greatest exponent that is believed; published ones lie between 0.05 and 0.5. Where sizes hardly matter, L-BFGS finds
+"""Largest plausible exponent; published ones lie between 0.05 and 0.5. Where sizes hardly matter, L-BFGS finds
 exponents of 30 and more with narrow intervals (12 runs of 0.2 to 0.8 million parameters, 0.1 to 7 tokens each)."""
 
 Floats = NDArray[np.float64]
@@ -39,26 +41,26 @@ NAMES = ("floor", "a", "b", "alpha", "beta")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One run."""
+class MeasuredLoss:
+    """The measurements of a run."""
 
     params: float
     """N."""
     tokens: float
     """D."""
     loss: float
-    """Its last loss [nats/token]."""
+    """Final loss [nats/token]."""
     run: str = ""
     """Its folder."""
     dataset: str = ""
-    """Digest of its dataset; empty = not known."""
+    """Digest of its dataset; empty = unknown."""
     plan: str = ""
-    """Digest of what decided its weights; empty = not known."""
+    """Digest of everything that determined its weights; empty = unknown."""
 
 
 @dataclass(frozen=True)
 class Exponents:
-    """Exponents that are taken from elsewhere."""
+    """Exponents from another source, not fitted."""
 
     alpha: float
     beta: float
@@ -66,12 +68,12 @@ class Exponents:
 
 
 PUBLISHED = Exponents(BESIROGLU.alpha, BESIROGLU.beta, BESIROGLU.source)
-"""What exponents are held at where runs do not determine them."""
+"""Values at which exponents are held if the runs do not determine them."""
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Where a number lies with the share asked for."""
+class BootstrapInterval:
+    """A bootstrap interval of a parameter."""
 
     low: float
     high: float
@@ -79,29 +81,30 @@ class Interval:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted law and how sure it is."""
+    """A fitted law with its intervals."""
 
     law: LossLaw
     objective: float
     """Sum of the Huber losses."""
-    intervals: dict[str, Interval]
-    """Of floor, a, b, alpha, beta and of `exponent`, that of C in the best N; what is held has none."""
+    intervals: dict[str, BootstrapInterval]
+    """Intervals of floor, a, b, alpha, beta and `exponent`, the power of C in the optimal N; held values have none."""
     num_runs: int
     drawn: tuple[LossLaw, ...] = ()
-    """The laws of the samples that the intervals are made of."""
+    """The laws of the bootstrap samples."""
     held: Exponents | None = None
-    """The exponents, if they were not fitted."""
+    """The held exponents; None = fitted."""
 
 
 def starts(held: Exponents | None = None) -> Floats:
-    """The grid of starts (ln A, ln B, ln E, alpha, beta), of the source: 4,500 rows; 180 where exponents are held."""
+    """Return the paper's grid of starts (ln A, ln B, ln E, alpha, beta): 4,500 rows; 180 where exponents are held."""
     logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
     alphas, betas = ([held.alpha], [held.beta]) if held else (exponents, exponents)
     return np.array(list(itertools.product(logs, logs, floors, alphas, betas)))
 
 
 def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
-    """Sum of Huber losses of rows of `theta` (rows, 5) over `runs` (runs, 3) of ln N, ln D, ln L; and its gradient."""
+    """Return the sum of Huber losses of `theta` (rows, 5) over `runs` (runs, 3) of ln N, ln D, ln L, and its
+    gradient."""
     log_n, log_d, log_l = runs.T
     a, b, e, alpha, beta = theta.T[:, :, None]
     terms = np.stack([a - alpha * log_n, b - beta * log_d, np.broadcast_to(e, (len(theta), len(runs)))])
@@ -112,29 +115,29 @@ def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
     rest = highest + np.log(total) - log_l
     small = np.abs(rest) <= DELTA
     losses = np.where(small, 0.5 * rest**2, DELTA * (np.abs(rest) - 0.5 * DELTA)).sum(1)
-    slopes = np.where(small, rest, DELTA * np.sign(rest)) * shares
-    by_exponent = [-(slopes[0] * log_n).sum(1), -(slopes[1] * log_d).sum(1)]
-    return losses, np.stack([*slopes.sum(2), *by_exponent], axis=1)
+    gradients = np.where(small, rest, DELTA * np.sign(rest)) * shares
+    by_exponent = [-(gradients[0] * log_n).sum(1), -(gradients[1] * log_d).sum(1)]
+    return losses, np.stack([*gradients.sum(2), *by_exponent], axis=1)
 
 
 def _least(theta: Floats, runs: Floats, held: Exponents | None) -> tuple[float, Floats]:
-    """L-BFGS from one start."""
+    """Return the minimum that L-BFGS reaches from a start, and its position."""
     from scipy.optimize import minimize
 
-    # Around their middle, N and D tell A and B apart from the exponents: the same minimum in a quarter of the steps.
+    # Centering N and D decorrelates A and B from the exponents: the same minimum in a quarter of the steps.
     middle = runs[:, :2].mean(0)
     near = runs - np.append(middle, 0)
 
     def at(point: Floats) -> tuple[float, Floats]:
-        losses, slopes = objective(point[None], near)
-        return float(losses[0]), slopes[0]
+        losses, gradients = objective(point[None], near)
+        return float(losses[0]), gradients[0]
 
     shift = np.zeros(5)
     shift[:2] = theta[3:] * middle
-    bounds = [(None, None)] * 3 + [(one, one) if held else (None, None) for one in theta[3:]]
-    found = minimize(at, theta - shift, jac=True, method="L-BFGS-B", bounds=bounds, options=STOPS)
-    shift[:2] = found.x[3:] * middle
-    return float(found.fun), np.asarray(found.x + shift)
+    bounds = [(None, None)] * 3 + [(exponent, exponent) if held else (None, None) for exponent in theta[3:]]
+    minimum = minimize(at, theta - shift, jac=True, method="L-BFGS-B", bounds=bounds, options=STOPS)
+    shift[:2] = minimum.x[3:] * middle
+    return float(minimum.fun), np.asarray(minimum.x + shift)
 
 
 def _law(theta: Floats, name: str, source: str) -> LossLaw:
@@ -143,39 +146,39 @@ def _law(theta: Floats, name: str, source: str) -> LossLaw:
 
 
 def _exp(value: float) -> float:
-    """exp, as large as a float can be: runs drawn anew may be of one size, and then no A is too large."""
+    """Return exp, bounded by the range of a float: in a bootstrap sample with a single size, A is unbounded."""
     return math.exp(min(value, LARGEST))
 
 
 def fit_law(
-    measured: Sequence[Measured], draws: int = 200, share: float = 0.9, seed: int = 0, held: Exponents | None = None
+    measured: Sequence[MeasuredLoss], draws: int = 200, share: float = 0.9, seed: int = 0, held: Exponents | None = None
 ) -> Fit:
-    """The law of runs, with intervals that hold `share` of `draws` samples of the runs; `held` are not fitted.
+    """Return the law fitted to runs, with intervals that contain `share` of `draws` bootstrap fits; `held`: not fitted.
 
-    Raises ConfigError if runs are too few, do not differ in N and in D, or have figures that no law has.
+    Raises ConfigError if the runs are too few, do not differ in N and in D, or contain invalid numbers.
     """
     runs = _checked(measured)
-    # The matrices of L-BFGS are 5 wide: threads that wait for them made it 25 times as dear.
+    # The matrices of L-BFGS are 5 wide: with several BLAS threads it took 25 times as long.
     with threadpool_limits(1):
         return _fit(runs, draws, share, seed, held)
 
 
-def fit_or_hold(measured: Sequence[Measured], draws: int, share: float) -> Fit:
-    """The law of runs; where they leave an exponent open, with the PUBLISHED ones and the rest fitted.
+def fit_or_hold_exponents(measured: Sequence[MeasuredLoss], draws: int, share: float) -> Fit:
+    """Return the law fitted to runs; if they do not determine an exponent, both are held at PUBLISHED values.
 
-    Open is an exponent that is not between 0 and STEEPEST, or whose interval is wider than WIDEST of it. Raises
-    ConfigError as `fit_law` does.
+    An exponent is undetermined if it is not between 0 and STEEPEST, or if its interval is wider than WIDEST of it.
+    Raises ConfigError as `fit_law` does.
     """
     free = fit_law(measured, draws, share)
     return fit_law(measured, draws, share, held=PUBLISHED) if open_exponents(free) else free
 
 
 def open_exponents(fit: Fit) -> list[str]:
-    """The exponents that the runs of a fit do not determine."""
-    found = [(name, getattr(fit.law, name), fit.intervals.get(name)) for name in ("alpha", "beta")]
+    """Return the names of the exponents that the runs of a fit do not determine."""
+    exponents = [(name, getattr(fit.law, name), fit.intervals.get(name)) for name in ("alpha", "beta")]
     return [
         name
-        for name, value, interval in found
+        for name, value, interval in exponents
         if not 0 < value <= STEEPEST or (interval is not None and interval.high - interval.low > WIDEST * value)
     ]
 
@@ -183,8 +186,8 @@ def open_exponents(fit: Fit) -> list[str]:
 def _fit(runs: Floats, draws: int, share: float, seed: int, held: Exponents | None) -> Fit:
     grid = starts(held)
     losses = np.concatenate([objective(part, runs)[0] for part in np.array_split(grid, 45)])
-    best = [_least(grid[place], runs, held) for place in np.argsort(losses, kind="stable")[:POLISHED]]
-    least, theta = min(best, key=lambda found: found[0])
+    best = [_least(grid[index], runs, held) for index in np.argsort(losses, kind="stable")[:POLISHED]]
+    least, theta = min(best, key=lambda minimum: minimum[0])
     random, drawn = np.random.default_rng(seed), []
     for _ in range(draws):
         sample = runs[random.integers(len(runs), size=len(runs))]
@@ -202,15 +205,15 @@ def _number(law: LossLaw, name: str) -> float:
     return float(getattr(law, name))
 
 
-def interval_of(values: Sequence[float], share: float) -> Interval:
-    """What holds `share` of the values, as much being left out above as below."""
+def interval_of(values: Sequence[float], share: float) -> BootstrapInterval:
+    """Return the central interval that contains `share` of the values."""
     low, high = np.quantile(values, [(1 - share) / 2, (1 + share) / 2]).tolist()
-    return Interval(low, high)
+    return BootstrapInterval(low, high)
 
 
-def _checked(measured: Sequence[Measured]) -> Floats:
-    values = np.array([(one.params, one.tokens, one.loss) for one in measured], np.float64).reshape(-1, 3)
-    wrong = [f"run {place}: {one}" for place, one in enumerate(values.tolist(), 1) if not _positive(one)]
+def _checked(measured: Sequence[MeasuredLoss]) -> Floats:
+    values = np.array([(run.params, run.tokens, run.loss) for run in measured], np.float64).reshape(-1, 3)
+    wrong = [f"run {number}: {row}" for number, row in enumerate(values.tolist(), 1) if not _positive(row)]
     if wrong:
         raise ConfigError(
             f"fit-scaling: expected parameters, tokens and a loss above 0 for every run, got {'; '.join(wrong[:5])}. "
@@ -219,10 +222,10 @@ def _checked(measured: Sequence[Measured]) -> Floats:
     for name, column in (("sizes", 0), ("numbers of tokens", 1)):
         if len(set(values[:, column].tolist())) < 2:
             raise ConfigError(
-                f"fit-scaling: expected runs of several {name}, got {len(set(values[:, column]))}. Add some."
+                f"fit-scaling: expected runs of several {name}, got {len(set(values[:, column]))}. Add more runs."
             )
     if len(values) < FEWEST_RUNS:
-        raise ConfigError(f"fit-scaling: expected at least {FEWEST_RUNS} runs, got {len(values)}. Add some.")
+        raise ConfigError(f"fit-scaling: expected at least {FEWEST_RUNS} runs, got {len(values)}. Add more runs.")
     return np.log(values)
 
 

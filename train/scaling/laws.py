@@ -1,7 +1,7 @@
-"""Compute-optimal sizes by every published law: N parameters and D tokens for C FLOPs, N for D, and D for N.
+"""Published scaling laws: the compute-optimal N parameters and D tokens for C FLOPs, N for D, and D for N.
 
-The laws disagree by several times far from where they were fitted, so a plan shows all of them beside the one it goes
-by. They count N in two ways, which `counts` says: with the embeddings, or without.
+Far from where they were fitted, the laws disagree by several times, so a plan shows all of them. They count N with the
+embeddings or without, as `counts` states. The file ends with sizes that also account for the cost of inference.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from schemas.errors import ConfigError
 
 Counts = Literal["all", "body"]
-"""Whether N has the embeddings in it ("all") or leaves them out ("body")."""
+"""The counting rule of N: with embeddings ("all") or without ("body")."""
 
 PF_DAY = 8.64e19
 """One PFLOP/s for a day [FLOPs]."""
@@ -19,7 +19,7 @@ PF_DAY = 8.64e19
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a budget is spent on."""
+    """Parameters and tokens that a budget is spent on."""
 
     params: float
     """N, counted as the law counts."""
@@ -33,7 +33,7 @@ class Allocation:
 
 
 class Law(Protocol):
-    """A rule that says which N and D belong together."""
+    """A scaling law that relates N and D."""
 
     @property
     def name(self) -> str:
@@ -49,16 +49,16 @@ class Law(Protocol):
 
     @property
     def counts(self) -> Counts:
-        """How it counts N."""
+        """Counting rule of N."""
 
     def for_compute(self, compute: float) -> Allocation:
-        """The best N and D for `compute` [FLOPs]."""
+        """Return the optimal N and D for `compute` [FLOPs]."""
 
     def for_tokens(self, tokens: float) -> Allocation:
-        """The N that D = `tokens` are best for."""
+        """Return the N for which D = `tokens` is optimal."""
 
     def for_params(self, params: float) -> Allocation:
-        """The D that N = `params` are best trained on."""
+        """Return the optimal D for N = `params`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LossLaw:
     name: str
     source: str
     floor: float
-    """E, the loss of a model without bounds [nats/token]."""
+    """E, the irreducible loss [nats/token]."""
     a: float
     """A."""
     b: float
@@ -88,35 +88,35 @@ class LossLaw:
 
     @property
     def scale(self) -> float:
-        """G = (alpha·A / (beta·B))^(1 / (alpha + beta)), by which N is greater than its power of C / 6."""
+        """G = (alpha·A / (beta·B))^(1 / (alpha + beta)), the factor of N = G · (C / 6)^exponent."""
         return math.pow(self.alpha * self.a / (self.beta * self.b), 1 / (self.alpha + self.beta))
 
     @property
     def exponent(self) -> float:
-        """The exponent of C in the best N; that of D is what is left of 1."""
+        """The exponent of C in the optimal N; that of D is 1 minus it."""
         return self.beta / (self.alpha + self.beta)
 
     def loss(self, params: float, tokens: float) -> float:
-        """L(N, D) [nats/token]."""
+        """Return L(N, D) [nats/token]."""
         return self.floor + self.a * math.pow(params, -self.alpha) + self.b * math.pow(tokens, -self.beta)
 
     def for_compute(self, compute: float) -> Allocation:
-        """The N and D of the lowest loss for `compute` [FLOPs]."""
+        """Return the N and D of the lowest loss for `compute` [FLOPs]."""
         params = self.scale * math.pow(compute / 6, self.exponent)
         return Allocation(params, compute / 6 / params)
 
     def for_tokens(self, tokens: float) -> Allocation:
-        """The N that D = `tokens` are best for."""
+        """Return the N for which D = `tokens` is optimal."""
         return self.for_compute(6 * math.pow(tokens * self.scale, 1 / (1 - self.exponent)))
 
     def for_params(self, params: float) -> Allocation:
-        """The D that N = `params` are best trained on."""
+        """Return the optimal D for N = `params`."""
         return self.for_compute(6 * math.pow(params / self.scale, 1 / self.exponent))
 
 
 @dataclass(frozen=True)
-class PowerLaw:
-    """N = n·C^a and D = d·C^b, fitted one by one: 6ND need not be C."""
+class ComputePowerLaw:
+    """N = n·C^a and D = d·C^b, fitted separately: 6ND may differ from C."""
 
     name: str
     source: str
@@ -126,7 +126,7 @@ class PowerLaw:
     b: float
     counts: Counts = "all"
     unit: float = 1.0
-    """What C is counted in [FLOPs]."""
+    """Unit of C [FLOPs]."""
 
     @property
     def formula(self) -> str:
@@ -135,22 +135,22 @@ class PowerLaw:
         return f"N = {self.n:.4g}·C^{self.a:.4g}, D = {self.d:.4g}·C^{self.b:.4g}{where}"
 
     def for_compute(self, compute: float) -> Allocation:
-        """The best N and D for `compute` [FLOPs]."""
+        """Return the optimal N and D for `compute` [FLOPs]."""
         budget = compute / self.unit
         return Allocation(self.n * math.pow(budget, self.a), self.d * math.pow(budget, self.b))
 
     def for_tokens(self, tokens: float) -> Allocation:
-        """The N that D = `tokens` are best for."""
+        """Return the N for which D = `tokens` is optimal."""
         return Allocation(self.n * math.pow(tokens / self.d, self.a / self.b), tokens)
 
     def for_params(self, params: float) -> Allocation:
-        """The D that N = `params` are best trained on."""
+        """Return the optimal D for N = `params`."""
         return Allocation(params, self.d * math.pow(params / self.n, self.b / self.a))
 
 
 @dataclass(frozen=True)
 class TokensLaw:
-    """D = d·C^b, and N is what 6ND = C leaves."""
+    """D = d·C^b, and N follows from 6ND = C."""
 
     name: str
     source: str
@@ -164,16 +164,16 @@ class TokensLaw:
         return f"D = {self.d:.4g}·C^{self.b:.4g}, N = C / 6D"
 
     def for_compute(self, compute: float) -> Allocation:
-        """The best N and D for `compute` [FLOPs]."""
+        """Return the optimal N and D for `compute` [FLOPs]."""
         tokens = self.d * math.pow(compute, self.b)
         return Allocation(compute / 6 / tokens, tokens)
 
     def for_tokens(self, tokens: float) -> Allocation:
-        """The N that D = `tokens` are best for."""
+        """Return the N for which D = `tokens` is optimal."""
         return self.for_compute(math.pow(tokens / self.d, 1 / self.b))
 
     def for_params(self, params: float) -> Allocation:
-        """The D that N = `params` are best trained on."""
+        """Return the optimal D for N = `params`."""
         # C = 6ND and D = d·C^b: D^(1 - b) = d·(6N)^b.
         tokens = math.pow(self.d * math.pow(6 * params, self.b), 1 / (1 - self.b))
         return Allocation(params, tokens)
@@ -181,7 +181,7 @@ class TokensLaw:
 
 @dataclass(frozen=True)
 class RatioLaw:
-    """D = r·N, N from 6ND = C."""
+    """D = r·N, and N follows from 6ND = C."""
 
     ratio: float
     source: str
@@ -198,29 +198,30 @@ class RatioLaw:
         return f"D = {self.ratio:g}·N, C = 6ND"
 
     def for_compute(self, compute: float) -> Allocation:
-        """The N and D for `compute` [FLOPs]."""
+        """Return the N and D for `compute` [FLOPs]."""
         return self.for_params(math.sqrt(compute / 6 / self.ratio))
 
     def for_tokens(self, tokens: float) -> Allocation:
-        """The N for D = `tokens`."""
+        """Return the N for D = `tokens`."""
         return Allocation(tokens / self.ratio, tokens)
 
     def for_params(self, params: float) -> Allocation:
-        """The D for N = `params`."""
+        """Return the D for N = `params`."""
         return Allocation(params, self.ratio * params)
 
 
 HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556"
 
-APPROACH_1 = PowerLaw(
+APPROACH_1 = ComputePowerLaw(
     "Hoffmann, approach 1", f"{HOFFMANN}, Table 3 (our fit of it)", 0.09916, 0.498099, 1.69608, 0.501854
 )
-"""Minimum over training curves. The paper prints a table and not the law: log-log fit of it, 6ND within 0.5 % of C."""
+"""Minimum over training curves. The paper prints a table, not the law: this is a log-log fit of it, with 6ND within 0.5
+% of C."""
 
-APPROACH_2 = PowerLaw(
+APPROACH_2 = ComputePowerLaw(
     "Hoffmann, approach 2", f"{HOFFMANN}, Table A3 (our fit of it)", 0.14488, 0.489942, 1.15276, 0.51002
 )
-"""IsoFLOP profiles; a fit of the paper's table likewise."""
+"""IsoFLOP profiles; also a fit of the paper's table."""
 
 APPROACH_3 = LossLaw(
     name="Hoffmann, approach 3",
@@ -236,7 +237,7 @@ APPROACH_3 = LossLaw(
 APPROACH_3_ROUNDED = LossLaw(
     "Hoffmann, approach 3 as printed", f"{HOFFMANN}, equation 10", 1.69, 406.4, 410.7, 0.34, 0.28
 )
-"""The five numbers as the paper prints them: a fifth fewer parameters at Chinchilla's budget. For comparison alone."""
+"""The five numbers as the paper prints them: a fifth fewer parameters at Chinchilla's budget. For comparison only."""
 
 BESIROGLU = LossLaw(
     name="Besiroglu",
@@ -247,72 +248,73 @@ BESIROGLU = LossLaw(
     alpha=0.34781,
     beta=0.36585,
 )
-"""Approach 3 fitted anew to the points read off the paper's figure."""
+"""A refit of approach 3 to the points of the paper's figure."""
 
-KAPLAN = PowerLaw(
+KAPLAN = ComputePowerLaw(
     "Kaplan", "Kaplan et al. 2020, arXiv 2001.08361, appendix A, table 6", 1.3e9, 0.73, 2e10, 0.27, "body", PF_DAY
 )
 
-DEEPSEEK = PowerLaw(
+DEEPSEEK = ComputePowerLaw(
     "DeepSeek", "Bi et al. 2024, arXiv 2401.02954, section 3.2 (N = M / 6)", 0.1715 / 6, 0.5243, 5.8316, 0.4757, "body"
 )
-"""It counts M, the FLOPs of a token without embeddings, attention included; N here is M / 6."""
+"""The paper uses M, the FLOPs per token with attention and without embeddings; N here is M / 6."""
 
 LLAMA_3 = TokensLaw("Llama 3", "Llama Team 2024, arXiv 2407.21783, section 3.2.1", 0.299, 0.537)
 
 TWENTY = RatioLaw(20.0, f"{HOFFMANN}, Table 3, rounded")
 
 LAWS: tuple[Law, ...] = (TWENTY, APPROACH_1, APPROACH_2, APPROACH_3, BESIROGLU, KAPLAN, DEEPSEEK, LLAMA_3)
-"""What a plan shows side by side; the first is what it goes by unless told otherwise."""
+"""Laws that a plan compares; the first is the default."""
 
 
-# Sizes for a model that will be used: the cheapest N and D of a loss, with the tokens it will read and write.
+# Inference-aware sizing: the N and D of a loss with the lowest cost of training and inference.
 #
-# Source: Sardana et al. 2023, arXiv 2401.00448, section 2: least 6·N·D + 2·N·D_inference where L(N, D) is the target.
+# Source: Sardana et al. 2023, arXiv 2401.00448, section 2: minimize 6·N·D + 2·N·D_inference where L(N, D) is the
+# target.
 
 SOURCE = "Sardana et al. 2023, arXiv 2401.00448, section 2"
 STEPS = 200
-"""Halvings of the search, each by the golden ratio: beyond the precision of a float."""
+"""Golden-section steps of the search, enough for the precision of a float."""
 
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A model with what it costs over its life."""
+    """A model size with its cost of training and inference."""
 
     size: Allocation
     loss: float
     """L(N, D) [nats/token]."""
     inference_tokens: float
-    """Tokens that it reads and writes when in use."""
+    """Tokens that the model processes in inference."""
 
     @property
     def compute(self) -> float:
-        """Of training and use [FLOPs]."""
+        """FLOPs of training and inference."""
         return self.size.compute + 2 * self.size.params * self.inference_tokens
 
 
 def tokens_to_reach(law: LossLaw, params: float, loss: float) -> float:
-    """D at which N = `params` reach a loss [nats/token]; infinite if they never do."""
+    """Return the D at which N = `params` reach a loss [nats/token]; infinite if they never do."""
     left = loss - law.floor - law.a * math.pow(params, -law.alpha)
     return math.pow(law.b / left, 1 / law.beta) if left > 0 else math.inf
 
 
 def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime:
-    """The cheapest model of a loss [nats/token] that will see so many tokens in use.
+    """Return the cheapest model that reaches a loss [nats/token], with `inference_tokens` in inference.
 
     Raises ConfigError if no model of the law reaches the loss.
     """
     if loss <= law.floor:
         raise ConfigError(
             f"inference-aware sizing: expected a loss above {law.floor:.4g}, where {law.name}'s law ends, got "
-            f"{loss:.4g}. Ask for a higher one."
+            f"{loss:.4g}. Give a higher loss."
         )
 
     def cost(log_params: float) -> float:
         params = math.exp(log_params)
         return params * (6 * tokens_to_reach(law, params, loss) + 2 * inference_tokens)
 
-    # Between the smallest model that reaches the loss with any number of tokens and one with tokens to spare.
+    # The range runs from the smallest model that can reach the loss to one that needs few tokens.
     low = math.log(law.a / (loss - law.floor)) / law.alpha
     high = low + 2 * math.log(1e6)
     golden = (math.sqrt(5) - 1) / 2

@@ -1,6 +1,6 @@
-"""A law that was fitted to one's own runs: its numbers, how sure they are, and the file that holds them.
+"""An own scaling law, fitted to the user's runs, and its file `law.json`.
 
-The file has the runs too; a plan keeps the law alone, so that it needs no file to be followed again.
+The file holds the law with its intervals, and the runs. A plan stores only the law, so that it needs no file later.
 """
 
 import math
@@ -13,26 +13,26 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.storage import Store
 from train.config.plan import OwnLaw
-from train.scaling.fit import NAMES, Fit, Measured
+from train.scaling.fit import NAMES, Fit, MeasuredLoss
 from train.scaling.laws import LossLaw
 
-FAR = 100.0
-"""Times the compute of the largest run beyond which a law is a guess."""
+MAX_EXTRAPOLATION = 100.0
+"""Multiple of the largest run's compute beyond which the law is unreliable."""
 LEAST_SHARE = 0.05
-"""Where the interval of A or B begins, as a share of the number, below which it may as well be nothing."""
+"""Smallest lower bound of the interval of A or B, as a share of its value; below it, it may be zero."""
 LEAST_FALL = 1.0
-"""What a term must fall by over the runs, in units of their scatter about the law, to be told from nothing."""
+"""Least decrease of a term over the runs, in units of their scatter about the law, for it to be significant."""
 
 
 class _Block(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class Point(_Block):
+class FittedRun(_Block):
     """A run that the law was fitted to."""
 
     run: str
-    """Its folder relative to the run whose ladder it is of, or as it was named."""
+    """Its folder, relative to the run of the ladder, or as it was given."""
     params: float
     """N."""
     tokens: float
@@ -44,112 +44,114 @@ class Point(_Block):
     residual: float
     """ln(loss / fitted)."""
     dataset: str = ""
-    """Digest of its dataset; empty = not known."""
+    """Digest of its dataset; empty = unknown."""
     plan: str = ""
-    """Digest of what decided its weights; empty = not known."""
+    """Digest of everything that determined its weights; empty = unknown."""
 
 
 class LawFile(_Block):
-    """A fitted law with the runs behind it, as `law.json` holds it."""
+    """A fitted law with its runs, the content of `law.json`."""
 
     format_version: Literal[1] = 1
     """Version of this layout."""
     law: OwnLaw
     """The law."""
     how: str
-    """How it was fitted."""
-    points: list[Point]
+    """Description of the fit."""
+    points: list[FittedRun]
     """The runs."""
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """The law that was fitted. Raises ConfigError if it has no best sizes where its own runs are."""
+    """Return the fitted law. Raises ConfigError if it has no optimal sizes in the range of its own runs."""
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
     try:
         sizes = (law.for_compute(own.compute), law.for_tokens(own.tokens), law.for_params(own.params))
-        found = [number for size in sizes for number in (size.params, size.tokens)]
+        numbers_of_sizes = [number for size in sizes for number in (size.params, size.tokens)]
     except (OverflowError, ZeroDivisionError):
-        found = [math.inf]
-    if not all(0 < number < math.inf for number in found):
+        numbers_of_sizes = [math.inf]
+    if not all(0 < number < math.inf for number in numbers_of_sizes):
         raise ConfigError(
-            f"own law: expected best sizes where its {own.num_runs} runs are, got none: {law.formula}. Fit it again."
+            f"own law: expected best sizes where its {own.num_runs} runs are, got none: {law.formula}. "
+            "Fit it again with more runs."
         )
     return law
 
 
-def law_file(fit: Fit, measured: Sequence[Measured], share: float, how: str) -> LawFile:
-    """What is to be written of a fit. Raises ConfigError if its numbers are those of no law."""
-    law, datasets = fit.law, {one.dataset for one in measured}
-    points = [_point(one, law) for one in measured]
+def law_file(fit: Fit, measured: Sequence[MeasuredLoss], share: float, how: str) -> LawFile:
+    """Return the content of the law file of a fit. Raises ConfigError if its numbers are not valid for a law."""
+    law, datasets = fit.law, {run.dataset for run in measured}
+    points = [_point(run, law) for run in measured]
     try:
         own = OwnLaw(
             **{name: getattr(law, name) for name in NAMES},
             counts=law.counts,
             held=("alpha", "beta") if fit.held else (),
             held_from=fit.held.source if fit.held else "",
-            intervals={name: (found.low, found.high) for name, found in fit.intervals.items()},
+            intervals={name: (interval.low, interval.high) for name, interval in fit.intervals.items()},
             share=share,
             num_runs=fit.num_runs,
             deviation=math.sqrt(math.fsum(point.residual**2 for point in points) / len(points)),
             dataset=datasets.pop() if len(datasets) == 1 else "",
-            params=max(one.params for one in measured),
-            tokens=max(one.tokens for one in measured),
-            compute=max(6 * one.params * one.tokens for one in measured),
+            params=max(run.params for run in measured),
+            tokens=max(run.tokens for run in measured),
+            compute=max(6 * run.params * run.tokens for run in measured),
         )
     except ValidationError as error:
-        raise ConfigError(f"the fit: expected numbers of a law, {_wrong(error)}. Add runs.") from error
+        raise ConfigError(f"the fit: expected the parameters of a law, got {_wrong(error)}. Add runs.") from error
     return LawFile(law=own, how=how, points=points)
 
 
-def _point(one: Measured, law: LossLaw) -> Point:
-    fitted = law.loss(one.params, one.tokens)
-    return Point(
-        run=one.run,
-        params=one.params,
-        tokens=one.tokens,
-        loss=one.loss,
+def _point(run: MeasuredLoss, law: LossLaw) -> FittedRun:
+    fitted = law.loss(run.params, run.tokens)
+    return FittedRun(
+        run=run.run,
+        params=run.params,
+        tokens=run.tokens,
+        loss=run.loss,
         fitted=fitted,
-        residual=math.log(one.loss / fitted),
-        dataset=one.dataset,
-        plan=one.plan,
+        residual=math.log(run.loss / fitted),
+        dataset=run.dataset,
+        plan=run.plan,
     )
 
 
-def write_law(place: str, found: LawFile) -> None:
-    """Write a law to a file. Raises ConfigError if its runs do not say what size or length is worth."""
-    law = found.law
+def write_law(path: str, content: LawFile) -> None:
+    """Write a law to a file. Raises ConfigError if its runs do not determine the effect of size or length."""
+    law = content.law
     falls = {
-        "a": law.a * _spread([point.params for point in found.points], law.alpha),
-        "b": law.b * _spread([point.tokens for point in found.points], law.beta),
+        "a": law.a * _spread([point.params for point in content.points], law.alpha),
+        "b": law.b * _spread([point.tokens for point in content.points], law.beta),
     }
-    scatter = law.deviation * min(point.fitted for point in found.points)
-    for name, what, more in (("a", "N", "size"), ("b", "D", "length")):
+    scatter = law.deviation * min(point.fitted for point in content.points)
+    for name, variable, more in (("a", "N", "size"), ("b", "D", "length")):
         low = law.intervals.get(name, (math.inf, math.inf))[0]
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
-                f"{place}: expected runs whose loss falls with {what}, got {name} = {getattr(found.law, name):.3g} "
-                f"({found.law.interval(name)}): no plan can go by such a law, and none is written. Fit it to runs that "
+                f"{path}: expected runs whose loss falls with {variable}, got {name} = {getattr(law, name):.3g} "
+                f"({law.interval(name)}): no plan can follow such a law, and none is written. Fit it to runs that "
                 f"differ more in {more} and see more tokens."
             )
-    folder, name = _placed(place)
-    folder.write_atomic(name, canonical_json(found.model_dump(mode="json")))
+    folder, name = _split_path(path)
+    folder.write_atomic(name, canonical_json(content.model_dump(mode="json")))
 
 
 def _spread(sizes: Sequence[float], exponent: float) -> float:
-    """What the smallest of the runs is above the largest, in the term of a law, by its factor."""
+    """Return the difference of a law's term between the smallest and the largest run, without its factor."""
     return float(min(sizes) ** -exponent - max(sizes) ** -exponent)
 
 
-def read_law(place: str, named: str = "plan.law_file =") -> LawFile:
-    """The law of a file. Raises ConfigError, by the setting or flag that named it, if no plan could follow it."""
-    folder, name = _placed(place)
-    where = f"{named} {place}"
+def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
+    """Return the law of a file. Raises ConfigError if it is invalid; `named`: the setting or flag that gave the
+    path."""
+    folder, name = _split_path(path)
+    where = f"{named} {path}"
     if not folder.exists(name):
         raise ConfigError(f"{where}: expected a fitted law, got no such file. Make it with `penstock ladder`.")
     try:
         raw = folder.read_json(name)
-    except (ContractError, ValueError, OSError) as error:  # bytes that are no text are a ValueError
+    except (ContractError, ValueError, OSError) as error:  # invalid UTF-8 raises a ValueError
         raise ConfigError(f"{where}: expected JSON, got {error}. Fit it again.") from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != 1:
@@ -158,26 +160,26 @@ def read_law(place: str, named: str = "plan.law_file =") -> LawFile:
             "`penstock ladder` or `penstock fit-scaling`."
         )
     try:
-        found = LawFile.model_validate(raw)
-        law_in(found.law)
-        return found
+        content = LawFile.model_validate(raw)
+        law_in(content.law)
+        return content
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
-        raise ConfigError(f"{where}: expected a law, {_wrong(error)}. Fit it again.") from error
+        raise ConfigError(f"{where}: expected a law, got {_wrong(error)}. Fit it again.") from error
 
 
 def _wrong(error: ValidationError) -> str:
-    """What a law has that it should not have."""
-    found = [
-        f"{'.'.join(str(part) for part in one['loc'])}: {one['msg'].removeprefix('Value error, ')}"
-        + (f" ({one['input']!r})" if not isinstance(one["input"], dict) else "")
-        for one in error.errors()
+    """Return the first five problems of a validation error, with the invalid values."""
+    problems = [
+        f"{'.'.join(str(key) for key in problem['loc'])}: {problem['msg'].removeprefix('Value error, ')}"
+        + (f" ({problem['input']!r})" if not isinstance(problem["input"], dict) else "")
+        for problem in error.errors()
     ]
-    return f"found {'; '.join(found[:5])}"
+    return "; ".join(problems[:5])
 
 
-def _placed(place: str) -> tuple[Store, str]:
-    """Folder and name of a file, local or not."""
-    parent, _, name = place.rpartition("/")
-    return Store(parent or ("/" if place.startswith("/") else ".")), name
+def _split_path(path: str) -> tuple[Store, str]:
+    """Return folder and name of a file, local or remote."""
+    parent, _, name = path.rpartition("/")
+    return Store(parent or ("/" if path.startswith("/") else ".")), name

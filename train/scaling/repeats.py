@@ -1,7 +1,7 @@
-"""What repeated tokens are worth, and parameters in excess of what unique tokens carry: the data-constrained law.
+"""The data-constrained scaling law: the worth of repeated tokens and of excess parameters.
 
 Source: Muennighoff et al. 2023, arXiv 2305.16264, section 3 and appendix A; 182 runs of 7 million to 9 billion
-parameters and 1 to 500 epochs. Up to 4 epochs are nearly as good as new tokens; behind some 40 nothing is left to gain.
+parameters and 1 to 500 epochs. Up to 4 epochs are nearly as good as new tokens; after some 40 nothing is left to gain.
 """
 
 import math
@@ -13,13 +13,13 @@ from train.scaling.laws import LossLaw
 SOURCE = "Muennighoff et al. 2023, arXiv 2305.16264, section 3"
 
 LIFE_OF_REPEATS = 15.387756
-"""R*_D: after so many repeats 1 - 1/e of what repeats can give has been given."""
+"""R*_D: the number of repeats after which 1 - 1/e of the possible gain is reached."""
 
 LIFE_OF_EXCESS = 5.309743
-"""R*_N: likewise for parameters beyond those that the unique tokens are best for."""
+"""R*_N: the same for parameters beyond those for which the unique tokens are optimal."""
 
 MOST_EPOCHS = 40
-"""Passes behind which hardly anything is left to gain: by the law, 15.2 of the 16.4 times that all repeats can give."""
+"""Passes after which little is left to gain: by the law they are worth 15.2 of at most 16.4 times the unique tokens."""
 
 SIZES = (7e6, 9e9)
 """Parameters of the smallest and of the largest model that the law was fitted to."""
@@ -33,39 +33,39 @@ LAW = LossLaw(
     alpha=0.3526596,
     beta=0.3526596,
 )
-"""The law of tokens seen once; its exponents were tied, so N in proportion to D is best."""
+"""The law for tokens seen once; its exponents were tied, so N in proportion to D is optimal."""
 
 
 def worth_of_tokens(unique: float, tokens: float) -> float:
-    """D': how many unique tokens `tokens` drawn from `unique` ones are worth, at most 16.4 times the unique ones."""
+    """Return D', the unique tokens that `tokens` drawn from `unique` ones are worth, at most 16.4 times `unique`."""
     repeats = max(0.0, tokens / unique - 1)
     return min(tokens, unique) + unique * LIFE_OF_REPEATS * -math.expm1(-repeats / LIFE_OF_REPEATS)
 
 
 def worth_of_params(unique: float, params: float) -> float:
-    """N': how many parameters `params` are worth where there are `unique` tokens to learn from."""
+    """Return N', the parameters that `params` are worth with `unique` tokens to learn from."""
     carried = LAW.for_tokens(unique).params
     excess = max(0.0, params / carried - 1)
     return min(params, carried) + carried * LIFE_OF_EXCESS * -math.expm1(-excess / LIFE_OF_EXCESS)
 
 
 def expected_loss(params: float, tokens: float, unique: float) -> float:
-    """L(N, D) [nats/token] of `tokens` drawn from `unique` ones, by the law's own corpus (C4) and tokenizer."""
+    """Return L(N, D) [nats/token] of `tokens` drawn from `unique` ones, for the law's corpus (C4) and tokenizer."""
     return LAW.loss(worth_of_params(unique, params), worth_of_tokens(unique, tokens))
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """What a run makes of its data."""
+class RepeatedData:
+    """Token counts of a run that repeats data."""
 
     tokens: float
     """D: tokens of the run."""
     unique: float
-    """U: tokens that differ, of the sources in use."""
+    """U: unique tokens of the sources in use."""
     worth: float
-    """D': tokens that would do as well if all were new."""
+    """D': number of new tokens with the same effect."""
     seen: float
-    """Tokens that differ, of those that are read at all."""
+    """Unique tokens that are read at least once."""
 
     @property
     def epochs(self) -> float:
@@ -74,12 +74,12 @@ class Repeated:
 
     @property
     def share(self) -> float:
-        """What a token is worth of a new one, on average."""
+        """Mean worth of a token relative to a new one."""
         return self.worth / self.tokens
 
 
-def repeated(drawn: Mapping[str, float], unique: Mapping[str, float]) -> Repeated:
-    """What a run makes of sources that are drawn from, and repeated, one by one."""
+def count_repeated_tokens(drawn: Mapping[str, float], unique: Mapping[str, float]) -> RepeatedData:
+    """Return the token counts of a run, with repeats counted for each source."""
     worth = math.fsum(worth_of_tokens(unique[source], tokens) for source, tokens in drawn.items())
     seen = math.fsum(min(unique[source], tokens) for source, tokens in drawn.items())
-    return Repeated(math.fsum(drawn.values()), math.fsum(unique[source] for source in drawn), worth, seen)
+    return RepeatedData(math.fsum(drawn.values()), math.fsum(unique[source] for source in drawn), worth, seen)

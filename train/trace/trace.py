@@ -17,7 +17,7 @@ from train.checkpoint.folder import list_checkpoints
 from train.data.document_index import DocumentIndex, LocatedDocument, Row
 from train.data.order import SampleOrder, Samples
 from train.data.stages import SkipList
-from train.plan.plan import Plan, read_plan, standing_order
+from train.plan.plan import Plan, open_order, read_plan
 
 # Spans of documents in the rows of a step, and documents with all such spans.
 
@@ -247,7 +247,7 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
     dataset = dataset or open_dataset(run)
     plan = plan or read_plan(run, dataset)
     config = plan.settings.train
-    order = standing_order(run, dataset, plan)
+    order = open_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
             f"{run.uri}: expected order {plan.order[:12]}, the order of the plan, got {order.digest[:12]}. Use the "

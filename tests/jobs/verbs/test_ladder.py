@@ -29,11 +29,11 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.plan import PlanConfig
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import read_train_manifest
-from train.plan.ladder import BODY_SHARE, RANGE, Rung, rungs_of, short, sizes_of, smallest_size
+from train.plan.ladder import BODY_SHARE, RANGE, ProxyRun, format_short, plan_proxies, sizes_of, smallest_size
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, read_settings
 from train.scaling import fit
-from train.scaling.fit import PUBLISHED, Measured, fit_law, fit_or_hold, open_exponents
+from train.scaling.fit import PUBLISHED, MeasuredLoss, fit_law, fit_or_hold_exponents, open_exponents
 from train.scaling.laws import LossLaw
 from train.scaling.own_law import LawFile, law_file, law_in, read_law, write_law
 from train.scaling.repeats import worth_of_tokens
@@ -42,14 +42,14 @@ LAW = LossLaw("truth", "", floor=1.9, a=300.0, b=900.0, alpha=0.30, beta=0.28)
 """A law whose exponents are not the published ones."""
 
 
-def grid(noise: float, sizes: int = 5, span: float = 16.0, seed: int = 0) -> list[Measured]:
+def grid(noise: float, sizes: int = 5, span: float = 16.0, seed: int = 0) -> list[MeasuredLoss]:
     """A ladder's runs whose losses follow LAW up to a share of noise."""
     random = np.random.default_rng(seed)
     runs = []
     for params in np.geomspace(1e6, 1e6 * span, sizes).tolist():
         for tokens in np.geomspace(80 * params / RANGE, 80 * params, 3).tolist():
             loss = LAW.loss(params, tokens) * math.exp(random.normal() * noise)
-            runs.append(Measured(params, tokens, loss, f"n{params:.0f}", "d" * 64, "p" * 64))
+            runs.append(MeasuredLoss(params, tokens, loss, f"n{params:.0f}", "d" * 64, "p" * 64))
     return runs
 
 
@@ -57,7 +57,7 @@ def grid(noise: float, sizes: int = 5, span: float = 16.0, seed: int = 0) -> lis
 
 
 def test_a_ladder_without_much_noise_gives_its_own_exponents() -> None:
-    result = fit_or_hold(grid(0.0005), draws=30, share=0.9)
+    result = fit_or_hold_exponents(grid(0.0005), draws=30, share=0.9)
     assert result.held is None
     for name in ("floor", "alpha", "beta"):
         interval = result.intervals[name]
@@ -69,7 +69,7 @@ def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     """The rest still follows the runs: over them, the law is off by no more than the noise."""
     runs = grid(0.03, sizes=3, span=4.0)
     assert set(open_exponents(fit_law(runs, 30))) & {"alpha", "beta"}
-    result = fit_or_hold(runs, draws=30, share=0.9)
+    result = fit_or_hold_exponents(runs, draws=30, share=0.9)
     assert result.held == PUBLISHED
     assert (result.law.alpha, result.law.beta) == (PUBLISHED.alpha, PUBLISHED.beta)
     assert set(result.intervals) == {"floor", "a", "b"}
@@ -87,7 +87,7 @@ def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
 def test_the_rule_on_both_sides(width: float, alpha: float, is_open: bool) -> None:
     """An exponent of 0.3 is open from an interval of 0.15 on."""
     law = LossLaw("", "", 1.0, 1.0, 1.0, alpha, 0.3)
-    intervals = {"alpha": fit.Interval(alpha, alpha + width), "beta": fit.Interval(0.28, 0.32)}
+    intervals = {"alpha": fit.BootstrapInterval(alpha, alpha + width), "beta": fit.BootstrapInterval(0.28, 0.32)}
     assert open_exponents(fit.Fit(law, 0.0, intervals, 9)) == (["alpha"] if is_open else [])
     assert open_exponents(fit.Fit(LossLaw("", "", 1.0, 1.0, 1.0, 0.3, 0.3), 0.0, {}, 9)) == []
 
@@ -96,10 +96,10 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
     """Whose exponents are held, for the free fit makes N's as steep as it can."""
     random = np.random.default_rng(0)
     runs = [
-        Measured(n, d, 2 + 60 * d**-0.3 * math.exp(random.normal() * 0.01))
+        MeasuredLoss(n, d, 2 + 60 * d**-0.3 * math.exp(random.normal() * 0.01))
         for n, d in ((one.params, one.tokens) for one in grid(0.0))
     ]
-    result = fit_or_hold(runs, draws=30, share=0.9)
+    result = fit_or_hold_exponents(runs, draws=30, share=0.9)
     assert result.held == PUBLISHED
     with pytest.raises(ConfigError, match=r"expected runs whose loss falls with N, got a = .* none is written"):
         write_law(str(tmp_path / "law.json"), law_file(result, runs, 0.9, ""))
@@ -109,7 +109,7 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
 def test_a_term_that_is_sure_to_be_nothing_makes_no_law(tmp_path: Path) -> None:
     """An interval may be narrow around nothing: what counts is what the term falls by, beside the scatter."""
     runs = grid(0.003)
-    good = law_file(fit_or_hold(runs, draws=20, share=0.9), runs, 0.9, "")
+    good = law_file(fit_or_hold_exponents(runs, draws=20, share=0.9), runs, 0.9, "")
     write_law(str(tmp_path / "law.json"), good)
     nothing = 3.6e-46
     law = good.law.model_copy(update={"a": nothing, "intervals": good.law.intervals | {"a": (nothing, nothing)}})
@@ -130,7 +130,7 @@ def test_sizes_and_lengths_lie_evenly_by_ratio() -> None:
     assert sizes_of(1e6, 8e6, 4, 1e9) == [1_000_000, 2_000_000, 4_000_000, 8_000_000]
     assert sizes_of(1e6, None, 3, 2e7) == [1_000_000, 2_000_000, 4_000_000]
     assert sizes_of(1e6, None, 3, 1.6e9)[-1] == 10_000_000  # an eighth of what 20 tokens per parameter ask for
-    rungs = rungs_of({1_000_000: 1_048_576, 2_000_000: 2_000_000}, 3, 1e8)
+    rungs = plan_proxies({1_000_000: 1_048_576, 2_000_000: 2_000_000}, 3, 1e8)
     assert [(rung.params, rung.tokens) for rung in rungs] == [
         (1_048_576, 5_242_880),
         (1_048_576, 20_971_520),
@@ -146,7 +146,7 @@ def test_sizes_and_lengths_lie_evenly_by_ratio() -> None:
     ("number", "text"), [(950, "950"), (999.6, "1k"), (1500, "1.5k"), (1_263_616, "1.26M"), (2e9, "2G"), (3e12, "3T")]
 )
 def test_numbers_in_names(number: float, text: str) -> None:
-    assert short(number) == text
+    assert format_short(number) == text
 
 
 @pytest.mark.parametrize("vocab_size", [4096, 32_000])
@@ -390,8 +390,8 @@ def fitted(dataset: Path) -> LawFile:
     digest = open_dataset(Store(str(dataset))).digest
     law = LossLaw("", "", 1.0, 40.0, 120.0, 0.35, 0.40)
     lengths = np.geomspace(1e5, 4e6, 4).tolist()
-    runs = [Measured(n, d, law.loss(n, d), "", digest, "") for n in (3e4, 6e4, 1e5) for d in lengths]
-    return law_file(fit_or_hold(runs, 20, 0.9), runs, 0.9, "synthetic")
+    runs = [MeasuredLoss(n, d, law.loss(n, d), "", digest, "") for n in (3e4, 6e4, 1e5) for d in lengths]
+    return law_file(fit_or_hold_exponents(runs, 20, 0.9), runs, 0.9, "synthetic")
 
 
 @pytest.fixture
@@ -534,4 +534,4 @@ def test_a_law_and_its_file_want_each_other(
 
 
 def test_a_name_tells_both_numbers() -> None:
-    assert Rung(0, 30_880, 5_056).name == "n30.9k-d5.06k"
+    assert ProxyRun(0, 30_880, 5_056).name == "n30.9k-d5.06k"

@@ -14,17 +14,17 @@ from schemas.mix import mix_toml, read_mix
 from tests.support.measured_runs import STEPS, measured, run_of
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.data.order import block_counts
-from train.mix.measured import fit_power_law, learning_of, level_at_end, measured_run
+from train.mix.measured import final_loss, fit_power_law, learning_of, measured_run
 from train.mix.suggest import (
     UNITS,
-    bounded,
     by_excess,
     by_learning,
+    clip_shares,
     most_passes,
-    rounded,
+    round_shares,
+    significant_figures,
     suggest_by_law,
     suggest_by_reference,
-    told_apart,
     worth_of_pass,
 )
 from train.scaling.repeats import worth_of_tokens
@@ -33,13 +33,13 @@ from train.scaling.repeats import worth_of_tokens
 
 
 def test_a_level_is_the_end_of_a_line_through_the_last_points() -> None:
-    level = level_at_end([1, 2, 3, 4, 5, 6], [99, 5, 4, 3, 2, 1])
+    level = final_loss([1, 2, 3, 4, 5, 6], [99, 5, 4, 3, 2, 1])
     assert (level.value, level.error, level.points) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-12), 5)
 
 
 def test_the_error_of_a_level_is_that_of_the_line_at_its_end() -> None:
     """x̄ = 1.5, Sxx = 5, slope -1/5, squares left 0.8, so s² = 0.4 and error² = 0.4·(1/4 + 1.5²/5) = 0.28."""
-    level = level_at_end([0, 1, 2, 3], [1, 0, 1, 0])
+    level = final_loss([0, 1, 2, 3], [1, 0, 1, 0])
     assert level.value == pytest.approx(0.5 - 0.3)
     assert level.error == pytest.approx(math.sqrt(0.28))
 
@@ -92,12 +92,12 @@ def test_the_error_of_a_speed_is_its_spread_over_samples() -> None:
 @pytest.mark.parametrize(("error", "apart"), [(0.235, {"a", "b"}), (0.236, set())])
 def test_noise_is_that_of_the_difference_from_the_mean(error: float, apart: set[str]) -> None:
     """Mean 1/2, so both are 1/2 away; the error of that is error / √2, three of which are 1/2 at 0.2357."""
-    found = told_apart({"a": 1.0, "b": 0.0}, dict.fromkeys("ab", error), dict.fromkeys("ab", 0.5))
+    found = significant_figures({"a": 1.0, "b": 0.0}, dict.fromkeys("ab", error), dict.fromkeys("ab", 0.5))
     assert found.keys() == apart
 
 
 def test_equal_figures_are_not_told_apart_however_sure() -> None:
-    assert told_apart({"a": 0.1 + 0.2, "b": 0.3}, dict.fromkeys("ab", 0.0), {"a": 0.9, "b": 0.1}) == {}
+    assert significant_figures({"a": 0.1 + 0.2, "b": 0.3}, dict.fromkeys("ab", 0.0), {"a": 0.9, "b": 0.1}) == {}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_passes_that_are_worth_it(max_epochs: float, most: float) -> None:
     ],
 )
 def test_what_is_cut_off_goes_to_the_others(limits: tuple[float, ...], expected: tuple[float, ...]) -> None:
-    found = bounded({"a": 0.6, "b": 0.3, "c": 0.1}, dict(zip("abc", limits, strict=True)))
+    found = clip_shares({"a": 0.6, "b": 0.3, "c": 0.1}, dict(zip("abc", limits, strict=True)))
     assert list(found.values()) == pytest.approx(expected)
 
 
@@ -156,25 +156,25 @@ def test_bounded_shares_add_up_and_keep_their_limits(parts: list[tuple[float, fl
     total = math.fsum(share for share, _ in parts)
     shares = {str(i): share / total for i, (share, _) in enumerate(parts)}
     limits = {str(i): limit for i, (_, limit) in enumerate(parts)}
-    found = bounded(shares, limits)
+    found = clip_shares(shares, limits)
     assert math.fsum(found.values()) == pytest.approx(1)
     if math.fsum(limits.values()) > 1:
         assert all(found[name] <= limits[name] + 1e-12 for name in found)
 
 
 def test_shares_are_rounded_to_what_a_block_holds() -> None:
-    assert rounded({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, ()) == {"a": 0.33334, "b": 0.33334, "c": 0.33332}
+    assert round_shares({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, ()) == {"a": 0.33334, "b": 0.33334, "c": 0.33332}
     for full in ((), {"b"}, {"a", "b"}):
-        assert rounded({"a": 1 / 3, "b": 2 / 3}, full) == {"a": 0.33334, "b": 0.66666}
-    assert rounded({"a": 1 / 3, "b": 2 / 3}, {"a"}) == {"a": 0.33332, "b": 0.66668}
-    assert rounded({"a": 1e-9, "b": 1 - 1e-9, "c": 0.0}, ()) == {"a": 2e-5, "b": 0.99998, "c": 0.0}
+        assert round_shares({"a": 1 / 3, "b": 2 / 3}, full) == {"a": 0.33334, "b": 0.66666}
+    assert round_shares({"a": 1 / 3, "b": 2 / 3}, {"a"}) == {"a": 0.33332, "b": 0.66668}
+    assert round_shares({"a": 1e-9, "b": 1 - 1e-9, "c": 0.0}, ()) == {"a": 2e-5, "b": 0.99998, "c": 0.0}
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12).filter(lambda found: sum(found) > 1e-3), st.integers(0, 4095))
 def test_rounded_shares_are_exact_in_a_block(values: list[float], full: int) -> None:
     total = math.fsum(values)
     shares = {str(i): value / total for i, value in enumerate(values)}
-    found = rounded(shares, {name for name in shares if full >> int(name) & 1})
+    found = round_shares(shares, {name for name in shares if full >> int(name) & 1})
     assert sum(round(share * UNITS) for share in found.values()) == UNITS
     assert all((found[name] > 0) == (share > 0) for name, share in shares.items())
     counts = block_counts(found)
@@ -265,7 +265,9 @@ def test_equal_speeds_leave_the_shares(tmp_path: Path) -> None:
 def test_a_given_exponent_needs_fewer_points(tmp_path: Path) -> None:
     curves = {"web": falling(3, 1, 0.3), "books": falling(1, 0.1, 0.3)}
     run = measured(tmp_path / "run", curves, train={"eval_every": 25})
-    with pytest.raises(ConfigError, match=r"at least 6 held-out losses .* found 4 of books, 4 of web; .*eval_every=8"):
+    with pytest.raises(
+        ConfigError, match=r"at least 6 held-out losses .* got 4 of books, 4 of web\. Train .*eval_every=8"
+    ):
         suggest_by_law(run)
     mix = suggest_by_law(run, 0.3, "of a ladder")
     assert "a = 0.3 of the law of a ladder" in mix.reference
@@ -308,7 +310,7 @@ def test_what_is_not_held_out_is_compared_by_its_training_losses(tmp_path: Path)
     assert books.why.startswith("training loss 2.9997, in the reference 2.4997: ")
     assert "(nothing of it is held out)" in books.why
     assert (books.evidence["is_heldout"], books.evidence["measurements"]) == (0, 10)
-    with pytest.raises(ConfigError, match=r"found 0 of books; .* hold documents of every source out, or compare with"):
+    with pytest.raises(ConfigError, match=r"got 0 of books\. .* hold documents of every source out, or compare with"):
         suggest_by_law(run)
 
 
@@ -341,21 +343,21 @@ def test_passes_are_those_of_the_plan(tmp_path: Path, packing: str) -> None:
 
 
 def test_runs_that_say_nothing_of_a_mix(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="found one in use: web; there is nothing to mix"):
+    with pytest.raises(ConfigError, match=r"got one in use: web\. Give"):
         measured_run(run_of(tmp_path / "one", {"web": falling(3, 1, 0.3)}))
     curves = {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)}
-    with pytest.raises(ConfigError, match="found one in use: web; books has weight 0, so nothing is known of it"):
+    with pytest.raises(ConfigError, match=r"got one in use: web; books has weight 0, so it was not measured\. Give"):
         measured_run(run_of(tmp_path / "left", curves, train={"weights": {"web": 1, "books": 0}}))
     run = run_of(tmp_path / "run", curves)
     run.delete("train/metrics.jsonl")
-    with pytest.raises(ContractError, match=r"found no step in train/metrics\.jsonl; `penstock train`"):
+    with pytest.raises(ContractError, match=r"got no step in train/metrics\.jsonl\. Run `penstock train`"):
         measured_run(run)
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({}, "the same plan .*: a run says nothing beside itself"),
+        ({}, "the same plan .*: a run cannot be its own reference"),
         ({"train": {"seq_len": 16}}, "train.seq_len = 16, of the run 32"),
         ({"train": {"eval_sequences": 2}}, "another number of them, of books"),
         ({"train": {"document_mask": False}}, "train.document_mask = False, of the run True"),
@@ -418,6 +420,6 @@ def test_what_a_reference_never_read_is_no_measure(tmp_path: Path) -> None:
     run = measured(tmp_path / "three", curves | {"code": falling(2, 1, 0.3)}, documents=three)
     weights = {"train": {"weights": {"web": 1, "books": 1, "code": 0}}}
     other = measured(tmp_path / "other", curves | {"code": falling(4, 1, 0.3)}, documents=three, **weights)
-    with pytest.raises(ConfigError, match="code with weight 0: what was never read is no measure"):
+    with pytest.raises(ConfigError, match="code with weight 0, so it was not measured"):
         suggest_by_reference(run, other)
     assert suggest_by_reference(other, run).sources["code"].share == 0  # the run itself may leave one out

@@ -10,14 +10,14 @@ from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, choose_shape, flops_per_token
 from train.parallel.memory import memory_of_rank
-from train.plan.advice import costs_of_fixed, without
-from train.plan.search.candidates import Split
+from train.plan.advice import costs_of_fixed, without_settings
+from train.plan.search.candidates import LayoutSplit
 from train.plan.search.compute import Compute, loss_bytes_per_logit
 from train.plan.search.devices import Cluster, Device, device_of
 from train.plan.search.search import predict, search
 
 ROWS, LENGTH = 512, 1024
-ONE_RANK = Split("zero2", 1, 1, 1, "heads", 1, 1, "1f1b", 1)
+ONE_RANK = LayoutSplit("zero2", 1, 1, 1, "heads", 1, 1, "1f1b", 1)
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +123,14 @@ def test_what_costs_nothing_is_not_mentioned(gpt: ModelShape) -> None:
 
 def test_settings_are_freed_one_by_one() -> None:
     chosen = settings(layout={"compile": False, "micro_batch": 1}, train={"seq_len": 64})
-    freed = without(chosen, "layout", ("compile",))
+    freed = without_settings(chosen, "layout", ("compile",))
     assert freed is not None
     assert freed.layout.model_dump(exclude_unset=True) == {"micro_batch": 1}
     assert freed.train == chosen.train
-    assert without(chosen, "train", ("precision",)) is None
+    assert without_settings(chosen, "train", ("precision",)) is None
     # What a recipe sets to its default is fixed all the same.
     default = settings(layout={"activation_checkpointing": "none"})
-    freed = without(default, "layout", ("activation_checkpointing", "activation_budget"))
+    freed = without_settings(default, "layout", ("activation_checkpointing", "activation_budget"))
     assert freed is not None
     assert freed.layout.model_fields_set == set()
 

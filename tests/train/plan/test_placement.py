@@ -15,15 +15,15 @@ from train.model.shape import ModelShape
 from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import open_ranks
 from train.plan.make_plan import make_plan
-from train.plan.placement import Here, peak_here, place
-from train.plan.plan import MIN_BLOCKS_HEAD, Plan, check_blocks
+from train.plan.placement import RunDevices, peak_of_devices, resolve_plan
+from train.plan.plan import MIN_BLOCKS_HEAD, Plan, check_document_mask
 from train.pretrain.setup import devices_of
 
-H100 = Here("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
-A100 = Here("cuda", (8, 0), "NVIDIA A100-SXM4-80GB")
-V100 = Here("cuda", (7, 0), "Tesla V100-SXM2-16GB")
-GEFORCE = Here("cuda", (8, 9), "NVIDIA GeForce RTX 4090")
-CPU = Here("cpu")
+H100 = RunDevices("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
+A100 = RunDevices("cuda", (8, 0), "NVIDIA A100-SXM4-80GB")
+V100 = RunDevices("cuda", (7, 0), "Tesla V100-SXM2-16GB")
+GEFORCE = RunDevices("cuda", (8, 9), "NVIDIA GeForce RTX 4090")
+CPU = RunDevices("cpu")
 HEADS = ModelShape(
     vocab_size=512, num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, head_dim=16, d_ffw=96, tie_embeddings=False
 )
@@ -111,14 +111,14 @@ def test_memory_goes_by_the_device() -> None:
 
 
 @pytest.mark.parametrize("here", [H100, A100], ids=lambda here: here.name)
-def test_a_device_of_the_table_has_its_micro_batch_searched_for(tiny: Store, here: Here) -> None:
-    plan, lines = place(planned(tiny), here)
+def test_a_device_of_the_table_has_its_micro_batch_searched_for(tiny: Store, here: RunDevices) -> None:
+    plan, lines = resolve_plan(planned(tiny), here)
     chosen = plan.settings
     assert (chosen.train.precision, chosen.layout.compile) == ("bf16", True)
     assert chosen.layout.micro_batch == 32  # all rows of a model that is so small
     assert chosen.layout.data == "zero3"  # axes are not searched for
     assert lines == []
-    assert place(plan, here) == (plan, [])
+    assert resolve_plan(plan, here) == (plan, [])
 
 
 def test_memory_bounds_what_is_searched_for(tiny: Store) -> None:
@@ -126,40 +126,44 @@ def test_memory_bounds_what_is_searched_for(tiny: Store) -> None:
     whole = memory_of_rank(planned(tiny).shape, settings(layout={"micro_batch": 32}), 1, 64, 32, "cuda").peak
     less = settings(plan={"device_memory": round(0.9 * whole)})
     plan = planned(tiny).model_copy(update={"settings": less})
-    layout = place(plan, H100)[0].settings.layout
+    layout = resolve_plan(plan, H100)[0].settings.layout
     assert (layout.micro_batch or 0) < 32 or layout.activation_checkpointing != "none"
 
 
 def test_what_a_recipe_fixes_is_kept(tiny: Store) -> None:
     fixed = {"micro_batch": 4, "compile": False, "activation_checkpointing": "full"}
-    plan, _ = place(planned(tiny, layout=fixed, train={"seq_len": 64, "global_batch": 32, "precision": "fp16"}), H100)
+    plan, _ = resolve_plan(
+        planned(tiny, layout=fixed, train={"seq_len": 64, "global_batch": 32, "precision": "fp16"}), H100
+    )
     layout = plan.settings.layout
     assert (layout.micro_batch, layout.compile, layout.activation_checkpointing) == (4, False, "full")
     assert plan.settings.train.precision == "fp16"
 
 
 def test_several_ranks_share_a_batch(tiny: Store) -> None:
-    eight = Here("cuda", (9, 0), "NVIDIA H100 80GB HBM3", 8, 8)
-    assert place(planned(tiny), eight)[0].settings.layout.micro_batch == 4
+    eight = RunDevices("cuda", (9, 0), "NVIDIA H100 80GB HBM3", 8, 8)
+    assert resolve_plan(planned(tiny), eight)[0].settings.layout.micro_batch == 4
     pipeline = {"pipeline": 2, "schedule": "1f1b"}
-    found = place(planned(tiny, layout=pipeline), Here("cuda", (9, 0), "NVIDIA H200", 2, 2))[0].settings.layout
+    found = resolve_plan(planned(tiny, layout=pipeline), RunDevices("cuda", (9, 0), "NVIDIA H200", 2, 2))[
+        0
+    ].settings.layout
     assert (found.pipeline, found.schedule) == (2, "1f1b")
     assert found.rows_at_once <= 16  # a micro-batch for each stage
 
 
 def test_an_unknown_device_has_plain_defaults_and_says_so(tiny: Store) -> None:
-    plan, (defaults, mfu) = place(planned(tiny), GEFORCE)
+    plan, (defaults, mfu) = resolve_plan(planned(tiny), GEFORCE)
     assert (plan.settings.train.precision, plan.settings.layout.compile) == ("bf16", True)
     assert plan.settings.layout.micro_batch == 8
     assert defaults.startswith("NVIDIA GeForce RTX 4090: expected a device of the table")
     assert "`penstock calibrate FILE.json`" in defaults
     assert mfu.startswith("MFU is not shown: the peak of NVIDIA GeForce RTX 4090 is not known.")
-    older, _ = place(planned(tiny), V100)
+    older, _ = resolve_plan(planned(tiny), V100)
     assert older.settings.train.precision == "fp16"
 
 
 def test_a_cpu_computes_in_fp32_without_compilation(tiny: Store) -> None:
-    plan, lines = place(planned(tiny), CPU)
+    plan, lines = resolve_plan(planned(tiny), CPU)
     found = plan.settings
     assert (found.train.precision, found.layout.compile, found.layout.micro_batch) == ("fp32", False, 8)
     assert lines == []
@@ -168,31 +172,31 @@ def test_a_cpu_computes_in_fp32_without_compilation(tiny: Store) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])
 def test_an_mfu_is_a_share_of_the_bf16_peak_in_every_precision(precision: str) -> None:
     chosen = settings(train={"precision": precision})
-    assert peak_here(chosen, H100) == 989.4e12
-    assert peak_here(chosen, A100) == 312e12
-    assert peak_here(chosen, GEFORCE) is None
-    assert peak_here(settings(train={"precision": precision, "peak_flops": 2e12}), H100) == 2e12
+    assert peak_of_devices(chosen, H100) == 989.4e12
+    assert peak_of_devices(chosen, A100) == 312e12
+    assert peak_of_devices(chosen, GEFORCE) is None
+    assert peak_of_devices(settings(train={"precision": precision, "peak_flops": 2e12}), H100) == 2e12
     # The plan's device is the better witness, unless the run started on another kind of device.
     named = settings(train={"precision": precision}, cluster={"device": "a100-40gb"})
-    assert peak_here(named, H100) == 312e12
-    assert peak_here(named, CPU) is None
+    assert peak_of_devices(named, H100) == 312e12
+    assert peak_of_devices(named, CPU) is None
 
 
 def test_documents_in_fp32_are_refused_on_a_gpu(tiny: Store) -> None:
     assert MIN_BLOCKS_HEAD == documents.MIN_FLEX_HEAD
     single = {"precision": "fp32"}
     with pytest.raises(ConfigError, match=r"expected 16 bits .* got fp32\. Set train\.precision"):
-        check_blocks(HEADS, settings(train=single), "cuda")
+        check_document_mask(HEADS, settings(train=single), "cuda")
     given = {"seq_len": 64, "global_batch": 32, "precision": "fp32"}
     heads = {"num_layers": 2, "d_model": 64, "num_heads": 4}
     with pytest.raises(ConfigError, match="expected 16 bits"):
-        place(planned(tiny, train=given, plan=heads), H100)
-    check_blocks(HEADS, settings(train=single), "cpu")
-    check_blocks(HEADS, settings(), "cuda")
-    check_blocks(HEADS, settings(train=single | {"document_mask": False}), "cuda")
-    check_blocks(HEADS, settings(train=single, layout={"context": 2, "context_by": "keys"}), "cuda")
-    check_blocks(HEADS.model_copy(update={"positions": "relative"}), settings(train=single), "cuda")
-    check_blocks(HEADS.model_copy(update={"head_dim": 8}), settings(train=single), "cuda")
+        resolve_plan(planned(tiny, train=given, plan=heads), H100)
+    check_document_mask(HEADS, settings(train=single), "cpu")
+    check_document_mask(HEADS, settings(), "cuda")
+    check_document_mask(HEADS, settings(train=single | {"document_mask": False}), "cuda")
+    check_document_mask(HEADS, settings(train=single, layout={"context": 2, "context_by": "keys"}), "cuda")
+    check_document_mask(HEADS.model_copy(update={"positions": "relative"}), settings(train=single), "cuda")
+    check_document_mask(HEADS.model_copy(update={"head_dim": 8}), settings(train=single), "cuda")
 
 
 @pytest.mark.gpu
@@ -201,6 +205,6 @@ def test_a_real_gpu_is_known_by_its_name_and_capability(tiny: Store) -> None:
     with open_ranks() as ranks:
         here = devices_of(ranks)
     assert (here.kind, here.name) == ("cuda", torch.cuda.get_device_name())
-    found = place(planned(tiny), here)[0].settings
+    found = resolve_plan(planned(tiny), here)[0].settings
     assert found == found.for_device("cpu")
     assert found.train.precision == ("bf16" if torch.cuda.get_device_capability() >= (8, 0) else found.train.precision)

@@ -13,8 +13,8 @@ from tests.support.tiny_runs import make_run
 from train.config.settings import load_settings
 from train.plan.make_plan import make_plan
 from train.plan.plan import PLAN_NAME, Plan
-from train.plan.rules import Figure
-from train.plan.text import WIDTH, print_plan, shown
+from train.plan.rules import SourcedFigure
+from train.plan.text import WIDTH, format_value, print_plan
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_every_figure_is_printed_with_its_formula_and_source(plan: Plan) -> None
         assert counted or len(re.findall(rf"\[\d+\] {re.escape(figure.source)}(?= \[|  ADVICE| ADVICE)", plain)) == 1
     for figure in plan.figures:
         if not figure.name.startswith(("memory.", "size.")):
-            assert f"{shown(figure)} {figure.unit} {figure.formula}".replace("  ", " ") in plain, figure.name
+            assert f"{format_value(figure)} {figure.unit} {figure.formula}".replace("  ", " ") in plain, figure.name
 
 
 def test_no_line_is_wider_than_a_terminal(plan: Plan) -> None:
@@ -49,7 +49,7 @@ def test_no_line_is_wider_than_a_terminal(plan: Plan) -> None:
 
 def test_numbers_are_printed_as_people_read_them() -> None:
     def one(value: float, unit: str = "") -> str:
-        return shown(Figure(name="x", value=value, unit=unit, formula="f", source="s"))
+        return format_value(SourcedFigure(name="x", value=value, unit=unit, formula="f", source="s"))
 
     assert [one(1234567), one(80437.2), one(999.4), one(0.0099912)] == ["1,234,567", "80,437", "999", "0.00999"]
     assert one(4.25e11, "FLOPs") == "4.25e+11"

@@ -7,15 +7,15 @@ import pytest
 
 from schemas.errors import ConfigError
 from train.scaling import fit
-from train.scaling.fit import Measured, fit_law, objective, starts
+from train.scaling.fit import MeasuredLoss, fit_law, objective, starts
 from train.scaling.laws import APPROACH_3, BESIROGLU, LossLaw
 
 
-def runs_of(law: LossLaw, number: int, noise: float, seed: int = 1) -> list[Measured]:
+def runs_of(law: LossLaw, number: int, noise: float, seed: int = 1) -> list[MeasuredLoss]:
     """Runs of 40 million to 16 billion parameters whose losses are off by a share of `noise`."""
     random = np.random.default_rng(seed)
     sizes = zip(10 ** random.uniform(7.6, 10.2, number), 10 ** random.uniform(9, 11.5, number), strict=True)
-    return [Measured(n, d, law.loss(n, d) * math.exp(random.normal() * noise)) for n, d in sizes]
+    return [MeasuredLoss(n, d, law.loss(n, d) * math.exp(random.normal() * noise)) for n, d in sizes]
 
 
 def test_the_gradient_is_that_of_the_objective() -> None:
@@ -53,7 +53,7 @@ def test_intervals_hold_the_law_that_noisy_runs_come_from() -> None:
 def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the Huber loss is for; a fit of least squares is the control, and moves far."""
     runs = runs_of(BESIROGLU, 60, 0.002)
-    wild = [*runs[:-3], *(Measured(one.params, one.tokens, one.loss * 1.5) for one in runs[-3:])]
+    wild = [*runs[:-3], *(MeasuredLoss(one.params, one.tokens, one.loss * 1.5) for one in runs[-3:])]
     found = fit_law(wild, draws=0).law
     assert found.floor == pytest.approx(BESIROGLU.floor, rel=0.02)
     assert found.exponent == pytest.approx(BESIROGLU.exponent, abs=0.03)
@@ -66,13 +66,13 @@ def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) ->
     ("runs", "message"),
     [
         ([], "expected runs of several sizes, got 0"),
-        ([Measured(1e9, 10**d, 3.0) for d in range(8, 16)], "expected runs of several sizes, got 1"),
-        ([Measured(10**n, 1e9, 3.0) for n in range(6, 14)], "expected runs of several numbers of tokens, got 1"),
-        ([Measured(10**n, 10**n, 3.0) for n in range(6, 11)], "expected at least 6 runs, got 5"),
-        ([Measured(1e9, 1e9, math.nan)] * 8, r"expected .* a loss above 0 for every run, got run 1: \[1"),
-        ([Measured(0, 1e9, 3.0)] * 8, r"found run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*; correct"),
+        ([MeasuredLoss(1e9, 10**d, 3.0) for d in range(8, 16)], "expected runs of several sizes, got 1"),
+        ([MeasuredLoss(10**n, 1e9, 3.0) for n in range(6, 14)], "expected runs of several numbers of tokens, got 1"),
+        ([MeasuredLoss(10**n, 10**n, 3.0) for n in range(6, 11)], "expected at least 6 runs, got 5"),
+        ([MeasuredLoss(1e9, 1e9, math.nan)] * 8, r"expected .* a loss above 0 for every run, got run 1: \[1"),
+        ([MeasuredLoss(0, 1e9, 3.0)] * 8, r"got run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*\. Correct"),
     ],
 )
-def test_runs_that_no_law_can_be_fitted_to(runs: list[Measured], message: str) -> None:
+def test_runs_that_no_law_can_be_fitted_to(runs: list[MeasuredLoss], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         fit_law(runs)

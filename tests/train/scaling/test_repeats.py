@@ -8,7 +8,7 @@ from schemas.errors import ConfigError
 from train.model.shape import ModelShape, num_parameters
 from train.plan.rules import training_flops
 from train.scaling.laws import APPROACH_3, BESIROGLU, for_lifetime, tokens_to_reach
-from train.scaling.repeats import LAW, expected_loss, repeated, worth_of_params, worth_of_tokens
+from train.scaling.repeats import LAW, count_repeated_tokens, expected_loss, worth_of_params, worth_of_tokens
 
 # ------------------------------------------------------------------------------------------------------------ repeats
 
@@ -44,7 +44,7 @@ def test_tokens_seen_once_follow_the_plain_law() -> None:
 
 
 def test_sources_are_repeated_one_by_one() -> None:
-    found = repeated({"wiki": 8e9, "web": 2e9}, {"wiki": 2e9, "web": 10e9, "unused": 5e9})
+    found = count_repeated_tokens({"wiki": 8e9, "web": 2e9}, {"wiki": 2e9, "web": 10e9, "unused": 5e9})
     assert (found.tokens, found.unique) == (10e9, 12e9)
     assert found.worth == pytest.approx(2e9 * 3.725673 + 2e9, abs=1e3)
     assert found.share == pytest.approx(0.9451346, abs=1e-6)
@@ -76,7 +76,7 @@ def test_use_makes_models_smaller_and_nothing_is_cheaper(law) -> None:
 
 def test_a_loss_below_the_floor_is_refused() -> None:
     assert tokens_to_reach(APPROACH_3, 1e6, 2.0) == math.inf
-    with pytest.raises(ConfigError, match=r"expected a loss above 1\.693, where .* found 1\.5"):
+    with pytest.raises(ConfigError, match=r"expected a loss above 1\.693, where .* got 1\.5"):
         for_lifetime(APPROACH_3, 1.5, 1e9)
 
 

@@ -1,8 +1,8 @@
-"""What a micro-batch costs on one rank, without what is sent: products, attention, element-wise traffic, launches.
+"""The compute time of a micro-batch on one rank: matrix products, attention, element-wise traffic and launches.
 
-A product takes the longer of its FLOPs at the device's share of the peak and of its bytes at the memory's bandwidth
-(the roofline of Williams et al. 2009, Communications of the ACM 52(4)). Element-wise bytes are counted of the code as
-it stands. Documents in a row are not known here: attention counts as if each saw the whole row before it.
+Communication is not part of it. A product takes the longer of its FLOPs at the device's share of the peak and its
+bytes at the memory bandwidth (the roofline of Williams et al. 2009, Communications of the ACM 52(4)). Element-wise
+bytes are counted from the code. Document borders are unknown here: each token attends to all earlier ones in its row.
 """
 
 import bisect
@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
-from train.plan.search.candidates import Split
-from train.plan.search.devices import Device, Number
+from train.plan.search.candidates import LayoutSplit
+from train.plan.search.devices import Device, NumberFormat
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
-"""Backward passes by forward ones: two products for each; flash attention forms its scores again (Dao 2023, arXiv
-2307.08691, section 3.1.2: five products for two)."""
+"""Time of a backward pass relative to the forward pass: two products for each; flash attention forms its scores again
+(Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
 UPDATE_BYTES = {"adamw": 28, "adafactor": 16, "lamb": 44, "muon": 32}
-"""Read and written of each parameter in an update: weight, gradient and moments of 4 bytes, as often as they pass."""
+"""Bytes read and written for each parameter in an update: weight, gradient and moments of 4 bytes, at each pass."""
 ITERATIONS = 5
-"""Of Muon; each has three products of an m x n matrix, m <= n: 4·m²·n + 2·m³ FLOPs."""
+"""Newton-Schulz iterations of Muon; each has three products of an m x n matrix, m <= n: 4·m²·n + 2·m³ FLOPs."""
 
 
-class Pass(NamedTuple):
-    """Seconds of a forward pass by what they go into."""
+class ForwardCost(NamedTuple):
+    """Seconds of a forward pass by component."""
 
     products: float
     attention: float
@@ -33,48 +33,48 @@ class Pass(NamedTuple):
     launches: float
 
 
-class Turn(NamedTuple):
-    """What a micro-batch costs the rank that has most to do, and what of it others wait for."""
+class MicroBatchCost(NamedTuple):
+    """Cost of a micro-batch on the busiest rank, and what the other ranks of a pipeline wait for."""
 
     parts: dict[str, float]
-    """Seconds by what they go into."""
+    """Seconds by component."""
     forward: float
-    """Of them in the forward pass."""
+    """Seconds in the forward pass."""
     backward: float
     others: float
-    """Seconds that the other ranks of the pipeline compute."""
+    """Seconds of computation on the other ranks of the pipeline."""
     mean: float
-    """What a rank computes on average, as a share of the busiest."""
+    """Mean computation of a rank, as a share of that of the busiest."""
 
 
 def loss_bytes_per_logit(width: int, compiled: bool) -> int:
-    """Bytes that the loss and its gradient read and write of each logit, whose number has `width` bytes.
+    """Return the bytes that the loss and its gradient read and write for each logit of `width` bytes.
 
-    Compiled, it is read twice and written once. Eager, passes are of float32: maximum 4, difference 8, exponential 8,
-    sum 4, product 8; in 16 bits a copy to float32 and one back besides, of 6 each.
+    Compiled, a logit is read twice and written once. Eager passes are in float32: maximum 4, difference 8, exponential
+    8, sum 4, product 8; 16 bits add a copy to float32 and one back, of 6 each.
     """
     return 3 * width if compiled else 32 + (12 if width == 2 else 0)
 
 
-def computed_in(settings: Settings) -> Number:
-    """The number format of settings that are resolved. Raises ValueError for automatic ones."""
+def number_format_of(settings: Settings) -> NumberFormat:
+    """Return the number format of resolved settings. Raises ValueError for automatic precision."""
     if settings.train.precision == "auto":
         raise ValueError("train.precision: expected a number format, got auto. Call for_device first.")
     return settings.train.precision
 
 
 class Compute:
-    """Times of the parts of a model on a device, for rows of one length."""
+    """Times of a model's components on a device, for rows of one length."""
 
     def __init__(self, shape: ModelShape, settings: Settings, device: Device, seq_len: int):
         settings = settings.for_device(device.kind, device.capability)
         self.shape, self.settings, self.device, self.seq_len = shape, settings, device, seq_len
-        precision = computed_in(settings)
+        precision = number_format_of(settings)
         self.width = 4 if precision == "fp32" else 2
         self.compiled = settings.layout.compile is True
         self._flops = device.product_share * device.peak_flops[precision]
-        # With fp8 the matrices of the layers alone are products of 8 bits.
-        outside: Number = "bf16" if precision == "fp8" else precision
+        # With fp8 only the matrix products of the layers are in 8 bits.
+        outside: NumberFormat = "bf16" if precision == "fp8" else precision
         self._outside_flops = device.product_share * device.peak_flops[outside]
         self._attention_flops = device.attention_share * device.peak_flops[outside]
         self._bandwidth = device.traffic_share * device.memory_bandwidth
@@ -82,27 +82,29 @@ class Compute:
         self._chunk = settings.layout.chunk_on(device.kind)
         self.head = cache(self._head)
         self.pages = cache(self._pages)
-        self.turns: dict[tuple[object, ...], Turn] = {}
-        """What micro-batches cost, by all that it depends on."""
+        self.turns: dict[tuple[object, ...], MicroBatchCost] = {}
+        """Cache of micro-batch costs, by everything that they depend on."""
 
     def traffic(self, size: float, tensor: float | None = None) -> float:
-        """Seconds to move `size` bytes to or from the device's memory, in tensors of `tensor` bytes; None = any."""
+        """Return the seconds to move `size` bytes to or from the device's memory, in tensors of `tensor` bytes; None =
+        any."""
         sizes = self.device.by_size
         if not sizes or tensor is None:
             return size / self._bandwidth
-        place = bisect.bisect([each for each, _ in sizes], tensor)
-        if place in (0, len(sizes)):
-            return size / sizes[max(0, place - 1)][1]
-        (low, slow), (high, fast) = sizes[place - 1], sizes[place]
+        index = bisect.bisect([num_bytes for num_bytes, _ in sizes], tensor)
+        if index in (0, len(sizes)):
+            return size / sizes[max(0, index - 1)][1]
+        (low, slow), (high, fast) = sizes[index - 1], sizes[index]
         share = math.log(tensor / low) / math.log(high / low)
         return size / math.exp((1 - share) * math.log(slow) + share * math.log(fast))
 
-    def positions(self, split: Split, rows: float) -> float:
-        """Positions of `rows` rows on one rank of the context axis."""
+    def positions(self, split: LayoutSplit, rows: float) -> float:
+        """Return the positions of `rows` rows on one rank of the context axis."""
         return rows * self.seq_len / split.context
 
-    def _layer(self, split: Split, rows: float) -> Pass:
-        """Forward pass of one layer over `rows` rows; splits that differ on other axes alone cost the same."""
+    def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
+        """Return the cost of a forward pass of one layer over `rows` rows; it depends on the tensor and context axes
+        only."""
         positions = self.positions(split, rows)
         products, number = self._products(positions, split.tensor)
         attention = self._attention(split, rows)
@@ -110,42 +112,43 @@ class Compute:
         traffic = self.traffic(positions * self._bytes_of_position(split), tensor) + self._squares(split, rows)
         if split.whole and self.width == 2:  # autocast makes a copy of every matrix
             traffic += self.traffic(6 * matrix_params_of_layer(self.shape))
-        return Pass(products, attention, traffic, self._launches(split, number, products + attention + traffic))
+        return ForwardCost(products, attention, traffic, self._launches(split, number, products + attention + traffic))
 
     def _products(self, positions: float, tensor: int) -> tuple[float, int]:
-        """Seconds of the products of a layer, and their number."""
+        """Return the seconds of a layer's matrix products, and their number."""
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 2 if shape.activation == "swiglu" else 1
         sizes = [(d, q / tensor, 1), (d, kv / tensor, 2), (q / tensor, d, 1)]
         sizes += [(d, ffw / tensor, gated), (ffw / tensor, d, 1)]
-        seconds = sum(many * self.product(positions, k, n, self._flops) for k, n, many in sizes)
-        return seconds, sum(many for *_, many in sizes)
+        seconds = sum(count * self.product(positions, k, n, self._flops) for k, n, count in sizes)
+        return seconds, sum(count for *_, count in sizes)
 
     def product(self, m: float, k: float, n: float, flops: float) -> float:
-        """Seconds of an m x k by k x n product at a rate of `flops`."""
+        """Return the seconds of an m x k by k x n product at a rate of `flops`."""
         return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
 
-    def _attention(self, split: Split, rows: float) -> float:
+    def _attention(self, split: LayoutSplit, rows: float) -> float:
         shape, length = self.shape, self.seq_len
         pairs = rows * length * length / split.context
         by_keys = split.context > 1 and split.context_by == "keys"
-        # A mask that is written out is looked at whole; else a causal kernel leaves half of the pairs out.
+        # A materialized mask is computed in full; otherwise a causal kernel skips half of the pairs.
         if self.settings.train.objective != "mlm" and not by_keys and shape.positions == "rope":
             pairs /= 2
         products = 6 if shape.positions == "relative" else 4
         return products * pairs * shape.query_width / split.tensor / self._attention_flops
 
-    def _squares(self, split: Split, rows: float) -> float:
-        """Seconds for what attention writes out: scores with relative positions, a mask by keys."""
+    def _squares(self, split: LayoutSplit, rows: float) -> float:
+        """Return the seconds for what attention materializes: scores with relative positions, a mask by keys."""
         pairs = rows * self.seq_len * self.seq_len / split.context
         if self.shape.positions == "relative":
             return self.traffic(24 * pairs * self.shape.num_heads / split.tensor)
         by_keys = split.context > 1 and split.context_by == "keys"
         return self.traffic(self.width * pairs * self.shape.num_heads / split.tensor) if by_keys else 0.0
 
-    def _bytes_of_position(self, split: Split) -> float:
-        """Bytes that norms, residuals, rotation and activation of a layer read and write for a position, forward."""
+    def _bytes_of_position(self, split: LayoutSplit) -> float:
+        """Return the bytes that norms, residuals, rotary embedding and activation of a layer move per position,
+        forward."""
         shape, width = self.shape, self.width
         residual = 4 if split.whole else width
         compiled = self.compiled
@@ -155,20 +158,21 @@ class Compute:
         heads = rotation * (shape.query_width + shape.key_width) + 2 * shape.query_width
         return (norms * shape.d_model + width * (heads + gate * shape.d_ffw)) / split.tensor
 
-    def _launches(self, split: Split, products: int, busy: float) -> float:
-        """What beginning the operations of a layer costs, and what the device waits for the host."""
+    def _launches(self, split: LayoutSplit, products: int, busy: float) -> float:
+        """Return the seconds of launching a layer's operations, including those in which the device waits for the
+        host."""
         device, compiled = self.device, self.compiled
         if device.layer_seconds:
             kind = "plain" if split.whole else "tensor" if split.tensor > 1 else "sharded"
             return device.layer_seconds[kind] / (1 + BACKWARD[3])
         number = products + (7 if compiled else 21)
-        # DTensor finds out in Python what each operation does; FSDP2 has hooks around each layer.
+        # DTensor dispatches each operation in Python; FSDP2 runs hooks around each layer.
         host = number * (1 if compiled or split.tensor == 1 else 3) + (0 if split.whole else 10)
         on_device = number * device.op_seconds
         return on_device + max(0.0, host * device.host_seconds - busy - on_device)
 
-    def _head(self, split: Split, rows: float) -> float:
-        """Seconds of the logits and their loss, forward and backward, of which nothing is left for later."""
+    def _head(self, split: LayoutSplit, rows: float) -> float:
+        """Return the seconds of logits and loss; forward and backward run together, chunk by chunk."""
         positions, here = self.positions(split, rows), -(-self.shape.vocab_size // split.tensor)
         columns = padded_columns(here, self.device.kind == "cuda")
         products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
@@ -176,20 +180,21 @@ class Compute:
         size = loss_bytes_per_logit(self.width, self.compiled)
         return products + self.traffic(positions * columns * size, tensor)
 
-    def _pages(self, split: Split, rows: float) -> tuple[float, float]:
-        """Seconds until a layer has the memory of its widest tensors, and the head that of a chunk's logits."""
+    def _pages(self, split: LayoutSplit, rows: float) -> tuple[float, float]:
+        """Return the seconds of page faults for a layer's widest tensors, and for the logits of a chunk in the head."""
         tensor = split.tensor
         widest = self.width * self.positions(split, rows) * self.shape.d_ffw / tensor
         logits = 4 * min(self.positions(split, rows), self._chunk) * self.shape.vocab_size / tensor
         layer, head = (size * self.device.page_seconds if size >= MAPPED else 0.0 for size in (widest, logits))
         return 6 * layer, 3 * head
 
-    def embedding(self, split: Split, rows: float) -> float:
-        """Seconds of looking ids up, and of adding up their gradients."""
+    def embedding(self, split: LayoutSplit, rows: float) -> float:
+        """Return the seconds of the embedding lookup and of accumulating its gradients."""
         return self.traffic(8 * self.positions(split, rows) * self.shape.d_model * self.width)
 
     def update(self, params: float, ranks: int) -> float:
-        """Seconds of the norm, the clipping and the update of `params` parameters here, which `ranks` ranks share."""
+        """Return the seconds of gradient norm, clipping and update of `params` local parameters, sharded over
+        `ranks`."""
         optim, layout = self.settings.optim, self.settings.layout
         size = (UPDATE_BYTES[optim.optimizer] + 4 + (8 if optim.clip_norm else 0)) * params
         seconds = self.traffic(size)
@@ -197,7 +202,7 @@ class Compute:
             seconds = (size + 8 * params) / HOST_BANDWIDTH
         if optim.optimizer == "muon":
             share = params * ranks / num_parameters(self.shape)
-            number: Number = "bf16" if optim.muon_precision == "bf16" else "fp32"
+            number: NumberFormat = "bf16" if optim.muon_precision == "bf16" else "fp32"
             flops = self.device.product_share * self.device.peak_flops[number]
             seconds += share * self._muon_flops() / ranks / flops
         return seconds
@@ -207,13 +212,13 @@ class Compute:
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 3 if shape.activation == "swiglu" else 2
         sides = [(d, q, 2), (d, kv, 2), (d, ffw, gated)]
-        small = ((min(m, n), max(m, n), many) for m, n, many in sides)
-        return shape.num_layers * ITERATIONS * sum(many * (4 * m * m * n + 2 * m**3) for m, n, many in small)
+        ordered = ((min(m, n), max(m, n), count) for m, n, count in sides)
+        return shape.num_layers * ITERATIONS * sum(count * (4 * m * m * n + 2 * m**3) for m, n, count in ordered)
 
-    def params(self, split: Split, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
-        """Parameters of a layer, and of what is outside the layers, on a rank of the tensor axis.
+    def params(self, split: LayoutSplit, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
+        """Return the parameters of a layer, and those outside the layers, on a rank of the tensor axis.
 
-        `ends`: whether the rank has the first stage, and the last.
+        `ends`: True if the rank has the first pipeline stage, and if it has the last.
         """
         shape, matrices = self.shape, matrix_params_of_layer(self.shape)
         layer = params_of_layer(shape) - matrices + matrices / split.tensor
@@ -222,6 +227,8 @@ class Compute:
 
 
 MAPPED = 32 << 20
-"""Bytes from which glibc asks the system for each tensor anew (mallopt(3): the largest M_MMAP_THRESHOLD)."""
+"""Tensor size in bytes from which glibc maps fresh memory for each allocation (mallopt(3): the largest
+M_MMAP_THRESHOLD)."""
 HOST_BANDWIDTH = 2.5e10
-"""Bytes/s of a GPU's share of its host's memory and of the bus to it, for what is offloaded; judgement."""
+"""Bytes/s of a GPU's share of its host's memory and of the bus to it, for offloaded states; an estimate, not
+measured."""

@@ -1,6 +1,6 @@
-"""The time of a step of a layout: what a rank computes, what is sent and cannot hide behind it, and who waits.
+"""The cost model of an optimizer step: computation of a rank, exposed communication, and the pipeline bubble.
 
-Collectives of weights and gradients hide behind computation (Zhao et al. 2023, arXiv 2304.11277, section 3.3.1), those
+Collectives of weights and gradients overlap with computation (Zhao et al. 2023, arXiv 2304.11277, section 3.3.1), those
 of the tensor and the context axis do not. Waiting for data, checkpoints and evaluation are left out.
 """
 
@@ -11,68 +11,68 @@ from functools import cache
 
 from train.config.layout import LayoutConfig
 from train.parallel.layout import layers_of, stages_of
-from train.plan.search.candidates import Split
-from train.plan.search.compute import BACKWARD, Compute, Pass, Turn
+from train.plan.search.candidates import LayoutSplit
+from train.plan.search.compute import BACKWARD, Compute, ForwardCost, MicroBatchCost
 from train.plan.search.devices import Cluster
 
-# What collectives cost: the ranks of an axis as a ring over the links that join them.
+# The cost of collectives: the ranks of an axis form a ring over the links between them.
 #
-# A ring passes through every device of a node before it leaves it, so with k members in each node k adapters carry it
-# at once. Source: Thakur et al. 2005, "Optimization of collective communication operations in MPICH", section 4
+# A ring passes through every device of a node before it leaves the node, so with k members per node k adapters carry
+# it in parallel. Source: Thakur et al. 2005, "Optimization of collective communication operations in MPICH", section 4
 # (ring).
 
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks that talk on some axes of the mesh."""
+    """The ranks that communicate along some axes of the mesh."""
 
     size: int
     per_node: int
-    """Members on a node."""
+    """Members per node."""
     nodes: int
     bandwidth: float
-    """Of the slowest link on the way [bytes/s]."""
+    """Bandwidth of the slowest link of the ring [bytes/s]."""
     hops: float
-    """Seconds that a number takes to go round."""
+    """Latency of one pass around the ring [s]."""
     begin: float
-    """Seconds before anything is sent."""
+    """Startup time of a collective [s]."""
 
     def gather(self, size: float) -> float:
-        """Seconds until every rank has all of `size` bytes, of which each had its part; or has its part of a sum."""
+        """Return the seconds of an all-gather, or a reduce-scatter, of `size` bytes in total."""
         if self.size == 1:
             return 0.0
         return self.begin + self.hops + (self.size - 1) / self.size * size / self.bandwidth
 
     def reduce(self, size: float) -> float:
-        """Seconds until every rank has the sum of what each had, `size` bytes."""
+        """Return the seconds of an all-reduce of `size` bytes."""
         return 2 * self.gather(size) - (self.begin if self.size > 1 else 0)
 
     def exchange(self, size: float) -> float:
-        """Seconds of an all-to-all in which every rank has `size` bytes, and keeps its own part."""
+        """Return the seconds of an all-to-all of `size` bytes per rank."""
         if self.size == 1:
             return 0.0
-        # Off the node every device has its own adapter alone.
+        # Between nodes every device has only its own adapter.
         away = self.bandwidth if self.nodes == 1 else self.bandwidth / self.per_node
         share = (self.size - 1) / self.size if self.nodes == 1 else 1 - self.per_node / self.size
         return self.begin + self.hops + share * size / away
 
 
-class Links:
-    """The rings of a cluster."""
+class ClusterRings:
+    """The communication rings of a cluster."""
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
         self._ring = cache(self._find_ring)
 
     def ring(self, axes: Mapping[str, int], *names: str) -> Ring:
-        """That of the ranks that differ on neighbouring axes `names` alone; the axes are the outermost first."""
+        """Return the ring of the ranks that differ only on adjacent axes `names`; `axes` lists the outermost first."""
         order, last = list(axes), names[-1]
         stride = math.prod(axes[name] for name in order[order.index(last) + 1 :])
         return self._ring(math.prod(axes[name] for name in names), stride)
 
     def _find_ring(self, size: int, stride: int) -> Ring:
         device = self.cluster.device
-        # Of the group that is worst off: four ranks side by side on nodes of six lie two and two.
+        # For the worst-placed group: of four consecutive ranks on nodes of six, two lie on each of two nodes.
         per_node = max(1, math.gcd(self.cluster.gpus_per_node, size * stride) // stride)
         nodes = -(-size // per_node)
         bandwidth = device.within.bandwidth
@@ -83,38 +83,38 @@ class Links:
         return Ring(size, per_node, nodes, bandwidth, hops, device.collective_seconds)
 
     def send(self, ring: Ring, size: float) -> float:
-        """Seconds to hand `size` bytes to the next rank of a pipeline, whose ranks are the ring."""
+        """Return the seconds to send `size` bytes to the next rank of a pipeline; `ring` holds its ranks."""
         if ring.size == 1:
             return 0.0
-        # The slowest hand-over counts: the one that leaves a node, over the rank's own adapter.
+        # The slowest transfer counts: the one between nodes, over the rank's own adapter.
         link = self.cluster.device.within if ring.nodes == 1 else self.cluster.device.between
         return ring.begin + link.latency + size / link.bandwidth
 
 
-SENT = {"none": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 0.05}
-"""Share of the bytes of gradients that travel between replicas; of the sparse ones it follows from their share."""
-PARTS = {
+SENT_SHARES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5, "powersgd": 0.05}
+"""Share of the gradient bytes that replicas exchange; for sparse compression it follows from layout.compress_share."""
+STEP_COMPONENTS = {
     "products": "matrix products of the layers, forward and backward",
     "attention": "products of queries, keys and values",
     "traffic": "norms, residuals, rotation and activation: bytes through memory; the embedding",
-    "launches": "beginning operations, and waiting for the host",
-    "recompute": "layers, or what is cheap of them, computed again",
+    "launches": "launching operations, and waiting for the host",
+    "recompute": "layers, or their cheap parts, computed again",
     "head": "logits and loss",
-    "pages": "memory that the system hands out anew, on a CPU",
-    "tensor": "gathers and sums of the stream along the tensor axis",
+    "pages": "page faults of newly allocated memory, on a CPU",
+    "tensor": "all-gathers and reduce-scatters of activations along the tensor axis",
     "context": "exchanges of heads or keys along the context axis",
-    "weights": "gathers of weights that do not hide behind computation",
-    "gradients": "sums of gradients that do not hide behind it",
-    "sends": "the stream handed on in a pipeline",
+    "weights": "all-gathers of weights that do not overlap with computation",
+    "gradients": "reductions of gradients that do not overlap with it",
+    "sends": "activations sent between pipeline stages",
     "bubble": "ranks of a pipeline that wait for others",
-    "update": "norm, clipping and optimiser",
+    "update": "gradient norm, clipping and optimizer",
     "cores": "ranks that wait for a core of the machine they share",
 }
-"""What a step's time is made of."""
+"""Components of a step's time, with their descriptions."""
 
 
 def bubble_share(schedule: str, stages: int) -> float:
-    """The bubble of a pipeline, by that of 1F1B.
+    """Return the bubble of a pipeline relative to that of 1F1B.
 
     Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaved: 1/stages); Qi et al. 2023, arXiv
     2401.10241, table 2 (zero bubble: the gradients of weights fill two of three passes; zbv: nearly all).
@@ -125,9 +125,9 @@ def bubble_share(schedule: str, stages: int) -> float:
 
 
 class StepCost:
-    """The cost of one way of splitting, for any micro-batch and any recomputation."""
+    """The cost of one split, for any micro-batch size and recomputation mode."""
 
-    def __init__(self, compute: Compute, links: Links, split: Split):
+    def __init__(self, compute: Compute, links: ClusterRings, split: LayoutSplit):
         self._compute, self._links, self._split = compute, links, split
         self._layout = compute.settings.layout
         axes = split.axes
@@ -135,9 +135,9 @@ class StepCost:
         self._along_tensor, self._along_context = links.ring(axes, "tensor"), links.ring(axes, "context")
         self._along_pipeline = links.ring(axes, "pipeline")
         self._places = _places(compute.shape.num_layers, split.pipeline, split.schedule, split.stages)
-        # Splits that differ on other axes alone share what a layer and the head have taken.
+        # Splits that differ only on other axes share the cached cost of a layer and of the head.
         settings = compute.settings
-        # One rank in fp32 has no use for FSDP2, which sets the number format of the products elsewhere.
+        # A single rank in fp32 does not use FSDP2, which otherwise sets the number format of the products.
         alone = links.cluster.world_size == 1 and settings.train.precision == "fp32" and not settings.layout.offload
         plain = split.whole or alone
         self._key = split._replace(data="ddp" if plain else "zero2", replicate=1, shard=1, pipeline=1)
@@ -145,7 +145,7 @@ class StepCost:
         self._weigh()
 
     def _weigh(self) -> None:
-        """What the layers and the outermost part take to gather and to sum up."""
+        """Compute the seconds of gathering weights and reducing gradients, of a layer and outside the layers."""
         compute, split = self._compute, self._split
         self._layers = max(layers for layers, *_ in self._places)
         ends = (True, True) if split.pipeline == 1 else (False, True)
@@ -160,41 +160,41 @@ class StepCost:
         """Parameters of a rank before they are sharded."""
 
     def states_bytes(self) -> float:
-        """Bytes of weights and two moments on a rank; of other optimisers' states there are hardly fewer or none."""
+        """Return the bytes of weights and optimizer state on a rank: two moments, or none for Adafactor and Muon."""
         states = 0 if self._compute.settings.optim.optimizer in ("adafactor", "muon") else 8
         return self.params * (4 / self._shares + states / self._update_shares())
 
     def _moved(self, ring: Ring, size: float, copies: int) -> float:
-        """Seconds of a collective over shards, which FSDP2 copies into one buffer and out of it again."""
+        """Return the seconds of a collective over shards, including FSDP2's copies into a buffer and out of it."""
         if self._split.whole or ring.size == 1:
             return 0.0
         return ring.gather(size) + self._compute.traffic(copies * size)
 
     def parts(self, rows_of_rank: int, micro_batch: int, recompute: str) -> dict[str, float]:
-        """Seconds of a step by what they go into (PARTS), for the rank that has most to do."""
+        """Return the seconds of a step by component (PARTS) on the busiest rank."""
         compute, split = self._compute, self._split
         size = min(micro_batch, rows_of_rank)
         number = -(-rows_of_rank // size)
-        # A pipeline and compiled layers get a last micro-batch that is filled up; elsewhere it is smaller.
+        # A pipeline and compiled layers pad the last micro-batch; elsewhere it is smaller.
         times = number if split.pipeline > 1 or compute.compiled else rows_of_rank / size
         turn = self._turn(size, recompute)
-        found = {name: times * seconds for name, seconds in turn.parts.items()}
-        found |= self._sent(number, turn.forward, turn.backward)
-        found["sends"] = number * self._sends(size)
-        found["bubble"] = bubble_share(split.schedule, split.stages) * turn.others
-        found["update"] = compute.update(self.params / self._update_shares(), self._update_shares())
-        found["cores"] = self._waiting(found, turn.mean)
-        return found
+        parts = {name: times * seconds for name, seconds in turn.parts.items()}
+        parts |= self._sent(number, turn.forward, turn.backward)
+        parts["sends"] = number * self._sends(size)
+        parts["bubble"] = bubble_share(split.schedule, split.stages) * turn.others
+        parts["update"] = compute.update(self.params / self._update_shares(), self._update_shares())
+        parts["cores"] = self._waiting(parts, turn.mean)
+        return parts
 
-    def _turn(self, size: int, recompute: str) -> Turn:
-        """What a micro-batch costs; splits that differ in replicas and shards alone share it."""
+    def _turn(self, size: int, recompute: str) -> MicroBatchCost:
+        """Return the cached cost of a micro-batch, shared by splits that differ only in replicas and shards."""
         split, turns = self._split, self._compute.turns
         key = (self._key, split.pipeline, split.schedule, split.stages, size, recompute)
         if key not in turns:
             turns[key] = self._find_turn(size, recompute)
         return turns[key]
 
-    def _find_turn(self, size: int, recompute: str) -> Turn:
+    def _find_turn(self, size: int, recompute: str) -> MicroBatchCost:
         compute = self._compute
         layer = compute.layer(self._key, size)
         tensor, context = self._stream_seconds(size, recompute), self._context_seconds(size, recompute)
@@ -223,29 +223,32 @@ class StepCost:
         }
         forward, most = layers * sum(layer) + ends * head, max(busy)
         backward = layers * (of_layer - sum(layer))
-        return Turn(parts, forward, backward, sum(busy) - most, sum(busy) / len(busy) / most)
+        return MicroBatchCost(parts, forward, backward, sum(busy) - most, sum(busy) / len(busy) / most)
 
     def _update_shares(self) -> int:
         return self._replicas.size if self._split.data == "zero1" else self._shares
 
-    def _waiting(self, found: dict[str, float], mean: float) -> float:
-        """What ranks wait for cores if more of them share a machine than compute at once; a bubble frees a core."""
+    def _waiting(self, parts: dict[str, float], mean: float) -> float:
+        """Return the seconds that ranks wait for a core if a machine has more ranks than cores; a bubble frees a
+        core."""
         at_once, ranks = self._links.cluster.device.at_once, self._links.cluster.gpus_per_node
         if at_once is None or ranks <= at_once:
             return 0.0
-        path = sum(found.values())
-        return max(0.0, (path - found["bubble"]) * mean * ranks / at_once - path)
+        path = sum(parts.values())
+        return max(0.0, (path - parts["bubble"]) * mean * ranks / at_once - path)
 
-    # --------------------------------------------------------------------------------------------- along the stream
+    # Communication of activations: tensor axis, context axis and pipeline.
 
     def _stream_bytes(self, rows: float) -> float:
         compute = self._compute
         return compute.width * compute.positions(self._split, rows) * compute.shape.d_model
 
     def _stream_seconds(self, rows: float, recompute: str) -> float:
-        """Two gathers and two sums of the stream in a layer, and as many backward.
+        """Return the seconds of two all-gathers and two reduce-scatters of activations in a layer, and as many
+        backward.
 
-        Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2. Recomputation gathers and sums again.
+        Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2. Recomputation repeats those of the forward
+        pass.
         """
         passes = 2 if recompute == "none" else 3
         return passes * 4 * self._along_tensor.gather(self._stream_bytes(rows))
@@ -254,7 +257,11 @@ class StepCost:
         return 2 * self._along_tensor.gather(self._stream_bytes(rows))
 
     def _context_seconds(self, rows: float, recompute: str) -> float:
-        """Queries, keys, values and results to heads and back; or keys and values gathered, and their gradients."""
+        """Return the seconds of the context axis in a layer.
+
+        By heads: all-to-alls of queries, keys, values and results. By keys: all-gathers of keys and values, and the
+        reduction of their gradients.
+        """
         ring, compute, split = self._along_context, self._compute, self._split
         if ring.size == 1:
             return 0.0
@@ -267,26 +274,27 @@ class StepCost:
         return passes * 2 * (ring.exchange(shape.query_width * numbers) + ring.exchange(keys * numbers))
 
     def _sends(self, rows: float) -> float:
-        """The stream to the next stage and its gradient back, for every stage of a rank; nothing of it hides."""
+        """Return the seconds of sending activations to the next stage and gradients back, without overlap."""
         split = self._split
         if split.pipeline == 1:
             return 0.0
         size = self._stream_bytes(rows) / split.tensor
         return 2 * split.stages * self._links.send(self._along_pipeline, size)
 
-    # -------------------------------------------------------------------------------------- weights and gradients
+    # Communication of weights and gradients.
 
     def _sent(self, number: int, forward: float, backward: float) -> dict[str, float]:
-        """What of weights and gradients does not hide behind `number` micro-batches of these passes."""
+        """Return the seconds of weights and gradients that do not overlap with `number` micro-batches of these
+        passes."""
         hides = self._links.cluster.device.overlap
         gradient = 4 * self.params / self._shares * self._sent_share()
         between = self._replicas.reduce(gradient) if self._replicas.size > 1 else 0.0
-        words = 2 * (self._states.begin + self._states.hops + self._replicas.hops)
+        scalars = 2 * (self._states.begin + self._states.hops + self._replicas.hops)
         if self._split.whole:
-            # The last of DDP's buckets has nothing to hide behind.
+            # The last of DDP's gradient buckets has no computation to overlap with.
             exposed = max(min(between, self._replicas.begin + self._replicas.hops), between - hides * backward)
             after = self._replicas.gather(4 * self.params) if self._split.data == "zero1" else 0.0
-            return {"weights": after, "gradients": exposed + words if between else 0.0}
+            return {"weights": after, "gradients": exposed + scalars if between else 0.0}
         if self._states.size == 1 and self._replicas.size == 1:
             return {"weights": 0.0, "gradients": 0.0}
         gathers, sums = self._layers * self._gather, self._layers * self._reduce
@@ -294,33 +302,33 @@ class StepCost:
             often = number if self._split.data == "zero3" and self._split.stages == 1 else 0
             once = gathers + self._gather_outer
             turn = 2 * (self._gather + max(0.0, gathers - self._gather - hides * forward))
-            return {"weights": once + often * turn, "gradients": sums + self._reduce_outer + between + words}
+            return {"weights": once + often * turn, "gradients": sums + self._reduce_outer + between + scalars}
         again = gathers if self._split.data == "zero3" else 0.0
         first = self._gather_outer + self._gather
         ahead = first + max(0.0, gathers - self._gather - hides * forward)
-        behind = max(0.0, again + sums - hides * backward)
-        # Of what exceeds the backward pass, weights come before gradients; the outermost sum is behind all.
-        late = min(behind, sums)
+        excess = max(0.0, again + sums - hides * backward)
+        # In the excess over the backward pass, weights come before gradients; the outermost reduction is last.
+        late = min(excess, sums)
         last = max(0.0, between - max(0.0, hides * backward - again - sums))
         return {
-            "weights": number * (ahead + behind - late),
-            "gradients": number * (late + self._reduce_outer) + last + words,
+            "weights": number * (ahead + excess - late),
+            "gradients": number * (late + self._reduce_outer) + last + scalars,
         }
 
     def _sent_share(self) -> float:
-        """Share of the bytes of gradients that replicas send each other."""
+        """Return the share of the gradient bytes that replicas exchange."""
         layout = self._layout
         if layout.compress in ("topk", "randomk"):
             return min(1.0, layout.compress_share * self._replicas.size)
-        return SENT[layout.compress]
+        return SENT_SHARES[layout.compress]
 
 
-def _with_backward(layer: Pass) -> tuple[float, ...]:
+def _with_backward(layer: ForwardCost) -> tuple[float, ...]:
     return tuple(seconds * (1 + times) for seconds, times in zip(layer, BACKWARD, strict=True))
 
 
-def _again(layer: Pass, recompute: str) -> float:
-    """Seconds of a layer's second forward pass."""
+def _again(layer: ForwardCost, recompute: str) -> float:
+    """Return the seconds of recomputing a layer in the backward pass."""
     if recompute == "none":
         return 0.0
     return sum(layer) if recompute == "full" else layer.traffic + layer.launches
@@ -328,15 +336,15 @@ def _again(layer: Pass, recompute: str) -> float:
 
 @cache
 def _places(num_layers: int, ranks: int, schedule: str, stages: int) -> list[tuple[int, bool, bool]]:
-    """Of every rank of a pipeline its layers, and whether it has the first and the last stage."""
+    """Return, for every rank of a pipeline, its number of layers and if it has the first and the last stage."""
     if ranks == 1:
         return [(num_layers, True, True)]
     layout = LayoutConfig.model_validate(
         {"data": "zero2", "pipeline": ranks, "schedule": schedule, "stages_per_rank": stages}
     )
-    total, found = ranks * stages, []
+    total, places = ranks * stages, []
     for rank in range(ranks):
-        mine = stages_of(layout, rank)
-        layers = sum(len(layers_of(num_layers, total, stage)) for stage in mine)
-        found.append((layers, 0 in mine, total - 1 in mine))
-    return found
+        own_stages = stages_of(layout, rank)
+        layers = sum(len(layers_of(num_layers, total, stage)) for stage in own_stages)
+        places.append((layers, 0 in own_stages, total - 1 in own_stages))
+    return places

@@ -1,7 +1,7 @@
-"""Devices that a layout can be searched for: what they compute, hold and send, each number with its source.
+"""The devices and clusters of the layout search: peaks, memory and links of each device, with the source.
 
-Peaks are dense, without sparsity; bandwidths of links are those of one device in one direction. Shares say how much of
-a peak the best kernels reach in practice: they are judgement, not data sheet. `calibrate` measures all of it instead.
+Peaks are dense, without sparsity; link bandwidths are per device and direction. Shares are the part of a peak that the
+best kernels reach: estimates, not from a data sheet. `penstock calibrate` writes a profile with measured values.
 """
 
 import difflib
@@ -15,83 +15,83 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import ConfigError
 
-# A device in numbers: what it computes, holds and sends, and the peak that an MFU is a share of.
+# The model of a device, and the table of known devices.
 
-Number = Literal["fp32", "bf16", "fp16", "fp8"]
+NumberFormat = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
 class Link(BaseModel):
-    """How devices talk."""
+    """A link between devices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bandwidth: float = Field(gt=0)
-    """What one device sends [bytes/s], while it receives as much."""
+    """Bytes/s that a device sends, while it receives as many."""
     latency: float = Field(ge=0)
     """Seconds of each hop of a ring."""
 
 
 class Device(BaseModel):
-    """One device; of a CPU the share of the machine that one rank has."""
+    """One device; for a CPU, the share of the machine that one rank uses."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
-    """As it is asked for."""
+    """Name in settings and on the command line."""
     kind: Literal["cuda", "cpu"] = "cuda"
-    """What memory is counted for."""
-    peak_flops: dict[Number, float]
+    """Type of device, which decides how memory is counted."""
+    peak_flops: dict[NumberFormat, float]
     """Dense matrix products by number format [FLOP/s]; a format that is absent cannot be used."""
     product_share: float = Field(gt=0, le=1)
     """Share of the peak that a large product of matrices reaches."""
     attention_share: float = Field(gt=0, le=1)
-    """Share of it that fused attention reaches, forward and backward, of the pairs that are seen."""
+    """Share of the peak that fused attention reaches, forward and backward, counting unmasked pairs only."""
     memory_bytes: int = Field(gt=0)
     """Memory of a device."""
     memory_bandwidth: float = Field(gt=0)
-    """Bytes/s to and from it."""
+    """Bandwidth of the device's memory [bytes/s]."""
     traffic_share: float = Field(gt=0, le=1)
-    """Share of that bandwidth which element-wise operations reach."""
+    """Share of that bandwidth that element-wise operations reach."""
     by_size: tuple[tuple[int, float], ...] = ()
-    """Bandwidth by the bytes of a tensor, rising, where caches make it another: what element-wise operations reach."""
+    """Bandwidth of element-wise operations by tensor size [bytes], increasing, where caches change it."""
     page_seconds: float = Field(default=0.0, ge=0)
-    """What a byte costs that the system hands out anew, as a CPU's allocator has it do for every large tensor."""
+    """Seconds per byte of page faults, which a CPU's allocator causes for every large tensor."""
     op_seconds: float = Field(ge=0)
-    """What an operation costs on the device before it computes anything."""
+    """Fixed seconds of an operation on the device."""
     host_seconds: float = Field(ge=0)
-    """What it costs the host, which runs ahead of a GPU: a layer takes no less than its operations times this."""
+    """Seconds to launch an operation on the host, which runs ahead of a GPU: a lower bound on a layer's time."""
     collective_seconds: float = Field(ge=0)
-    """What a collective costs before anything is sent."""
+    """Startup time of a collective [s]."""
     within: Link
-    """Between the devices of a node."""
+    """Link between the devices of a node."""
     between: Link
-    """Between nodes, a device's share of its node's adapters."""
+    """Link between nodes: a device's share of its node's adapters."""
     overlap: float = Field(ge=0, le=1)
-    """Share of the computation that can hide what is sent for weights and gradients."""
+    """Share of the computation that can overlap with communication of weights and gradients."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None = 8.0 or newer, or no CUDA device."""
     gpus_per_node: int = Field(ge=1)
-    """Devices that `within` joins, unless the cluster says otherwise."""
+    """Default number of devices per node, joined by `within`."""
     at_once: int | None = Field(default=None, ge=1)
-    """Ranks of a node that compute at this speed at once, where they share its cores; None = every one."""
+    """Ranks of a node that can compute at this speed at once, where they share its cores; None = all."""
     layer_seconds: dict[str, float] = Field(default_factory=dict)
-    """What a layer costs forward and backward with hardly anything in it, where that was measured: by whether it is
-    `plain`, wrapped by FSDP (`sharded`), or made of shared matrices (`tensor`); and a micro-batch `outside` of them."""
+    """Measured seconds of an almost empty layer, forward and backward: `plain`, wrapped by FSDP (`sharded`), or
+    tensor-parallel (`tensor`); and of a micro-batch `outside` the layers."""
     source: str
-    """Where peak, memory and bandwidths come from."""
+    """Source of peak, memory and bandwidths."""
     uncertain: str = ""
-    """What of it should be checked before money is spent."""
+    """Values to check before money is spent."""
 
     @property
     def reserved(self) -> int:
-        """Bytes that no tensor can use: the CUDA context, buffers of NCCL, and what the allocator leaves unused."""
+        """Bytes unavailable to tensors: the CUDA context, buffers of NCCL, and what the allocator leaves unused."""
         return round(0.08 * self.memory_bytes) if self.kind == "cuda" else 0
 
-    def utilisation_peak(self, precision: Number) -> float:
-        """FLOP/s that an MFU is a share of: on a GPU the dense bf16 peak, whatever `precision` a run computes in.
+    def utilisation_peak(self, precision: NumberFormat) -> float:
+        """Return the peak that MFU refers to [FLOP/s]: on a GPU the dense bf16 peak, in any `precision`.
 
-        So runs in several formats compare. On a CPU, whose bf16 may be slower than its fp32, it is the format's own; so
-        it is on a GPU without bf16.
+        This makes runs in different formats comparable. On a CPU, whose bf16 may be slower than its fp32, and on a GPU
+        without bf16, it is the peak of the format itself.
         """
         if self.kind == "cuda" and "bf16" in self.peak_flops:
             return self.peak_flops["bf16"]
@@ -99,11 +99,11 @@ class Device(BaseModel):
 
 
 PROFILE_VERSION = 1
-"""Version of the file that calibration writes."""
+"""Version of the profile file that `penstock calibrate` writes."""
 
 
 def _gpu(name: str, peaks: tuple[float, float | None], memory: tuple[float, float], **others: object) -> Device:
-    """A GPU: peaks of 16 bits and fp8 [TFLOP/s]; memory [GB] and its bandwidth [TB/s].
+    """Return a GPU from peaks of 16 bits and fp8 [TFLOP/s]; memory [GB] and its bandwidth [TB/s].
 
     Products in fp32 are computed in TF32, whose dense peak the data sheets give as half that of 16 bits.
     """
@@ -132,14 +132,14 @@ def _link(gigabytes: float, microseconds: float) -> Link:
     return Link(bandwidth=1e9 * gigabytes, latency=1e-6 * microseconds)
 
 
-SHARES = "shares and latencies are judgement"
+SHARES_ESTIMATED = "shares and latencies are judgement"
 INFINIBAND_400 = _link(45, 5)
-"""400 Gb/s for each GPU (ConnectX-7), nine tenths of it."""
+"""Nine tenths of 400 Gb/s for each GPU (ConnectX-7)."""
 INFINIBAND_200 = _link(22, 5)
-"""200 Gb/s for each GPU (ConnectX-6), nine tenths of it."""
+"""Nine tenths of 200 Gb/s for each GPU (ConnectX-6)."""
 ETHERNET = _link(2.8, 20)
-"""25 Gb/s for each GPU, nine tenths of it: a node without InfiniBand."""
-TABLE: tuple[Device, ...] = (
+"""Nine tenths of 25 Gb/s for each GPU: a node without InfiniBand."""
+KNOWN_DEVICES: tuple[Device, ...] = (
     _gpu(
         "a100-40gb",
         (312, None),
@@ -149,7 +149,7 @@ TABLE: tuple[Device, ...] = (
         within=_link(240, 2),
         between=INFINIBAND_200,
         source="NVIDIA A100 data sheet (SXM4 40 GB): 312 TFLOP/s bf16, 1,555 GB/s, NVLink 600 GB/s both ways",
-        uncertain=SHARES,
+        uncertain=SHARES_ESTIMATED,
     ),
     _gpu(
         "a100-80gb",
@@ -160,7 +160,7 @@ TABLE: tuple[Device, ...] = (
         within=_link(240, 2),
         between=INFINIBAND_200,
         source="NVIDIA A100 data sheet (SXM4 80 GB): 312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s both ways",
-        uncertain=SHARES,
+        uncertain=SHARES_ESTIMATED,
     ),
     _gpu(
         "l40s",
@@ -170,7 +170,7 @@ TABLE: tuple[Device, ...] = (
         between=ETHERNET,
         product_share=0.55,
         source="NVIDIA L40S data sheet: 362 TFLOP/s bf16, 864 GB/s, PCIe 4.0 x16 64 GB/s both ways",
-        uncertain=f"the adapter between nodes; {SHARES}",
+        uncertain=f"the adapter between nodes; {SHARES_ESTIMATED}",
     ),
     _gpu(
         "h100-pcie",
@@ -180,7 +180,7 @@ TABLE: tuple[Device, ...] = (
         within=_link(40, 4),
         between=INFINIBAND_200,
         source="NVIDIA H100 data sheet (PCIe): 756 TFLOP/s bf16, 2 TB/s, PCIe 5.0 x16 128 GB/s both ways",
-        uncertain=f"NVLink bridges between pairs are not counted; {SHARES}",
+        uncertain=f"NVLink bridges between pairs are not counted; {SHARES_ESTIMATED}",
     ),
     _gpu(
         "h100-sxm",
@@ -189,7 +189,7 @@ TABLE: tuple[Device, ...] = (
         within=_link(360, 2),
         between=INFINIBAND_400,
         source="NVIDIA H100 data sheet (SXM5): 989.4 TFLOP/s bf16, 3.35 TB/s, NVLink 900 GB/s both ways",
-        uncertain=SHARES,
+        uncertain=SHARES_ESTIMATED,
     ),
     _gpu(
         "h200",
@@ -198,7 +198,7 @@ TABLE: tuple[Device, ...] = (
         within=_link(360, 2),
         between=INFINIBAND_400,
         source="NVIDIA H200 data sheet (SXM): 989.4 TFLOP/s bf16, 141 GB, 4.8 TB/s, NVLink 900 GB/s both ways",
-        uncertain=SHARES,
+        uncertain=SHARES_ESTIMATED,
     ),
     _gpu(
         "b200",
@@ -209,7 +209,7 @@ TABLE: tuple[Device, ...] = (
         within=_link(720, 2),
         between=INFINIBAND_400,
         source="NVIDIA DGX B200 data sheet: 72 PFLOP/s fp8 sparse over 8 GPUs, 1,440 GB, 64 TB/s, NVLink 1.8 TB/s",
-        uncertain=f"memory a GPU sees (180 to 192 GB by system); {SHARES}",
+        uncertain=f"memory a GPU sees (180 to 192 GB by system); {SHARES_ESTIMATED}",
     ),
     Device(
         name="cpu",
@@ -231,17 +231,17 @@ TABLE: tuple[Device, ...] = (
         uncertain="all of it: calibrate this machine instead",
     ),
 )
-"""What is known without a measurement; prices differ by seller and day, and are left to who pays."""
+"""Devices known without a measurement. Prices are not listed, as they differ by seller and day."""
 
 
 def device_of(name: str) -> Device:
-    """The device of a name in the table, or of a profile that calibration wrote, named by its path.
+    """Return the device with a name in the table, or of a profile that `penstock calibrate` wrote, given by its path.
 
     Raises ConfigError with the nearest names if there is none.
     """
     if name.endswith(".json"):
         return read_profile(Path(name))
-    known = {device.name: device for device in TABLE}
+    known = {device.name: device for device in KNOWN_DEVICES}
     if name.lower() in known:
         return known[name.lower()]
     near = _nearest(name.lower(), list(known))
@@ -251,7 +251,7 @@ def device_of(name: str) -> Device:
     )
 
 
-WORDS = {
+DRIVER_NAMES = {
     "h200": "h200",
     "h100 80gb hbm3": "h100-sxm",
     "h100 pcie": "h100-pcie",
@@ -262,37 +262,45 @@ WORDS = {
     "l40s": "l40s",
     "b200": "b200",
 }
-"""Names that the CUDA driver gives, without the maker's, and those of the table."""
+"""Names in the table by the name of the CUDA driver, without the manufacturer."""
 
 
 def device_named(name: str) -> Device | None:
-    """The device of the table that the CUDA driver calls `name`, such as NVIDIA H100 80GB HBM3; None = not in it."""
-    found = WORDS.get(name.lower().removeprefix("nvidia "))
-    return next((device for device in TABLE if device.name == found), None)
+    """Return the device that the CUDA driver calls `name`, such as NVIDIA H100 80GB HBM3; None if not in the table."""
+    table_name = DRIVER_NAMES.get(name.lower().removeprefix("nvidia "))
+    return next((device for device in KNOWN_DEVICES if device.name == table_name), None)
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:
-    """Known names that begin alike, else those spelt most alike."""
-    alike = [each for each in known if each.startswith(name) or name.startswith(each.partition("-")[0])]
+    """Return the known names with the same beginning, else those with the closest spelling."""
+    alike = [other for other in known if other.startswith(name) or name.startswith(other.partition("-")[0])]
     return alike or difflib.get_close_matches(name, known, 3, 0.0)
 
 
 def read_profile(path: Path) -> Device:
-    """The device that calibration has measured. Raises ConfigError if the file is not a profile."""
+    """Return the device of a profile that `penstock calibrate` wrote. Raises ConfigError if the file is not a
+    profile."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(raw, dict) or raw.get("version") != PROFILE_VERSION:
-            found = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
-            raise ConfigError(f"{path}: expected a profile of version {PROFILE_VERSION}, got {found}. Calibrate again.")
+            version = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
+            raise ConfigError(
+                f"{path}: expected a profile of version {PROFILE_VERSION}, got {version}. "
+                f"Run `penstock calibrate {path}`."
+            )
         return Device.model_validate(raw["device"])
     except OSError as error:
-        raise ConfigError(f"{path}: expected a device profile, got {error.strerror}. Calibrate first.") from error
+        raise ConfigError(
+            f"{path}: expected a device profile, got {error.strerror}. Run `penstock calibrate {path}`."
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, ValidationError) as error:
-        raise ConfigError(f"{path}: expected a device profile, got {error}. Calibrate again.") from error
+        raise ConfigError(
+            f"{path}: expected a device profile, got {error}. Run `penstock calibrate {path}`."
+        ) from error
 
 
 def write_profile(device: Device, path: Path) -> None:
-    """Write what was measured so that `device_of` reads it by the path."""
+    """Write a device as a profile that `device_of` reads by its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     profile = {"version": PROFILE_VERSION, "device": device.model_dump(mode="json")}
     path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
@@ -300,7 +308,7 @@ def write_profile(device: Device, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices of one kind, in nodes of as many."""
+    """Devices of one kind in nodes of equal size."""
 
     device: Device
     gpus_per_node: int
@@ -308,19 +316,22 @@ class Cluster:
 
     @classmethod
     def of(cls, device: str, gpus: int | None = None, nodes: int = 1) -> "Cluster":
-        """`nodes` nodes of `gpus` devices each; None = as many as the device's usual node has.
+        """Return a cluster of `nodes` nodes with `gpus` devices each; None = the device's default number per node.
 
-        Raises ConfigError if the device is not known, or if there is none of them.
+        Raises ConfigError if the device is unknown, or if a number is below 1.
         """
-        found = device_of(device)
-        per_node = found.gpus_per_node if gpus is None else gpus
+        known = device_of(device)
+        per_node = known.gpus_per_node if gpus is None else gpus
         if per_node < 1 or nodes < 1:
-            raise ConfigError(f"cluster: expected a device at least, got {nodes} node(s) of {per_node}. Raise both.")
-        return cls(found, per_node, nodes)
+            raise ConfigError(
+                f"cluster: expected a device at least, got {nodes} node(s) of {per_node}. "
+                "Set cluster.gpus and cluster.nodes to at least 1."
+            )
+        return cls(known, per_node, nodes)
 
     @property
     def world_size(self) -> int:
-        """Devices in all."""
+        """Total number of devices."""
         return self.gpus_per_node * self.nodes
 
     def __str__(self) -> str:
@@ -328,8 +339,8 @@ class Cluster:
 
 
 def device_lines() -> Iterator[str]:
-    """The table as text, a line for each device."""
-    for device in TABLE:
+    """Yield the table as text, a line for each device."""
+    for device in KNOWN_DEVICES:
         peaks = ", ".join(f"{name} {flops / 1e12:g}" for name, flops in device.peak_flops.items())
         memory = f"{device.memory_bytes / 1e9:g} GB at {device.memory_bandwidth / 1e12:.3g} TB/s"
         links = f"{device.within.bandwidth / 1e9:g} and {device.between.bandwidth / 1e9:g} GB/s"

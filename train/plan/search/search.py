@@ -1,6 +1,7 @@
-"""The search for a layout: every way of splitting a run over a cluster, timed by a model of its costs.
+"""The layout search: enumerate every layout of a run on a cluster and time it with the cost model.
 
-All are timed; memory is looked at from the fastest on, until enough fit. Nothing is started, and torch is not loaded.
+All layouts are timed; memory is checked in order of time, until enough of them fit. No process starts, and torch is not
+imported.
 """
 
 import time
@@ -14,22 +15,22 @@ from train.config.settings import Settings
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token
 from train.parallel.memory import Memory, RankMemory, memory_of_rank
-from train.plan.search.candidates import TURNS, Batch, Split, Ways, shown
-from train.plan.search.compute import Compute, computed_in
-from train.plan.search.cost import Links, StepCost
+from train.plan.search.candidates import TURNS, Batch, LayoutSpace, LayoutSplit, describe_split
+from train.plan.search.compute import Compute, number_format_of
+from train.plan.search.cost import ClusterRings, StepCost
 from train.plan.search.devices import Cluster
-from train.plan.search.result import Candidate, Found
+from train.plan.search.result import Candidate, SearchResult
 
 STATES, ACTIVATIONS = "weights and states do not fit", "does not fit into memory"
 SLOWER, SAME_AXES = "slower", "slower with the same axes"
 
 
 class _Leaf(NamedTuple):
-    """A layout that could be trained if it fits."""
+    """A layout that is valid, with its time, before its memory is checked."""
 
     seconds: float
     number: int
-    split: Split
+    split: LayoutSplit
     size: int
     mode: str
 
@@ -40,94 +41,97 @@ def search(
     run: Sequence[StagePlan] | tuple[int, int],
     cluster: Cluster,
     top: int = 5,
-) -> Found:
-    """The `top` fastest layouts of a run on a cluster, each with other axes, and why the others were not taken.
+) -> SearchResult:
+    """Return the `top` fastest layouts of a run on a cluster, each with different axes, and the reasons against others.
 
-    `run` is its stages, or positions of a row and rows of a step. What `[layout]` sets is kept; what is automatic goes
-    by the device. Raises ConfigError if the device does not compute in the precision asked for.
+    `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` are kept; automatic ones
+    depend on the device. Raises ConfigError if the device does not support the precision.
     """
-    return _Search(shape, settings, run, cluster).found(top)
+    return _Search(shape, settings, run, cluster).best_layouts(top)
 
 
 def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -> list[Batch]:
-    """What the steps of a run consist of."""
+    """Return the batch of each training stage of a run."""
     if isinstance(run, tuple) and len(run) == 2 and isinstance(run[0], int) and isinstance(run[1], int):
         return [Batch(run[0], run[1])]
     stages = [stage for stage in run if isinstance(stage, StagePlan)]
     return [Batch(row_length(settings.train, stage.seq_len), stage.global_batch, stage.num_steps) for stage in stages]
 
 
-def axes_given(layout: LayoutConfig) -> dict[str, Any]:
-    """The axes of a layout as settings that a search keeps."""
+def axes_as_settings(layout: LayoutConfig) -> dict[str, Any]:
+    """Return the axes of a layout as settings that a search keeps."""
     sharded = layout.data in ("zero2", "zero3")
     names = ("data", *(["replicate"] if sharded else []), "context", "tensor", "pipeline")
-    found = {name: getattr(layout, name) for name in names}
+    axes = {name: getattr(layout, name) for name in names}
     if layout.context > 1:
-        found["context_by"] = layout.context_by
+        axes["context_by"] = layout.context_by
     if layout.pipeline > 1:
-        found |= {"schedule": layout.schedule, "stages_per_rank": layout.stages}
-    return found
+        axes |= {"schedule": layout.schedule, "stages_per_rank": layout.stages}
+    return axes
 
 
 def predict(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
 ) -> Candidate:
-    """What a step takes in the layout of the settings as it stands, whether it fits or not.
+    """Return the prediction for the layout of the settings, even if it does not fit into memory.
 
-    Raises ConfigError if it does not go into the cluster.
+    Raises ConfigError if the layout does not suit the cluster.
     """
     layout = settings.layout.for_device(cluster.device.kind)
     again = {"activation_checkpointing": layout.activation_checkpointing}
-    given = axes_given(layout) | again | layout.model_dump(exclude_unset=True)
+    given = axes_as_settings(layout) | again | layout.model_dump(exclude_unset=True)
     fixed = settings.model_copy(update={"layout": type(layout).model_validate(given)})
     searching = _Search(shape, fixed, run, cluster)
     leaves = searching.leaves(whatever_fits=True)
     if not leaves:
-        reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.ways.refusals.counted.items())
-        raise ConfigError(f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}")
+        reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.space.refusals.counted.items())
+        raise ConfigError(
+            f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}. "
+            "Change the axes of [layout]."
+        )
     return searching.candidate(leaves[0])
 
 
 class _Search:
-    """One search; what it remembers ends with it."""
+    """One search, with its caches."""
 
     def __init__(
         self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
     ):
         device = cluster.device
         settings = settings.with_precisions_for(device.kind, device.capability)
-        precision = computed_in(settings)
+        precision = number_format_of(settings)
         if precision not in device.peak_flops:
             raise ConfigError(
                 f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
-                f"{precision}. Take another."
+                f"{precision}. Set train.precision to one of these."
             )
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
         self.shape, self.settings, self.cluster = shape, settings, cluster
         self._peak = device.utilisation_peak(precision) * cluster.world_size
         self.batches = batches_of(settings, run)
-        self.ways = Ways(shape, settings, self.batches, cluster)
+        self.space = LayoutSpace(shape, settings, self.batches, cluster)
         self._computes = {compiled: self._costs(compiled) for compiled in (False, True)}
-        self._links = Links(cluster)
+        self._links = ClusterRings(cluster)
         self._limit = settings.plan.device_memory or device.memory_bytes - device.reserved
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """What micro-batches of each stage cost, with layers compiled or not."""
+        """Return the compute model of each training stage, with layers compiled or not."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
 
-    def found(self, top: int) -> Found:
-        """Time all, then look at the memory of the fastest."""
+    def best_layouts(self, top: int) -> SearchResult:
+        """Time all layouts, then check the memory of the fastest and return the result."""
         best: list[Candidate] = []
-        taken: set[Split] = set()
-        least: dict[Split, tuple[_Leaf, int]] = {}
-        refusals = self.ways.refusals
+        taken: set[LayoutSplit] = set()
+        least: dict[LayoutSplit, tuple[_Leaf, int]] = {}
+        refusals = self.space.refusals
         leaves = sorted(self.leaves())
-        for place, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if len(best) == top:
-                refusals.add(SLOWER, len(leaves) - place, partial(_timed, leaf))
+                refusals.add(SLOWER, len(leaves) - index, partial(_timed, leaf))
                 break
             axes = leaf.split._replace(schedule="", stages=1)
             if axes in taken:
@@ -146,43 +150,46 @@ class _Search:
                     taken.add(axes)
                     continue
             refusals.add(ACTIVATIONS, 1, partial(self._weighed, smallest, peak))
-        seconds = time.perf_counter() - self._begun
-        return Found(self.cluster, tuple(best), dict(refusals.counted), self._limit, seconds)
+        seconds = time.perf_counter() - self._start
+        return SearchResult(self.cluster, tuple(best), dict(refusals.counted), self._limit, seconds)
 
     def leaves(self, whatever_fits: bool = False) -> list[_Leaf]:
-        """Every layout with its time; those whose weights and states alone are too large are left out, unless asked."""
-        found: list[_Leaf] = []
-        for split in self.ways.splits():
-            computes = self._computes[self.ways.compiled(split.schedule)]
+        """Return every valid layout with its time.
+
+        Layouts whose weights and optimizer state alone exceed the memory are left out, unless `whatever_fits`.
+        """
+        leaves: list[_Leaf] = []
+        for split in self.space.splits():
+            computes = self._computes[self.space.compiled(split.schedule)]
             costs = [StepCost(compute, self._links, split) for compute in computes]
             groups = split.replicate * split.shard
-            sizes = self.ways.sizes(groups)
+            sizes = self.space.sizes(groups)
             states = costs[0].states_bytes()
             if states > self._limit and not (whatever_fits or self.settings.layout.offload):
-                self.ways.refusals.add(
-                    STATES, len(sizes) * len(self.ways.modes), partial(self._too_large, split, states)
+                self.space.refusals.add(
+                    STATES, len(sizes) * len(self.space.modes), partial(self._too_large, split, states)
                 )
                 continue
             for size in sizes:
-                for mode in self.ways.modes:
-                    if problem := self.ways.problem(split, size, mode):
-                        self.ways.refusals.add(TURNS, 1, partial(_unturned, split, size, problem))
+                for mode in self.space.modes:
+                    if problem := self.space.problem(split, size, mode):
+                        self.space.refusals.add(TURNS, 1, partial(_unturned, split, size, problem))
                         continue
                     seconds = sum(
                         batch.steps * sum(cost.parts(-(-batch.rows // groups), size, mode).values())
                         for cost, batch in zip(costs, self.batches, strict=True)
                     )
-                    found.append(_Leaf(seconds / self._steps, len(found), split, size, mode))
-        return found
+                    leaves.append(_Leaf(seconds / self._steps, len(leaves), split, size, mode))
+        return leaves
 
     def candidate(self, leaf: _Leaf) -> Candidate:
-        """A layout with everything that is known of it."""
+        """Return a layout with its times, MFU and memory."""
         split = leaf.split
         groups = split.replicate * split.shard
         parts: dict[str, float] = {}
-        for compute, batch in zip(self._computes[self.ways.compiled(split.schedule)], self.batches, strict=True):
-            found = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
-            for name, seconds in found.items():
+        for compute, batch in zip(self._computes[self.space.compiled(split.schedule)], self.batches, strict=True):
+            of_stage = StepCost(compute, self._links, split).parts(-(-batch.rows // groups), leaf.size, leaf.mode)
+            for name, seconds in of_stage.items():
                 parts[name] = parts.get(name, 0.0) + seconds * batch.steps / self._steps
         tokens = sum(batch.steps * batch.rows * batch.seq_len for batch in self.batches) / self._steps
         flops = sum(
@@ -192,7 +199,7 @@ class _Search:
         rows = -(-max(batch.rows for batch in self.batches) // groups)
         return Candidate(
             split=split,
-            layout=self.ways.layout(split, leaf.size, leaf.mode),
+            layout=self.space.layout(split, leaf.size, leaf.mode),
             micro_batches=-(-rows // leaf.size),
             step_seconds=leaf.seconds,
             tokens_per_second=tokens / leaf.seconds,
@@ -207,27 +214,30 @@ class _Search:
         return memory_of_rank(self.shape, settings, self.cluster.world_size, batch.seq_len, batch.rows, kind)
 
     def _settings(self, leaf: _Leaf) -> Settings:
-        return self.settings.model_copy(update={"layout": self.ways.layout(leaf.split, leaf.size, leaf.mode)})
+        return self.settings.model_copy(update={"layout": self.space.layout(leaf.split, leaf.size, leaf.mode)})
 
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
-        """What a split needs at least, everything computed again, and how: with single rows or, since no gradients add
-        up then, with all rows at once."""
-        sizes = self.ways.sizes(leaf.split.replicate * leaf.split.shard)
-        single = leaf._replace(size=sizes[0], mode=self.ways.modes[-1])
+        """Return the layout of a split with the least memory, and that memory [bytes].
+
+        It recomputes everything, with single rows or, as no gradients accumulate then, with all rows at once.
+        """
+        sizes = self.space.sizes(leaf.split.replicate * leaf.split.shard)
+        single = leaf._replace(size=sizes[0], mode=self.space.modes[-1])
         need = self._first_place(single)
         if need <= self._limit:
             return single, need
         whole = single._replace(size=sizes[-1])
-        return min((single, need), (whole, self._first_place(whole)), key=lambda found: found[1])
+        return min((single, need), (whole, self._first_place(whole)), key=lambda need_of_leaf: need_of_leaf[1])
 
-    def _too_large(self, split: Split, states: float) -> str:
-        return f"{shown(split)}: {states / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
+    def _too_large(self, split: LayoutSplit, states: float) -> str:
+        return f"{describe_split(split)}: {states / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
 
     def _weighed(self, leaf: _Leaf, peak: int) -> str:
         return f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
 
     def _first_place(self, leaf: _Leaf) -> int:
-        """Memory of the first place of a pipeline, which holds the most micro-batches: not more than the peak."""
+        """Return the memory of the first rank of a pipeline, which holds most micro-batches: a lower bound on the
+        peak."""
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
         if settings.layout.offload:
             return 0
@@ -238,8 +248,8 @@ class _Search:
         return max(sum(moment.values()) for moments in needs for moment in moments.values())
 
 
-def _unturned(split: Split, size: int, problem: str) -> str:
-    return f"{shown(split)}, {size} rows: {problem}"
+def _unturned(split: LayoutSplit, size: int, problem: str) -> str:
+    return f"{describe_split(split)}, {size} rows: {problem}"
 
 
 def _timed(leaf: _Leaf) -> str:
@@ -247,4 +257,4 @@ def _timed(leaf: _Leaf) -> str:
 
 
 def _name(leaf: _Leaf) -> str:
-    return f"{shown(leaf.split)}, micro-batches of {leaf.size}, {leaf.mode} recomputed"
+    return f"{describe_split(leaf.split)}, micro-batches of {leaf.size}, {leaf.mode} recomputed"

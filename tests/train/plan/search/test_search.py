@@ -15,9 +15,9 @@ from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token
 from train.parallel.layout import layout_problems
 from train.parallel.memory import memory_of_rank
-from train.plan.search.candidates import Split
+from train.plan.search.candidates import LayoutSplit
 from train.plan.search.compute import Compute
-from train.plan.search.cost import PARTS, Links, bubble_share
+from train.plan.search.cost import STEP_COMPONENTS, ClusterRings, bubble_share
 from train.plan.search.devices import Cluster, Device, Link
 from train.plan.search.search import predict, search
 
@@ -48,13 +48,13 @@ def settings(layout: dict[str, Any] | None = None, **train: Any) -> Settings:
     return Settings.model_validate({"train": train, "layout": layout or {}})
 
 
-def split(**changes: Any) -> Split:
+def split(**changes: Any) -> LayoutSplit:
     whole = {"data": "zero3", "replicate": 1, "shard": 1, "context": 1, "context_by": "heads", "tensor": 1}
-    return Split(**(whole | {"pipeline": 1, "schedule": "1f1b", "stages": 1} | changes))
+    return LayoutSplit(**(whole | {"pipeline": 1, "schedule": "1f1b", "stages": 1} | changes))
 
 
 def test_collectives_by_hand() -> None:
-    links = Links(Cluster(PLAIN, 4, 2))
+    links = ClusterRings(Cluster(PLAIN, 4, 2))
     inside = links.ring(split(tensor=4, shard=2).axes, "tensor")
     assert (inside.size, inside.per_node, inside.nodes, inside.bandwidth) == (4, 4, 1, 1e10)
     assert inside.gather(8e6) == pytest.approx(1e-5 + 3e-6 + 3 / 4 * 8e6 / 1e10)
@@ -70,7 +70,7 @@ def test_collectives_by_hand() -> None:
 
 def test_a_group_that_lies_over_the_edge_of_a_node_is_the_one_that_counts() -> None:
     """On nodes of six, ranks 4 to 7 lie two and two; the search keeps matrices within a node."""
-    links = Links(Cluster(PLAIN, 6, 2))
+    links = ClusterRings(Cluster(PLAIN, 6, 2))
     ring = links.ring(split(tensor=4, shard=3).axes, "tensor")
     assert (ring.size, ring.per_node, ring.nodes, ring.bandwidth) == (4, 2, 2, 2e9)
     pair = links.ring(split(tensor=3, shard=4).axes, "shard", "context")  # ranks 0, 3, 6, 9
@@ -112,7 +112,7 @@ def test_parts_add_up_and_mean_something() -> None:
     for layout in ({"data": "ddp"}, {"tensor": 2}, {"context": 2}, {"pipeline": 2, "micro_batch": 1}, {"replicate": 2}):
         found = predict(SMALL, settings(layout), (128, 16), Cluster(PLAIN, 4, 1))
         assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
-        assert set(found.parts) <= set(PARTS)
+        assert set(found.parts) <= set(STEP_COMPONENTS)
         assert min(found.parts.values()) >= 0
         assert found.tokens_per_second == pytest.approx(16 * 128 / found.step_seconds)
         assert found.mfu == pytest.approx(flops_per_token(SMALL, 128) * found.tokens_per_second / 8e12)
@@ -266,7 +266,7 @@ def test_stages_of_a_run_are_weighed_by_their_steps() -> None:
 def test_a_layout_that_does_not_go_in_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected to go into 4 plain, 1 node.s. of 4, got fewer sequences"):
         predict(SMALL, settings({"data": "ddp"}), (128, 2), Cluster(PLAIN, 4, 1))
-    with pytest.raises(ConfigError, match=r"that plain computes in .fp32, bf16., found fp16"):
+    with pytest.raises(ConfigError, match=r"that plain computes in .fp32, bf16., got fp16"):
         search(SMALL, settings(precision="fp16"), (128, 16), Cluster(PLAIN, 4, 1))
 
 
