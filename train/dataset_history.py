@@ -52,7 +52,7 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ContractError(
             f"{name}: expected dataset {expected}, got {digest}, in which takedown {moved[-1]} has moved positions "
-            "(--compact), so no checkpoint of the old one can go on. Remove the checkpoints and plan again."
+            "(--compact), so no earlier checkpoint can be resumed. Remove the checkpoints and plan again."
         )
     chosen = [replay for replay in read_replays(run) if replay.after == digest]
     if chosen and chosen[-1].from_step == step:
@@ -61,7 +61,7 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
     raise ContractError(
         f"{name}: expected dataset {expected}, got {digest}, from which takedown {ids} has removed documents. Choose "
         f"where to go on: `penstock train {run.uri} --replay-from {CLEAN}` for the last checkpoint that saw none of "
-        f"them, or --replay-from {step} to keep what this one has learnt."
+        f"them, or --replay-from {step} to keep this checkpoint."
     )
 
 

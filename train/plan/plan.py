@@ -132,7 +132,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
     digest = (dataset or open_dataset(run)).digest
     if plan.dataset != digest:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected dataset {plan.dataset}, the run now holds {digest}. "
+            f"{run.uri}/{PLAN_NAME}: expected dataset {plan.dataset}, got {digest}. "
             "Run `penstock plan` again or, after a takedown, `penstock train RUN --replay-from clean`."
         )
     return plan

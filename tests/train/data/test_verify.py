@@ -220,7 +220,7 @@ def test_a_doubled_separator_is_rejected_with_both_sides(run: Store) -> None:
     with_separators(run, ["eos", "eos"])
     after = open_dataset(run)
     assert after.digest != before.digest
-    with pytest.raises(ContractError, match=f"expected dataset {before.digest}, the run now holds {after.digest}"):
+    with pytest.raises(ContractError, match=f"expected dataset {before.digest}, got {after.digest}"):
         read_plan(run)
     actual = identify(after, make_plan(run, after, settings), NO_SKIPS)
     expected = note.identity

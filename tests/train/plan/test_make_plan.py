@@ -352,7 +352,7 @@ def test_a_plan_is_read_back_and_belongs_to_its_dataset(run: Store, tmp_path: Pa
     other = make_tiny_dataset(tmp_path, seed=1)
     write_plan(other, plan)
     with pytest.raises(
-        ContractError, match=f"expected dataset {plan.dataset}, the run now holds {open_dataset(other).digest}"
+        ContractError, match=f"expected dataset {plan.dataset}, got {open_dataset(other).digest}"
     ):
         read_plan(other)
     other.write_atomic(PLAN_NAME, b'{"dataset": "x"}')

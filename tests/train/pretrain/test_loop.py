@@ -489,7 +489,7 @@ def test_a_checkpoint_of_another_dataset_is_refused(halfway: Path, tmp_path: Pat
     shutil.rmtree(run / "tokenizer")
     new = open_dataset(make_tiny_dataset(run, seed=1)).digest
     assert command(run) == 2
-    assert f"expected dataset {old}, the run now holds {new}" in capsys.readouterr().err
+    assert f"expected dataset {old}, got {new}" in capsys.readouterr().err
     (run / "train/plan.json").unlink()
     write_run(Store(str(run)), read_run(Store(str(run))).model_copy(update={"recipe": RECIPE}))
     assert command(run) == 2
