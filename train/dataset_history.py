@@ -60,7 +60,7 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
     ids = ", ".join(certificate.id for certificate in since)
     raise ContractError(
         f"{name}: expected dataset {expected}, got {digest}, from which takedown {ids} has removed documents. Choose "
-        f"where to go on: `penstock train {run.uri} --replay-from {CLEAN}` for the last checkpoint that saw none of "
+        f"where to resume: `penstock train {run.uri} --replay-from {CLEAN}` for the last checkpoint that saw none of "
         f"them, or --replay-from {step} to keep this checkpoint."
     )
 
