@@ -1,1 +1,0 @@
-"""The `penstock` command, the spark-submit entry point and the recipes; they contain no logic of their own."""

@@ -1,1 +1,0 @@
-"""The contract between pipeline and trainer: errors, tables, manifests, configuration and storage."""

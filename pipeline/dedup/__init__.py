@@ -1,1 +1,0 @@
-"""Deduplication as Spark relations: candidates from equal keys, verified pairs, clusters, and survivors."""

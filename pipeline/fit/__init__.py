@@ -1,1 +1,0 @@
-"""Training of language models, classifiers and importance weights, and the corpora that they are trained on."""

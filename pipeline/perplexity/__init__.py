@@ -1,1 +1,0 @@
-"""Perplexity of documents: n-gram training, compilation of ARPA files to model files, and scoring."""

@@ -1,1 +1,0 @@
-"""Sources: readers that turn input files into rows and account for every byte."""

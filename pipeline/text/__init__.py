@@ -1,1 +1,0 @@
-"""Text by language: splitting into words, with or without spaces, spans, and profiles of clean text."""

@@ -355,9 +355,9 @@ def test_a_second_run_does_nothing_and_a_changed_setting_redoes_only_what_depend
     folder = tmp_path / "run"
     shutil.copytree(finished.root, folder)
     run_at(folder=folder)
-    assert capsys.readouterr().err.count("stands") == 8
+    assert capsys.readouterr().err.count("is complete") == 8
     run_at(folder=folder, overrides=["tokens.seed=9"])
-    assert capsys.readouterr().err.count("stands") == 7
+    assert capsys.readouterr().err.count("is complete") == 7
     before, after = digests(finished), digests(Store(str(folder)))
     assert {name for name in NAMES if before[name] != after[name]} == {"tokens"}
 

@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 60
 MAX_LOOP_LINES = 100
 RUN_LOOPS = {("pipeline/run.py", "run_steps"), ("train/pretrain/loop.py", "pretrain")}
 MAX_PARAMETERS = 6
-MAX_DEPTH = 22
+MAX_DEPTH = 20
 """Counted per file; the target is 14."""
 
 SPARK_MODULES = (

@@ -141,7 +141,9 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     folder, ids = copied(old, tmp_path / "run"), [row["doc_id"].hex() for row in chosen]
     attach_run(Store(str(folder / "ladder/small")), Store(str(folder)))
     shutil.copytree(folder / "train", folder / "ladder/small/train")
-    with pytest.raises(ConfigError, match=rf"takedown` a run with tables of its own, got .*tokens of {folder}"):
+    with pytest.raises(
+        ConfigError, match=rf"expected a run with its own tables for `takedown`, got .*tokens of {folder}"
+    ):
         take_down(folder / "ladder/small", doc=ids)
     assert take_down(folder, doc=ids) == 0
     effects = certificates(folder)[0].effects

@@ -1,1 +1,0 @@
-"""Checkpoints: sharded weights and optimizer state, complete or absent, readable at any number of ranks and layout."""

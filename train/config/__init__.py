@@ -1,1 +1,0 @@
-"""The sections of a recipe that training reads."""

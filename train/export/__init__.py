@@ -1,1 +1,0 @@
-"""Export of models, tokenizers and datasets to other formats: Hugging Face, Megatron and torch."""

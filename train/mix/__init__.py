@@ -1,1 +1,0 @@
-"""Suggest a mix of sources from the losses that a run measured."""

@@ -1,1 +1,0 @@
-"""The optimizers, learning-rate schedules, loss scaling and the gradient norm."""

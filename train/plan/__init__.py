@@ -1,1 +1,0 @@
-"""The training plan: model shape, batch, schedule, cost and memory, computed from the dataset."""

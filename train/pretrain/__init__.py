@@ -1,1 +1,0 @@
-"""The training loop, started by `torchrun … -m train.pretrain RUN`."""

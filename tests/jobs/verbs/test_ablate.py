@@ -613,7 +613,7 @@ def test_a_dry_run_prints_reused_tables_and_the_cost(run: Store, capsys: pytest.
     for name, value in (("seeds", 0), ("tokens", 0), ("sequences", 0), ("params", 0.5)):
         with pytest.raises(ConfigError, match=f"--{name}: expected at least 1, got {value:g}"):
             ablate.ablate_command(arguments(run, without=["quality.c4"], **{name: value}))
-    with pytest.raises(ConfigError, match="expected a run on this machine"):
+    with pytest.raises(ConfigError, match="expected a run on a local disk"):
         ablate.ablate_command(argparse.Namespace(run="mock:///bucket/run"))
 
 
@@ -669,7 +669,7 @@ def test_from_a_rule_to_the_answer_in_the_report(
     given = {"without": [WORD], "overrides": list(asked), "seeds": 2, "sequences": 50}
     assert ablate.ablate_command(arguments(run, **given)) == 0
     printed = capsys.readouterr().out
-    assert "proxy 4/4  without-seed-2" in printed
+    assert "proxy run 4/4  without-seed-2" in printed
     assert "2 pairs of proxy runs: " in printed
     shown = ablations(run, open_dataset(run).digest)
     (one,) = shown.shown

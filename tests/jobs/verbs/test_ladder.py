@@ -337,7 +337,7 @@ def test_what_a_ladder_prints(laddered: Laddered) -> None:
     assert "N: all parameters, a tied embedding once" in out
     assert "beyond 100 times that, " in out
     assert "times the most expensive run: an extrapolation)" in out
-    assert f"`penstock plan {laddered.run} --law {laddered.run}/ladder/law.json` goes by it" in out
+    assert f"`penstock plan {laddered.run} --law {laddered.run}/ladder/law.json` uses it" in out
 
 
 @pytest.mark.dist
@@ -350,7 +350,7 @@ def test_a_finished_ladder_trains_nothing_and_a_changed_one_is_refused(
     assert (laddered.run / LAW_NAME).read_bytes() == before
     capsys.readouterr()
     assert ladder(laddered.run, *SMALL, "--set", "optim.weight_decay=0.2") == 2
-    assert f"ladder/{NAMES[0]}: expected a run with these settings, got another" in capsys.readouterr().err
+    assert f"ladder/{NAMES[0]}: expected a run with these settings, got other settings" in capsys.readouterr().err
     assert ladder(laddered.run, *SMALL) == 0  # and what was refused has changed nothing
 
 
@@ -365,7 +365,7 @@ def test_a_dry_run_writes_nothing(dataset: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("verify", " files are what the manifest expected"),
+        ("verify", " files match the manifest"),
         ("trace --step 3", "step 3, rows 0 to "),
         ("plan --quiet", "plan written to "),
         ("lineage", "end of training"),

@@ -127,7 +127,7 @@ def test_a_killed_worker_leaves_one_copy_of_its_rows(spark, folder, tmp_path):
 def test_a_failed_attempt_removes_its_file_and_a_broken_promise_is_told(spark, folder):
     def fail(number, batches):
         yield "rows", next(batches)
-        raise ContractError("rows: expected good, got bad. Mend them")
+        raise ContractError("rows: expected good, got bad. Mend them.")
 
     with pytest.raises(ContractError, match=r"^rows: expected good, got bad\. Mend them\.$"):
         FrameStore(spark, folder).store_each("rows", spark.range(0, 10, 1, 1), fail, {"rows": "id long"})

@@ -91,13 +91,13 @@ def test_a_model_that_has_diverged_is_an_error(run: Path, monkeypatch: pytest.Mo
         return model
 
     monkeypatch.setattr(evaluate, "read_model", diverged)
-    with pytest.raises(ContractError, match="expected held-out losses, got nan: the model has diverged"):
+    with pytest.raises(ContractError, match="expected held-out losses, got nan, since the model has diverged"):
         measured([run], [run])
 
 
 def test_targets_of_a_hidden_document_are_taken_out_where_they_stand() -> None:
     rows = evaluate.Rows(torch.zeros((2, 4), dtype=torch.int64), torch.arange(8).view(2, 4), None, torch.zeros(2))
-    heldout = evaluate.Heldout(("web",), rows)
+    heldout = evaluate.HeldoutRows(("web",), rows)
     # Tokens 3 to 5: row 0 reads 0 to 3 and predicts 1 to 4, row 1 reads 4 to 7 and predicts 5 to 8.
     hidden = [evaluate.HeldoutDocument(b"", "web", 3, 6), evaluate.HeldoutDocument(b"", "books", 0, 9)]
     starts = {"web": torch.tensor([0, 4]).numpy()}
@@ -111,14 +111,17 @@ def test_targets_of_a_hidden_document_are_taken_out_where_they_stand() -> None:
 def test_another_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make_tiny_dataset(other, vocab_size=600)
-    with pytest.raises(ContractError, match=r"other: expected the tokenizer contract of .*run .*give both runs one"):
+    with pytest.raises(
+        ContractError,
+        match=r"other: expected the tokenizer contract of .*run .*: set tokenizer.model to one file for both runs",
+    ):
         measured([run], [other])
 
 
 def test_what_was_trained_on_has_to_be_known(run: Path, tmp_path: Path) -> None:
     changed = other_run(tmp_path / "changed", {"web": 160})
     (changed / "train").symlink_to(run / "train")
-    with pytest.raises(ContractError, match=r"expected dataset \w{12}, got \w{12}"):
+    with pytest.raises(ContractError, match=r"expected dataset \w{12}, on which it was trained, got \w{12}"):
         measured([changed], [run])
 
 
@@ -153,6 +156,6 @@ def test_the_command_writes_what_it_prints(run: Path, tmp_path: Path, capsys: py
     )
     ids.write_text("zebra\n")
     assert evaluate.main([str(run), "--on", str(run), "--leave-out", str(ids)]) == 2
-    assert "expected ids of documents in hex, a line each, got" in capsys.readouterr().err
+    assert "expected one document id in hex per line, got" in capsys.readouterr().err
     assert evaluate.main([str(run), "--on", str(run), "--sequences", "0"]) == 2
     assert evaluate.main([str(tmp_path / "none"), "--on", str(run)]) == 2

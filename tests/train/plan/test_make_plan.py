@@ -351,9 +351,7 @@ def test_a_plan_is_read_back_and_belongs_to_its_dataset(run: Store, tmp_path: Pa
     assert planned(run) == plan
     other = make_tiny_dataset(tmp_path, seed=1)
     write_plan(other, plan)
-    with pytest.raises(
-        ContractError, match=f"expected dataset {plan.dataset}, got {open_dataset(other).digest}"
-    ):
+    with pytest.raises(ContractError, match=f"expected dataset {plan.dataset}, got {open_dataset(other).digest}"):
         read_plan(other)
     other.write_atomic(PLAN_NAME, b'{"dataset": "x"}')
     with pytest.raises(ContractError, match=r"(?s)plan.json: expected a plan, got .*tokenizer"):

@@ -370,7 +370,7 @@ def test_the_step_on_spark_is_the_step_without(spark, tmp_path):
     assert same == expected
     tables.root = tmp_path / "c"
     folders = {"repeats": Store(str(tables.root / "repeats"))}
-    built = build_repeats(StepContext(spark, recipe(*overrides), folders, tables.inputs, (), {}, None), REEVALUATE)[
+    built = build_repeats(StepContext(spark, recipe(*overrides), (), folders, tables.inputs, (), {}, None), REEVALUATE)[
         "repeats"
     ]
     paths = [tables.root / "repeats" / built.paths[key] for key in sorted(built.paths)]
