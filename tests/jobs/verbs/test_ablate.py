@@ -675,7 +675,7 @@ def test_from_a_rule_to_the_answer_in_the_report(
     (one,) = shown.shown
     assert (one.result.left_out, one.is_current, shown.unreadable) == ((WORD,), True, ())
     assert one.result.answer in printed
-    assert [row.held_out for row in one.rows if row.source == "all"] == ["with the rules", "without them"]
+    assert [row.held_out for row in one.rows if row.source == "all"] == ["with the rules", "without the rules"]
     assert all(row.low <= row.mean <= row.high for row in one.rows)
     assert one.result.settings["quality.rules"][1] == ["gopher_repetition", "c4", "fineweb"]
     page = Path(write_report(run, None)).read_text()
