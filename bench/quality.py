@@ -25,10 +25,9 @@ import pyarrow as pa
 
 from pipeline.classifier.importance import IMPORTANCE, ImportanceConfig
 from pipeline.classifier.linear import Examples, LinearModel, fit_weights, new_vocabulary, word_keys_of
-from pipeline.classifier.metrics import auc, confusion, kappa, ratio
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 from pipeline.engine.rules import columns_of, evaluate_checks
-from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
+from pipeline.fit.classifier import TrainClassifierConfig, auc, confusion, kappa, ratio, train_classifier
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.stage import QUALITY

@@ -26,8 +26,7 @@ from train.config.settings import load_settings
 from train.data.verify import file_digest
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
-from train.trace.answer import AnswerOptions, RowSelection, TraceAnswers
-from train.trace.answer_text import present_documents, present_step
+from train.trace.answer import AnswerOptions, RowSelection, TraceAnswers, present_documents, present_step
 
 DOCUMENTS = 10_000_000
 SHARD_DOCUMENTS = 100_000

@@ -25,8 +25,7 @@ from tests.support.random_documents import write_documents
 from tests.support.tiny_stages import batches_of
 from train.config.settings import Settings
 from train.config.train import TrainConfig
-from train.data.batches import Batches
-from train.data.prefetch import Prefetch
+from train.data.batches import Batches, Prefetch
 from train.data.rows import Rows
 from train.model.shape import flops_per_token, num_parameters
 from train.optim.optimizer import state_tensors

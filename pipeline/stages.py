@@ -10,13 +10,11 @@ from functools import partial
 from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
-from pipeline.dedup.audit.config import AUDIT
-from pipeline.dedup.audit.config import is_enabled as is_audited
 from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.clusters import build_clusters
-from pipeline.dedup.config import DEDUP
+from pipeline.dedup.config import AUDIT, DEDUP, REPEATS
+from pipeline.dedup.config import is_enabled as is_audited
 from pipeline.dedup.index import representatives_of
-from pipeline.dedup.repeats.config import REPEATS
 from pipeline.dedup.repeats.step import build_repeats
 from pipeline.dedup.repeats.step import is_enabled as cuts_repeats
 from pipeline.dedup.survivors import build_dedup

@@ -17,8 +17,14 @@ from schemas.locks import lock_training
 from schemas.storage import Store
 from schemas.takedown import Certificate, Effects, TrainedCheckpoint, takedown_ancestry
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.checkpoint.folder import list_checkpoints, local_path
-from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, parse_metadata
+from train.checkpoint.folder import (
+    CHECKPOINTS,
+    METADATA_NAME,
+    CheckpointMetadata,
+    list_checkpoints,
+    local_path,
+    parse_metadata,
+)
 from train.data.order import SampleOrder
 from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, takedowns_since
 from train.plan.plan import PLAN_NAME, Plan, open_order, write_plan

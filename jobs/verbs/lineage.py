@@ -8,7 +8,7 @@ from typing import Any
 from jobs.arguments import Command, add_run
 from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
 from pipeline.lineage.openlineage import openlineage_events
-from pipeline.lineage.read import check_lineage, read_lineage
+from pipeline.lineage.training import check_lineage, read_lineage
 from pipeline.report.facts import number, short, size
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json

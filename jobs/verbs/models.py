@@ -1,14 +1,123 @@
-"""`penstock models`: the store of downloaded models."""
+"""The verbs that fetch, verify and train models, and the one that derives the profiles of languages from text."""
 
 import argparse
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from jobs.arguments import Command
+from jobs.arguments import Command, add_overrides
+from jobs.recipe import read_values
+from jobs.spark_session import SparkConfig, open_session
+from pipeline.fit.classifier import TrainClassifierConfig, summary, train_classifier
+from pipeline.fit.importance import TrainImportanceConfig, train_importance
+from pipeline.fit.language_model import LmConfig, checked_target, describe_model, make_language_model
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
+from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.text.derive_profiles import DeriveConfig, derive_profiles
+from schemas.config import Recipe, Section, load_recipe
 from schemas.errors import ConfigError
+from schemas.manifest import open_table
+from schemas.storage import Store
 
 VERBS = {
     "models": "List, fetch or verify the models of the store.",
+    "train-lm": "Train an n-gram language model for perplexities, on the clean text of a run or on files of text.",
+    "train-classifier": "Train a quality classifier, measure it on held-out texts, and add it to the model store.",
+    "train-importance": "Train an importance model (DSIR) on a target and a raw sample, and add it to the model store.",
+    "derive-profiles": "Derive the stop words and thresholds of each language from clean reference text.",
 }
+
+Arguments = argparse.Namespace
+Sections = Mapping[str, type[Section]]
+SHARED: Sections = {"spark": SparkConfig, "models": ModelsConfig}
+
+
+def read_settings(arguments: Arguments, sections: Sections) -> Recipe:
+    """Return the settings of a command: its TOML file, if any, with overrides applied. Raises ConfigError."""
+    values = read_values(arguments.recipe) if arguments.recipe else {}
+    return load_recipe(values, arguments.overrides, {**sections, **SHARED}, arguments.recipe or "settings")
+
+
+def with_spark(recipe: Recipe, name: str, work: Callable[[Any], Any]) -> Any:
+    """Return the result of `work` on a Spark session, which is closed afterwards."""
+    spark = open_session(recipe.section("spark", SparkConfig), name)
+    try:
+        return work(spark)
+    finally:
+        spark.stop()
+
+
+def add_fit_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the TOML file with the settings of a model."""
+    parser.add_argument("recipe", nargs="?", help="TOML file with the settings; --set can give all of them")
+
+
+def add_model_file(parser: argparse.ArgumentParser) -> None:
+    """Add the file that a language model is written to."""
+    parser.add_argument("--out", required=True, help="file of the model, ….lm")
+
+
+def add_model_folder(parser: argparse.ArgumentParser) -> None:
+    """Add the folder that a model is written to."""
+    parser.add_argument("--out", required=True, help="folder of the model")
+
+
+def add_profiles_file(parser: argparse.ArgumentParser) -> None:
+    """Add the file that profiles are written to."""
+    parser.add_argument("--out", required=True, help="TOML file to write")
+
+
+def train_lm_command(arguments: Arguments) -> int:
+    """Train an n-gram language model for perplexities, on the clean text of a run or on files of text."""
+    recipe = read_settings(arguments, {"lm": LmConfig, "train_lm": TrainLmConfig})
+    config, training = recipe.section("lm", LmConfig), recipe.section("train_lm", TrainLmConfig)
+    checked_target(config, training, arguments.out)
+    result = with_spark(recipe, "train-lm", lambda spark: make_language_model(spark, config, training, arguments.out))
+    print(f"{arguments.out}: {describe_model(result)}")
+    use = f"--set perplexity.scorer=ngram --set 'perplexity.models={{{config.language}=\"{arguments.out}\"}}'"
+    print(f"to use it: penstock run RECIPE --out RUN {use}")
+    return 0
+
+
+def train_classifier_command(arguments: Arguments) -> int:
+    """Train a quality classifier, measure it on held-out texts, and add it to the model store."""
+    recipe = read_settings(arguments, {"train_classifier": TrainClassifierConfig})
+    config, models = recipe.section("train_classifier", TrainClassifierConfig), recipe.section("models", ModelsConfig)
+    runs = config.positives.run or config.negatives.run
+    print(
+        summary(_maybe_with_spark(recipe, runs, lambda spark: train_classifier(config, arguments.out, spark, models)))
+    )
+    return 0
+
+
+def train_importance_command(arguments: Arguments) -> int:
+    """Train an importance model (DSIR) on a target and a raw sample, and add it to the model store."""
+    recipe = read_settings(arguments, {"train_importance": TrainImportanceConfig})
+    config, models = recipe.section("train_importance", TrainImportanceConfig), recipe.section("models", ModelsConfig)
+    runs = config.target.run or config.raw.run
+    importance = _maybe_with_spark(recipe, runs, lambda spark: train_importance(config, arguments.out, spark, models))
+    print(json.dumps(importance["counted"], indent=1))
+    return 0
+
+
+def derive_profiles_command(arguments: Arguments) -> int:
+    """Derive the stop words and thresholds of each language from clean reference text."""
+    recipe = read_settings(arguments, {"derive": DeriveConfig})
+    config = recipe.section("derive", DeriveConfig)
+    profiles = _maybe_with_spark(recipe, config.run, lambda spark: derive_profiles(config, arguments.out, spark))
+    print(f"{arguments.out}: profiles of {len(profiles)} languages: {', '.join(sorted(profiles))}")
+    return 0
+
+
+def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
+    """Return the result of `work`, on a Spark session if it reads a run, whose parts are read in parallel.
+
+    Raises ContractError before Spark starts if the run has no clean text.
+    """
+    if run is None:
+        return work(None)
+    open_table(Store(run), "clean")
+    return with_spark(recipe, "penstock", work)
 
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,4 +143,25 @@ def models_command(arguments: argparse.Namespace) -> int:
 
 COMMANDS = {
     "models": Command((add_models_arguments,), models_command, "models fetch lid.176.ftz"),
+    "train-lm": Command(
+        (add_fit_settings, add_model_file, add_overrides),
+        train_lm_command,
+        "train-lm --out en.lm --set lm.run=wiki",
+    ),
+    "train-classifier": Command(
+        (add_fit_settings, add_model_folder, add_overrides),
+        train_classifier_command,
+        "train-classifier --out models --set 'train_classifier.labelled=[\"pages.jsonl\"]'",
+    ),
+    "train-importance": Command(
+        (add_fit_settings, add_model_folder, add_overrides),
+        train_importance_command,
+        "train-importance --out models --set 'train_importance.target={run=\"wiki\"}' --set "
+        "'train_importance.raw={run=\"crawl\"}'",
+    ),
+    "derive-profiles": Command(
+        (add_fit_settings, add_profiles_file, add_overrides),
+        derive_profiles_command,
+        "derive-profiles --out languages.toml --set derive.run=wiki",
+    ),
 }

@@ -22,8 +22,7 @@ from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach_run
-from train.checkpoint.folder import identify
-from train.checkpoint.metadata import Identity
+from train.checkpoint.folder import Identity, identify
 from train.config.plan import PlanConfig
 from train.config.settings import Settings, settings_of
 from train.data.heldout import OBJECTIVES

@@ -9,12 +9,21 @@ from typing import Any
 from jobs.arguments import Command, add_run
 from jobs.recipe import stored_recipe
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.refetch import RefetchedRecord, refetch
+from pipeline.sources.source import RefetchedRecord, refetch
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError, ContractError
 from schemas.versions import open_run
-from train.trace.answer import AnswerOptions, DocumentsAnswer, RowSelection, TraceAnswers, TracedDocument, to_json_value
-from train.trace.answer_text import present_documents, present_step, replace_control_characters
+from train.trace.answer import (
+    AnswerOptions,
+    DocumentsAnswer,
+    RowSelection,
+    TraceAnswers,
+    TracedDocument,
+    present_documents,
+    present_step,
+    replace_control_characters,
+    to_json_value,
+)
 from train.trace.documents import describe_scan
 
 VERBS = {

@@ -8,9 +8,8 @@ from jobs.recipe import stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import no_checks
-from pipeline.inspect.whatif import Prediction, open_tables, predict
+from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.inspect.whatif_text import format_prediction, to_json
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.stages import CHECKED
 from schemas.config import Recipe

@@ -1,4 +1,4 @@
-"""Settings of deduplication, and the declaration of its reasons to drop a document."""
+"""The sections `[dedup]`, `[repeats]` and `[audit]`, and the declarations of these stages with their drop reasons."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.engine.stage import Relation
-from schemas.config import Section, decision, execution, location
+from schemas.config import Recipe, Section, decision, execution, location
 from schemas.tables import DOCUMENTS, SCORES
 
 RULES = ("source_rank", "snapshot", "earliest", "latest", "longest", "shortest")
@@ -157,3 +157,137 @@ DEDUP = Relation(
     },
 )
 EXACT, NEAR, SAME_URL, DROPPED_BEFORE = "exact_duplicate", "near_duplicate", "same_url", "dropped_before"
+
+
+# Settings of the audit: the size of its samples, and the least similarity of a copy.
+
+MIN_DOCUMENTS, MAX_DOCUMENTS = 100, 20_000
+
+
+class AuditConfig(Section):
+    """The size of the audit; samples are chosen by hashes, so they are the same at any partitioning."""
+
+    documents: int = Field(2000, ge=0, le=MAX_DOCUMENTS)
+    """Documents in each of the three samples (joined, uniform, anchored); 0: no audit. There is none without
+    `dedup.near` either. All pairs of a sample are compared, so time grows with the square: 2,000 take seconds."""
+    group: int = Field(50, ge=2)
+    """Most documents of one anchor that are compared with each other, those with the lowest hashes."""
+    min_jaccard: float | None = Field(None, gt=0, le=1)
+    """Least true Jaccard similarity of a pair that should be joined; None: `dedup.min_similarity`."""
+    seed: int = Field(0, ge=0)
+    """Seed of the hashes that choose the samples."""
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> "AuditConfig":
+        others = sorted(self.model_fields_set - {"documents"})
+        if not self.documents and others:
+            raise ValueError(
+                f"documents: expected more than 0 with {', '.join(others)}, got 0, which means no audit. "
+                f"Remove audit.{', audit.'.join(others)}."
+            )
+        if 0 < self.documents < MIN_DOCUMENTS:
+            raise ValueError(
+                f"documents: expected 0 (no audit) or at least {MIN_DOCUMENTS}, got {self.documents}. "
+                f"Set audit.documents to at least {MIN_DOCUMENTS}."
+            )
+        if self.group > self.documents > 0:
+            raise ValueError(
+                f"group: expected at most documents = {self.documents}, got {self.group}. "
+                f"Set audit.group to at most {self.documents}."
+            )
+        return self
+
+
+AUDIT = Relation(name="audit", version=1, config=AuditConfig)
+
+
+def is_enabled(recipe: Recipe) -> bool:
+    """Return True if the recipe has an audit and joins near copies; exact copies need no audit."""
+    return recipe.section("audit", AuditConfig).documents > 0 and recipe.section("dedup", DedupConfig).near
+
+
+# Settings of the step `repeats`: the units that are compared, when they are cut, and reasons to drop a document.
+
+Unit = Literal["paragraph", "line", "sentences", "substring"]
+WORDS, BYTES = 50, 100
+_BY_UNIT: dict[str, set[str]] = {
+    "sentences": {"sentences"},
+    "substring": {"substring_unit", "substring_length", "on_substring", "max_repeated_share"},
+}
+
+
+class RepeatsConfig(Section):
+    """Which repeated passages are cut. They are searched in the documents that `dedup` keeps, within its `scope` and in
+    its keep order. The remaining text of a document is measured and judged again.
+
+    Measured again are the quality signals (of the text as if the passages had never been there), toxicity, and scores
+    of models if the run has them. Not measured again are the language, evaluation sets, and the perplexity of a
+    checkpoint: their stored values are judged. Cut-offs that were computed from the data remain those of `verdicts`.
+    """
+
+    units: tuple[Unit, ...] = ()
+    """Kinds of units that are compared; empty: the step does not run. `line`: text between line breaks (CCNet's
+    "paragraph"; Wenzek et al. 2020, arXiv 1911.00359, 3.1). `paragraph`: text between blank lines. `sentences`:
+    consecutive sentences, as many as the setting `sentences` (C4; Raffel et al. 2020, arXiv 1910.10683, 2.2). These are
+    compared in the normal form of CCNet: lower case, digits as 0, no accents, no punctuation. `substring`: runs of at
+    least `substring_length` words or bytes, compared unchanged (Lee et al. 2022, arXiv 2107.06499). A span that two
+    kinds cover is cut once, with the reason of the kind that is listed first."""
+    min_count: int = Field(2, ge=2)
+    """Least occurrences of a repeat, in one document or many. C4, CCNet and Lee et al.: 2."""
+    keep_first: bool = True
+    """Whether the first occurrence of a repeat is kept: the first in the first document in keep order. CCNet's paper
+    and C4 keep one; False is CCNet's second mode, which cuts all."""
+    min_unit_chars: int = Field(1, ge=1)
+    """Least length of the normal form of a unit that is compared [code points]. CCNet: no limit."""
+    sentences: int = Field(3, ge=1, le=16)
+    """Consecutive sentences in a unit [sentences]. C4: 3."""
+    substring_unit: Literal["words", "bytes"] = "words"
+    """Unit of the length of a run: words between whitespace of any kind (single characters in writing without spaces),
+    or bytes of UTF-8."""
+    substring_length: int | None = Field(None, ge=4, le=4096)
+    """Shortest run that is a repeat; None: 50 words, or 100 bytes. Lee et al.: 50 tokens, which are 100 bytes there."""
+    on_substring: Literal["cut", "drop"] = "cut"
+    """Whether repeated runs are cut, or documents with too large a share of them are dropped and others left whole."""
+    max_repeated_share: float = Field(0.2, ge=0, lt=1)
+    """Largest share of repeated runs in a document with `drop` [code points over code points]; 0: any run drops the
+    document. Default: the partial drop that RefinedWeb tried (Penedo et al. 2023, arXiv 2306.01116)."""
+    min_left_chars: int = Field(1, ge=1)
+    """Least text that the cuts must leave of a document [code points]; the quality checks apply in addition."""
+
+    @property
+    def length(self) -> int:
+        """Return the length of the shortest run that is a repeat [words or bytes]."""
+        return self.substring_length or (WORDS if self.substring_unit == "words" else BYTES)
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> "RepeatsConfig":
+        given = self.model_fields_set
+        problems = []
+        if repeated := sorted({unit for unit in self.units if self.units.count(unit) > 1}):
+            problems.append(f"units with {', '.join(repeated)} more than once")
+        if not self.units:
+            problems += [f"{name} (ignored without units)" for name in sorted(given - {"units"})]
+        else:
+            for unit, names in _BY_UNIT.items():
+                if unit not in self.units:
+                    problems += [f"{name} (ignored without the unit {unit!r})" for name in sorted(given & names)]
+            if "min_unit_chars" in given and set(self.units) == {"substring"}:
+                problems.append("min_unit_chars (ignored with the unit 'substring' alone)")
+            if "max_repeated_share" in given and self.on_substring == "cut":
+                problems.append("max_repeated_share (ignored with on_substring 'cut')")
+        if problems:
+            raise ValueError(f"expected settings that have an effect, got {'; '.join(problems)}. Remove them.")
+        return self
+
+
+REPEATS = Relation(
+    name="repeats",
+    version=1,
+    config=RepeatsConfig,
+    reasons={
+        "dropped_before": "deduplication or an earlier verdict drops the document",
+        "repeated_share": "repeated runs make up too large a share of it",
+        "nothing_left": "the cuts leave too little of it",
+    },
+)
+REPEATED_SHARE, NOTHING_LEFT = "repeated_share", "nothing_left"

@@ -27,10 +27,17 @@ from pipeline.dedup.decide import (
     weight_of,
 )
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
-from pipeline.dedup.totals import TALLIES, TALLIES_DDL, totals
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
-from pipeline.engine.spark import dataframe_from_tasks, map_parts, persist_on_disk, run_part_writers
+from pipeline.engine.spark import (
+    TALLIES,
+    TALLIES_DDL,
+    dataframe_from_tasks,
+    map_parts,
+    persist_on_disk,
+    run_part_writers,
+    totals,
+)
 from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from schemas.manifest import TableVersion, part_key

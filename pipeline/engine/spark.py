@@ -17,7 +17,7 @@ from typing import Self, TextIO, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import SparkFiles, TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
@@ -255,3 +255,28 @@ def _by_part(frame: DataFrame, parts: int) -> DataFrame:
 
 def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.invert(batch.column("_mark")))
+
+
+# Totals of keys over all parts: their number of occurrences, and the first of their documents in keep order.
+#
+# A part sends one row for each of its keys, so the cost of the most frequent key grows with the number of parts and not
+# with its occurrences.
+
+TALLIES = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("part", pa.int32()),
+        pa.field("count", pa.int64()),
+        pa.field("first", pa.binary()),
+    ]
+)
+TALLIES_DDL = "key binary, part int, count long, first binary"
+
+
+def totals(tallies: DataFrame) -> DataFrame:
+    """Return (key, part, count, first, total, best): every tally with its key's sum of counts and smallest `first`.
+
+    `tallies` has the columns of TALLIES: `part` is the number of the part that counted, `first` sorts as bytes.
+    """
+    same_key = Window.partitionBy("key")
+    return tallies.withColumns({"total": F.sum("count").over(same_key), "best": F.min("first").over(same_key)})

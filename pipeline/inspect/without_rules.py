@@ -10,8 +10,7 @@ from typing import Any
 from pipeline.classifier.importance import ImportanceConfig
 from pipeline.classifier.stage import ClassifierConfig
 from pipeline.decontaminate.config import DecontaminateConfig
-from pipeline.dedup.config import EXACT, NEAR, NEAR_ONLY, SAME_URL, DedupConfig
-from pipeline.dedup.repeats.config import RepeatsConfig
+from pipeline.dedup.config import EXACT, NEAR, NEAR_ONLY, SAME_URL, DedupConfig, RepeatsConfig
 from pipeline.language import LanguageConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig

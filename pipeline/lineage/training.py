@@ -15,9 +15,10 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.lineage.data import TableTraversal
-from pipeline.lineage.graph import LineageBuilder, Node
-from schemas.errors import ContractError
+from pipeline.lineage.graph import Lineage, LineageBuilder, Node
+from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
+from schemas.manifest import RUN_NAME
 from schemas.mix import parse_mix
 from schemas.storage import Store
 from schemas.versions import DATASET, list_versions
@@ -391,3 +392,30 @@ def modification_time(run: Store, name: str) -> str | None:
     """Return the time at which a file was written, by its filesystem; a copied file has the time of the copy."""
     time = run.fs.get_file_info(run.path(name)).mtime
     return time.astimezone(UTC).isoformat(timespec="seconds") if isinstance(time, datetime) else None
+
+
+# Reading and checking the lineage of a run folder, from the files of a crawl to the end of training.
+#
+# Only manifests and the JSON files of training are read, unless every file is verified.
+
+
+def read_lineage(run: Store, verify: bool = False) -> Lineage:
+    """Return the lineage of the run's tables, plan and checkpoints; `verify` also checks the digest of every file.
+
+    A link that cannot be confirmed is a break of the lineage, not an error. Raises ConfigError if the folder is not a
+    run.
+    """
+    if not run.exists(RUN_NAME):
+        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Name the folder of a `penstock run`.")
+    walk = TableTraversal(run, LineageBuilder(), verify)
+    for name, version in walk.current.items():
+        walk.visit(name, version)
+    add_training(walk, verify)
+    return walk.builder.done()
+
+
+def check_lineage(lineage: Lineage, where: str) -> None:
+    """Raise ContractError, listing every break, if the lineage has breaks."""
+    if lineage.breaks:
+        messages = list(dict.fromkeys(entry.message for entry in lineage.breaks))
+        raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(messages))

@@ -13,10 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.quality.gopher import split_lines
-from pipeline.quality.ngrams import TOP_SIZES, ngram_lengths, num_covered_chars, recurring_ngrams
-from pipeline.quality.text import ALNUM_FIRST, LETTER, SYMBOL, TextView, count_known, read_pieces, read_unicode_words
-from pipeline.text.uax29 import NARROW_SPACE, pieces_of
-from pipeline.text.words import Codes
+from pipeline.quality.text import (
+    ALNUM_FIRST,
+    LETTER,
+    SYMBOL,
+    TOP_SIZES,
+    TextView,
+    count_known,
+    ngram_lengths,
+    num_covered_chars,
+    read_pieces,
+    read_unicode_words,
+    recurring_ngrams,
+)
+from pipeline.text.words import NARROW_SPACE, Codes, pieces_of
 
 SYMBOLS = ("#", "...", ". . .", "…")
 DCLM_BULLETS = ("●", "•", "*", "-")

@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.quality.ngrams import TOP_SIZES, num_covered_chars, recurring_ngrams
 from pipeline.quality.text import (
     ASCII_LETTER,
     CAPITALS,
     JAVASCRIPT,
     LOREM,
+    TOP_SIZES,
     TextView,
     count_known,
     normal_piece,
+    num_covered_chars,
     read_normal_pieces,
     read_raw_words,
+    recurring_ngrams,
 )
 from pipeline.text.words import Codes, Ints
 

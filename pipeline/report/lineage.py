@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
-from pipeline.lineage.read import read_lineage
+from pipeline.lineage.training import read_lineage
 from pipeline.report.facts import number, short, size
 from schemas.storage import Store
 

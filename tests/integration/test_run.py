@@ -16,8 +16,7 @@ from jobs.verbs.whatif import deciding_models
 from pipeline.engine.step import TableResult
 from pipeline.inspect.diff import compare_runs, open_compared_run
 from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
-from pipeline.inspect.whatif import KEPT_VERDICT, predict
-from pipeline.inspect.whatif_text import kept_tokens, token_rates
+from pipeline.inspect.whatif import KEPT_VERDICT, kept_tokens, predict, token_rates
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, funnel_rows
 from pipeline.report.page import write_report

@@ -12,8 +12,8 @@ import jobs.verbs
 from jobs import run_all
 from jobs.cli import build_parser, import_job, list_verbs, main, read_verbs
 from jobs.recipe import read_recipe, recipe_sections
+from jobs.verbs import models as learning
 from jobs.verbs import train as training
-from jobs.verbs import train_models as learning
 from jobs.verbs import whatif
 from schemas.manifest import read_run, write_run
 from schemas.tokens import open_dataset

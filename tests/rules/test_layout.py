@@ -42,7 +42,7 @@ WHO_MAY_IMPORT = {"pyspark": SPARK_MODULES, "torch": ("train",)}
 """A name stands for the module or, once it has grown into a folder, for everything below it."""
 WITHOUT_TORCH = (
     *("train.config", "train.config.settings", "train.monitor.guard"),
-    *("train.config.checkpoint", "train.config.optim", "train.config.layout"),
+    *("train.config.train", "train.config.optim", "train.config.layout"),
     *(
         "train.plan.make_plan",
         "train.plan.plan",
@@ -85,7 +85,6 @@ WITHOUT_TORCH = (
         "train.monitor.events",
         "train.monitor.log_files",
         "train.monitor.progress",
-        "train.export.tokenizer",
     ),
 )
 """What a plan, a dry run, a trace and an export of data take: sizes, declarations, orders, journals."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pipeline.dedup.repeats.config import RepeatsConfig
+from pipeline.dedup.config import RepeatsConfig
 from pipeline.dedup.repeats.keys import NO_ORDER, SEED, SUBSTRING, KeyOccurrences, KnownRepeats, known_repeats, tallies
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, window_seeds
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dedup.audit.config import AUDIT
+from pipeline.dedup.config import AUDIT
 from pipeline.engine.parquet import PartWriter
 from pipeline.engine.part import DropCounter, set_verdict
 from pipeline.engine.rules import COARSE, count_bins

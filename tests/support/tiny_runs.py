@@ -26,8 +26,7 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.rank_pool import shared_pool
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.folder import list_checkpoints
-from train.checkpoint.metadata import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata, list_checkpoints
 from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
 from train.monitor.events import Event, read_events

@@ -31,10 +31,17 @@ from torch.distributed.tensor import DTensor
 
 from schemas.errors import ContractError, PenstockError
 from schemas.storage import Store
-from train.checkpoint.folder import keep_newest, local_path, remove_checkpoint
-from train.checkpoint.metadata import CHECKPOINTS, METADATA_NAME, CheckpointMetadata, StateFile
+from train.checkpoint.folder import (
+    CHECKPOINTS,
+    METADATA_NAME,
+    CheckpointMetadata,
+    StateFile,
+    keep_newest,
+    local_path,
+    remove_checkpoint,
+)
 from train.checkpoint.state import State
-from train.config.checkpoint import CheckpointConfig
+from train.config.train import CheckpointConfig
 from train.parallel.ranks import CONTROL_TIMEOUT, PendingSum, Ranks
 
 # A background save writes copies of a rank's tensors in host memory while training continues. One set of buffers serves

@@ -6,11 +6,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from schemas.config import Recipe, Section, load_recipe
-from train.config.checkpoint import CheckpointConfig, GuardConfig
 from train.config.layout import LayoutConfig
 from train.config.optim import OptimConfig
 from train.config.plan import ClusterConfig, PlanConfig
-from train.config.train import TrainConfig
+from train.config.train import CheckpointConfig, GuardConfig, TrainConfig
 
 SECTIONS: Mapping[str, type[Section]] = {
     "plan": PlanConfig,

@@ -20,8 +20,8 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.load import check_objective, default_device, find_checkpoint, read_model, sequence_length_of
-from train.checkpoint.metadata import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata
+from train.checkpoint.state import check_objective, default_device, find_checkpoint, read_model, sequence_length_of
 from train.config.train import TrainConfig
 from train.data.batches import Batches, HeldoutRows
 from train.data.heldout import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from schemas.errors import ConfigError, PenstockError
 from schemas.storage import Store
 from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset
-from train.checkpoint.load import (
+from train.checkpoint.state import (
     check_objective,
     check_tokenizer,
     default_device,

@@ -25,7 +25,8 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
 from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape, open_dataset
-from train.checkpoint.load import (
+from train.checkpoint.folder import CHECKPOINTS
+from train.checkpoint.state import (
     check_objective,
     check_tokenizer,
     default_device,
@@ -34,7 +35,6 @@ from train.checkpoint.load import (
     read_tokenizer,
     sequence_length_of,
 )
-from train.checkpoint.metadata import CHECKPOINTS
 from train.data.rows import IGNORED
 from train.model.transformer import Transformer
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import ContractError
-from train.config.checkpoint import GuardConfig
+from train.config.train import GuardConfig
 
 MIN_DEVIATION = 1e-3
 """Minimum deviation of a window of losses [nats/token]: if losses are constant, the last digit is no spike."""

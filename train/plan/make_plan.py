@@ -25,8 +25,7 @@ from train.plan.plan import LayoutOffer, Plan, check_document_mask
 from train.plan.rules import Row, SourcedFigure, figures_of
 from train.plan.search.compute import number_format_of
 from train.plan.search.devices import Cluster, device_of
-from train.plan.search.result import SearchResult
-from train.plan.search.search import search
+from train.plan.search.search import SearchResult, search
 from train.plan.target import check_size_reached, hours_of, read_own_law, target_of, tokens_of_shape
 
 # The layout of a plan whose cluster is named: the fastest that fits, and the next fastest.

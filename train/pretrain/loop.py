@@ -13,7 +13,7 @@ import torch
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.checkpoint.metadata import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata
 from train.monitor.events import Interrupted
 from train.monitor.guard import Verdict
 from train.monitor.metrics import TrainManifest, last_metrics, write_train_manifest

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from train.checkpoint.folder import identify, list_checkpoints
-from train.checkpoint.metadata import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata, identify, list_checkpoints
 from train.checkpoint.save import Saver
-from train.data.prefetch import Prefetch
+from train.data.batches import Prefetch
 from train.data.rows import Rows
 from train.monitor.events import SpikeDocument, Stopped, count_rewinds, read_events
 from train.monitor.guard import GuardState, Verdict, stop_error

@@ -10,8 +10,16 @@ import torch
 
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.folder import identify, list_checkpoints, local_path, remove_incomplete, with_checkpoint_formats
-from train.checkpoint.metadata import CheckpointMetadata, Layout, check_identity
+from train.checkpoint.folder import (
+    CheckpointMetadata,
+    Layout,
+    check_identity,
+    identify,
+    list_checkpoints,
+    local_path,
+    remove_incomplete,
+    with_checkpoint_formats,
+)
 from train.checkpoint.state import layout_of
 from train.config.settings import Settings
 from train.data.batches import Batches

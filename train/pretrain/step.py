@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from schemas.storage import Store
-from train.checkpoint.metadata import CheckpointMetadata, TrainerState
+from train.checkpoint.folder import CheckpointMetadata, TrainerState
 from train.checkpoint.state import State, read_state, stored_shapes
-from train.data.batches import HeldoutRows
-from train.data.prefetch import Prefetch
+from train.data.batches import HeldoutRows, Prefetch
 from train.data.rows import Rows
 from train.data.stages import row_length
 from train.model.loss import LossTally

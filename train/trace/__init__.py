@@ -3,7 +3,7 @@
 Both are computed from manifest, plan and skip list; training logs nothing for it.
 """
 
-from train.trace.answer_text import print_documents, print_steps
+from train.trace.answer import print_documents, print_steps
 from train.trace.trace import Appearance, FoundDocument, Trace, documents_of_step, open_trace, steps_of_url
 
 __all__ = [

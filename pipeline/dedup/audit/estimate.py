@@ -1,4 +1,4 @@
-"""Shares with confidence intervals from weighted and clustered pairs, and the recall and candidate curve of a sample.
+"""Pairs of sampled documents, and shares of them with confidence intervals: recall, and the candidate curve.
 
 The interval is Wilson's (1927) with an effective number of observations: n = p (1 - p) / v, where v is the variance of
 p by the jackknife over groups, and n is at most the number of groups. A bootstrap of groups would give a share of 1 no
@@ -7,19 +7,172 @@ Proportions in Clustered Surveys".
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline.dedup.audit.pairs import FLOOR, Pairs, Rows
+from pipeline.minhash.simhash import distance
+from pipeline.minhash.stage import SignatureConfig, similarity, value_type
+
+# Pairs of sampled documents: their true Jaccard similarity, estimated similarity, common keys, and common clusters.
+#
+# All pairs of a sample are computed as products of sparse matrices, one block of rows at a time; documents with equal
+# shingles are multiplied once. Pairs below FLOOR are discarded.
+
+FLOOR = 0.2
+BLOCK_CELLS = 1 << 21
+PAIRS_AT_ONCE = 1 << 14
+Rows = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AuditSample:
+    """The documents that can be compared, sorted by doc_id; the other arrays have a row for each."""
+
+    docs: Sequence[bytes]
+    scope: Rows
+    cluster: Rows
+    """A number for each cluster."""
+    digest: Rows
+    """A number for each normalised text."""
+    signatures: npt.NDArray[np.unsignedinteger]
+    keys: Rows
+    """(documents, keys)"""
+    sets: Any
+    """Sparse (documents, distinct shingles), 1 where the document has the shingle."""
+    sizes: Rows
+    same: Rows
+    """The first document with the same shingles."""
+    row: dict[bytes, int]
+    without_text: frozenset[bytes]
+    too_long: frozenset[bytes]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of documents by row, a < b, of one scope."""
+
+    a: Rows
+    b: Rows
+    jaccard: Numbers
+
+    def take(self, indices: npt.NDArray[np.intp]) -> "Pairs":
+        """Return the pairs at these indices."""
+        return Pairs(self.a[indices], self.b[indices], self.jaccard[indices])
+
+
+def concatenate_pairs(parts: Sequence[Pairs]) -> Pairs:
+    """Return all pairs of several sets of pairs."""
+    empty = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    columns = zip(*((part.a, part.b, part.jaccard) for part in (empty, *parts)))
+    return Pairs(*map(np.concatenate, columns))
+
+
+def read_sample(table: pa.Table, signature: SignatureConfig) -> AuditSample:
+    """Return the sample from rows SAMPLED in any order."""
+    from scipy.sparse import csr_matrix
+
+    table = table.sort_by("doc").combine_chunks()
+    missing = table.filter(table.column("shingles").is_null())
+    table = table.filter(table.column("shingles").is_valid())
+    docs, stored = table.column("doc").to_pylist(), table.column("shingles").to_pylist()
+    sizes = np.array([len(shingles) // 8 for shingles in stored], np.int64)
+    distinct, columns = np.unique(np.frombuffer(b"".join(stored), "<u8"), return_inverse=True)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    sets = csr_matrix((np.ones(len(columns), np.int32), columns, starts), shape=(len(docs), max(1, len(distinct))))
+    first: dict[bytes, int] = {}
+    long = missing.column("num_shingles").is_valid()
+    return AuditSample(
+        docs=docs,
+        scope=table.column("scope").to_numpy(),
+        cluster=_codes(table.column("cluster")),
+        digest=_codes(table.column("digest")),
+        signatures=_matrix(table.column("signature"), value_type(signature)),
+        keys=_matrix(table.column("keys"), "<i8"),
+        sets=sets,
+        sizes=sizes,
+        same=np.array([first.setdefault(shingles, row) for row, shingles in enumerate(stored)], np.int64),
+        row={doc: row for row, doc in enumerate(docs)},
+        without_text=frozenset(missing.filter(pc.invert(long)).column("doc").to_pylist()),
+        too_long=frozenset(missing.filter(long).column("doc").to_pylist()),
+    )
+
+
+def _codes(column: pa.ChunkedArray) -> Rows:
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in column.to_pylist()], np.int64)
+
+
+def _matrix(column: pa.ChunkedArray, value: str) -> Any:
+    return (
+        np.frombuffer(b"".join(column.to_pylist()), value).reshape(len(column), -1) if len(column) else np.zeros((0, 1))
+    )
+
+
+def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
+    """Yield every pair of these documents (ascending rows) of one scope and at least FLOOR similar, in blocks."""
+    step = max(1, BLOCK_CELLS // max(1, len(rows)))
+    for start in range(0, len(rows), step):
+        left, right = rows[start : start + step], rows[start:]
+        similarities = jaccards(sample, left, right)
+        is_pair = np.triu(np.ones(similarities.shape, bool), 1) & (sample.scope[left][:, None] == sample.scope[right])
+        a, b = np.nonzero(is_pair & (similarities >= FLOOR))
+        yield Pairs(left[a], right[b], similarities[a, b])
+
+
+def jaccards(sample: AuditSample, left: Rows, right: Rows) -> Numbers:
+    """Return the true Jaccard similarity of each of `left` with each of `right` (left, right)."""
+    rows, row_of = np.unique(sample.same[left], return_inverse=True)
+    columns, column_of = np.unique(sample.same[right], return_inverse=True)
+    common = (sample.sets[rows] @ sample.sets[columns].T).toarray()
+    ratios = _ratio(common, sample.sizes[rows][:, None], sample.sizes[columns][None, :])
+    similarities: Numbers = ratios[row_of][:, column_of]
+    return similarities
+
+
+def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
+    """Return the true Jaccard similarity of document a[i] and document b[i] (pairs,)."""
+    common: Rows = np.zeros(len(a), np.int64)
+    for start in range(0, len(a), PAIRS_AT_ONCE):
+        block = slice(start, start + PAIRS_AT_ONCE)
+        common[block] = np.asarray(sample.sets[a[block]].multiply(sample.sets[b[block]]).sum(axis=1)).ravel()
+    similarities: Numbers = _ratio(common, sample.sizes[a], sample.sizes[b])
+    return similarities
+
+
+def _ratio(common: Any, left: Any, right: Any) -> Any:
+    """Return common over union, and 1 for two texts without a shingle."""
+    union = left + right - common
+    return np.where(union > 0, common / np.maximum(union, 1), 1.0)
+
+
+def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
+    """Return True for each pair a[i], b[i] that shares a key, so that it was a candidate (pairs,)."""
+    shared = np.zeros(len(a), bool)
+    for column in sample.keys.T:
+        shared |= column[a] == column[b]
+    return shared
+
+
+def estimates(sample: AuditSample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
+    """Return the similarity of document a[i] and document b[i] that their signatures estimate (pairs,)."""
+    estimated = np.zeros(len(a), np.float64)
+    for start in range(0, len(a), PAIRS_AT_ONCE):
+        block = slice(start, start + PAIRS_AT_ONCE)
+        left, right = sample.signatures[a[block]], sample.signatures[b[block]]
+        estimated[block] = 1 - distance(left[:, 0], right[:, 0]) / 64 if is_simhash else similarity(left, right)
+    return estimated
+
 
 Z = 1.959963984540054
 """Quantile of the normal distribution for intervals of 95 %."""
 DIGITS = 6
-Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

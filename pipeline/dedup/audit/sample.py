@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.dedup.audit.config import AuditConfig
-from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.config import AuditConfig, DedupConfig
 from pipeline.dedup.keep_order import big_endian, binary_array, rows_of_bytes
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
 from pipeline.engine.parquet import Part, apply_cuts, read_measured

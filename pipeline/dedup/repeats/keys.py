@@ -13,13 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.config import REPEATS, DedupConfig, RepeatsConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, big_endian, binary_array, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import scopes_of, sort_words
-from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, units_of, window_seeds
-from pipeline.dedup.totals import TALLIES
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, read_measured
+from pipeline.engine.spark import TALLIES
 from pipeline.engine.stage import Cutoffs, Row
 from pipeline.text.words import Codes, Ints
 from schemas.config import Recipe

@@ -1,28 +1,178 @@
-"""The step `repeats` on Spark: totals of keys over all parts, repeats returned to their parts, and the table."""
+"""The step `repeats` on Spark: totals of keys over all parts, repeats returned to their parts, and parts written."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
+from pipeline.dedup.config import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
+from pipeline.dedup.keys import scopes_of
 from pipeline.dedup.repeats.keys import (
+    NO_ORDER,
     SUBSTRING,
+    Document,
+    KnownRepeats,
     MakeReevaluator,
+    Reevaluator,
     RepeatsTask,
+    known_repeats,
     seeds_of_part,
     units_of_part,
     windows_of_part,
 )
-from pipeline.dedup.repeats.write import write_repeats
-from pipeline.dedup.totals import TALLIES_DDL, totals
-from pipeline.engine.parquet import parts_of
-from pipeline.engine.part import PartResult
-from pipeline.engine.spark import dataframe_from_tasks, is_retry, map_parts, run_part_writers
+from pipeline.dedup.repeats.units import Cut, Tokens, covered_runs, cuts_in_whole_text, cuts_of, grams, scoped, units_of
+from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, parts_of, read_measured
+from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
+from pipeline.engine.spark import TALLIES_DDL, dataframe_from_tasks, is_retry, map_parts, run_part_writers, totals
+from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
+from pipeline.text.spans import Span, complement, without
 from schemas.config import Recipe
+from schemas.tables import REPEATS as REPEATS_SCHEMA
+
+# The writer of one part of the table `repeats`: repeats are cut, and the remaining text is judged again.
+
+ANY = "any"
+"""Name in the figures of documents with a cut of any kind."""
+
+
+def passages_of(
+    document: Document, units: KnownRepeats, windows: KnownRepeats, config: RepeatsConfig
+) -> list[tuple[str, list[Span]]]:
+    """Return the repeated spans of a document by kind, in the order of the settings [code points]."""
+    passages: list[tuple[str, list[Span]]] = []
+    for kind in config.units:
+        if kind == SUBSTRING:
+            spans = repeated_runs(document, windows, config)
+        else:
+            all_units = units_of(document.body, kind, config)
+            keys = scoped(all_units.keys, kind, document.scope)
+            is_cut = units.is_repeat(keys[:, None], all_units.starts, document.doc_id)
+            spans = list(zip(all_units.starts[is_cut].tolist(), all_units.ends[is_cut].tolist()))
+        passages.append((kind, spans))
+    return passages
+
+
+def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
+    """Return the spans of a document that repeated windows cover [code points]."""
+    if not len(windows):
+        return []
+    tokens = Tokens(document.body, config.substring_unit)
+    prints = scoped(grams(tokens.codes, config.length), SUBSTRING, document.scope)
+    near = np.flatnonzero(windows.has_first_number(prints))
+    keys = np.stack([prints[near], tokens.checks(near, config.length)], axis=1)
+    is_cut = windows.is_repeat(keys, near, document.doc_id)
+    return tokens.chars(covered_runs(near[is_cut], config.length))
+
+
+def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
+    """Cut and re-evaluate one part, given its repeats (key, part, first), and write it."""
+    units, windows = known_repeats(rows, (1, 2))
+
+    def fill(output: PartOutput) -> None:
+        judge = task.make_reevaluator(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
+        output.books = DropCounter([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
+        try:
+            for batch in read_measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
+                written = rows_of(batch, task, units, windows)
+                reevaluate(written, batch, judge)
+                for row in written:
+                    count_row(row, output.books)
+                    output.write(row)
+        finally:
+            judge.close()
+        output.errors.update(judge.errors)
+
+    return write_part(PartTarget(task.part.ordinal, {REPEATS.name: TableTarget(task.folder, REPEATS_SCHEMA)}), fill)
+
+
+def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str]]:
+    """Return the stored columns that cutting and judging read, by table."""
+    own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
+    others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
+    return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
+
+
+def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windows: KnownRepeats) -> list[Row]:
+    """Return the rows of a batch with their cuts.
+
+    Rows to be judged again have `_rest`, the remaining body, and `_without`, the raw text without the passages.
+    """
+    columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
+    rows: list[Row] = []
+    for stored, scope in zip(batch.select(columns).to_pylist(), scopes_of(batch, task.dedup)):
+        row: dict[str, Any] = {"doc_id": stored["doc_id"], "_chars": stored["body_chars"]}
+        rows.append(row)
+        if stored["drop_stage"] is not None:
+            set_verdict(row, REPEATS.name, Drop(DROPPED_BEFORE))
+            continue
+        row |= {"cuts": [], "body_chars": stored["body_chars"], "num_bytes": stored["num_bytes"]}
+        body = apply_cuts(stored["text"], stored["cuts"] or [])
+        document = Document(stored["doc_id"], body, scope, NO_ORDER)
+        passages = passages_of(document, units, windows, task.config)
+        if task.config.on_substring == "drop":
+            passages = without_runs(row, passages, len(body), task.config)
+        cuts = cuts_of(body, passages)
+        if cuts:
+            visible = complement([(cut["start"], cut["end"]) for cut in stored["cuts"] or []], len(stored["text"]))
+            cut_row(row, stored["text"], body, (cuts, cuts_in_whole_text(cuts, visible)))
+            left = row["body_chars"]
+            if left < task.config.min_left_chars:
+                set_verdict(row, REPEATS.name, Drop(NOTHING_LEFT, left, task.config.min_left_chars))
+    return rows
+
+
+def without_runs(
+    row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
+) -> list[tuple[str, list[Span]]]:
+    """Return the passages except runs, and drop the document if runs are too large a share of its `size`."""
+    runs = dict(passages)[SUBSTRING]
+    share = sum(end - start for start, end in runs) / max(1, size)
+    if share > config.max_repeated_share:
+        set_verdict(row, REPEATS.name, Drop(REPEATED_SHARE, share, config.max_repeated_share))
+        return []
+    return [(kind, spans) for kind, spans in passages if kind != SUBSTRING]
+
+
+def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
+    """Set the cuts, the remaining text and its sizes; `cuts` are (spans of the body, spans of the text)."""
+    in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
+    row["cuts"] = cuts[1]
+    row["_rest"], row["_without"] = without(body, in_body), without(text, in_text)
+    row["body_chars"] = len(row["_rest"])
+    row["num_bytes"] = len(row["_rest"].encode("utf-8", "surrogatepass"))
+
+
+def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> None:
+    """Add signals and verdicts to the rows of a batch that were cut and not dropped for it."""
+    again = [number for number, row in enumerate(rows) if "_rest" in row and row.get("drop_stage") is None]
+    names = list(dict.fromkeys(["doc_id", *(name for columns in judge.columns.values() for name in columns)]))
+    stored = batch.select(names).take(pa.array(again, pa.int64())).to_pylist()
+    judged = [
+        known | {"text": rows[number]["_without"], "_rest": rows[number]["_rest"], "drop_stage": None}
+        for number, known in zip(again, stored)
+    ]
+    if judged:
+        judge(judged)
+    for number, row in zip(again, judged):
+        kept = ("cuts", "body_chars", "num_bytes")
+        rows[number] |= {name: row[name] for name in REPEATS_SCHEMA.names if name in row and name not in kept}
+
+
+def count_row(row: Row, books: DropCounter) -> None:
+    """Count one row, and its cuts by kind of unit."""
+    kept = row.get("drop_stage") is None
+    books.enter(row, row["body_chars"] if kept else row["_chars"])
+    cuts = row.get("cuts") or []
+    for start, end, kind in cuts:
+        books.tally("cut_spans", kind)
+        books.tally("cut_chars", kind, end - start)
+    for kind in {kind for _, _, kind in cuts} | ({ANY} if cuts else set()):
+        books.tally("cut_documents", kind)
 
 
 def is_enabled(recipe: Recipe) -> bool:

@@ -20,7 +20,7 @@ from jobs.verbs.proxies import ProxySize, check_pair, default_size, plan_pairs, 
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.diff import KEPT, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import UNREACHABLE_LIMIT, leave_out_rules, rules_of
-from pipeline.lineage.read import read_lineage
+from pipeline.lineage.training import read_lineage
 from pipeline.quality.rules import RULES
 from pipeline.quality.stage import checks
 from pipeline.report.facts import collect_facts

@@ -28,7 +28,7 @@ from pipeline.classifier.linear import (
     word_keys_of,
     write_model,
 )
-from pipeline.classifier.metrics import auc, calibration, confusion, heldout_figures, kappa, precision_recall
+from pipeline.fit.classifier import auc, calibration, confusion, heldout_figures, kappa, precision_recall
 from schemas.errors import ConfigError, ContractError
 
 MASK = (1 << 64) - 1

@@ -7,9 +7,8 @@ import pytest
 
 from jobs.recipe import recipe_sections
 from pipeline.engine.rules import count_bins
-from pipeline.inspect.whatif import Prediction, PredictionCell
+from pipeline.inspect.whatif import Prediction, PredictionCell, format_prediction, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import CUT_BITS, SensitivityCurve, changed_settings, points
-from pipeline.inspect.whatif_text import format_prediction, kept_tokens, token_rates
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 

@@ -14,7 +14,7 @@ import pytest
 from jobs.verbs.lineage import describe_lineage, lineage_command
 from pipeline.lineage.graph import Lineage, LineageBuilder, Node, fold_checkpoints, reduced_links
 from pipeline.lineage.openlineage import openlineage_events
-from pipeline.lineage.read import check_lineage, read_lineage
+from pipeline.lineage.training import check_lineage, read_lineage
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RunFile, open_table, read_run, write_run

@@ -16,7 +16,7 @@ import pytest
 
 from jobs.verbs.lineage import encode_events, lineage_command
 from pipeline.lineage.openlineage import openlineage_events
-from pipeline.lineage.read import read_lineage
+from pipeline.lineage.training import read_lineage
 from schemas.ids import digest_of
 from schemas.manifest import open_table
 from schemas.storage import Store

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.lineage.openlineage import openlineage_events
-from pipeline.lineage.read import read_lineage
-from pipeline.lineage.training import QUARANTINE_NAME, quarantine_extensions
+from pipeline.lineage.training import QUARANTINE_NAME, quarantine_extensions, read_lineage
 from schemas.ids import digest_of
 from schemas.storage import Store
 from tests.support.lineage_run import REWIND, SKIPPED, lineage_run

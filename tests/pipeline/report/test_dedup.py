@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.dedup.repeats.config import REPEATS
+from pipeline.dedup.config import REPEATS
 from pipeline.report.dedup import (
     MeasuredBin,
     audit,

@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.refetch import refetch
-from pipeline.sources.source import open_split
+from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream
 from schemas.errors import ContractError
 

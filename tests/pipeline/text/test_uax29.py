@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.text.uax29 import pieces_of, unicode_words
+from pipeline.text.words import pieces_of, unicode_words
 
 
 @pytest.mark.parametrize(

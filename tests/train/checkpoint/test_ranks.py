@@ -28,7 +28,7 @@ from train.checkpoint import save as saving
 from train.checkpoint.folder import list_checkpoints
 from train.checkpoint.save import HostCopies, SaveFailed, SaveOutcome, Saver, write_checkpoint
 from train.checkpoint.state import State, read_state
-from train.config.checkpoint import CheckpointConfig
+from train.config.train import CheckpointConfig
 from train.parallel.ranks import FirstRankFailed, Ranks
 
 pytestmark = pytest.mark.dist

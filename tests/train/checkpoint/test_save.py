@@ -24,7 +24,7 @@ from train.checkpoint import save as writing
 from train.checkpoint.folder import keep_newest, list_checkpoints, remove_incomplete
 from train.checkpoint.save import HostCopies, Saved, SaveFailed, SaveOutcome, Saver
 from train.checkpoint.state import State, read_state, verify_files
-from train.config.checkpoint import CheckpointConfig
+from train.config.train import CheckpointConfig
 from train.parallel.ranks import Ranks
 
 MODES = ("sync", "async")

@@ -17,14 +17,6 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from train.checkpoint.folder import (
-    keep_newest,
-    list_checkpoints,
-    local_path,
-    remove_checkpoint,
-    remove_incomplete,
-    steps_kept,
-)
-from train.checkpoint.metadata import (
     METADATA_NAME,
     CheckpointMetadata,
     Identity,
@@ -32,11 +24,17 @@ from train.checkpoint.metadata import (
     StateFile,
     TrainerState,
     check_identity,
+    keep_newest,
+    list_checkpoints,
+    local_path,
+    remove_checkpoint,
+    remove_incomplete,
+    steps_kept,
 )
 from train.checkpoint.save import write_checkpoint
 from train.checkpoint.state import layout_of, read_state, stored_shapes
-from train.config.checkpoint import CheckpointConfig
 from train.config.layout import AXES, LayoutConfig
+from train.config.train import CheckpointConfig
 from train.monitor.guard import GuardState
 from train.parallel.ranks import Ranks
 

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from train.data.prefetch import Prefetch
+from train.data.batches import Prefetch
 from train.data.rows import Rows
 
 

@@ -20,8 +20,7 @@ from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
-from train.checkpoint.folder import identify
-from train.checkpoint.metadata import CheckpointMetadata, Layout, check_identity
+from train.checkpoint.folder import CheckpointMetadata, Layout, check_identity, identify
 from train.config.settings import load_settings
 from train.data import verify
 from train.data.stages import NO_SKIPS

@@ -12,7 +12,7 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import RECIPE, make_run, metrics, trained
-from train.checkpoint.load import read_model
+from train.checkpoint.state import read_model
 from train.data.heldout import heldout_documents, row_starts, trained_documents
 from train.data.rows import IGNORED
 from train.eval import evaluate

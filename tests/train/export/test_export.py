@@ -13,7 +13,8 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.train.eval.test_generate import RECIPE
-from train.checkpoint.load import (
+from train.checkpoint.folder import CheckpointMetadata
+from train.checkpoint.state import (
     check_objective,
     find_checkpoint,
     read_model,
@@ -21,7 +22,6 @@ from train.checkpoint.load import (
     sequence_length_of,
     shape_of,
 )
-from train.checkpoint.metadata import CheckpointMetadata
 from train.pretrain.__main__ import main as pretrain
 
 pytest.importorskip("safetensors")

@@ -12,8 +12,7 @@ from tests.support.model_oracle import TINY, small_model
 from tests.support.tiny_dataset import make_tiny_dataset
 
 pytest.importorskip("safetensors")
-from train.export.llama import export_llama
-from train.export.tokenizer import TokenizerFile
+from train.export.llama import TokenizerFile, export_llama
 
 
 def exported(folder: Path, tokenizer: TokenizerFile) -> Path:

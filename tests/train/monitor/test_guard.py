@@ -8,7 +8,7 @@ import pytest
 
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
-from train.config.checkpoint import GuardConfig
+from train.config.train import GuardConfig
 from train.monitor.guard import (
     MAX_SPIKES_IN_A_ROW,
     MIN_DEVIATION,

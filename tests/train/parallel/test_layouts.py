@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from tests.support.layout_cases import CASES, SEED, SHAPE, SLOW, TIED, Case
 from tests.support.rank_pool import RankFailed, shared_pool
-from train.checkpoint.metadata import CheckpointMetadata, Identity
+from train.checkpoint.folder import CheckpointMetadata, Identity
 from train.checkpoint.save import write_checkpoint
 from train.checkpoint.state import layout_of, read_state
 from train.config.settings import load_settings

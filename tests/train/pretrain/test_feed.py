@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.rank_pool import shared_pool
-from train.data.prefetch import Prefetch
+from train.data.batches import Prefetch
 from train.data.rows import IGNORED, Rows
 from train.pretrain.step import Feed
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from pipeline.lineage.read import read_lineage
+from pipeline.lineage.training import read_lineage
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -22,7 +22,7 @@ from tests.support.poisoned_runs import POISON, STEPS, WATCHING, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import assert_same_bits, computed, copied, events, metrics, notes, state_at, trained
 from tests.train.trace.test_trace import CASES, STREAM, opened, tokens_of
-from train.config.checkpoint import GuardConfig
+from train.config.train import GuardConfig
 from train.data.rows import IGNORED
 from train.data.stages import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
 from train.monitor.events import EVENTS_NAME, SpikeDocument

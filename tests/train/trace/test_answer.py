@@ -23,7 +23,7 @@ from schemas.tokens import open_dataset
 from schemas.versions import attach_run
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, Identity, Layout
+from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Identity, Layout
 from train.config.settings import load_settings
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan

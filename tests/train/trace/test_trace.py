@@ -25,8 +25,7 @@ from train.data.rows import IGNORED
 from train.data.stages import STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
 from train.trace import Appearance, Trace, documents_of_step, print_documents, print_steps, steps_of_url
 from train.trace import trace as trace_step
-from train.trace.layout import StepLayout
-from train.trace.trace import exposure_of
+from train.trace.trace import StepLayout, exposure_of
 
 SECOND = 1 << STAGE_BITS
 SKIP = SkipList((0, 17, 18, 77, SECOND + 2, SECOND + 3))

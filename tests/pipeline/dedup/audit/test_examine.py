@@ -11,11 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipeline.dedup.audit import examine as examining
-from pipeline.dedup.audit.config import AuditConfig
-from pipeline.dedup.audit.estimate import bin_edges, effective_groups, grouped_share, simple_share, theory, wilson
-from pipeline.dedup.audit.examine import ExamineTask, examine
-from pipeline.dedup.audit.pairs import all_pairs, estimates, jaccard_of, jaccards, read_sample, share_a_key
+from pipeline.dedup.audit import step as examining
+from pipeline.dedup.audit.estimate import (
+    all_pairs,
+    bin_edges,
+    effective_groups,
+    estimates,
+    grouped_share,
+    jaccard_of,
+    jaccards,
+    read_sample,
+    share_a_key,
+    simple_share,
+    theory,
+    wilson,
+)
 from pipeline.dedup.audit.sample import (
     ANCHORED,
     JOINED,
@@ -28,7 +38,8 @@ from pipeline.dedup.audit.sample import (
     hash_limit,
     hash_values,
 )
-from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.audit.step import ExamineTask, examine
+from pipeline.dedup.config import AuditConfig, DedupConfig
 from pipeline.minhash.fast import mix_bits, sketch
 from pipeline.minhash.stage import SignatureConfig, band_keys
 from schemas.storage import Store
@@ -231,7 +242,7 @@ def test_all_pairs_keep_to_a_scope_and_do_not_depend_on_blocks(monkeypatch: pyte
         (2, 3, 9 / 11),
         (6, 7, 1),
     ]
-    monkeypatch.setattr("pipeline.dedup.audit.pairs.BLOCK_CELLS", 8)
+    monkeypatch.setattr("pipeline.dedup.audit.estimate.BLOCK_CELLS", 8)
     blocks = list(all_pairs(sample, np.arange(8)))
     assert len(blocks) == 8
     assert [row for part in blocks for row in zip(part.a.tolist(), part.b.tolist(), part.jaccard.tolist())] == together
@@ -329,7 +340,7 @@ def test_a_few_of_many_pairs_are_listed_and_all_are_counted(tmp_path: Path, monk
     rows = [sampled(n, [*range(50), 1000 + n]) for n in range(1, 31)]
     answers = []
     for cells in (1 << 21, 64):
-        monkeypatch.setattr("pipeline.dedup.audit.pairs.BLOCK_CELLS", cells)
+        monkeypatch.setattr("pipeline.dedup.audit.estimate.BLOCK_CELLS", cells)
         answers.append(run(tmp_path / str(cells), rows, with_samples(uniform=[doc(n) for n in range(1, 31)])))
     assert [answer.figures["recall"][UNIFORM]["pairs"] for answer in answers] == [435, 435]
     assert [answer.counts.rows_in for answer in answers] == [10, 10]

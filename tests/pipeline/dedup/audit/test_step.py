@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.dedup.audit.config import AUDIT, AuditConfig, is_enabled
 from pipeline.dedup.audit.sample import (
     ANCHORED,
     JOINED,
@@ -25,7 +24,7 @@ from pipeline.dedup.audit.sample import (
     rows_of,
 )
 from pipeline.dedup.audit.step import build_audit
-from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.config import AUDIT, AuditConfig, DedupConfig, is_enabled
 from pipeline.engine.parquet import Part, PartWriter, parts_of
 from pipeline.engine.step import StepContext
 from pipeline.minhash.stage import SignatureConfig, anchor, shingle_hashes, signature, text_digest

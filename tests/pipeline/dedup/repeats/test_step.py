@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
+from pipeline.dedup.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats import keys as parts
-from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
-from pipeline.dedup.repeats.step import build_repeats, is_enabled
-from pipeline.dedup.repeats.write import write_repeats
+from pipeline.dedup.repeats.step import build_repeats, is_enabled, write_repeats
 from pipeline.engine.parquet import Part
 from pipeline.engine.step import StepContext
 from pipeline.perplexity.compile import compile_lm

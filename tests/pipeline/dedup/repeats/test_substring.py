@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.dedup.repeats.config import RepeatsConfig
+from pipeline.dedup.config import RepeatsConfig
 from pipeline.dedup.repeats.keys import (
     SEED,
     SUBSTRING,
@@ -22,8 +22,8 @@ from pipeline.dedup.repeats.keys import (
     known_repeats,
     tallies,
 )
+from pipeline.dedup.repeats.step import repeated_runs
 from pipeline.dedup.repeats.units import Tokens, covered_runs, grams, scoped, seeds, sliding_extremes, window_seeds
-from pipeline.dedup.repeats.write import repeated_runs
 from tests.support.repeats_oracle import repeats_by_steps, total_rows
 
 NO_SCOPE = np.uint64(0)

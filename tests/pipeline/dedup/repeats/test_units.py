@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.dedup.repeats.config import REPEATS, RepeatsConfig
-from pipeline.dedup.repeats.cut import cuts_in_whole_text, cuts_of, regions
+from pipeline.dedup.config import REPEATS, RepeatsConfig
 from pipeline.dedup.repeats.units import (
     _table,
+    cuts_in_whole_text,
+    cuts_of,
     line_spans,
     normal_forms,
     paragraph_spans,
+    regions,
     scoped,
     sentence_spans,
     units_of,
