@@ -21,8 +21,8 @@ import numpy as np
 import xxhash
 from datasketch import MinHash
 
-from pipeline.minhash.fast import hashes, shingles, sketch
-from pipeline.minhash.shingles import text_keys
+from pipeline.minhash.fast import sketch
+from pipeline.minhash.shingles import hashes, shingles, text_keys
 from pipeline.minhash.stage import FAMILIES, SignatureConfig, anchor, signature
 from pipeline.text.words import normal_words
 

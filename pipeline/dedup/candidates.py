@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.dedup.index import EarlierBuckets
 from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
 from pipeline.dedup.keys import (
     KEYS_DDL,
@@ -46,16 +47,6 @@ from pipeline.minhash.stage import shingle_hashes
 
 MAX_BROADCAST_ROWS = 200_000
 """Most documents that are broadcast to every worker rather than shuffled [rows]."""
-
-
-@dataclass(frozen=True)
-class EarlierBuckets:
-    """Bucket leaders of earlier snapshots and their payloads, from snapshot indexes."""
-
-    bands: DataFrame
-    """(key, order, position)"""
-    payloads: DataFrame
-    """(node, payload)"""
 
 
 @dataclass

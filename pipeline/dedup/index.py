@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.candidates import EarlierBuckets
 from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES
 from pipeline.dedup.keys import check_method
@@ -164,6 +163,16 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
 def snapshots_of(splits: Sequence[Split]) -> list[str]:
     """Return the sorted names of the snapshots of the inputs; the name of an unnamed snapshot is empty."""
     return sorted({split.snapshot or "" for split in splits})
+
+
+@dataclass(frozen=True)
+class EarlierBuckets:
+    """Bucket leaders of earlier snapshots and their payloads, from snapshot indexes."""
+
+    bands: DataFrame
+    """(key, order, position)"""
+    payloads: DataFrame
+    """(node, payload)"""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipeline.dedup.keep_order import NODE_BYTES, Bytes, binary_array, order_col
 from pipeline.engine.parquet import Part, read_measured
 from pipeline.minhash.bands import optimal_bands
 from pipeline.minhash.datasketch_family import library_bands
-from pipeline.minhash.fast import draw_odd_numbers, mix_bits
+from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
 from pipeline.minhash.simhash import table_keys
 from pipeline.minhash.stage import SignatureConfig, band_keys, value_type
 from schemas.errors import ConfigError

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.minhash.fast import VALUE, draw_odd_numbers, mix_bits
+from pipeline.minhash.permutations import VALUE, draw_odd_numbers, mix_bits
 from pipeline.text.words import Codes
 from schemas.errors import ContractError
 

@@ -14,12 +14,12 @@ import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.datatrove_family import mersenne_minima
-from pipeline.minhash.fast import VALUE, Values, permuted_minima
+from pipeline.minhash.permutations import VALUE, Values, mersenne_minima, permuted_minima
 from pipeline.minhash.shingles import iterate_runs, uses_characters, words_of
 from pipeline.text.words import Codes, normal_words
 
 __all__ = ["VALUE", "hashes", "library_bands", "shingles", "sketch"]
+
 
 _LOW = np.uint64((1 << 32) - 1)
 

@@ -13,16 +13,13 @@ import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
+from pipeline.minhash.permutations import PRIME, mersenne_minima
 from pipeline.minhash.shingles import iterate_runs, uses_characters
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_english, split_neutral, split_unspaced
 from pipeline.text.words import CAPACITY, Codes, normal_words, word_keys
 
 VALUE = "<u8"
 """NumPy type of each value of a stored signature."""
-
-PRIME = np.uint64((1 << 61) - 1)
-_BITS = np.uint64(61)
-_BLOCK = 128  # shingles permuted at a time; malloc maps larger arrays anew each time: 430 µs for 600, not 137
 
 
 class _Tokens(dict[str, str]):
@@ -68,24 +65,6 @@ def factors(seed: int, count: int) -> tuple[Codes, Codes]:
     generator = np.random.RandomState(seed)
     a = generator.randint(1, int(PRIME), dtype=np.uint64, size=(count, 1))
     return a, generator.randint(0, int(PRIME), dtype=np.uint64, size=(count, 1))
-
-
-def mersenne_minima(codes: Codes, a: Codes, b: Codes, low: np.uint64 = PRIME) -> Codes:
-    """Return the smallest (a x + b) mod 2^61 - 1 over the codes x, masked by `low`, by permutation (permutations,)."""
-    least = np.full(len(a), low, np.uint64)
-    for start in range(0, len(codes), _BLOCK):
-        values = a * codes[start : start + _BLOCK]
-        values += b
-        # 2^61 is 1 modulo the prime: the high bits are added to the low ones, and the sum is below the prime + 8
-        high = values >> _BITS
-        values &= PRIME
-        values += high
-        np.subtract(values, PRIME, out=high)  # wraps to a large number if the value is below the prime already
-        np.minimum(values, high, out=values)
-        if low != PRIME:
-            values &= low
-        np.minimum(least, values.min(axis=1), out=least)
-    return least
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Codes:

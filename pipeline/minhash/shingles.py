@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from pipeline.minhash.config import SignatureConfig
+from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_neutral, split_unspaced
 from pipeline.text.words import PUNCTUATION, Codes, Vocabulary, normal_words, word_keys
 
@@ -165,7 +166,21 @@ _KNOWN, _VOCABULARY = _KnownWords(), Vocabulary(split_neutral)
 # their results depend on the text alone, so sharing them cannot change a signature
 
 
-# Shingles as bytes, for families that hash text rather than word keys.
+# Hashes of shingles of word keys, and shingles as bytes, for families that hash text rather than word keys.
+
+
+def shingles(units: Codes, size: int, seed: int) -> Codes:
+    """Return the hashes of all runs of `size` units, or of the whole text if it is shorter."""
+    size = min(size, len(units))
+    return mix_bits(np.correlate(units, draw_odd_numbers(seed, "shingle", size), "valid"))
+
+
+def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
+    """Return the hash of every shingle in text order; `words` are the keys of the normalized words, None if not known.
+
+    A text shorter than a shingle is one shingle. A text of punctuation alone is hashed as a whole.
+    """
+    return shingles(*shingle_units(text, language, words, config), config.seed)
 
 
 def iterate_runs(joined: bytes, size: int) -> Iterator[bytes]:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.minhash.config import SignatureConfig
-from pipeline.minhash.fast import draw_odd_numbers, hashes, mix_bits
+from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
+from pipeline.minhash.shingles import hashes
 from pipeline.text.words import Codes
 from schemas.errors import ConfigError
 

@@ -20,6 +20,7 @@ from pipeline.minhash import datatrove_family as datatrove
 from pipeline.minhash import fast, simhash
 from pipeline.minhash.bands import Signatures, as_matrix, band_keys, similarity
 from pipeline.minhash.config import SignatureConfig
+from pipeline.minhash.permutations import draw_odd_numbers
 from pipeline.text.words import Codes
 
 __all__ = [
@@ -98,7 +99,7 @@ def anchor(hashes: Codes, seed: int) -> int:
 
     Two documents of Jaccard similarity s share it with probability s, independently of their signatures.
     """
-    values = (hashes ^ (hashes >> np.uint64(32))) * fast.draw_odd_numbers(seed, "anchor", 1)
+    values = (hashes ^ (hashes >> np.uint64(32))) * draw_odd_numbers(seed, "anchor", 1)
     return int(values.min()) >> 1
 
 

@@ -22,7 +22,7 @@ from pipeline.dedup.config import AuditConfig, DedupConfig
 from pipeline.dedup.keep_order import big_endian, binary_array, rows_of_bytes
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
 from pipeline.engine.parquet import Part, apply_cuts, read_measured
-from pipeline.minhash.fast import mix_bits
+from pipeline.minhash.permutations import mix_bits
 from pipeline.minhash.stage import SignatureConfig, shingle_hashes
 from pipeline.text.words import Codes
 from schemas.errors import ContractError

@@ -48,7 +48,7 @@ from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
-from pipeline.minhash.fast import mix_bits
+from pipeline.minhash.permutations import mix_bits
 from pipeline.minhash.stage import SignatureConfig
 from schemas.manifest import Counts
 from schemas.storage import Store

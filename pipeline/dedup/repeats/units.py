@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from pipeline.dedup.config import RepeatsConfig
-from pipeline.minhash.fast import mix_bits
+from pipeline.minhash.permutations import mix_bits
 from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.spans import Span, append_span, map_visible_spans, union
 from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys

@@ -14,7 +14,7 @@ from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.minhash.bands import optimal_bands
 from pipeline.minhash.datasketch_family import hashes, library_bands, shingles
-from pipeline.minhash.fast import BLOCK
+from pipeline.minhash.permutations import BLOCK
 from pipeline.minhash.stage import SignatureConfig, as_matrix, shingle_hashes, signature, similarity, value_type
 
 TEXT = "The quick brown fox jumps over the lazy dog, 42 times a day; no one knows why it does so."

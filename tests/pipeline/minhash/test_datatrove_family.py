@@ -11,7 +11,8 @@ import pytest
 import xxhash
 from pydantic import ValidationError
 
-from pipeline.minhash.datatrove_family import PRIME, factors, hashes, sketch
+from pipeline.minhash.datatrove_family import factors, hashes, sketch
+from pipeline.minhash.permutations import PRIME
 from pipeline.minhash.stage import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
 from schemas.errors import ContractError
 

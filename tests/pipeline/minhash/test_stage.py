@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.minhash.fast import BLOCK, draw_odd_numbers, mix_bits, shingles, sketch
+from pipeline.minhash.fast import sketch
+from pipeline.minhash.permutations import BLOCK, draw_odd_numbers, mix_bits
+from pipeline.minhash.shingles import shingles
 from pipeline.minhash.stage import (
     FAMILIES,
     SIGNATURE,

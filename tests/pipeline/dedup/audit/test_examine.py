@@ -40,7 +40,8 @@ from pipeline.dedup.audit.sample import (
 )
 from pipeline.dedup.audit.step import ExamineTask, examine
 from pipeline.dedup.config import AuditConfig, DedupConfig
-from pipeline.minhash.fast import mix_bits, sketch
+from pipeline.minhash.fast import sketch
+from pipeline.minhash.permutations import mix_bits
 from pipeline.minhash.stage import SignatureConfig, band_keys
 from schemas.storage import Store
 from schemas.tables import AUDIT
