@@ -4,20 +4,15 @@ The figures show the sizes that other scaling laws choose and the expected loss.
 data, unusual proportions of model and run, and the cost of settings that the recipe fixes.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from train.config.plan import OwnLaw, PlanConfig
-from train.config.settings import Settings
 from train.data.order import tokens_by_source
-from train.data.stages import StagePlan
-from train.model.shape import ModelShape, num_parameters
+from train.model.shape import num_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
 from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
-from train.plan.search.devices import Cluster
-from train.plan.search.search import search
 from train.plan.target import AVAILABLE_TOKENS, LAWS_BY_NAME, Target, law_of
 from train.scaling import laws, repeats
 from train.scaling.laws import LossLaw
@@ -240,43 +235,3 @@ def unusual_proportions(plan: Plan) -> Iterator[str]:
             f"{100 * share:.0f} % of the parameters are embeddings of {plan.shape.vocab_size:,} tokens; a smaller "
             "vocabulary would leave more to the layers."
         )
-
-
-# The cost of settings that a recipe fixes: the chosen layout compared with the fastest one when a setting is free.
-
-SEARCHED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("train", ("precision",)),
-    ("layout", ("compile",)),
-    ("layout", ("micro_batch",)),
-    ("layout", ("activation_checkpointing", "activation_budget")),
-)
-"""Sections, and the settings in each that are freed together; the sentence names the first."""
-MIN_REPORTED_SHARE = 0.01
-"""Smallest share of a step's time that a sentence is written for."""
-
-
-def costs_of_fixed(
-    shape: ModelShape, settings: Settings, run: Sequence[StagePlan], cluster: Cluster, step_seconds: float
-) -> Iterator[str]:
-    """Yield a sentence for each fixed setting that makes a step of `step_seconds` slower than necessary."""
-    for section, names in SEARCHED:
-        freed = without_settings(settings, section, names)
-        if freed is None:
-            continue
-        best = search(shape, freed, run, cluster, top=1).best
-        share = step_seconds / best[0].step_seconds - 1 if best else 0.0
-        if share >= MIN_REPORTED_SHARE:
-            value = json.dumps(getattr(getattr(settings, section), names[0]))
-            yield (
-                f"{section}.{names[0]} = {value} costs {100 * share:.0f} %: {step_seconds:.3g} s a step in place of "
-                f"{best[0].step_seconds:.3g} s; leave it out."
-            )
-
-
-def without_settings(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
-    """Return the settings without the given names of a section; None if the recipe sets none of them."""
-    current = getattr(settings, section)
-    if not current.model_fields_set & set(names):
-        return None
-    remaining = type(current).model_validate(current.model_dump(exclude_unset=True, exclude=set(names)))
-    return settings.model_copy(update={section: remaining})

@@ -1,4 +1,4 @@
-"""Make a plan: size the model and the run from a dataset's token counts, then choose the fastest layout that fits.
+"""Make a plan: size the model and the run from a dataset's token counts.
 
 N is the number of all parameters, a tied embedding counted once: the 20 tokens per parameter were measured on such
 counts (Hoffmann et al. 2022, Table A9 includes the embedding), and Pearce and Song 2024, arXiv 2406.12907, trace the
@@ -6,137 +6,24 @@ disagreement of Kaplan et al. to leaving it out. Rules that were fitted without 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.config.settings import Settings, load_settings
+from train.config.settings import Settings
 from train.data.order import SampleOrder, open_streams, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.plan import rules
-from train.plan.advice import NEAR, advice, costs_of_fixed, unusual_proportions
-from train.plan.figures import MAX_WARMUP, MEMORY, DatasetOffer, figures_of_plan, memory_needed, memory_rows
-from train.plan.plan import LayoutOffer, Plan, check_document_mask
-from train.plan.rules import Row, SourcedFigure, figures_of
-from train.plan.search.compute import number_format_of
-from train.plan.search.devices import Cluster, device_of
-from train.plan.search.search import SearchResult, search
-from train.plan.target import check_size_reached, hours_of, read_own_law, target_of, tokens_of_shape
-
-# The layout of a plan whose cluster is named: the fastest that fits, and the next fastest.
-
-SEARCHED = "cost model, predicted"
-HOUR = 3600.0
-AXES = ("replicate", "shard", "context", "tensor", "pipeline")
-"""Settings of `[layout]` that are sizes of mesh axes."""
-
-
-def cluster_of(settings: Settings) -> Cluster | None:
-    """Return the cluster that `[cluster]` names; None if it names none.
-
-    Raises ConfigError with the nearest names if the device is unknown.
-    """
-    named = settings.cluster
-    return Cluster.of(named.device, named.gpus, named.nodes) if named.device else None
-
-
-def peak_of(settings: Settings) -> float | None:
-    """Return the peak that MFU refers to [FLOP/s], the dense bf16 peak of a GPU; None if no peak is known.
-
-    Raises ConfigError if the device does not compute in the run's precision.
-    """
-    if not settings.cluster.device:
-        return settings.train.peak_flops
-    device = device_of(settings.cluster.device)
-    precision = number_format_of(settings.with_precisions_for(device.kind, device.capability))
-    if precision not in device.peak_flops:
-        raise ConfigError(
-            f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
-            f"{precision}. Set train.precision to one of these."
-        )
-    return device.utilisation_peak(precision)
-
-
-def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
-    """Return the plan in its fastest layout and the search result; the plan unchanged and None if no device is named.
-
-    Settings of `[layout]` are kept, and advice reports their cost. The returned plan has no automatic setting left.
-    Raises ConfigError if no layout fits.
-    """
-    cluster = cluster_of(plan.settings)
-    if cluster is None:
-        return plan, None
-    device = cluster.device
-    check_document_mask(plan.shape, plan.settings, device.kind)
-    result = search(plan.shape, plan.settings, plan.stages, cluster)
-    if not result.best:
-        rejected = result.refused.items()
-        reasons = "; ".join(f"{count:,} {reason}, such as {example}" for reason, (count, example) in rejected)
-        if not reasons:  # no split was left to time
-            layout = plan.settings.layout
-            sizes = ", ".join(f"{axis} = {getattr(layout, axis)}" for axis in AXES if axis in layout.model_fields_set)
-            raise ConfigError(
-                f"layout: expected sizes that divide {cluster.world_size} devices ({cluster}) between them, got "
-                f"{sizes}. Remove one of these settings, and the search chooses it."
-            )
-        raise ConfigError(
-            f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
-            f"{reasons}. Name more devices, or plan a smaller model."
-        )
-    offers = tuple(
-        LayoutOffer(
-            layout=candidate.layout_settings(),
-            step_seconds=candidate.step_seconds,
-            tokens_per_second=candidate.tokens_per_second,
-            mfu=candidate.mfu,
-            memory=candidate.memory.peak,
-        )
-        for candidate in result.best
-    )
-    raw = plan.settings.with_precisions_for(device.kind, device.capability).to_json()
-    chosen = raw | {"layout": raw.get("layout", {}) | offers[0].layout}
-    settings = load_settings(chosen, [], "the fastest layout")
-    # The earlier estimates are for the previous layout and for the world sizes of plan.world_sizes.
-    figures = [figure for figure in plan.figures if not figure.name.startswith(f"{MEMORY}.")]
-    memory = memory_rows(result.best[0].memory, cluster.world_size, cluster.device.name)
-    figures += [*figures_of(memory), *_figures(plan, offers[0], cluster)]
-    fixed = costs_of_fixed(plan.shape, plan.settings, plan.stages, cluster, offers[0].step_seconds)
-    sentences = (*plan.advice, *_over_hours(plan, offers[0], cluster), *fixed)
-    changes = {"settings": settings, "layouts": offers, "figures": figures, "advice": sentences}
-    return plan.model_copy(update=changes), result
-
-
-def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
-    """Yield a sentence if the layout takes other hours than those that the run was sized for."""
-    named, sizing = plan.settings.cluster, plan.settings.plan
-    given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
-    if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:
-        return
-    yield (
-        f"The run was sized for {given:,.4g} hours of a device at cluster.mfu = {named.mfu:g}, and the layout that was "
-        f"found takes {taken:,.4g}, at {offer.mfu:.3f}: with --set cluster.mfu={offer.mfu:.3f} it is sized for what "
-        "they buy."
-    )
-
-
-def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[SourcedFigure]:
-    hours = plan.steps * offer.step_seconds / HOUR
-    rows: list[Row] = [
-        ("devices", cluster.world_size, "", f"{cluster.device.name}, {cluster.nodes} nodes", "recipe"),
-        ("step_seconds", offer.step_seconds, "s", "compute, memory, links and pipeline of a step", SEARCHED),
-        ("tokens_per_second", offer.tokens_per_second, "tokens/s", "B · L / step_seconds", SEARCHED),
-        ("mfu", offer.mfu, "", "flops_per_token · tokens/s / (devices · bf16 peak)", SEARCHED),
-        ("hours", hours, "h", "steps · step_seconds, no evaluation, no saves", SEARCHED),
-        ("gpu_hours", hours * cluster.world_size, "h", "hours · devices", SEARCHED),
-    ]
-    if price := plan.settings.cluster.usd_per_gpu_hour:
-        rows.append(("usd", hours * cluster.world_size * price, "USD", "gpu_hours · usd_per_gpu_hour", SEARCHED))
-    return figures_of(rows)
+from train.plan.advice import advice, unusual_proportions
+from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
+from train.plan.plan import Plan
+from train.plan.search.devices import peak_of
+from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:

@@ -33,8 +33,8 @@ from train.monitor.profiler import ProfileWindow, parse_window
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
 from train.parallel.ranks import Ranks, default_threads
+from train.plan.layouts import resolve_plan
 from train.plan.make_plan import make_plan
-from train.plan.placement import RunDevices, peak_of_devices, resolve_plan
 from train.plan.plan import (
     Plan,
     check_ranks,
@@ -44,6 +44,7 @@ from train.plan.plan import (
     read_settings,
     write_plan,
 )
+from train.plan.search.devices import RunDevices, peak_of_devices
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import make_run
 from tests.train.plan.test_make_plan import of_size, settings, values
 from train.monitor.metrics import read_metrics
-from train.plan.make_plan import choose_layout, make_plan
+from train.plan.layouts import choose_layout
+from train.plan.make_plan import make_plan
 from train.plan.plan import Plan, read_plan
 from train.plan.text import print_plan
 from train.pretrain.__main__ import main as pretrain

@@ -10,7 +10,7 @@ from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, choose_shape, flops_per_token
 from train.parallel.memory import memory_of_rank
-from train.plan.advice import costs_of_fixed, without_settings
+from train.plan.layouts import costs_of_fixed, without_settings
 from train.plan.search.candidates import LayoutSplit
 from train.plan.search.compute import Compute, loss_bytes_per_logit
 from train.plan.search.devices import Cluster, Device, device_of

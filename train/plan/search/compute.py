@@ -13,7 +13,7 @@ from typing import NamedTuple
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
 from train.plan.search.candidates import LayoutSplit
-from train.plan.search.devices import Device, NumberFormat
+from train.plan.search.devices import Device, NumberFormat, number_format_of
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
 """Time of a backward pass relative to the forward pass: two products for each; flash attention forms its scores again
@@ -54,13 +54,6 @@ def loss_bytes_per_logit(width: int, compiled: bool) -> int:
     8, sum 4, product 8; 16 bits add a copy to float32 and one back, of 6 each.
     """
     return 3 * width if compiled else 32 + (12 if width == 2 else 0)
-
-
-def number_format_of(settings: Settings) -> NumberFormat:
-    """Return the number format of resolved settings. Raises ValueError for automatic precision."""
-    if settings.train.precision == "auto":
-        raise ValueError("train.precision: expected a number format, got auto. Call for_device first.")
-    return settings.train.precision
 
 
 class Compute:

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import ConfigError
+from train.config.settings import Settings
 
 # The model of a device, and the table of known devices.
 
@@ -346,3 +347,77 @@ def device_lines() -> Iterator[str]:
         links = f"{device.within.bandwidth / 1e9:g} and {device.between.bandwidth / 1e9:g} GB/s"
         source = f"{device.source}. Uncertain: {device.uncertain}."
         yield f"{device.name:<10} {peaks} TFLOP/s; {memory}; links {links}. {source}"
+
+
+def number_format_of(settings: Settings) -> NumberFormat:
+    """Return the number format of resolved settings. Raises ValueError for automatic precision."""
+    if settings.train.precision == "auto":
+        raise ValueError("train.precision: expected a number format, got auto. Call for_device first.")
+    return settings.train.precision
+
+
+# The devices that a plan names, and those that a run starts on.
+
+
+def cluster_of(settings: Settings) -> Cluster | None:
+    """Return the cluster that `[cluster]` names; None if it names none.
+
+    Raises ConfigError with the nearest names if the device is unknown.
+    """
+    named = settings.cluster
+    return Cluster.of(named.device, named.gpus, named.nodes) if named.device else None
+
+
+def peak_of(settings: Settings) -> float | None:
+    """Return the peak that MFU refers to [FLOP/s], the dense bf16 peak of a GPU; None if no peak is known.
+
+    Raises ConfigError if the device does not compute in the run's precision.
+    """
+    if not settings.cluster.device:
+        return settings.train.peak_flops
+    device = device_of(settings.cluster.device)
+    precision = number_format_of(settings.with_precisions_for(device.kind, device.capability))
+    if precision not in device.peak_flops:
+        raise ConfigError(
+            f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
+            f"{precision}. Set train.precision to one of these."
+        )
+    return device.utilisation_peak(precision)
+
+
+@dataclass(frozen=True)
+class RunDevices:
+    """The devices that a run starts on, all of the same kind."""
+
+    kind: str
+    """Type of device: cpu or cuda."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability; None = modern, or no CUDA device."""
+    name: str = ""
+    """Name from the CUDA driver; empty for a CPU."""
+    ranks: int = 1
+    """World size."""
+    local_ranks: int = 1
+    """Ranks per machine."""
+
+    def __str__(self) -> str:
+        return self.name or "a CPU"
+
+
+def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
+    """Return the peak of each device that MFU refers to [FLOP/s]; None = unknown. The settings must be resolved."""
+    if settings.train.peak_flops is not None:
+        return settings.train.peak_flops
+    device = known_device(settings, here)
+    return None if device is None else device.utilisation_peak(number_format_of(settings))
+
+
+def known_device(settings: Settings, here: RunDevices) -> Device | None:
+    """Return the device of `[cluster]` if its kind matches, else the one of the driver's name; None if unknown."""
+    try:
+        planned = device_of(settings.cluster.device) if settings.cluster.device else None
+    except ConfigError:  # the profile file exists only where the plan was made
+        planned = None
+    if planned is not None and planned.kind == here.kind:
+        return planned
+    return device_named(here.name) if here.kind == "cuda" else None

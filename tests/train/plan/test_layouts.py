@@ -1,4 +1,4 @@
-"""Tests of train/plan/placement.py: what a device makes of settings that are not fixed, in a plan and at start."""
+"""Tests of train/plan/layouts.py: what a device makes of settings that are not fixed, in a plan and at start."""
 
 from typing import Any
 
@@ -14,9 +14,10 @@ from train.model import attention as documents
 from train.model.shape import ModelShape
 from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import open_ranks
+from train.plan.layouts import resolve_plan
 from train.plan.make_plan import make_plan
-from train.plan.placement import RunDevices, peak_of_devices, resolve_plan
 from train.plan.plan import MIN_BLOCKS_HEAD, Plan, check_document_mask
+from train.plan.search.devices import RunDevices, peak_of_devices
 from train.pretrain.setup import devices_of
 
 H100 = RunDevices("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
