@@ -20,7 +20,7 @@ from bench.search_layouts import agreement, kendall, measured, predicted
 from tests.support.rank_pool import shared_pool
 from train.calibrate.measure import calibrate
 from train.config.settings import Settings
-from train.plan.search.devices import Cluster
+from train.parallel.devices import Cluster
 from train.plan.search.search import predict, search
 
 BAND = 0.1

@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.train_contenders import RATE, Case, llama, make_rows, plan_of
 from train.config.settings import Settings
+from train.parallel.devices import Cluster, Device
 from train.parallel.ranks import Ranks
-from train.plan.search.devices import Cluster, Device
 from train.plan.search.search import Candidate, predict
 from train.pretrain.step import Learner
 

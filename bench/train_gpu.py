@@ -30,9 +30,9 @@ from train.data.rows import Rows
 from train.model.shape import flops_per_token, num_parameters
 from train.optim.optimizer import state_tensors
 from train.optim.parameter import local_tensor
+from train.parallel.devices import Cluster, Device, device_named, device_of
 from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import Ranks
-from train.plan.search.devices import Cluster, Device, device_named, device_of
 from train.plan.search.search import predict
 from train.pretrain.step import Learner
 

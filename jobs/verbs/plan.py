@@ -12,11 +12,10 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import attach_run, open_run
 from train.checkpoint.folder import check_resumable, with_checkpoint_formats
-from train.config.plan import copy_mix, mix_overrides
 from train.config.settings import settings_of
 from train.plan.layouts import choose_layout
 from train.plan.make_plan import make_plan
-from train.plan.plan import write_plan
+from train.plan.plan import copy_mix, mix_overrides, write_plan
 from train.plan.text import print_plan
 
 VERBS = {

@@ -31,6 +31,7 @@ from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
 from train.monitor.events import Event, read_events
 from train.monitor.metrics import StepMetrics, read_metrics
+from train.plan.layouts import plan_for_devices
 from train.plan.plan import open_order, read_plan
 from train.pretrain import loop as pretrain
 from train.pretrain.step import Learner
@@ -87,12 +88,14 @@ def make_run(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = Non
 
 
 def train_on(ranks: Any, folder: str, overrides: Sequence[str], disturbances: Sequence[Disturbance]) -> RankResult:
-    """Run training on one rank, with a single thread on any machine."""
+    """Run training on one rank, with a single thread on any machine and the planner in this process, which saves its
+    start; `tests/train/pretrain/test_setup.py` shows that its own process returns the same plan."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         stack.enter_context(mock.patch("train.pretrain.setup.default_threads", return_value=1))
+        stack.enter_context(mock.patch("train.pretrain.setup.call_planner", plan_for_devices))
         for disturb, arguments in disturbances:
             stack.enter_context(disturb(*arguments))
         code, error = None, ""

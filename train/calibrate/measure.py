@@ -24,10 +24,9 @@ from schemas.errors import ConfigError, ContractError
 from train.config.settings import Settings
 from train.data.rows import Rows
 from train.model.shape import ModelShape
-from train.parallel.data_parallel import all_gather_single
+from train.parallel.devices import KNOWN_DEVICES, Device, Link, device_named, write_profile
 from train.parallel.parallelize import SplitModel, use_matrix_units
-from train.parallel.ranks import Ranks, backend_of, device_of, select_device, use_expandable_segments
-from train.plan.search.devices import KNOWN_DEVICES, Device, Link, device_named, write_profile
+from train.parallel.ranks import Ranks, all_gather_single, backend_of, device_of, select_device, use_expandable_segments
 
 SIDES = (256, 512, 1024)
 """Sides of the square matrices in the products; eight times as long on a GPU."""

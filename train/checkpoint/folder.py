@@ -7,7 +7,7 @@ point therefore leaves it complete or absent, and the remains of an absent one a
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from train.config.train import CheckpointConfig
 from train.data.stages import MASKS_VERSION, SkipList
 from train.dataset_history import comparable_digest
 from train.monitor.guard import GuardState
-from train.plan.plan import Plan, heldout_loss_users, read_skips
+from train.parallel.devices import RunDevices
+from train.plan.plan import Plan, check_settings_used, heldout_loss_users, read_settings, read_skips
 
 # Checkpoint metadata: the step, the identity of the run, its layout, and the size and digest of each state file.
 #
@@ -290,6 +291,17 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
     """Return settings whose automatic number formats are those of the newest checkpoint of a run, if there is one."""
     checkpoints = list_checkpoints(run) if run.is_local else []
     return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
+
+
+def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> Settings:
+    """Return the settings of a run for the devices that it starts on: number formats fixed, the rest as it was set.
+
+    Raises ConfigError or ContractError as `read_settings` does, and ConfigError for a setting without effect.
+    """
+    settings = with_checkpoint_formats(run, read_settings(run, dataset, overrides))
+    settings = settings.with_precisions_for(here.kind, here.capability)
+    check_settings_used(settings, dataset)
+    return settings
 
 
 def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:

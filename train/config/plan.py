@@ -1,21 +1,13 @@
-"""The sections `[plan]`, how a model is sized for a dataset, and `[cluster]`, its devices; and the mix of a plan.
+"""The sections `[plan]`, how a model is sized for a dataset, and `[cluster]`, its devices.
 
-A value that is set is never changed. A plan also stores a fitted scaling law and the mix of sources that it uses.
+A value that is set is never changed. A plan also stores the fitted scaling law that it uses.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from schemas.config import Section, execution, location
-from schemas.errors import ConfigError
-from schemas.mix import read_mix
-from schemas.storage import Store
-from schemas.tokens import Dataset
 
 # A scaling law that was fitted to the project's own runs, as a plan stores it: its parameters and their confidence.
 
@@ -205,56 +197,3 @@ class ClusterConfig(Section):
         if not self.device and (given := sorted(self.model_fields_set - {"device"})):
             raise ValueError(f"{' and '.join(given)}: expected a device, got none. Set cluster.device.")
         return self
-
-
-# The mix of a plan: its shares as settings, its copy in the run, and the check for contradicting overrides.
-
-WEIGHTS, MIX = "train.weights", "train.mix"
-
-
-def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) -> list[str]:
-    """Return a mix file as overrides `section.key=value`: the shares of a dataset's sources, and the file's digest.
-
-    Raises ConfigError if the file is no mix, is for other sources, or if `overrides` set shares too.
-    """
-    if conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
-        raise ConfigError(
-            f"--mix {path}: expected shares in the mix alone, got --set {' and '.join(conflicts)} too. "
-            "Remove --mix, or the --set."
-        )
-    parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
-    shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
-    return [f"{WEIGHTS}={{{shares}}}", f'{MIX}="{_digest(path)}"']
-
-
-def copy_mix(run: Store, path: str) -> str:
-    """Copy a mix to the run of the plan that uses it; return its path relative to the run.
-
-    The name contains the digest, so a later plan with another mix overwrites nothing.
-    """
-    name = mix_path(_digest(path))
-    run.write_atomic(name, Path(path).read_bytes())
-    return name
-
-
-def mix_path(digest: str) -> str:
-    """Return the path of the mix with a digest, relative to the run."""
-    return f"train/mix-{digest[:12]}.toml"
-
-
-def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raises ConfigError if overrides change the shares of a plan with a mix; `settings` are the plan's."""
-    mix = settings.get("train", {}).get("mix")
-    if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
-        raise ConfigError(
-            f"--set {' and '.join(conflicts)}: expected the shares of the plan's mix {mix[:12]}, got other shares. "
-            "Run `penstock plan` again without --mix, or with another mix."
-        )
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].strip()

@@ -57,6 +57,16 @@ class Quarantined(BaseModel):
     """Time, UTC, ISO 8601."""
 
 
+@dataclass(frozen=True)
+class Exclusion:
+    """The samples and documents that training excludes after a spike."""
+
+    samples: tuple[int, ...]
+    """Global sample indices that were added to the skip list."""
+    documents: tuple[Quarantined, ...]
+    """Documents that are in no batch from now on."""
+
+
 def read_quarantine(run: Store) -> list[Quarantined]:
     """Return every line of the list, in order; incomplete lines of killed processes, `{` without `"}`, are ignored.
 

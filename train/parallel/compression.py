@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
-from train.parallel.data_parallel import all_gather_single
+from train.parallel.ranks import all_gather_single
 
 # Sums are added rank by rank in float32: every rank gets the same bits, and they do not depend on the position of a
 # number in its buffer. DDP rebuilds its buckets after the first step, so the sums of a ring all-reduce would differ in

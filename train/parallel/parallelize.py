@@ -21,11 +21,11 @@ from train.model.loss import HeadLoss, LossTally
 from train.model.shape import LOGIT_TILE, ModelShape
 from train.model.transformer import LayerSpan, Recompute, Transformer, build_model, initial_weight
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
-from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, build_mesh, shard, sharded_modules
+from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, sharded_modules
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
 from train.parallel.memory import layers_to_recompute
 from train.parallel.pipeline import Pipeline
-from train.parallel.ranks import Ranks
+from train.parallel.ranks import Ranks, build_mesh
 from train.parallel.tensor_context import apply_context_parallel, apply_tensor_parallel, context_part
 
 

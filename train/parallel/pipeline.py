@@ -26,8 +26,8 @@ from schemas.errors import ConfigError
 from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.data.rows import Rows
 from train.model.transformer import Transformer
-from train.parallel.data_parallel import Mesh
 from train.parallel.layout import stages_of
+from train.parallel.ranks import Mesh
 
 SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MULTI_STAGE = {

@@ -29,7 +29,7 @@ from train.data.rows import Rows
 from train.model.attention import AttentionFunction, AttentionMask, RowDocuments
 from train.model.loss import HeadLoss, VocabularyPart
 from train.model.transformer import Transformer
-from train.parallel.data_parallel import all_gather_single, reduce_scatter_single
+from train.parallel.ranks import all_gather_single, reduce_scatter_single
 
 
 def context_part(rows: Rows, parts: int, part: int) -> Rows:

@@ -5,15 +5,19 @@ import math
 from collections.abc import Iterator, Sequence
 
 from schemas.errors import ConfigError
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from train.checkpoint.folder import settings_at_start
 from train.config.layout import MICRO_BATCH, LayoutConfig
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape
+from train.parallel.devices import Cluster, RunDevices, cluster_of, known_device
 from train.plan.advice import NEAR
 from train.plan.figures import MEMORY, memory_rows, update_memory_figures
+from train.plan.make_plan import make_plan
 from train.plan.plan import LayoutOffer, Plan, check_document_mask
 from train.plan.rules import Row, SourcedFigure, figures_of
-from train.plan.search.devices import Cluster, RunDevices, cluster_of, known_device, peak_of_devices
 from train.plan.search.search import SearchResult, axes_as_settings, search
 from train.plan.target import hours_of
 
@@ -143,6 +147,15 @@ def without_settings(settings: Settings, section: str, names: Sequence[str]) -> 
 # A run resolves the automatic settings of its plan for the devices that it starts on.
 
 
+def plan_for_devices(run: Store, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
+    """Return the plan of a run for the devices that it starts on, with `section.key=value` overrides applied.
+
+    The lines say what is unknown. Raises ConfigError or ContractError as `make_plan` and `resolve_plan` do.
+    """
+    dataset = open_dataset(run)
+    return resolve_plan(make_plan(run, dataset, settings_at_start(run, dataset, overrides, here)), here)
+
+
 def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
     """Return the plan with every automatic setting resolved, and lines to print about what is unknown.
 
@@ -161,12 +174,6 @@ def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
             )
         settings = settings.model_copy(update={"layout": layout or settings.layout})
     settings = settings.for_device(here.kind, here.capability)
-    # On a CPU, MFU is shown only if a profile of the machine is named.
-    if here.kind == "cuda" and peak_of_devices(settings, here) is None:
-        lines.append(
-            f"MFU is not shown: the peak of {here} is not known. Set train.peak_flops, or name a profile of "
-            "`penstock calibrate` as cluster.device."
-        )
     return update_memory_figures(plan.model_copy(update={"settings": settings})), lines
 
 

@@ -18,11 +18,11 @@ from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
+from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.plan import Plan
-from train.plan.search.devices import peak_of
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
 

@@ -4,26 +4,32 @@ This file reads and writes the plan, opens the sample order that it determines, 
 every setting has an effect and that the layout suits the number of ranks.
 """
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run
+from schemas.mix import read_mix
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from train.config.plan import PlanConfig, check_mix_overrides
+from train.config.plan import PlanConfig
 from train.config.settings import AUTO, Settings, load_settings
 from train.data.order import SampleOrder, heldout_streams, make_order
 from train.data.packing import open_packings
 from train.data.stages import NO_SKIPS, SkipList, StagePlan, read_skip_list, row_length
-from train.model.shape import ModelShape
+from train.model.shape import ModelShape, num_parameters
 from train.optim.schedule import ScheduleInputs, StageSchedule
 from train.parallel.layout import axes_of, check_layout, data_ranks
 from train.plan.rules import SourcedFigure
 
 PLAN_NAME = "train/plan.json"
+CHECKED_FIGURES = ("steps", "global_batch", "warmup_steps", "learning_rate")
+"""Numbers of a plan that its figures repeat."""
 
 
 class LayoutOffer(BaseModel):
@@ -171,6 +177,25 @@ def check_overrides(run: Store, overrides: Sequence[str]) -> None:
         load_settings(settings, overrides, run.uri)
 
 
+def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
+    """Check the stored plan against the dataset and against its own figures. Raises ContractError for a difference."""
+    streams = make_order(
+        dataset, plan.settings.train, plan.stages, NO_SKIPS, open_packings(run, dataset, plan.settings.train)
+    )
+    named = {figure.name: figure.value for figure in plan.figures}
+    pairs = {
+        "tokenizer": (dataset.tokenizer.sha256, plan.tokenizer),
+        "order": (streams.digest, plan.order),
+        "num_params": (num_parameters(plan.shape), plan.num_params),
+        **{name: (named[name], getattr(plan, name)) for name in CHECKED_FIGURES},
+    }
+    for name, (expected, actual) in pairs.items():
+        if expected != actual:
+            raise ContractError(
+                f"{run.uri}/{PLAN_NAME}: expected {name} = {expected}, got {actual}. Run `penstock plan` again."
+            )
+
+
 def planned_layouts(run: Store) -> tuple[LayoutOffer, ...]:
     """Return the layouts that the stored plan offers for its devices; empty if there is no plan."""
     return read_plan(run).layouts if run.exists(PLAN_NAME) else ()
@@ -213,6 +238,59 @@ def open_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
     train = plan.settings.train
     skip, packings = read_skips(run, plan.settings), open_packings(run, dataset, train)
     return make_order(dataset, train, plan.stages, skip, packings)
+
+
+# The mix of a plan: its shares as settings, its copy in the run, and the check for contradicting overrides.
+
+WEIGHTS, MIX = "train.weights", "train.mix"
+
+
+def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) -> list[str]:
+    """Return a mix file as overrides `section.key=value`: the shares of a dataset's sources, and the file's digest.
+
+    Raises ConfigError if the file is no mix, is for other sources, or if `overrides` set shares too.
+    """
+    if conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
+        raise ConfigError(
+            f"--mix {path}: expected shares in the mix alone, got --set {' and '.join(conflicts)} too. "
+            "Remove --mix, or the --set."
+        )
+    parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
+    shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
+    return [f"{WEIGHTS}={{{shares}}}", f'{MIX}="{_digest(path)}"']
+
+
+def copy_mix(run: Store, path: str) -> str:
+    """Copy a mix to the run of the plan that uses it; return its path relative to the run.
+
+    The name contains the digest, so a later plan with another mix overwrites nothing.
+    """
+    name = mix_path(_digest(path))
+    run.write_atomic(name, Path(path).read_bytes())
+    return name
+
+
+def mix_path(digest: str) -> str:
+    """Return the path of the mix with a digest, relative to the run."""
+    return f"train/mix-{digest[:12]}.toml"
+
+
+def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raises ConfigError if overrides change the shares of a plan with a mix; `settings` are the plan's."""
+    mix = settings.get("train", {}).get("mix")
+    if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
+        raise ConfigError(
+            f"--set {' and '.join(conflicts)}: expected the shares of the plan's mix {mix[:12]}, got other shares. "
+            "Run `penstock plan` again without --mix, or with another mix."
+        )
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 # Checks before a rank starts: settings without effect, and whether the layout suits the number of ranks.

@@ -36,10 +36,9 @@ from train.monitor.guard import (
 from train.monitor.log_files import MetricsLog
 from train.monitor.metrics import StepMetrics, flops_utilisation, metrics_by_source
 from train.monitor.progress import ProgressPrinter
-from train.monitor.quarantine import QUARANTINE_NAME
+from train.monitor.quarantine import QUARANTINE_NAME, Exclusion
 from train.parallel.ranks import Ranks
 from train.pretrain.setup import TrainingSetup
-from train.pretrain.spikes import Exclusion
 from train.pretrain.step import Learner, StepResult
 
 MAX_SHOWN_DOCUMENTS = 5

@@ -3,11 +3,18 @@
 Rank 0 checks for all ranks, so that each error is printed once and no rank waits for another.
 """
 
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
+from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (
@@ -18,33 +25,33 @@ from train.checkpoint.folder import (
     list_checkpoints,
     local_path,
     remove_incomplete,
-    with_checkpoint_formats,
+    settings_at_start,
 )
 from train.checkpoint.state import layout_of
 from train.config.settings import Settings
 from train.data.batches import Batches
-from train.data.packing import packed_files
+from train.data.packing import packed_files, write_packing
 from train.data.stages import StagePlan
 from train.data.verify import verify_dataset
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
 from train.monitor.profiler import ProfileWindow, parse_window
+from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
 from train.parallel.ranks import Ranks, default_threads
-from train.plan.layouts import resolve_plan
-from train.plan.make_plan import make_plan
 from train.plan.plan import (
+    PLAN_NAME,
     Plan,
+    check_document_mask,
     check_ranks,
-    check_settings_used,
     open_order,
     planned_layouts,
-    read_settings,
+    read_plan,
+    verify_plan,
     write_plan,
 )
-from train.plan.search.devices import RunDevices, peak_of_devices
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     """Return the plan, the checkpoint to resume from and whether the run is complete, after every check; for rank 0."""
     local_path(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)
-    settings = with_checkpoint_formats(run, read_settings(run, dataset, overrides)).with_precisions_for(
-        here.kind, here.capability
-    )
-    check_settings_used(settings, dataset)
-    plan, lines = resolve_plan(make_plan(run, dataset, settings), here)
+    plan, lines = current_plan(run, dataset, overrides, here)
     settings = plan.settings
     check_ranks(plan, ranks.world_size)
     if settings.train.precision == "fp8":
@@ -103,12 +106,52 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     if not done:
         run.delete(MANIFEST_NAME)
     remove_incomplete(run)
-    # A profile belongs to this start only; the stored plan must not make the next start record other steps.
-    stored = settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
-    write_plan(run, plan.model_copy(update={"settings": stored, "layouts": planned_layouts(run)}))
+    write_plan(run, plan.model_copy(update={"settings": _stored(settings), "layouts": planned_layouts(run)}))
     if not done:
+        lines = [*lines, *unknown_peak(settings, here)]
         print("".join(f"penstock: {line}\n" for line in lines), end="", flush=True)
     return plan, checkpoint, done
+
+
+def current_plan(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
+    """Return the plan for these settings and devices, and lines to print: `plan.json` verified, else a new plan.
+
+    Raises ConfigError if a setting is wrong, ContractError if `plan.json` does not fit the dataset.
+    """
+    settings = settings_at_start(run, dataset, overrides, here)
+    resolved = settings.for_device(here.kind, here.capability)
+    if run.exists(PLAN_NAME):
+        plan = read_plan(run, dataset)
+        if plan.settings.to_json() == _stored(resolved).to_json():
+            write_packing(run, dataset, resolved.train)
+            check_document_mask(plan.shape, resolved, here.kind)
+            verify_plan(run, dataset, plan)
+            return plan.model_copy(update={"settings": resolved}), []
+    return call_planner(run, overrides, here)
+
+
+def _stored(settings: Settings) -> Settings:
+    """Return the settings as the plan stores them: a profile belongs to one start, and the next records none."""
+    return settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
+
+
+def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
+    """Return the plan that `python -m train.plan` makes in a process of its own, and its lines.
+
+    Raises ConfigError or ContractError with the planner's message.
+    """
+    words = [word for override in overrides for word in ("--set", override)]
+    devices = TypeAdapter(RunDevices).dump_json(here).decode()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "train.plan", run.uri, "--devices", devices, "--out", str(out), *words]
+        code = subprocess.run(command, check=False).returncode
+        if code not in (0, 2) or not out.exists():
+            raise RuntimeError(f"train.plan: expected exit code 0, got {code}. Its error is printed above.")
+        answer = json.loads(out.read_text(encoding="utf-8"))
+    if code:
+        raise (ContractError if answer["error"] == ContractError.__name__ else ConfigError)(answer["message"])
+    return Plan.model_validate(answer["plan"]), answer["lines"]
 
 
 def devices_of(ranks: Ranks) -> RunDevices:

@@ -5,7 +5,6 @@ that the spike is attributed to.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from schemas.errors import ContractError
 from train.data.order import SampleOrder
@@ -15,6 +14,7 @@ from train.monitor.events import SpikeDocument
 from train.monitor.metrics import read_metrics
 from train.monitor.quarantine import (
     Attribution,
+    Exclusion,
     Quarantined,
     SourceLevels,
     attribute_spike,
@@ -27,19 +27,9 @@ from train.parallel.ranks import Ranks
 from train.plan.plan import open_order, skip_name
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner
-from train.trace import Trace
+from train.trace.trace import Trace
 
 ORIGIN_FIELDS = {"doc_id", "url", "source", "split", "offset", "length"}
-
-
-@dataclass(frozen=True)
-class Exclusion:
-    """The samples and documents that training excludes after a spike."""
-
-    samples: tuple[int, ...]
-    """Global sample indices that were added to the skip list."""
-    documents: tuple[Quarantined, ...]
-    """Documents that are in no batch from now on."""
 
 
 def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:

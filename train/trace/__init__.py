@@ -3,7 +3,6 @@
 Both are computed from manifest, plan and skip list; training logs nothing for it.
 """
 
-from train.trace.answer import print_documents, print_steps
 from train.trace.trace import Appearance, FoundDocument, Trace, documents_of_step, open_trace, steps_of_url
 
 __all__ = [
@@ -12,7 +11,5 @@ __all__ = [
     "Trace",
     "documents_of_step",
     "open_trace",
-    "print_documents",
-    "print_steps",
     "steps_of_url",
 ]

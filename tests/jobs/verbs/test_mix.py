@@ -23,11 +23,10 @@ from tests.support import tiny_dataset
 from tests.support.measured_runs import STEPS, run_of
 from tests.support.report_run import whole_run
 from tests.support.tiny_runs import trained
-from train.config.plan import check_mix_overrides, copy_mix, mix_overrides, mix_path
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
 from train.plan.make_plan import make_plan
-from train.plan.plan import Plan, read_settings, write_plan
+from train.plan.plan import Plan, check_mix_overrides, copy_mix, mix_overrides, mix_path, read_settings, write_plan
 
 RECIPE: dict[str, dict[str, Any]] = {
     "plan": {"num_layers": 2, "d_model": 48, "num_heads": 4, "num_kv_heads": 2, "d_ffw": 74},

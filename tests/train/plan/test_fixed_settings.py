@@ -9,11 +9,11 @@ from train.config.plan import PlanConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, choose_shape, flops_per_token
+from train.parallel.devices import Cluster, Device, device_of
 from train.parallel.memory import memory_of_rank
 from train.plan.layouts import costs_of_fixed, without_settings
 from train.plan.search.candidates import LayoutSplit
 from train.plan.search.compute import Compute, loss_bytes_per_logit
-from train.plan.search.devices import Cluster, Device, device_of
 from train.plan.search.search import predict, search
 
 ROWS, LENGTH = 512, 1024

@@ -12,12 +12,12 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import Settings, load_settings
 from train.model import attention as documents
 from train.model.shape import ModelShape
+from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.memory import memory_of_rank
 from train.parallel.ranks import open_ranks
 from train.plan.layouts import resolve_plan
 from train.plan.make_plan import make_plan
 from train.plan.plan import MIN_BLOCKS_HEAD, Plan, check_document_mask
-from train.plan.search.devices import RunDevices, peak_of_devices
 from train.pretrain.setup import devices_of
 
 H100 = RunDevices("cuda", (9, 0), "NVIDIA H100 80GB HBM3")
@@ -153,11 +153,12 @@ def test_several_ranks_share_a_batch(tiny: Store) -> None:
 
 
 def test_an_unknown_device_has_plain_defaults_and_says_so(tiny: Store) -> None:
-    plan, (defaults, mfu) = resolve_plan(planned(tiny), GEFORCE)
+    plan, (defaults,) = resolve_plan(planned(tiny), GEFORCE)
     assert (plan.settings.train.precision, plan.settings.layout.compile) == ("bf16", True)
     assert plan.settings.layout.micro_batch == 8
     assert defaults.startswith("NVIDIA GeForce RTX 4090: expected a device of the table")
     assert "`penstock calibrate FILE.json`" in defaults
+    (mfu,) = unknown_peak(plan.settings, GEFORCE)
     assert mfu.startswith("MFU is not shown: the peak of NVIDIA GeForce RTX 4090 is not known.")
     older, _ = resolve_plan(planned(tiny), V100)
     assert older.settings.train.precision == "fp16"
@@ -167,7 +168,7 @@ def test_a_cpu_computes_in_fp32_without_compilation(tiny: Store) -> None:
     plan, lines = resolve_plan(planned(tiny), CPU)
     found = plan.settings
     assert (found.train.precision, found.layout.compile, found.layout.micro_batch) == ("fp32", False, 8)
-    assert lines == []
+    assert (lines, unknown_peak(found, CPU)) == ([], [])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp8"])

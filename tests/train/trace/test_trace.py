@@ -23,8 +23,9 @@ from train.data.batches import Batches
 from train.data.packing import write_packing
 from train.data.rows import IGNORED
 from train.data.stages import STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
-from train.trace import Appearance, Trace, documents_of_step, print_documents, print_steps, steps_of_url
+from train.trace import Appearance, Trace, documents_of_step, steps_of_url
 from train.trace import trace as trace_step
+from train.trace.answer import print_documents, print_steps
 from train.trace.trace import StepLayout, exposure_of
 
 SECOND = 1 << STAGE_BITS

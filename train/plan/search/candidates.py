@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import AUTO, Settings
 from train.model.shape import ModelShape
+from train.parallel.devices import Cluster
 from train.parallel.layout import layout_problems
-from train.plan.search.devices import Cluster
 
 # A split of a run over ranks: its axes, its description, and its settings.
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
+from train.parallel.devices import Device, NumberFormat, number_format_of
 from train.plan.search.candidates import LayoutSplit
-from train.plan.search.devices import Device, NumberFormat, number_format_of
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
 """Time of a backward pass relative to the forward pass: two products for each; flash attention forms its scores again

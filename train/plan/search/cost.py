@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from train.config.layout import LayoutConfig
+from train.parallel.devices import Cluster
 from train.parallel.layout import layers_of, stages_of
 from train.plan.search.candidates import LayoutSplit
 from train.plan.search.compute import BACKWARD, Compute, ForwardCost, MicroBatchCost
-from train.plan.search.devices import Cluster
 
 # The cost of collectives: the ranks of an axis form a ring over the links between them.
 #

@@ -15,11 +15,11 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token
+from train.parallel.devices import Cluster, number_format_of
 from train.parallel.memory import Memory, RankMemory, memory_of_rank
 from train.plan.search.candidates import TURNS, Batch, LayoutSpace, LayoutSplit, describe_split, layout_overrides
 from train.plan.search.compute import Compute
 from train.plan.search.cost import STEP_COMPONENTS, ClusterRings, StepCost
-from train.plan.search.devices import Cluster, number_format_of
 
 # The result of a layout search: the best layouts with times and memory, and the rejected ones by reason.
 

@@ -7,7 +7,7 @@ import pytest
 from bench.search_layouts import agreement, measured, predicted
 from tests.support.rank_pool import shared_pool
 from train.calibrate.measure import calibrate
-from train.plan.search.devices import device_of
+from train.parallel.devices import device_of
 
 BAND, SHARE = 0.3, 0.7
 """Steps that differ by less are ties; of the others so many pairs must be in order: other load moves single steps."""

@@ -13,12 +13,12 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token
+from train.parallel.devices import Cluster, Device, Link
 from train.parallel.layout import layout_problems
 from train.parallel.memory import memory_of_rank
 from train.plan.search.candidates import LayoutSplit
 from train.plan.search.compute import Compute
 from train.plan.search.cost import STEP_COMPONENTS, ClusterRings, bubble_share
-from train.plan.search.devices import Cluster, Device, Link
 from train.plan.search.search import predict, search
 
 PLAIN = Device(

@@ -412,6 +412,16 @@ def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
     return None if device is None else device.utilisation_peak(number_format_of(settings))
 
 
+def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
+    """Return a line to print if MFU is not shown because no peak is known; on a CPU, MFU needs a named profile."""
+    if here.kind != "cuda" or peak_of_devices(settings, here) is not None:
+        return []
+    return [
+        f"MFU is not shown: the peak of {here} is not known. Set train.peak_flops, or name a profile of "
+        "`penstock calibrate` as cluster.device."
+    ]
+
+
 def known_device(settings: Settings, here: RunDevices) -> Device | None:
     """Return the device of `[cluster]` if its kind matches, else the one of the driver's name; None if unknown."""
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import ConfigError
 from train.calibrate.measure import calibrate, device_from
-from train.plan.search.devices import (
+from train.parallel.devices import (
     KNOWN_DEVICES,
     Cluster,
     device_lines,

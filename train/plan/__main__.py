@@ -1,0 +1,40 @@
+"""The command `python -m train.plan RUN`: the plan of a run for the devices that it starts on, written to a JSON file.
+
+The trainer runs it if `plan.json` is missing or was made with other settings, so that no rank loads the planner.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from schemas.errors import PenstockError
+from schemas.storage import Store
+from train.parallel.devices import RunDevices
+from train.plan.layouts import plan_for_devices
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the plan and its lines, or the error, to a file; return 2 for an error that the user can fix."""
+    parser = argparse.ArgumentParser(prog="train.plan", description="Plan a run for the devices that it starts on.")
+    parser.add_argument("run", metavar="RUN", help="run folder with the tokens")
+    parser.add_argument("--devices", required=True, help="the devices of the ranks, as JSON")
+    parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        here = TypeAdapter(RunDevices).validate_json(arguments.devices)
+        plan, lines = plan_for_devices(Store(arguments.run), arguments.overrides, here)
+    except PenstockError as error:
+        arguments.out.write_text(json.dumps({"error": type(error).__name__, "message": str(error)}), encoding="utf-8")
+        return 2
+    answer = {"plan": plan.model_dump(mode="json"), "lines": lines}
+    arguments.out.write_text(json.dumps(answer), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
