@@ -19,12 +19,12 @@ BODY_SHARE = 0.25
 """Least share of non-embedding parameters in the smallest model: below it, N predicts the loss poorly (Pearce and
 Song 2024, arXiv 2406.12907)."""
 SPAN = 4.0
-"""Ratio of the largest to the smallest size, unless the data allows more."""
+"""Ratio of the largest to the smallest size; it is larger if there are tokens for a larger model."""
 PLANNED_SHARE = 8.0
-"""The largest proxy is this many times smaller than a model of 20 tokens per parameter."""
+"""The largest proxy is this many times smaller than the model that has 20 unique tokens per parameter."""
 MOST_RATIO, LEAST_RATIO = 80.0, 5.0
-"""Tokens per parameter of the longest run of a size: where there are enough, and the least for the largest size. With
-1.6 (12 runs of 0.2 to 0.8 million parameters on 1.26 million tokens), models of twice the size had no lower loss."""
+"""Tokens per parameter of the longest run of a size: the maximum, and the minimum for the largest size. With 1.6 (12
+runs of 0.2 to 0.8 million parameters on 1.26 million tokens), models of twice the size had no lower loss."""
 RANGE = 16.0
 """Ratio of the longest to the shortest run of a size."""
 LEAST_STEPS = 20
@@ -36,11 +36,11 @@ class ProxyRun:
     """A proxy run of the ladder."""
 
     wanted: int
-    """Requested N, embeddings included; the nearest shape is used."""
+    """Requested number of parameters N, embeddings included; the nearest model shape is used."""
     params: int
     """N of that shape."""
     tokens: int
-    """D, before it is rounded to whole steps."""
+    """Number of training tokens D, before it is rounded to whole steps."""
 
     @property
     def name(self) -> str:
@@ -67,9 +67,10 @@ def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:
 
 
 def sizes_of(smallest: float, largest: float | None, number: int, unique: float) -> list[int]:
-    """Return the requested sizes N; `unique`: unique tokens; `largest` None = as large as the tokens allow.
+    """Return `number` model sizes N, spaced evenly by ratio.
 
-    Raises ConfigError if the tokens are too few for the largest size, and names the number that it requires.
+    `unique`: unique tokens; `largest`: None = as large as the tokens allow. Raises ConfigError if `number` is outside
+    its range or the sizes do not grow, or if the tokens are too few for the largest size.
     """
     if not SIZES[0] <= number <= SIZES[1]:
         raise ConfigError(
@@ -91,8 +92,9 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
 
 
 def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[ProxyRun]:
-    """Return the runs of every size, `number` lengths each, shortest first; `sizes`: N of the shape by requested N.
+    """Return the runs of every size, `number` for each, the shortest first.
 
+    `sizes`: for each requested N, the N of the nearest shape; `unique`: unique tokens, which no run exceeds.
     Raises ConfigError if two sizes have the same shape.
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:
