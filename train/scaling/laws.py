@@ -19,7 +19,7 @@ PF_DAY = 8.64e19
 
 @dataclass(frozen=True)
 class Allocation:
-    """Parameters and tokens that a budget is spent on."""
+    """The numbers of parameters and tokens on which a compute budget is spent."""
 
     params: float
     """N, counted as the law counts."""
@@ -279,7 +279,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A model size with its cost of training and inference."""
+    """A size of model and run, with the cost of training and inference together."""
 
     size: Allocation
     loss: float
@@ -294,20 +294,21 @@ class Lifetime:
 
 
 def tokens_to_reach(law: LossLaw, params: float, loss: float) -> float:
-    """Return the D at which N = `params` reach a loss [nats/token]; infinite if they never do."""
+    """Return the D at which a model of N = `params` reaches a loss [nats/token]; infinite if it never does."""
     left = loss - law.floor - law.a * math.pow(params, -law.alpha)
     return math.pow(law.b / left, 1 / law.beta) if left > 0 else math.inf
 
 
 def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime:
-    """Return the cheapest model that reaches a loss [nats/token], with `inference_tokens` in inference.
+    """Return the size that reaches a loss [nats/token] at the lowest cost of training and inference together.
 
+    `inference_tokens`: tokens that the model will process in inference.
     Raises ConfigError if no model of the law reaches the loss.
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"inference-aware sizing: expected a loss above {law.floor:.4g}, where {law.name}'s law ends, got "
-            f"{loss:.4g}. Give a higher loss."
+            f"inference-aware sizing: expected a loss above {law.floor:.4g}, the irreducible loss of {law.name}'s law, "
+            f"got {loss:.4g}. Give a higher loss."
         )
 
     def cost(log_params: float) -> float:
