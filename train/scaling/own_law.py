@@ -131,7 +131,7 @@ def write_law(path: str, content: LawFile) -> None:
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{path}: expected runs whose loss falls with {variable}, got {name} = {getattr(law, name):.3g} "
-                f"({law.interval(name)}): such a law cannot size a model, so no file is written. Fit the law to runs "
+                f"({law.interval(name)}): such a law cannot size a model, and none is written. Fit the law to runs "
                 f"that differ more in {more} and train on more tokens."
             )
     folder, name = _split_path(path)
