@@ -49,11 +49,11 @@ class Identity(_FrozenModel):
     order: str
     """Digest of the order of the samples."""
     settings: dict[str, Any]
-    """Every setting that decides content, `shape.…`, `train.…` and so on, with the values that the plan filled in."""
+    """Every setting that decides the weights, such as `shape.…` and `train.…`, with the values that the plan set."""
     skip_list: str
     """Digest of the skip list."""
     skip_length: int
-    """Number of entries of the skip list, which may grow later."""
+    """Number of entries of the skip list, to which a later run may append."""
     code_version: str
     """Version of the code that wrote the checkpoint; recorded, not compared."""
 
@@ -71,7 +71,7 @@ class Layout(_FrozenModel):
     axes: dict[str, int]
     """Size of each axis of the mesh."""
     settings: dict[str, Any]
-    """Every other setting of `[layout]` that does not decide content: data, micro_batch, schedule, compile, …"""
+    """Every setting of `[layout]` besides the axes that does not decide the weights: data, micro_batch, schedule, …"""
     threads: int
     """CPU threads of a rank; the backward pass splits sums over them, which changes the last bits."""
     device: str
@@ -95,7 +95,7 @@ class TrainerState(_FrozenModel):
     loss_scale: float | None = None
     """fp16: factor of the loss; None = not scaled."""
     finite_steps: int = 0
-    """fp16: consecutive finite steps since that factor last changed."""
+    """fp16: consecutive finite steps since the factor of the loss last changed."""
 
 
 class StateFile(_FrozenModel):
@@ -148,8 +148,8 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         raise ContractError(
-            f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or of another "
-            "version: remove its folder to resume from the previous checkpoint."
+            f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or was written "
+            "by another version: remove its folder to resume from the previous checkpoint."
         ) from error
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
@@ -247,8 +247,8 @@ def _folders(run: Store) -> list[Path]:
     return [path for path in root.iterdir() if re.fullmatch(r"step-\d{6,}", path.name)] if root.exists() else []
 
 
-# The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a plan must
-# keep it to resume.
+# The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a run
+# resumes from the checkpoint only if its own identity is equal.
 
 
 def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
@@ -258,7 +258,7 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
         "optim.warmup_steps": plan.warmup_steps,
         "optim.learning_rate": plan.learning_rate,
     }
-    # Steps and batch are part of the stages, with the values that the plan filled in.
+    # Steps and global batch are part of `train.stages`, with the values that the plan set.
     given = {name: value for name, value in plan.settings.content().items() if name not in RESOLVED}
     if heldout_loss_users(plan.settings):
         train = plan.settings.train
@@ -288,7 +288,7 @@ def stage_rates(plan: Plan) -> dict[str, object]:
 
 
 def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
-    """Return settings whose automatic number formats are those of the newest checkpoint of a run, if there is one."""
+    """Return the settings with automatic number formats as in the newest checkpoint of a run, if there is one."""
     checkpoints = list_checkpoints(run) if run.is_local else []
     return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
 

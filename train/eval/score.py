@@ -49,12 +49,12 @@ MAX_NATS = 88.0
 """Largest exponent for which exp() is a finite float32."""
 
 OffsetEncoder = Callable[[str], tuple[list[int], list[int]]]
-"""Text → its ids, and the start of each [code points]."""
+"""Text → its token ids, and the start of each token in the text [code points]."""
 
 
 @dataclass(frozen=True)
 class ScoreWindow:
-    """A span of a document for one forward pass, and the tokens of it that count."""
+    """A span of a document's tokens for one forward pass, and those of them whose losses count."""
 
     document: int
     start: int
@@ -121,7 +121,7 @@ class CheckpointScorer:
 
 
 def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end) of the windows in which each token from `first` on counts once."""
+    """Yield (start, first, end) of a document's windows, as in `ScoreWindow`; each token from `first` counts once."""
     start = 0
     while first < num_tokens:
         end = min(num_tokens, start + seq_len + 1)
@@ -132,7 +132,7 @@ def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[i
 
 
 def batch_length(length: int, seq_len: int) -> int:
-    """Return the row length of the batch for a window: a power of two from MIN_WINDOW on, at most seq_len."""
+    """Return the row length of the batch that a window is read in: a power of two from MIN_WINDOW to seq_len."""
     return min(seq_len, max(MIN_WINDOW, 1 << (length - 1).bit_length()))
 
 
@@ -232,13 +232,15 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
     try:
         stream = Store(folder or ".").open_input(name)
     except OSError as error:
-        raise ConfigError(f"{uri}: expected a file of texts, got {error}. Correct the path.") from error
+        raise ConfigError(f"{uri}: expected a Parquet or Arrow file, got {error}. Correct the path in --in.") from error
     with stream:
         arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
         file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)
         names = (file.schema if arrow else file.schema_arrow).names
         if missing := [name for name in ("doc_id", "text") if name not in names]:
-            raise ContractError(f"{uri}: expected doc_id and text, got no {' and no '.join(missing)}. Add the column.")
+            raise ContractError(
+                f"{uri}: expected the columns doc_id and text, got no {' and no '.join(missing)}. Add what is missing."
+            )
         if arrow:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number).select(["doc_id", "text"])

@@ -156,6 +156,6 @@ def test_the_command_writes_what_it_prints(run: Path, tmp_path: Path, capsys: py
     )
     ids.write_text("zebra\n")
     assert evaluate.main([str(run), "--on", str(run), "--leave-out", str(ids)]) == 2
-    assert "expected one document id in hex per line, got" in capsys.readouterr().err
+    assert "expected a file with one document id in hex per line, got" in capsys.readouterr().err
     assert evaluate.main([str(run), "--on", str(run), "--sequences", "0"]) == 2
     assert evaluate.main([str(tmp_path / "none"), "--on", str(run)]) == 2
