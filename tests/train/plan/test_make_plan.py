@@ -281,7 +281,7 @@ def test_a_layout_beyond_the_device_is_refused_with_the_parts(run: Store) -> Non
     with pytest.raises(ConfigError) as refused:
         planned(run, plan=plan | {"device_memory": limit - 1}, train=train)
     message = str(refused.value)
-    assert f"plan.device_memory = {limit - 1:,} bytes, got {limit:,} on each of 4 ranks (" in message
+    assert f"plan.device_memory = {limit - 1:,} bytes on each rank, got {limit:,} on each of 4 ranks (" in message
     parts = re.search(r"\((weights.*?)\)\. Lower layout\.micro_batch", message)
     assert parts is not None
     sizes = dict(part.rsplit(" ", 1) for part in parts[1].split(", "))
