@@ -34,9 +34,9 @@ class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     step: int
-    """The step in which it happened or, between steps, the last completed step."""
+    """The step of the event or, if it happened between steps, the last completed step."""
     at: str = Field(default_factory=_now)
-    """Time, UTC, ISO 8601."""
+    """Time of the event, UTC, ISO 8601."""
 
 
 class Skipped(_Event):
@@ -97,15 +97,15 @@ class Spike(_Event):
     loss: float
     """Loss of the step [nats/token]."""
     mean: float
-    """Mean of the previous window, of the first quantity of `left`."""
+    """Mean of the first quantity of `left` in the window of previous steps."""
     deviation: float
-    """Standard deviation of that window."""
+    """Standard deviation of that quantity in that window."""
     limit: float
-    """Largest value that is not a spike."""
+    """Largest value of that quantity that is not a spike."""
     grad_norm: float | None = None
     """Gradient norm before clipping; None = not recorded."""
     grad_limit: float | None = None
-    """Largest norm that is not a spike; None = the gradient is not watched, or not yet."""
+    """Largest norm that is not a spike; None = the gradient is not watched, or its window is not full yet."""
     documents: tuple[SpikeDocument, ...] = ()
     """Every part of a document in the step's batch, by `excess`, the worst first; those without targets last."""
 
@@ -119,13 +119,13 @@ class Rewound(_Event):
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
     samples: tuple[int, ...]
-    """Global sample indices that are skipped from now on."""
+    """Global sample indices that all later steps skip."""
     quarantined: tuple[str, ...] = ()
-    """Ids of documents, hex, that are in no batch from now on."""
+    """Ids of documents, hex, that are in no later batch."""
 
 
 class Undone(_Event):
-    """A step that a rewind undid, with its line of metrics.jsonl."""
+    """A step that a rewind undid, with the line that it had in metrics.jsonl."""
 
     kind: Literal["undone"] = "undone"
     metrics: StepMetrics
@@ -149,7 +149,7 @@ class EarlyStop(_Event):
     best: float | None
     """Lowest held-out loss of the run [nats/token]."""
     since_best: int
-    """Measurements since the lowest."""
+    """Held-out losses measured since the lowest."""
 
     _number = field_validator("heldout_loss", mode="before")(finite)
 

@@ -20,7 +20,7 @@ MANIFEST_NAME = "train/manifest.json"
 
 
 class HeldoutMetrics(BaseModel):
-    """The held-out sequences of one source."""
+    """The held-out loss of one source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -100,7 +100,7 @@ class StepMetrics(BaseModel):
 
     @property
     def wait_share(self) -> float:
-        """Return the share of the step's duration spent waiting for data, 0 to 1."""
+        """Return the share of the step's duration that rank 0 waited for data, 0 to 1."""
         return self.data_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
 
     def line(self) -> bytes:
@@ -162,7 +162,10 @@ def metrics_by_source(
 def heldout_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
 ) -> dict[str, HeldoutMetrics]:
-    """Return the held-out figures of each source with targets, from sums over all of them [nats, targets, bytes]."""
+    """Return the held-out metrics of each source that has targets.
+
+    `sums`, `counts`, `num_bytes`: cross-entropy [nats], targets and bytes of text of each source in `names`.
+    """
     figures = {}
     for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
         if count:

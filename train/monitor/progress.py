@@ -25,7 +25,7 @@ UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 class LongWork:
-    """The progress line of a long operation, as a context; call `add` from any thread."""
+    """The progress line of a long operation, as a context manager; call `add` from any thread."""
 
     def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
         """`total`: amount of work in `unit`; `stream`: None = standard error."""
@@ -47,11 +47,11 @@ class LongWork:
 
     @property
     def done(self) -> int:
-        """Return the completed amount."""
+        """Return the completed amount of work."""
         return self._done
 
     def add(self, number: int) -> None:
-        """Add to the completed amount."""
+        """Add to the completed amount of work."""
         with self._lock:
             self._done += number
 
