@@ -343,7 +343,7 @@ def test_no_replay_without_a_takedown(old: Path, tmp_path: Path) -> None:
 def test_no_replay_on_nothing(old: Path, tmp_path: Path) -> None:
     folder = copied(old, tmp_path / "run")
     assert take_down(folder, doc=[row["doc_id"].hex() for row in documents_of(opened(folder))]) == 0
-    with pytest.raises(ConfigError, match="expected documents to train on, got that all were taken down"):
+    with pytest.raises(ConfigError, match="expected at least one document to train on, got 0: all documents"):
         begin_replay(Store(str(folder)), "clean")
 
 
